@@ -1,0 +1,72 @@
+"""Speculative decoding for GGUF models, with exactly the target's distribution.
+
+    import ggufspec
+
+    with ggufspec.load(target="large.gguf", draft="small.gguf") as engine:
+        print(engine.generate("Once upon a time", max_tokens=100).text)
+
+The public names are those in __all__. Importing this package loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from ggufspec.errors import (
+    CacheError,
+    ClosedError,
+    DecodeError,
+    GgufspecError,
+    ModelError,
+    OptionError,
+    OutOfMemoryError,
+    PromptError,
+    VocabError,
+)
+
+if TYPE_CHECKING:
+    from ggufspec.engine import Engine, load
+    from ggufspec.llama.draft_model import DraftModel
+    from ggufspec.stats import Stats
+    from ggufspec.stream import Chunk, Completion, Stream
+
+__version__ = "0.1.0"
+__all__ = [
+    "CacheError",
+    "Chunk",
+    "ClosedError",
+    "Completion",
+    "DecodeError",
+    "DraftModel",
+    "Engine",
+    "GgufspecError",
+    "ModelError",
+    "OptionError",
+    "OutOfMemoryError",
+    "PromptError",
+    "Stats",
+    "Stream",
+    "VocabError",
+    "load",
+]
+
+_HOMES = {
+    "Chunk": "ggufspec.stream",
+    "Completion": "ggufspec.stream",
+    "DraftModel": "ggufspec.llama.draft_model",
+    "Engine": "ggufspec.engine",
+    "Stats": "ggufspec.stats",
+    "Stream": "ggufspec.stream",
+    "load": "ggufspec.engine",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,83 @@
+"""The nouns and the seams of speculative decoding. Knows token ids and arrays; behaves in no way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]  # (n, n_vocab), before sampling
+Probs = NDArray[np.float32]  # (n, n_vocab), each row a distribution
+Coins = NDArray[np.float64]  # (n), uniforms in [0, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that a drafter proposes.
+
+    `probs` (n_draft, n_vocab) are the distributions that the tokens were really drawn from, after
+    temperature and truncation; None says that every token was certain (argmax, n-gram).
+    The array is valid until the drafter's next draft.
+    """
+
+    tokens: Sequence[int]
+    probs: Probs | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the target says of a draft: the first `n_accepted` tokens stand, `next_token` follows."""
+
+    n_accepted: int
+    next_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One turn of the loop. The last of `tokens` is the target's own, unless a stop came first."""
+
+    tokens: Sequence[int]
+    n_drafted: int
+    n_accepted: int
+    draft_seconds: float
+    target_seconds: float
+    verify_seconds: float
+
+    @property
+    def drafted(self) -> Sequence[bool]:
+        """For each token, whether the drafter wrote it (and the target let it stand)."""
+        return [i < self.n_accepted for i in range(len(self.tokens))]
+
+
+class Session(Protocol):
+    """A model as a function from tokens to logits; what it remembers is its own affair."""
+
+    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
+
+        `tokens` must not be empty. The array is valid until the next score.
+        """
+        ...
+
+
+class Drafter(Protocol):
+    """Proposes tokens, and may learn from what became of them."""
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
+        """Propose 0 to `n_max` tokens to follow `tokens`."""
+        ...
+
+    def observe(self, draft: Draft, verdict: Verdict) -> None:
+        """Learn what the target said of the draft."""
+        ...
+
+
+class Verify(Protocol):
+    """A pure rule: which drafted tokens stand, and what follows them."""
+
+    def __call__(self, draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+        """Judge `draft` by `target_probs` (n_draft + 1, n_vocab) and `coins` (n_draft + 1)."""
+        ...

@@ -1,0 +1,343 @@
+"""Wires a target, a draft, a drafter and a rule: prompt in, stream of chunks out.
+
+Knows no command line and prints nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from typing_extensions import TypedDict, Unpack
+
+from ggufspec import draft as drafters
+from ggufspec import verify as rules
+from ggufspec.core import Coins, Round
+from ggufspec.errors import ClosedError, OptionError, PromptError
+from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.model import Model
+from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.vocab import Vocab, check_same, check_tokens
+from ggufspec.sampling import Sampling
+from ggufspec.speculate import speculate
+from ggufspec.stream import Completion, Stream, Work
+from ggufspec.text import Message, TextStream, render_chat
+
+LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
+PromptProgress = Callable[[str, int, int], None]  # (whose, tokens done, tokens to read)
+
+DEFAULT_N_CTX = 4096
+DEFAULT_N_DRAFT = 3
+MAX_N_DRAFT = 64
+
+
+class GenerateOptions(TypedDict, total=False):
+    """What can be asked of one generation; the defaults are those of Request."""
+
+    max_tokens: int | None  # None: until the model stops or the context is full
+    n_draft: int  # the most tokens that a round drafts
+    temperature: float  # 0: greedy
+    top_k: int  # 0: off
+    top_p: float  # 1: off
+    min_p: float  # 0: off
+    seed: int | None  # None: a fresh one
+    stop: str | Sequence[str]  # texts that end the generation, and are no part of it
+    ignore_eos: bool  # forbid the tokens that end a text
+    drafter: str | None  # "model", "none"; None: the draft model, if there is one
+    verify: str  # "rejection", "match"
+    progress: PromptProgress | None  # hears of the prompt being read
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of one generation, checked. Raises OptionError."""
+
+    max_tokens: int | None = None
+    n_draft: int = DEFAULT_N_DRAFT
+    temperature: float = Sampling.temperature
+    top_k: int = Sampling.top_k
+    top_p: float = Sampling.top_p
+    min_p: float = Sampling.min_p
+    seed: int | None = None
+    stop: str | Sequence[str] = ()
+    ignore_eos: bool = False
+    drafter: str | None = None
+    verify: str = "rejection"
+    progress: PromptProgress | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise OptionError(f"max_tokens is {self.max_tokens}; it must be at least 1")
+        if self.n_draft < 1:
+            raise OptionError(
+                f"n_draft is {self.n_draft}; it must be at least 1. "
+                "To decode without a draft, choose the drafter 'none'"
+            )
+        if self.seed is not None and self.seed < 0:
+            raise OptionError(f"seed is {self.seed}; it must be 0 or more")
+
+    def sampling(self, banned: Sequence[int]) -> Sampling:
+        """What turns logits into distributions in this request; `banned` tokens are never drawn."""
+        return Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            logit_bias=tuple((token, -math.inf) for token in banned),
+        )
+
+
+def load(
+    target: str | Path,
+    draft: str | Path | None = None,
+    *,
+    n_ctx: int | None = None,
+    n_batch: int = 512,
+    n_draft_max: int = 16,
+    n_gpu_layers: int = -1,
+    n_gpu_layers_draft: int = -1,
+    n_threads: int | None = None,
+    n_threads_draft: int | None = None,
+    flash_attention: str = "auto",
+    type_k: str = "f16",
+    type_v: str = "f16",
+    mmap: bool = True,
+    progress: LoadProgress | None = None,
+) -> Engine:
+    """Load a target GGUF model and, if given, the draft that writes ahead for it.
+
+    n_ctx: tokens that prompt and text may have together; None: the target's own, at most 4096.
+    n_batch: prompt tokens per batch. n_draft_max: the most that a round may draft.
+    n_gpu_layers, n_gpu_layers_draft: layers on the GPU; negative: all.
+    n_threads, n_threads_draft: None: one per physical core.
+    type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
+
+    Raises ModelError, VocabError, OptionError, OutOfMemoryError.
+    """
+    for name, value in (("n_batch", n_batch), ("n_draft_max", n_draft_max)):
+        if value < 1:
+            raise OptionError(f"{name} is {value}; it must be at least 1")
+    for name, wanted in (
+        ("n_ctx", n_ctx),
+        ("n_threads", n_threads),
+        ("n_threads_draft", n_threads_draft),
+    ):
+        if wanted is not None and wanted < 1:
+            raise OptionError(f"{name} is {wanted}; it must be at least 1")
+    if n_draft_max > MAX_N_DRAFT:
+        raise OptionError(f"n_draft_max is {n_draft_max}; it must be at most {MAX_N_DRAFT}")
+    with ExitStack() as stack:
+        target_model = Model(
+            target, n_gpu_layers=n_gpu_layers, mmap=mmap, progress=_named(progress, "target")
+        )
+        stack.callback(target_model.close)
+        options = ContextOptions(
+            n_ctx=n_ctx or min(target_model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX),
+            n_rows=n_draft_max + 1 if draft is not None else 1,
+            n_batch=n_batch,
+            n_threads=n_threads,
+            flash_attention=flash_attention,
+            type_k=type_k,
+            type_v=type_v,
+        )
+        draft_context = None
+        if draft is not None:
+            draft_model = Model(
+                draft,
+                n_gpu_layers=n_gpu_layers_draft,
+                mmap=mmap,
+                progress=_named(progress, "draft"),
+            )
+            stack.callback(draft_model.close)
+            check_same(target_model.vocab, draft_model.vocab)
+            draft_context = Context(
+                draft_model, replace(options, n_rows=1, n_threads=n_threads_draft or n_threads)
+            )
+            stack.callback(draft_context.close)
+        target_context = Context(target_model, options)
+        stack.callback(target_context.close)
+        return Engine(target_context, draft_context, n_draft_max, stack.pop_all())
+
+
+class Engine:
+    """A target and its draft, ready to write. Made by `load`; a context manager.
+
+    May be used from several threads: rounds of different streams take turns.
+    """
+
+    def __init__(
+        self, target: Context, draft: Context | None, n_draft_max: int, resources: ExitStack
+    ) -> None:
+        self.target = target
+        self.draft = draft
+        self.n_ctx = target.n_ctx
+        self.n_draft_max = n_draft_max
+        self._target_session = LlamaSession(target)
+        self._draft_session = (
+            LlamaSession(draft, n_vocab=target.n_vocab, drafts=True) if draft else None
+        )
+        self._resources = resources
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def generate(
+        self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Continue a prompt (text, or token ids) to its end. Options: see GenerateOptions.
+
+        Raises PromptError, OptionError, DecodeError, ClosedError.
+        """
+        stream = self.stream(prompt, **options)
+        for _ in stream:
+            pass
+        return stream.completion
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> Completion:
+        """Answer a conversation of {"role": ..., "content": ...} by the target's own template."""
+        return self.generate(self.render(messages), **options)
+
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
+        """Continue a prompt, chunk by chunk. Options and errors: see generate."""
+        tokens = self.tokenize(prompt)
+        request = Request(**options)
+        seed = secrets.randbits(32) if request.seed is None else request.seed
+        end_tokens = self.vocab.stop_tokens
+        return Stream(
+            Work(
+                read=lambda: self._read(tokens[:-1], request),
+                rounds=self._rounds(tokens, request, seed),
+                decode_seconds=self._decode_seconds,
+                turn=self._lock,
+            ),
+            n_prompt=len(tokens),
+            seed=seed,
+            text=TextStream([request.stop] if isinstance(request.stop, str) else request.stop),
+            piece=self.vocab.piece,
+            stop_tokens=end_tokens,
+        )
+
+    def render(self, messages: Sequence[Message], template: str | None = None) -> list[int]:
+        """The token ids of a conversation, up to where the answer begins.
+
+        `template` (Jinja) replaces the target's own. Raises PromptError where there is neither.
+        """
+        model, vocab = self.target.model, self.vocab
+        template = template or model.chat_template
+        if template is None:
+            raise PromptError(
+                f"{model.path} has no chat template: it was not made for chat. "
+                "Give it a plain prompt, or a template of your own"
+            )
+        bos_text = vocab.special_text(vocab.bos)
+        text = render_chat(
+            template, messages, bos_text=bos_text, eos_text=vocab.special_text(vocab.eos)
+        )
+        has_bos = bool(bos_text) and text.startswith(bos_text)
+        return vocab.tokenize(text, add_special=not has_bos, parse_special=True)
+
+    def tokenize(self, prompt: str | Sequence[int]) -> list[int]:
+        """The token ids of a prompt, with the beginning-of-text token where the target wants one.
+
+        Names of special tokens in the text become those tokens; token ids are checked and copied.
+        Raises PromptError for a prompt that is empty or leaves no room in the context.
+        """
+        if isinstance(prompt, str):
+            wanted = "the prompt is empty; give at least one character to continue"
+            tokens = (
+                self.vocab.tokenize(prompt, add_special=True, parse_special=True) if prompt else []
+            )
+        else:
+            wanted = "the prompt has no tokens; give at least one to continue"
+            tokens = [int(token) for token in prompt]
+            check_tokens(tokens, self.vocab)
+        if not tokens:
+            raise PromptError(wanted)
+        if len(tokens) >= self.n_ctx:
+            raise PromptError(
+                f"the prompt has {len(tokens):,} tokens, the context {self.n_ctx:,}, and at least one "
+                "must be left to write; shorten the prompt, or load with a larger context (n_ctx, -c)"
+            )
+        return tokens
+
+    @property
+    def vocab(self) -> Vocab:
+        """The vocabulary that target and draft share. Raises ClosedError."""
+        if self._closed:
+            raise ClosedError("this engine is closed; load it again")
+        return self.target.model.vocab
+
+    def close(self) -> None:
+        """Give the memory back. Closing twice is fine; its streams then raise ClosedError."""
+        with self._lock:
+            self._closed = True
+            self._resources.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _drafter_name(self, request: Request) -> str:
+        return request.drafter or ("model" if self._draft_session else "none")
+
+    def _read(self, tokens: list[int], request: Request) -> int:
+        """Read a prompt's tokens into the sessions that will be asked to continue it."""
+        progress = request.progress
+        if self._draft_session and self._drafter_name(request) != "none":
+            self._draft_session.feed(tokens, progress and partial(progress, "draft"))
+        return self._target_session.feed(tokens, progress and partial(progress, "target"))
+
+    def _rounds(
+        self, tokens: list[int], request: Request, seed: int
+    ) -> Callable[[], Iterator[Round]]:
+        """The loop of one request, ready to start."""
+        if request.n_draft > self.n_draft_max and self._draft_session:
+            raise OptionError(
+                f"n_draft is {request.n_draft}, but this engine was loaded for at most "
+                f"{self.n_draft_max}; load it with a larger n_draft_max (at most {MAX_N_DRAFT})"
+            )
+        end_tokens = self.vocab.stop_tokens
+        sampling = request.sampling(sorted(end_tokens) if request.ignore_eos else ())
+        stop_tokens = frozenset() if request.ignore_eos else end_tokens
+        verify_coins, draft_coins = coin_streams(seed)
+        materials = drafters.Materials(sampling, draft_coins, stop_tokens, self._draft_session)
+        n_most = self.n_ctx if request.max_tokens is None else request.max_tokens
+        return partial(
+            speculate,
+            list(tokens),
+            target=self._target_session,
+            drafter=drafters.make(self._drafter_name(request), materials),
+            verify=rules.rule(request.verify),
+            sampling=sampling,
+            coins=verify_coins,
+            n_draft=min(request.n_draft, self.n_draft_max),
+            n_end=min(len(tokens) + n_most, self.n_ctx),
+            stop_tokens=stop_tokens,
+        )
+
+    def _decode_seconds(self) -> float:
+        return self.target.decode_seconds + (self.draft.decode_seconds if self.draft else 0.0)
+
+
+def coin_streams(seed: int) -> tuple[Callable[[int], Coins], Callable[[int], Coins]]:
+    """Two independent streams of uniforms in [0, 1): for the rule, and for the draft."""
+    verify, draft = (np.random.default_rng(part) for part in np.random.SeedSequence(seed).spawn(2))
+    return verify.random, draft.random
+
+
+def _named(progress: LoadProgress | None, whose: str) -> Callable[[float], None] | None:
+    return progress and partial(progress, whose)

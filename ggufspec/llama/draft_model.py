@@ -1,0 +1,67 @@
+"""A draft model for `llama_cpp.Llama(draft_model=...)`: users of llama-cpp-python keep their code.
+
+Knows greedy drafting only: their loop accepts a drafted token if it equals the one sampled.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from llama_cpp.llama_speculative import LlamaDraftModel
+from numpy.typing import NDArray
+
+from ggufspec.errors import OptionError
+from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.model import Model
+from ggufspec.llama.session import LlamaSession
+from ggufspec.sampling import Sampling, pick, to_probs
+
+_GREEDY = Sampling(temperature=0)
+
+
+class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no types
+    """Drafts by the largest logit of a small GGUF model.
+
+        llama_cpp.Llama("large.gguf", draft_model=ggufspec.DraftModel("small.gguf"))
+
+    The draft must have the target's vocabulary. Tokens drafted before are never evaluated again.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        n_draft: int = 3,
+        n_ctx: int = 4096,
+        n_gpu_layers: int = -1,
+        n_threads: int | None = None,
+    ) -> None:
+        """`n_ctx`: as large as the target's. Raises ModelError, OptionError, OutOfMemoryError."""
+        if n_draft < 1 or n_ctx < 1:
+            raise OptionError(f"n_draft is {n_draft} and n_ctx is {n_ctx}; both must be at least 1")
+        self.n_draft = n_draft
+        self._model = Model(path, n_gpu_layers=n_gpu_layers)
+        try:
+            self._context = Context(self._model, ContextOptions(n_ctx=n_ctx, n_threads=n_threads))
+        except BaseException:
+            self._model.close()
+            raise
+        self._session = LlamaSession(self._context, drafts=True)
+        self._stop_tokens = self._model.vocab.stop_tokens
+
+    def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
+        """The tokens drafted to follow `input_ids` (n): at most n_draft, none where the context ends."""
+        tokens: list[int] = input_ids.tolist()
+        n_max = min(self.n_draft, self._context.n_ctx - len(tokens))
+        drafted: list[int] = []
+        while tokens and len(drafted) < n_max and not self._stop_tokens.intersection(drafted[-1:]):
+            probs = to_probs(self._session.score([*tokens, *drafted]), _GREEDY)
+            drafted.append(pick(probs[0], 0.0))
+        return np.array(drafted, dtype=np.intc)
+
+    def close(self) -> None:
+        """Give the memory back. Closing twice is fine."""
+        self._context.close()
+        self._model.close()

@@ -1,0 +1,79 @@
+"""llama.cpp's log: kept while we are inside one of its calls, left to others otherwise.
+
+Knows lines of text and their levels; decides nothing. Lines go to the logger `ggufspec.llama`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import llama_cpp
+
+logger = logging.getLogger("ggufspec.llama")
+logger.addHandler(logging.NullHandler())  # silent unless the application wants it
+
+# enum ggml_log_level in ggml.h
+_LEVELS = {
+    0: logging.INFO,
+    1: logging.DEBUG,
+    2: logging.INFO,
+    3: logging.WARNING,
+    4: logging.ERROR,
+}
+_CONTINUED = 5
+_N_KEPT = 200
+
+
+class _Log:
+    """Takes the place of llama-cpp-python's log callback; hands on what is not ours."""
+
+    def __init__(self) -> None:
+        self.inside = 0  # how many of our calls are under way
+        self._lines: deque[tuple[int, str]] = deque(maxlen=_N_KEPT)
+        self._partial = ""
+        self._level = logging.INFO
+        previous = llama_cpp.llama_log_callback()
+        previous_data = ctypes.c_void_p()
+        llama_cpp.llama_log_get(ctypes.byref(previous), ctypes.byref(previous_data))
+        self._previous = previous
+        self._callback = llama_cpp.llama_log_callback(self._receive)
+        llama_cpp.llama_log_set(self._callback, ctypes.c_void_p())
+
+    def _receive(self, level: int, text: bytes, data: int | None) -> None:
+        if not self.inside:
+            self._previous(level, text, data)
+            return
+        if level != _CONTINUED:
+            self._level = _LEVELS.get(level, logging.INFO)
+        *complete, self._partial = (self._partial + text.decode("utf-8", "replace")).split("\n")
+        for line in complete:
+            if line.strip():
+                self._lines.append((self._level, line.rstrip()))
+                logger.log(self._level, "%s", line.rstrip())
+
+    def clear(self) -> None:
+        self._lines.clear()
+
+    def complaints(self) -> str:
+        """The errors and warnings since the last clear, or the last lines where there are none."""
+        found = [line for level, line in self._lines if level >= logging.ERROR]
+        found = found or [line for level, line in self._lines if level >= logging.WARNING]
+        return "\n".join(f"  llama.cpp: {line}" for line in (found or [""])[-4:] if line)
+
+
+log = _Log()
+
+
+@contextmanager
+def listening() -> Iterator[_Log]:
+    """Keep what llama.cpp logs within the block, and nothing older."""
+    log.clear()
+    log.inside += 1
+    try:
+        yield log
+    finally:
+        log.inside -= 1

@@ -1,0 +1,166 @@
+"""A model file in memory. Owns the model's pointer; refuses files that cannot write text."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+
+import llama_cpp
+
+from ggufspec.errors import ClosedError, ModelError
+from ggufspec.llama.log import listening
+from ggufspec.llama.vocab import Vocab
+
+_MAGIC = b"GGUF"
+
+
+class Model:
+    """A loaded GGUF model. Close it after the contexts that were made from it."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        n_gpu_layers: int = -1,
+        mmap: bool = True,
+        progress: Callable[[float], None] | None = None,
+    ) -> None:
+        """Load `path`; `n_gpu_layers` < 0 means all of them, `progress` hears shares of 1.
+
+        Raises ModelError for a file that is missing, damaged, or not a model that writes text.
+        """
+        self.path = Path(path)
+        _check_file(self.path)
+        self._pointer: int | None = self._load(n_gpu_layers, mmap, progress)
+        try:
+            self._check_writes_text()
+            self.vocab = Vocab(self.pointer)
+            if self.vocab.type == "none":
+                raise ModelError(f"{self.path} has no vocabulary, so it cannot write text")
+        except BaseException:
+            self.close()
+            raise
+
+    def _load(self, n_gpu_layers: int, mmap: bool, progress: Callable[[float], None] | None) -> int:
+        interrupted: list[BaseException] = []
+
+        def on_progress(share: float, _: int | None) -> bool:
+            # An exception cannot cross llama.cpp: keep it, and tell llama.cpp to stop.
+            try:
+                if progress is not None:
+                    progress(share)
+            except BaseException as error:
+                interrupted.append(error)
+            return not interrupted
+
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.load_mode = (
+            llama_cpp.LLAMA_LOAD_MODE_MMAP if mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
+        )
+        callback = llama_cpp.llama_progress_callback(on_progress)
+        params.progress_callback = callback
+        with listening() as log:
+            llama_cpp.llama_backend_init()
+            pointer: int | None = llama_cpp.llama_model_load_from_file(
+                str(self.path).encode(), params
+            )
+            if interrupted:
+                if pointer:
+                    llama_cpp.llama_model_free(pointer)
+                raise interrupted[0]
+            if not pointer:
+                raise ModelError(
+                    f"{self.path} could not be loaded: it is damaged, incomplete, too large for "
+                    f"memory, or of a kind that this llama.cpp does not know.\n{log.complaints()}"
+                )
+        return pointer
+
+    def _check_writes_text(self) -> None:
+        if llama_cpp.llama_model_has_encoder(self.pointer) or not llama_cpp.llama_model_has_decoder(
+            self.pointer
+        ):
+            raise ModelError(
+                f"{self.path} is an encoder ({self.description}); "
+                "speculative decoding needs a model that only decodes"
+            )
+        if llama_cpp.llama_model_is_diffusion(self.pointer):
+            raise ModelError(
+                f"{self.path} is a diffusion model ({self.description}); "
+                "speculative decoding needs a model that writes token by token"
+            )
+
+    @property
+    def pointer(self) -> int:
+        """The llama_model pointer. Raises ClosedError after close."""
+        if self._pointer is None:
+            raise ClosedError(f"the model {self.path} is closed; load it again")
+        return self._pointer
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and quantization, as llama.cpp names them."""
+        buffer = ctypes.create_string_buffer(128)
+        llama_cpp.llama_model_desc(self.pointer, buffer, 128)
+        return buffer.value.decode("utf-8", "replace")
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights."""
+        return int(llama_cpp.llama_model_n_params(self.pointer))
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return int(llama_cpp.llama_model_size(self.pointer))
+
+    @property
+    def n_ctx_train(self) -> int:
+        """The context that the model was trained for, in tokens."""
+        return int(llama_cpp.llama_model_n_ctx_train(self.pointer))
+
+    @property
+    def n_layers(self) -> int:
+        """Number of layers."""
+        return int(llama_cpp.llama_model_n_layer(self.pointer))
+
+    @property
+    def can_drop_tail(self) -> bool:
+        """Whether the memory of this architecture can forget the end of a sequence."""
+        return not (
+            llama_cpp.llama_model_is_recurrent(self.pointer)
+            or llama_cpp.llama_model_is_hybrid(self.pointer)
+        )
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of the file's own chat format, if it has one."""
+        found: bytes | None = llama_cpp.llama_model_chat_template(self.pointer, None)
+        return found.decode("utf-8", "replace") if found else None
+
+    def close(self) -> None:
+        """Give the memory back. Closing twice is fine."""
+        if self._pointer is not None:
+            with listening():
+                llama_cpp.llama_model_free(self._pointer)
+            self._pointer = None
+
+
+def _check_file(path: Path) -> None:
+    """Name the plain mistakes before llama.cpp does."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_MAGIC))
+    except FileNotFoundError as error:
+        raise ModelError(f"there is no file {path}; name the path of a GGUF model") from error
+    except IsADirectoryError as error:
+        raise ModelError(f"{path} is a folder; name a GGUF file in it") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+    if not start:
+        raise ModelError(f"{path} is empty; a GGUF model was expected (a download that broke off?)")
+    if start != _MAGIC:
+        raise ModelError(
+            f"{path} is not a GGUF file: it starts with {start!r}, a GGUF file with {_MAGIC!r}"
+        )

@@ -1,0 +1,69 @@
+"""Logits -> distribution -> token. Knows the sampling options; no RNG (coins come in), no model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ggufspec import _native
+from ggufspec.core import Logits, Probs
+from ggufspec.errors import DecodeError, OptionError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What turns logits into a distribution; defaults and order are llama.cpp's.
+
+    Order: logit_bias, top_k, top_p, min_p, temperature. Temperature 0 is a one-hot distribution at
+    the largest logit. `logit_bias` pairs (token, bias) are added to the logits; -inf bans a token.
+
+    Raises OptionError for values outside their range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40  # 0: off
+    top_p: float = 0.95  # 1: off
+    min_p: float = 0.05  # 0: off
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise OptionError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
+        if self.top_k < 0:
+            raise OptionError(f"top_k is {self.top_k}; it must be 0 (off) or more")
+        if not 0 < self.top_p <= 1:
+            raise OptionError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (off)")
+        if not 0 <= self.min_p <= 1:
+            raise OptionError(f"min_p is {self.min_p}; it must be from 0 (off) to 1")
+
+
+def to_probs(logits: Logits, sampling: Sampling, out: Probs | None = None) -> Probs:
+    """The distributions (n, n_vocab) of rows of logits, written into `out` where it is given.
+
+    Raises DecodeError for a row without any finite logit: damaged weights or a broken backend.
+    """
+    probs = np.empty_like(logits) if out is None else out
+    try:
+        _native.to_probs(
+            logits,
+            probs,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            bias_tokens=[token for token, _ in sampling.logit_bias],
+            bias_values=[bias for _, bias in sampling.logit_bias],
+        )
+    except ValueError as error:
+        raise DecodeError(
+            f"the model's output cannot be sampled ({error}); "
+            "the file may be damaged, or its type unsupported on this device"
+        ) from error
+    return probs
+
+
+def pick(probs: Probs, coin: float) -> int:
+    """The token of one distribution (n_vocab) that a uniform coin in [0, 1) lands on."""
+    return _native.pick(probs, coin)

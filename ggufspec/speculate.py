@@ -1,0 +1,62 @@
+"""The loop: propose, score, judge, learn. Token ids only; no text, no cache, no progress.
+
+Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.org/abs/2302.01318
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from time import perf_counter
+
+import numpy as np
+
+from ggufspec.core import Coins, Drafter, Probs, Round, Session, Verify
+from ggufspec.sampling import Sampling, to_probs
+
+
+def speculate(
+    tokens: list[int],
+    *,
+    target: Session,
+    drafter: Drafter,
+    verify: Verify,
+    sampling: Sampling,
+    coins: Callable[[int], Coins],
+    n_draft: int,
+    n_end: int,
+    stop_tokens: Collection[int] = (),
+) -> Iterator[Round]:
+    """Continue `tokens` in place, yielding each Round, until `n_end` of them or a stop token.
+
+    `coins(n)` gives n fresh uniforms; `n_draft` is the most that one round drafts. With a lossless
+    rule the tokens have exactly the target's distribution under `sampling`. The caller may stop
+    at any round: there is nothing to clean up.
+    """
+    rows: Probs | None = None  # (n_draft + 1, n_vocab), reused every round
+    while len(tokens) < n_end:
+        start = perf_counter()
+        # A round adds one token more than it drafts: do not draft what could not be used.
+        draft = drafter.draft(tokens, min(n_draft, n_end - len(tokens) - 1))
+        drafted_at = perf_counter()
+        logits = target.score(tokens, draft.tokens)
+        scored_at = perf_counter()
+        if rows is None:
+            rows = np.empty((n_draft + 1, logits.shape[1]), np.float32)
+        probs = to_probs(logits, sampling, out=rows[: len(logits)])
+        verdict = verify(draft, probs, coins(len(logits)))
+        drafter.observe(draft, verdict)
+        added = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
+        stops = [i for i, token in enumerate(added) if token in stop_tokens]
+        if stops:
+            del added[stops[0] + 1 :]
+        tokens += added
+        yield Round(
+            added,
+            n_drafted=len(draft.tokens),
+            n_accepted=min(verdict.n_accepted, len(added)),
+            draft_seconds=drafted_at - start,
+            target_seconds=scored_at - drafted_at,
+            verify_seconds=perf_counter() - scored_at,
+        )
+        if stops:
+            return

@@ -1,0 +1,148 @@
+"""One generation under way: rounds in, chunks of text out, statistics at any time.
+
+Knows tokens and text; neither how the rounds are made, nor who reads the chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Literal
+
+from ggufspec.core import Round
+from ggufspec.stats import Stats, summarize
+from ggufspec.text import TextStream
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of the text by one author: `drafted` says for each token whether the draft wrote it.
+
+    `text` may lag behind `tokens`, by part of a character or of a stop string.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    drafted: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was written.
+
+    `tokens` are without the end-of-generation token; `finish_reason` is "stop" (the model ended,
+    or a stop string came), "length" (max_tokens, or the context is full), None if cut short.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stats: Stats
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a stream runs on. `read` reads the prompt and returns how much of it was known;
+
+    `decode_seconds` is the time spent inside llama_decode up to now; `turn` is held for each step.
+    """
+
+    read: Callable[[], int]
+    rounds: Callable[[], Iterator[Round]]
+    decode_seconds: Callable[[], float]
+    turn: AbstractContextManager[object]
+
+
+class Stream(Iterator[Chunk]):
+    """The chunks of one generation. At any time, `completion` is what there is so far."""
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        n_prompt: int,
+        seed: int,
+        text: TextStream,
+        piece: Callable[[int], bytes],
+        stop_tokens: Collection[int],
+    ) -> None:
+        self.seed = seed
+        self.finish_reason: FinishReason | None = None
+        self._work = work
+        self._n_prompt = n_prompt
+        self._text_stream = text
+        self._piece = piece
+        self._stop_tokens = stop_tokens
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._rounds: list[Round] = []
+        self._n_reused = 0
+        self._prompt_seconds = self._decode_seconds = 0.0
+        self._started_at = self._ended_at = 0.0
+        self._chunks = self._run()
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    @property
+    def completion(self) -> Completion:
+        """Text, tokens and statistics so far."""
+        stats = summarize(
+            self._rounds,
+            n_prompt=self._n_prompt,
+            n_prompt_reused=self._n_reused,
+            n_generated=len(self._tokens),
+            prompt_seconds=self._prompt_seconds,
+            generation_seconds=self._ended_at - self._started_at,
+            decode_seconds=self._decode_seconds,
+        )
+        return Completion("".join(self._text), tuple(self._tokens), self.finish_reason, stats)
+
+    def _run(self) -> Iterator[Chunk]:
+        start = perf_counter()
+        with self._work.turn:
+            self._n_reused = self._work.read()
+        self._started_at = self._ended_at = perf_counter()
+        self._prompt_seconds = self._started_at - start
+        rounds = self._work.rounds()
+        while self.finish_reason is None:
+            with self._work.turn:
+                decoded_before = self._work.decode_seconds()
+                turn = next(rounds, None)
+                self._decode_seconds += self._work.decode_seconds() - decoded_before
+            if turn is None:
+                self.finish_reason = "length"
+                yield from self._chunk(self._text_stream.finish(), [], drafted=False)
+                return
+            self._rounds.append(turn)
+            yield from self._chunks_of(turn)
+
+    def _chunks_of(self, turn: Round) -> Iterator[Chunk]:
+        tokens, n_accepted = turn.tokens, turn.n_accepted
+        for drafted, run in ((True, tokens[:n_accepted]), (False, tokens[n_accepted:])):
+            written: list[int] = []
+            text = ""
+            for token in run:
+                if token in self._stop_tokens:
+                    self.finish_reason = "stop"
+                    text += self._text_stream.finish()
+                    break
+                written.append(token)
+                text += self._text_stream.push(self._piece(token))
+                if self._text_stream.stopped:
+                    self.finish_reason = "stop"
+                    break
+            self._ended_at = perf_counter()
+            yield from self._chunk(text, written, drafted=drafted)
+            if self.finish_reason is not None:
+                return
+
+    def _chunk(self, text: str, tokens: Sequence[int], *, drafted: bool) -> Iterator[Chunk]:
+        if text or tokens:
+            self._text.append(text)
+            self._tokens += tokens
+            yield Chunk(text, tuple(tokens), (drafted,) * len(tokens))

@@ -1,0 +1,110 @@
+"""Bytes of tokens -> text, and messages -> prompt. Knows UTF-8, stop strings, Jinja; no logits."""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ggufspec.errors import OptionError, PromptError
+
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+
+
+class TextStream:
+    """Turns the bytes of tokens into text as they come.
+
+    Holds back what could still become something else: the first bytes of a character, the first
+    letters of a stop string. `stopped` turns true when a stop string is complete; it and all
+    behind it is never given out.
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        if "" in stop:
+            raise OptionError("a stop string is empty; it would stop before the first letter")
+        self._stop = tuple(stop)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._held = ""
+        self.stopped = False
+
+    def push(self, data: bytes) -> str:
+        """The text that is certain after these bytes."""
+        return self._release(self._decoder.decode(data))
+
+    def finish(self) -> str:
+        """What was still held back; a broken character becomes U+FFFD."""
+        if self.stopped:
+            return ""
+        text = self._release(self._decoder.decode(b"", final=True))
+        if not self.stopped:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _release(self, text: str) -> str:
+        if self.stopped:
+            return ""
+        if not self._stop:
+            return text
+        text = self._held + text
+        first = min((at for at in map(text.find, self._stop) if at >= 0), default=-1)
+        if first >= 0:
+            self.stopped = True
+            self._held = ""
+            return text[:first]
+        n_held = max(_overlap(text, stop) for stop in self._stop)
+        self._held = text[len(text) - n_held :]
+        return text[: len(text) - n_held]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many letters at the end of `text` begin `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def render_chat(template: str, messages: Sequence[Message], *, bos_text: str, eos_text: str) -> str:
+    """The prompt that a model's own Jinja template makes of a conversation.
+
+    Templates come with model files, from anywhere: they run in a sandbox.
+    Raises PromptError for messages or templates that cannot be rendered.
+    """
+    _check_messages(messages)
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    try:
+        return environment.from_string(template).render(
+            messages=[dict(message) for message in messages],
+            bos_token=bos_text,
+            eos_token=eos_text,
+            add_generation_prompt=True,
+        )
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+        raise PromptError(
+            f"the model's chat template cannot render these messages: {error}"
+        ) from error
+
+
+def _check_messages(messages: Sequence[Message]) -> None:
+    if not messages:
+        raise PromptError("there are no messages; give at least one with role 'user'")
+    for i, message in enumerate(messages):
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise PromptError(f"message {i} needs a text {key!r}; found {message.get(key)!r}")
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)

@@ -1,0 +1,27 @@
+"""The verification rules, found by file name: one file a rule, each with a function `verify`.
+
+Knows which rules exist. No RNG, no state, no sessions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from ggufspec.core import Verify
+from ggufspec.errors import OptionError
+
+
+def names() -> list[str]:
+    """The rules that there are."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def rule(name: str) -> Verify:
+    """The rule of that name. Raises OptionError if there is none."""
+    if name not in names():
+        raise OptionError(
+            f"there is no verification rule {name!r}; choose from {', '.join(names())}"
+        )
+    found: Verify = importlib.import_module(f"{__name__}.{name}").verify
+    return found

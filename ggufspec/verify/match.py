@@ -1,0 +1,11 @@
+"""Equality with the target's own draw at each position, as in llama.cpp. Lossless for any draft."""
+
+from __future__ import annotations
+
+from ggufspec import _native
+from ggufspec.core import Coins, Draft, Probs, Verdict
+
+
+def verify(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+    """Draw from the target at each position; a drafted token stands while it is the one drawn."""
+    return Verdict(*_native.match(draft.tokens, target_probs, coins))
