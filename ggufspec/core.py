@@ -1,4 +1,4 @@
-"""The nouns and the seams of speculative decoding. Knows token ids and arrays; behaves in no way."""
+"""The nouns and the seams of speculative decoding. Knows token ids and arrays; no behaviour."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the target says of a draft: the first `n_accepted` tokens stand, `next_token` follows."""
+    """What the target says of a draft: its first `n_accepted` stand, `next_token` follows."""
 
     n_accepted: int
     next_token: int

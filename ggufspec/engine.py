@@ -18,6 +18,7 @@ from types import TracebackType
 import numpy as np
 from typing_extensions import TypedDict, Unpack
 
+from ggufspec import defaults
 from ggufspec import draft as drafters
 from ggufspec import verify as rules
 from ggufspec.core import Coins, Round
@@ -34,9 +35,7 @@ from ggufspec.text import Message, TextStream, render_chat
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
 PromptProgress = Callable[[str, int, int], None]  # (whose, tokens done, tokens to read)
 
-DEFAULT_N_CTX = 4096
-DEFAULT_N_DRAFT = 3
-MAX_N_DRAFT = 64
+_MAX_THREADS = 512  # as in llama.cpp
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -61,16 +60,16 @@ class Request:
     """The options of one generation, checked. Raises OptionError."""
 
     max_tokens: int | None = None
-    n_draft: int = DEFAULT_N_DRAFT
-    temperature: float = Sampling.temperature
-    top_k: int = Sampling.top_k
-    top_p: float = Sampling.top_p
-    min_p: float = Sampling.min_p
+    n_draft: int = defaults.N_DRAFT
+    temperature: float = defaults.TEMPERATURE
+    top_k: int = defaults.TOP_K
+    top_p: float = defaults.TOP_P
+    min_p: float = defaults.MIN_P
     seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     drafter: str | None = None
-    verify: str = "rejection"
+    verify: str = defaults.VERIFY
     progress: PromptProgress | None = None
 
     def __post_init__(self) -> None:
@@ -100,15 +99,15 @@ def load(
     draft: str | Path | None = None,
     *,
     n_ctx: int | None = None,
-    n_batch: int = 512,
-    n_draft_max: int = 16,
-    n_gpu_layers: int = -1,
-    n_gpu_layers_draft: int = -1,
+    n_batch: int = defaults.N_BATCH,
+    n_draft_max: int = defaults.N_DRAFT_MAX,
+    n_gpu_layers: int = defaults.ALL_LAYERS,
+    n_gpu_layers_draft: int = defaults.ALL_LAYERS,
     n_threads: int | None = None,
     n_threads_draft: int | None = None,
-    flash_attention: str = "auto",
-    type_k: str = "f16",
-    type_v: str = "f16",
+    flash_attention: str = defaults.FLASH_ATTENTION,
+    type_k: str = defaults.KV_TYPE,
+    type_v: str = defaults.KV_TYPE,
     mmap: bool = True,
     progress: LoadProgress | None = None,
 ) -> Engine:
@@ -122,33 +121,17 @@ def load(
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError.
     """
-    for name, value in (("n_batch", n_batch), ("n_draft_max", n_draft_max)):
-        if value < 1:
-            raise OptionError(f"{name} is {value}; it must be at least 1")
-    for name, wanted in (
-        ("n_ctx", n_ctx),
-        ("n_threads", n_threads),
-        ("n_threads_draft", n_threads_draft),
-    ):
-        if wanted is not None and wanted < 1:
-            raise OptionError(f"{name} is {wanted}; it must be at least 1")
-    if n_draft_max > MAX_N_DRAFT:
-        raise OptionError(f"n_draft_max is {n_draft_max}; it must be at most {MAX_N_DRAFT}")
+    _check_count("n_ctx", n_ctx, 2**31 - 1)
+    _check_count("n_batch", n_batch, 2**20)
+    _check_count("n_draft_max", n_draft_max, defaults.N_DRAFT_LIMIT)
+    _check_count("n_threads", n_threads, _MAX_THREADS)
+    _check_count("n_threads_draft", n_threads_draft, _MAX_THREADS)
     with ExitStack() as stack:
         target_model = Model(
             target, n_gpu_layers=n_gpu_layers, mmap=mmap, progress=_named(progress, "target")
         )
         stack.callback(target_model.close)
-        options = ContextOptions(
-            n_ctx=n_ctx or min(target_model.n_ctx_train or DEFAULT_N_CTX, DEFAULT_N_CTX),
-            n_rows=n_draft_max + 1 if draft is not None else 1,
-            n_batch=n_batch,
-            n_threads=n_threads,
-            flash_attention=flash_attention,
-            type_k=type_k,
-            type_v=type_v,
-        )
-        draft_context = None
+        models = [target_model]
         if draft is not None:
             draft_model = Model(
                 draft,
@@ -158,13 +141,39 @@ def load(
             )
             stack.callback(draft_model.close)
             check_same(target_model.vocab, draft_model.vocab)
-            draft_context = Context(
-                draft_model, replace(options, n_rows=1, n_threads=n_threads_draft or n_threads)
-            )
-            stack.callback(draft_context.close)
-        target_context = Context(target_model, options)
-        stack.callback(target_context.close)
-        return Engine(target_context, draft_context, n_draft_max, stack.pop_all())
+            models.append(draft_model)
+        options = ContextOptions(
+            n_ctx=n_ctx or _default_n_ctx(models),
+            n_batch=n_batch,
+            n_threads=n_threads,
+            flash_attention=flash_attention,
+            type_k=type_k,
+            type_v=type_v,
+        )
+        contexts = []
+        for model, own in zip(
+            models,
+            (
+                replace(options, n_rows=n_draft_max + 1 if draft is not None else 1),
+                replace(options, n_threads=n_threads_draft or n_threads),
+            ),
+            strict=False,
+        ):
+            contexts.append(Context(model, own))
+            stack.callback(contexts[-1].close)
+        return Engine(*contexts, n_draft_max=n_draft_max, resources=stack.pop_all())
+
+
+def _default_n_ctx(models: Sequence[Model]) -> int:
+    """The target's own context, as far as that is affordable and every model can go."""
+    limits = [model.n_ctx_max for model in models]
+    trained = models[0].n_ctx_train or defaults.N_CTX
+    return min(defaults.N_CTX, trained, *(limit for limit in limits if limit))
+
+
+def _check_count(name: str, value: int | None, most: int) -> None:
+    if value is not None and not 1 <= value <= most:
+        raise OptionError(f"{name} is {value}; it must be from 1 to {most:,}")
 
 
 class Engine:
@@ -174,7 +183,12 @@ class Engine:
     """
 
     def __init__(
-        self, target: Context, draft: Context | None, n_draft_max: int, resources: ExitStack
+        self,
+        target: Context,
+        draft: Context | None = None,
+        *,
+        n_draft_max: int,
+        resources: ExitStack,
     ) -> None:
         self.target = target
         self.draft = draft
@@ -262,8 +276,9 @@ class Engine:
             raise PromptError(wanted)
         if len(tokens) >= self.n_ctx:
             raise PromptError(
-                f"the prompt has {len(tokens):,} tokens, the context {self.n_ctx:,}, and at least one "
-                "must be left to write; shorten the prompt, or load with a larger context (n_ctx, -c)"
+                f"the prompt has {len(tokens):,} tokens, the context {self.n_ctx:,}, and at least "
+                "one must be left to write; shorten the prompt, or load with a larger context "
+                "(n_ctx, -c)"
             )
         return tokens
 
@@ -308,7 +323,8 @@ class Engine:
         if request.n_draft > self.n_draft_max and self._draft_session:
             raise OptionError(
                 f"n_draft is {request.n_draft}, but this engine was loaded for at most "
-                f"{self.n_draft_max}; load it with a larger n_draft_max (at most {MAX_N_DRAFT})"
+                f"{self.n_draft_max}; load it with a larger n_draft_max "
+                f"(at most {defaults.N_DRAFT_LIMIT})"
             )
         end_tokens = self.vocab.stop_tokens
         sampling = request.sampling(sorted(end_tokens) if request.ignore_eos else ())

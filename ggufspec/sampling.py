@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ggufspec import _native
+from ggufspec import _native, defaults
 from ggufspec.core import Logits, Probs
 from ggufspec.errors import DecodeError, OptionError
 
@@ -22,10 +22,10 @@ class Sampling:
     Raises OptionError for values outside their range.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40  # 0: off
-    top_p: float = 0.95  # 1: off
-    min_p: float = 0.05  # 0: off
+    temperature: float = defaults.TEMPERATURE
+    top_k: int = defaults.TOP_K  # 0: off
+    top_p: float = defaults.TOP_P  # 1: off
+    min_p: float = defaults.MIN_P  # 0: off
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec import _native
+from ggufspec import _native, defaults
 from ggufspec.core import Logits
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.devices import n_threads_default
@@ -50,11 +50,11 @@ class ContextOptions:
 
     n_ctx: int
     n_rows: int = 1
-    n_batch: int = 512
+    n_batch: int = defaults.N_BATCH
     n_threads: int | None = None  # None: one per physical core
-    flash_attention: str = "auto"
-    type_k: str = "f16"
-    type_v: str = "f16"
+    flash_attention: str = defaults.FLASH_ATTENTION
+    type_k: str = defaults.KV_TYPE
+    type_v: str = defaults.KV_TYPE
 
 
 class Context:
@@ -62,6 +62,11 @@ class Context:
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
         """Raises OptionError for unknown values, OutOfMemoryError where it does not fit."""
+        if model.n_ctx_max is not None and options.n_ctx > model.n_ctx_max:
+            raise OptionError(
+                f"a context of {options.n_ctx:,} tokens is too long for {model.path}, whose positions "
+                f"end at {model.n_ctx_max:,}; choose at most that (n_ctx, -c)"
+            )
         self.model = model
         self.n_ctx = options.n_ctx
         self.n_batch = max(min(options.n_batch, options.n_ctx), options.n_rows)
@@ -126,7 +131,7 @@ class Context:
         return self._pointer
 
     def decode(self, tokens: Sequence[int], first: int, n_rows: int) -> None:
-        """Evaluate `tokens` at positions `first`, first + 1 ... and keep logits of the last `n_rows`.
+        """Evaluate `tokens` from position `first` on, and keep logits of the last `n_rows`.
 
         Raises DecodeError; the memory may then hold some of the tokens.
         """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def n_threads_default() -> int:
-    """Physical cores that this process may use: two threads on one core only get in each other's way."""
+    """Physical cores that this process may use: two threads on one only get in each other's way."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     if usable is not None:
         return max(len({_siblings(cpu) for cpu in usable}), 1)
@@ -25,7 +25,7 @@ def n_threads_default() -> int:
 
 
 def _siblings(cpu: int) -> str:
-    """A name for the core that a logical processor belongs to; its own where Linux does not tell."""
+    """A name for the core of a logical processor; its own where Linux does not tell."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return path.read_text().strip()

@@ -12,6 +12,7 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
+from ggufspec import defaults
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
@@ -33,9 +34,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         self,
         path: str | Path,
         *,
-        n_draft: int = 3,
-        n_ctx: int = 4096,
-        n_gpu_layers: int = -1,
+        n_draft: int = defaults.N_DRAFT,
+        n_ctx: int = defaults.N_CTX,
+        n_gpu_layers: int = defaults.ALL_LAYERS,
         n_threads: int | None = None,
     ) -> None:
         """`n_ctx`: as large as the target's. Raises ModelError, OptionError, OutOfMemoryError."""
@@ -52,7 +53,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         self._stop_tokens = self._model.vocab.stop_tokens
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        """The tokens drafted to follow `input_ids` (n): at most n_draft, none where the context ends."""
+        """At most n_draft tokens to follow `input_ids` (n); none where the context ends."""
         tokens: list[int] = input_ids.tolist()
         n_max = min(self.n_draft, self._context.n_ctx - len(tokens))
         drafted: list[int] = []

@@ -121,6 +121,15 @@ class Model:
         return int(llama_cpp.llama_model_n_ctx_train(self.pointer))
 
     @property
+    def n_ctx_max(self) -> int | None:
+        """The context that must not be exceeded: positions were learned one by one (GPT-2 ...).
+
+        None where they are computed, and a longer context is merely untrained.
+        """
+        has_rope = llama_cpp.llama_model_rope_type(self.pointer) != llama_cpp.LLAMA_ROPE_TYPE_NONE
+        return None if has_rope or not self.can_drop_tail else self.n_ctx_train
+
+    @property
     def n_layers(self) -> int:
         """Number of layers."""
         return int(llama_cpp.llama_model_n_layer(self.pointer))

@@ -28,7 +28,7 @@ class LlamaSession:
     def __init__(
         self, context: Context, *, n_vocab: int | None = None, drafts: bool = False
     ) -> None:
-        """`n_vocab`: cut or pad rows to that width, where a draft's vocabulary is padded differently.
+        """`n_vocab`: cut or pad rows to that width, if a draft's vocabulary is padded differently.
 
         `drafts`: this is the draft model, whose every token may be taken back.
         """
@@ -136,7 +136,7 @@ class LlamaSession:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the common prefix of two lists; compares slices, which is what CPython is fast at."""
+    """The length of the common prefix of two lists, by slices: CPython is fast at those."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

@@ -1,0 +1,1 @@
+"""Measurements and what they say. No click, no echo."""

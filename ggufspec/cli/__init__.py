@@ -1,0 +1,1 @@
+"""The command line: one file a command. Options in, library calls, text out; no arithmetic."""

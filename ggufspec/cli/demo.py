@@ -1,0 +1,249 @@
+"""`ggufspec demo`: the main job on the embedded pair, with nothing to download."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggufspec import defaults
+from ggufspec.cli import render
+from ggufspec.cli.options import draft_n_option, show_log, verbose_option
+from ggufspec.cli.progress import late_bars
+from ggufspec.cli.run import EXIT_INTERRUPTED, Run, generate
+
+if TYPE_CHECKING:
+    from ggufspec.demo import Shape
+    from ggufspec.engine import Engine
+    from ggufspec.stats import Stats
+
+PROMPTS = (
+    "The prince looked at her and",
+    "It was a cold evening in November, and the old house",
+    '"My dear Watson," said Holmes,',
+    "In the morning they went down to the harbour, where",
+)
+_MODES = {"plain": "none", "speculative": "model"}  # and their drafters
+_WARM_UP_TOKENS = 16
+_EMBEDDED_PARAMS = 7.2  # millions
+
+
+@click.command(name="demo", short_help="Watch a large model write with a small one's help.")
+@click.option(
+    "--size",
+    default=defaults.DEMO_SIZE,
+    show_default=True,
+    help="Cost of the stand-in target, in parameters: 10M to 8B.",
+)
+@draft_n_option
+@click.option(
+    "-n",
+    "--n-predict",
+    "max_tokens",
+    type=click.IntRange(min=1),
+    default=defaults.DEMO_TOKENS,
+    show_default=True,
+    help="Tokens to write for each prompt.",
+)
+@click.option(
+    "--temp",
+    "temperature",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    show_default=True,
+    help="Temperature; at 0 both ways write the same text.",
+)
+@click.option(
+    "-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed."
+)
+@click.option(
+    "--runs",
+    type=click.IntRange(1, 100),
+    default=1,
+    show_default=True,
+    help="Times that each prompt is continued in each way.",
+)
+@click.option(
+    "-t", "--threads", "n_threads", type=click.IntRange(min=1), help="Threads of the target."
+)
+@click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path),
+    help="Where the stand-in is kept. [default: GGUFSPEC_CACHE, or the user's cache folder]",
+)
+@click.option(
+    "--color",
+    type=click.Choice(render.COLOR_CHOICES),
+    default="auto",
+    show_default=True,
+    help="Show in green what the draft wrote and the target accepted.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+@verbose_option
+def command(
+    size: str,
+    n_draft: int,
+    max_tokens: int,
+    temperature: float,
+    seed: int,
+    runs: int,
+    n_threads: int | None,
+    cache_dir: Path | None,
+    color: str,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Watch a large model write with the help of a small one; nothing to download.
+
+    A 7 M-parameter model of old novels, padded with zeros until it costs as much as a model of
+    --size parameters (a stand-in: it writes no better), is run with and without its 1.5 M draft.
+    """
+    from ggufspec import demo
+    from ggufspec.engine import load
+
+    show_log(verbose)
+    n_params = demo.parse_size(size)
+    target = _stand_in(n_params, cache_dir or demo.default_cache_dir())
+    settings: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "n_draft": n_draft,
+        "temperature": temperature,
+        "seed": seed,
+        "ignore_eos": True,
+    }
+    writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
+    with load(target, demo.embedded_draft(), n_draft_max=n_draft, n_threads=n_threads) as engine:
+        pairs, interrupted = _perform(engine, list(PROMPTS) * runs, settings, writer)
+    if pairs:
+        shape = demo.plan_shape(n_params)
+        document = _document(pairs, shape, target, {**settings, "runs": runs})
+        if as_json:
+            render.echo_json(document)
+        else:
+            _print_result(document)
+    return EXIT_INTERRUPTED if interrupted else 0
+
+
+def _stand_in(n_params: int, folder: Path) -> Path:
+    """The padded target, written first if it is not there yet."""
+    from ggufspec import demo
+
+    shape = demo.plan_shape(n_params)
+    _talk(
+        f"The large model is a stand-in: a model of {_EMBEDDED_PARAMS} M parameters, trained on "
+        f"old novels, padded with zeros\nto the cost of {shape.n_params / 1e6:,.0f} M "
+        f"({shape.n_layer} layers, width {shape.n_embd}). It writes the same text as before, only "
+        "slower.\n"
+    )
+    found = demo.cached_target(n_params, folder)
+    if found is not None:
+        return found
+    size = demo.padded_size(n_params) / 1e6
+    _talk(f"Writing it once: {size:,.0f} MB in {folder} ...")
+    with late_bars() as bars:
+        return demo.padded_target(
+            n_params, folder, lambda done, of: bars.update("Writing", done, of, unit="bytes")
+        )
+
+
+def _perform(
+    engine: Engine, prompts: list[str], settings: dict[str, Any], writer: render.TextWriter | None
+) -> tuple[list[tuple[Stats, Stats, bool]], bool]:
+    """Continue each prompt plainly, then speculatively: (plain, speculative, same text).
+
+    The two ways take turns, so that a machine that grows slower or faster misleads nobody.
+    Also tells whether the user interrupted it.
+    """
+    pairs: list[tuple[Stats, Stats, bool]] = []
+    warm_up = {**settings, "max_tokens": _WARM_UP_TOKENS}
+    if any(_continue(engine, PROMPTS[0], warm_up, mode, None).interrupted for mode in _MODES):
+        return pairs, True
+    for prompt in prompts:
+        runs: list[Run] = []
+        for mode in _MODES:
+            runs.append(_continue(engine, prompt, settings, mode, writer))
+            if runs[-1].interrupted:
+                return pairs, True
+        plain, speculative = (run.completion for run in runs)
+        pairs.append((plain.stats, speculative.stats, plain.tokens == speculative.tokens))
+    return pairs, False
+
+
+def _continue(
+    engine: Engine,
+    prompt: str,
+    settings: dict[str, Any],
+    mode: str,
+    writer: render.TextWriter | None,
+) -> Run:
+    if writer is not None:
+        writer.heading(f"{mode}: ", prompt)
+    run = generate(engine, prompt, {**settings, "drafter": _MODES[mode]}, writer)
+    if writer is not None:
+        _talk(f"[{render.stats_line(run.completion.stats)}]\n")
+    return run
+
+
+def _document(
+    pairs: list[tuple[Stats, Stats, bool]], shape: Shape, target: Path, settings: dict[str, Any]
+) -> dict[str, Any]:
+    from ggufspec.bench.report import speedups, summarize_runs
+
+    plain = [pair[0] for pair in pairs]
+    speculative = [pair[1] for pair in pairs]
+    ratios = speedups(plain, speculative)
+    return {
+        "rows": [
+            asdict(summarize_runs("plain", plain)),
+            asdict(summarize_runs("speculative", speculative)),
+        ],
+        "speedup": median(ratios),
+        "speedup_spread": [min(ratios), max(ratios)],
+        "n_texts": len(pairs),
+        "n_same_text": sum(same for _, _, same in pairs),
+        "stand_in": {
+            "path": str(target),
+            "n_bytes": target.stat().st_size,
+            "n_params": shape.n_params,
+            **asdict(shape),
+        },
+        "settings": settings,
+        "versions": render.versions(),
+    }
+
+
+def _print_result(document: dict[str, Any]) -> None:
+    plain, speculative = document["rows"]
+    low, high = document["speedup_spread"]
+    render.echo_table(
+        ["", "tokens/s", "speed-up", "accepted", "tokens a round"],
+        [
+            ["plain", f"{plain['tokens_per_second']:.1f}", "1.00", "", "1.00"],
+            [
+                "speculative",
+                f"{speculative['tokens_per_second']:.1f}",
+                f"{document['speedup']:.2f} ({low:.2f} to {high:.2f})",
+                f"{speculative['accepted'] or 0:.1%}",
+                f"{speculative['mean_length']:.2f}",
+            ],
+        ],
+    )
+    n_texts, n_same = document["n_texts"], document["n_same_text"]
+    if document["settings"]["temperature"] == 0:
+        note = f"Both ways wrote the same text for {n_same} of {n_texts} prompts"
+        if n_same < n_texts:
+            note += " (batches of other sizes round differently: the others met a near-tie)"
+        click.echo(f"{note}.")
+    click.echo(
+        f"Medians of {n_texts} texts. The large model is a stand-in with the cost of "
+        f"{document['stand_in']['n_params'] / 1e6:,.0f} M parameters."
+    )
+
+
+def _talk(message: str) -> None:
+    """Tell the user something that is not the product."""
+    click.echo(message, err=True)

@@ -1,0 +1,85 @@
+"""The `ggufspec` command: finds its subcommands, and turns errors into messages and exit codes.
+
+Exit codes: 0 done, 1 an error that is explained on stderr, 2 wrong usage, 130 interrupted.
+Nothing heavy is imported before a subcommand runs, so that --help is instant.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from ggufspec import __version__
+from ggufspec.errors import GgufspecError
+
+_COMMANDS = {
+    "demo": "Watch a large model write with the help of a small one; nothing to download.",
+    "run": "Continue a prompt, or answer it, with a target and a draft model.",
+}
+EXIT_ERROR = 1
+EXIT_INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """Imports a subcommand's module when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"ggufspec.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(sorted(_COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ggufspec")
+def cli() -> None:
+    """Speculative decoding for GGUF models.
+
+    A small draft model writes ahead, the large target model checks, and rejection sampling keeps
+    exactly the text, or the distribution of texts, that the target alone would have written.
+    """
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    sys.exit(_run())
+
+
+def _run() -> int:
+    try:
+        result = cli.main(prog_name="ggufspec", standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _complain("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away (`ggufspec run ... | head`): nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+    except GgufspecError as error:
+        _complain(str(error))
+        return EXIT_ERROR
+    except OSError as error:
+        _complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        return EXIT_ERROR
+    except MemoryError:
+        _complain("out of memory: use smaller models or a smaller context (-c)")
+        return EXIT_ERROR
+
+
+def _complain(message: str) -> None:
+    click.echo(f"ggufspec: {message}", err=True)

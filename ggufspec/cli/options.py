@@ -1,0 +1,165 @@
+"""Options that several commands share, by llama.cpp's names where it has one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import reduce
+from typing import Any, TypeVar
+
+import click
+
+from ggufspec import defaults
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Apply decorators so that --help lists them in the order given."""
+    return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
+
+
+_KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+
+load_options = _all(
+    click.option(
+        "-c",
+        "--ctx-size",
+        "n_ctx",
+        type=click.IntRange(min=1),
+        help=f"Tokens that prompt and text may have together. "
+        f"[default: the target's own, at most {defaults.N_CTX}]",
+    ),
+    click.option(
+        "-b",
+        "--batch-size",
+        "n_batch",
+        type=click.IntRange(min=1),
+        default=defaults.N_BATCH,
+        show_default=True,
+        help="Prompt tokens a batch.",
+    ),
+    click.option(
+        "-t",
+        "--threads",
+        "n_threads",
+        type=click.IntRange(min=1),
+        help="Threads of the target. [default: one per core]",
+    ),
+    click.option(
+        "-td",
+        "--threads-draft",
+        "n_threads_draft",
+        type=click.IntRange(min=1),
+        help="Threads of the draft. [default: as the target, one if the draft is tiny]",
+    ),
+    click.option(
+        "-ngl",
+        "--gpu-layers",
+        "n_gpu_layers",
+        type=int,
+        default=defaults.ALL_LAYERS,
+        show_default=True,
+        help="Layers of the target on the GPU; -1: all.",
+    ),
+    click.option(
+        "-ngld",
+        "--gpu-layers-draft",
+        "n_gpu_layers_draft",
+        type=int,
+        default=defaults.ALL_LAYERS,
+        show_default=True,
+        help="Layers of the draft on the GPU; -1: all.",
+    ),
+    click.option(
+        "-fa",
+        "--flash-attn",
+        "flash_attention",
+        type=click.Choice(["auto", "on", "off"]),
+        default=defaults.FLASH_ATTENTION,
+        show_default=True,
+        help="Flash attention.",
+    ),
+    click.option(
+        "-ctk",
+        "--cache-type-k",
+        "type_k",
+        type=click.Choice(_KV_TYPES),
+        default=defaults.KV_TYPE,
+        show_default=True,
+        help="Type of the K cache.",
+    ),
+    click.option(
+        "-ctv",
+        "--cache-type-v",
+        "type_v",
+        type=click.Choice(_KV_TYPES),
+        default=defaults.KV_TYPE,
+        show_default=True,
+        help="Type of the V cache.",
+    ),
+    click.option(
+        "--mmap/--no-mmap", default=True, show_default=True, help="Map the files into memory."
+    ),
+)
+
+sampling_options = _all(
+    click.option(
+        "--temp",
+        "temperature",
+        type=click.FloatRange(min=0),
+        default=defaults.TEMPERATURE,
+        show_default=True,
+        help="Temperature; 0: greedy.",
+    ),
+    click.option(
+        "--top-k",
+        type=click.IntRange(min=0),
+        default=defaults.TOP_K,
+        show_default=True,
+        help="Keep the k most likely tokens; 0: off.",
+    ),
+    click.option(
+        "--top-p",
+        type=click.FloatRange(min=0, max=1, min_open=True),
+        default=defaults.TOP_P,
+        show_default=True,
+        help="Keep the likeliest tokens that together have this probability; 1: off.",
+    ),
+    click.option(
+        "--min-p",
+        type=click.FloatRange(min=0, max=1),
+        default=defaults.MIN_P,
+        show_default=True,
+        help="Keep tokens at least this likely, relative to the likeliest; 0: off.",
+    ),
+    click.option(
+        "-s",
+        "--seed",
+        type=click.IntRange(min=0),
+        help="Seed of the random numbers. [default: a fresh one]",
+    ),
+)
+
+draft_n_option = click.option(
+    "--draft-n",
+    "n_draft",
+    type=click.IntRange(1, defaults.N_DRAFT_LIMIT),
+    default=defaults.N_DRAFT,
+    show_default=True,
+    help="The most tokens that the draft writes ahead in a round.",
+)
+
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."
+)
+
+
+def show_log(verbose: bool) -> None:
+    """Let llama.cpp's log through to stderr."""
+    if verbose:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger = logging.getLogger("ggufspec")
+        logger.addHandler(handler)
+        logger.setLevel(logging.DEBUG)

@@ -1,0 +1,127 @@
+"""How results look: text with its authors coloured, the line of statistics, tables, JSON.
+
+Only formats; measures and decides nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ggufspec.stats import Stats
+    from ggufspec.stream import Chunk
+
+COLOR_CHOICES = ("auto", "on", "off")
+_GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
+_PACKAGES = ("ggufspec", "llama-cpp-python", "numpy")
+
+
+def wants_color(choice: str, stream: IO[str]) -> bool:
+    """Whether to colour: "auto" means on a terminal that can, unless NO_COLOR is set."""
+    if choice != "auto":
+        return choice == "on"
+    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+class TextWriter:
+    """Writes chunks to stdout as they come; what the draft wrote is green where colour is on."""
+
+    def __init__(self, *, color: bool) -> None:
+        self._color = color
+        reconfigure = getattr(sys.stdout, "reconfigure", None)
+        if reconfigure:
+            reconfigure(errors="replace")  # a terminal may lack a letter; that ends no generation
+
+    def write(self, chunk: Chunk) -> None:
+        text = chunk.text
+        if self._color and chunk.drafted and chunk.drafted[0]:
+            text = f"{_GREEN}{text}{_PLAIN}"
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def heading(self, label: str, prompt: str) -> None:
+        """What comes before a text: a label, and the prompt that it continues."""
+        bold = "\x1b[1m" if self._color else ""
+        sys.stdout.write(f"{bold}{label}{_PLAIN if bold else ''}{prompt}")
+        sys.stdout.flush()
+
+    def finish(self) -> None:
+        """End the last line."""
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+
+
+def stats_line(stats: Stats, speedup: float | None = None) -> str:
+    """One line for stderr."""
+    parts = [f"{stats.n_generated} tokens at {stats.tokens_per_second:.1f} tokens/s"]
+    if speedup is not None:
+        parts.append(f"{speedup:.2f} times as fast as without a draft")
+    if stats.n_drafted:
+        parts.append(
+            f"drafted {stats.n_drafted}, accepted {stats.n_accepted} ({stats.acceptance:.1%}), "
+            f"{stats.mean_length:.2f} tokens a round"
+        )
+    parts.append(f"prompt {stats.n_prompt} tokens in {stats.seconds.prompt:.2f} s")
+    return "; ".join(parts)
+
+
+def stats_json(stats: Stats) -> dict[str, Any]:
+    """The statistics of a generation, as documents have them."""
+    seconds = stats.seconds
+    return {
+        "n_prompt": stats.n_prompt,
+        "n_generated": stats.n_generated,
+        "n_rounds": stats.n_rounds,
+        "n_drafted": stats.n_drafted,
+        "n_accepted": stats.n_accepted,
+        "acceptance": stats.acceptance,
+        "mean_length": stats.mean_length,
+        "drafted_by_position": list(stats.drafted_by_position),
+        "accepted_by_position": list(stats.accepted_by_position),
+        "seconds": {
+            "prompt": seconds.prompt,
+            "draft": seconds.draft,
+            "target": seconds.target,
+            "verify": seconds.verify,
+            "other": seconds.other,
+            "decode": seconds.decode,
+        },
+        "overhead": stats.overhead,
+        "tokens_per_second": stats.tokens_per_second,
+    }
+
+
+def echo_table(header: list[str], rows: list[list[str]]) -> None:
+    """A small table on stdout; numbers to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    Console(file=sys.stdout, highlight=False).print(table)
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    found = {"python": sys.version.split()[0]}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "unknown"
+    return found
+
+
+def echo_json(document: dict[str, Any]) -> None:
+    """One JSON document on stdout."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace"))

@@ -1,0 +1,269 @@
+"""`ggufspec run`: continue a prompt, or answer it. The text goes to stdout, the talk to stderr."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggufspec import defaults
+from ggufspec.cli import render
+from ggufspec.cli.options import (
+    draft_n_option,
+    load_options,
+    sampling_options,
+    show_log,
+    verbose_option,
+)
+from ggufspec.cli.progress import late_bars
+from ggufspec.errors import PromptError
+
+if TYPE_CHECKING:
+    from ggufspec.engine import Engine
+    from ggufspec.stream import Completion
+
+EXIT_INTERRUPTED = 130
+
+
+@click.command(name="run", short_help="Continue a prompt, or answer it.")
+@click.option(
+    "-m",
+    "--target",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="GGUF file of the target.",
+)
+@click.option(
+    "-md",
+    "--draft",
+    type=click.Path(path_type=Path),
+    help="GGUF file of the draft; none: plain decoding.",
+)
+@draft_n_option
+@click.option("--drafter", help="model or none. [default: model, where there is a draft]")
+@click.option(
+    "--verify",
+    default=defaults.VERIFY,
+    show_default=True,
+    help="How drafted tokens are judged: rejection, or match (as llama.cpp does).",
+)
+@click.option("-p", "--prompt", help="The prompt.")
+@click.option(
+    "-f",
+    "--file",
+    "prompt_file",
+    type=click.Path(path_type=Path),
+    help="Read the prompt from a file.",
+)
+@click.option("--chat", is_flag=True, help="Answer the prompt by the target's own chat template.")
+@click.option("--system", help="System message of the chat; implies --chat.")
+@click.option(
+    "-n",
+    "--n-predict",
+    "max_tokens",
+    type=int,
+    default=-1,
+    show_default=True,
+    help="Tokens to write at most; -1: until the model stops or the context is full.",
+)
+@click.option(
+    "--stop", multiple=True, help="Text that ends the generation; may be given several times."
+)
+@click.option("--ignore-eos", is_flag=True, help="Forbid the tokens that end a text.")
+@sampling_options
+@load_options
+@click.option(
+    "--compare", is_flag=True, help="First decode without the draft, unseen, to tell the speed-up."
+)
+@click.option(
+    "--color",
+    type=click.Choice(render.COLOR_CHOICES),
+    default="auto",
+    show_default=True,
+    help="Show in green what the draft wrote and the target accepted.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document instead of the text."
+)
+@verbose_option
+def command(
+    target: Path,
+    draft: Path | None,
+    n_draft: int,
+    drafter: str | None,
+    verify: str,
+    prompt: str | None,
+    prompt_file: Path | None,
+    chat: bool,
+    system: str | None,
+    max_tokens: int,
+    stop: tuple[str, ...],
+    ignore_eos: bool,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int | None,
+    n_ctx: int | None,
+    n_batch: int,
+    n_threads: int | None,
+    n_threads_draft: int | None,
+    n_gpu_layers: int,
+    n_gpu_layers_draft: int,
+    flash_attention: str,
+    type_k: str,
+    type_v: str,
+    mmap: bool,
+    compare: bool,
+    color: str,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Continue a prompt with a target model, helped by a draft model.
+
+    The prompt comes from -p, from a file, or from stdin. Text goes to stdout, statistics to stderr.
+
+    \b
+      ggufspec run --target large.gguf --draft small.gguf -p "Once upon a time" -n 200
+      ggufspec run --target large.gguf --draft small.gguf --chat -p "Who was Napoleon?"
+    """
+    text = read_prompt(prompt, prompt_file)
+    if max_tokens != -1 and max_tokens < 1:
+        raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
+    if draft is None and _was_given("n_draft"):
+        raise click.UsageError("--draft-n needs a draft model: name one with --draft")
+    if draft is None and compare:
+        raise click.UsageError("--compare needs a draft model: name one with --draft")
+    show_log(verbose)
+
+    load_settings: dict[str, Any] = {
+        "n_ctx": n_ctx,
+        "n_batch": n_batch,
+        "n_draft_max": n_draft,
+        "n_gpu_layers": n_gpu_layers,
+        "n_gpu_layers_draft": n_gpu_layers_draft,
+        "n_threads": n_threads,
+        "n_threads_draft": n_threads_draft,
+        "flash_attention": flash_attention,
+        "type_k": type_k,
+        "type_v": type_v,
+        "mmap": mmap,
+    }
+    settings: dict[str, Any] = {
+        "max_tokens": None if max_tokens == -1 else max_tokens,
+        "n_draft": n_draft,
+        "drafter": drafter,
+        "verify": verify,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "stop": stop,
+        "ignore_eos": ignore_eos,
+    }
+    from ggufspec.engine import load
+
+    with late_bars() as bars:
+        engine = load(
+            target,
+            draft,
+            progress=lambda whose, share: bars.update(
+                f"Loading the {whose}", share, 1, unit="share"
+            ),
+            **load_settings,
+        )
+    with engine:
+        wanted: str | list[int] = text
+        if chat or system is not None:
+            messages = [{"role": "system", "content": system}] if system is not None else []
+            wanted = engine.render([*messages, {"role": "user", "content": text}])
+        plain = generate(engine, wanted, {**settings, "drafter": "none"}, None) if compare else None
+        writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
+        run = generate(engine, wanted, settings, writer)
+    speedup = None
+    if plain is not None and plain.completion.stats.tokens_per_second:
+        speedup = run.completion.stats.tokens_per_second / plain.completion.stats.tokens_per_second
+    if as_json:
+        document = run.document()
+        document["speedup"] = speedup
+        paths = {"target": str(target), "draft": None if draft is None else str(draft)}
+        document["settings"] = {**paths, **settings, "seed": run.seed, **load_settings}
+        document["versions"] = render.versions()
+        render.echo_json(document)
+    else:
+        click.echo(render.stats_line(run.completion.stats, speedup), err=True)
+    return EXIT_INTERRUPTED if run.interrupted else 0
+
+
+class Run:
+    """A generation that has ended, one way or the other."""
+
+    def __init__(self, completion: Completion, seed: int, *, interrupted: bool) -> None:
+        self.completion = completion
+        self.seed = seed
+        self.interrupted = interrupted
+
+    def document(self) -> dict[str, Any]:
+        """What --json tells of it."""
+        return {
+            "text": self.completion.text,
+            "tokens": list(self.completion.tokens),
+            "finish_reason": "interrupted" if self.interrupted else self.completion.finish_reason,
+            **render.stats_json(self.completion.stats),
+        }
+
+
+def generate(
+    engine: Engine,
+    prompt: str | list[int],
+    settings: dict[str, Any],
+    writer: render.TextWriter | None,
+) -> Run:
+    """Generate, writing the text as it comes. Ctrl-C ends it with what there is so far."""
+    interrupted = False
+    with late_bars() as bars:
+
+        def on_prompt(whose: str, done: int, total: int) -> None:
+            bars.update(f"Reading the prompt ({whose})", done, total)
+
+        stream = engine.stream(prompt, progress=on_prompt, **settings)
+        try:
+            for chunk in stream:
+                bars.close()
+                if writer is not None:
+                    writer.write(chunk)
+        except KeyboardInterrupt:
+            interrupted = True
+    if writer is not None:
+        writer.finish()
+    return Run(stream.completion, stream.seed, interrupted=interrupted)
+
+
+def read_prompt(prompt: str | None, path: Path | None) -> str:
+    """The prompt from where the user has it. Raises PromptError for bytes that are not UTF-8."""
+    if prompt is not None and path is not None:
+        raise click.UsageError("give the prompt with -p or with -f, not both")
+    if prompt is not None:
+        return prompt
+    if path is not None and str(path) != "-":
+        data, where = path.read_bytes(), str(path)
+    else:
+        if sys.stdin.isatty():
+            raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
+        data, where = sys.stdin.buffer.read(), "stdin"
+    try:
+        # Editors and echo end a file with a newline that is no part of the prompt.
+        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+    except UnicodeDecodeError as error:
+        raise PromptError(
+            f"the prompt from {where} is not UTF-8: byte {error.start} is "
+            f"0x{data[error.start]:02x}; convert it to UTF-8 first"
+        ) from error
+
+
+def _was_given(name: str) -> bool:
+    context = click.get_current_context()
+    return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT

@@ -1,0 +1,26 @@
+"""Every default that a user meets, once, for the library and for the help text. Imports nothing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Sampling, as in llama.cpp.
+TEMPERATURE: Final = 0.8
+TOP_K: Final = 40
+TOP_P: Final = 0.95
+MIN_P: Final = 0.05
+
+N_DRAFT: Final = 3
+N_DRAFT_MAX: Final = 16  # what an engine is loaded for
+N_DRAFT_LIMIT: Final = 64  # what an engine can be loaded for
+VERIFY: Final = "rejection"
+
+N_CTX: Final = 4096  # or the target's own context, if that is smaller
+N_BATCH: Final = 512
+ALL_LAYERS: Final = -1
+FLASH_ATTENTION: Final = "auto"
+KV_TYPE: Final = "f16"
+
+# The demo.
+DEMO_SIZE: Final = "250M"
+DEMO_TOKENS: Final = 128
