@@ -1,0 +1,51 @@
+"""A session without a model: logits from a function of the prefix, as strict as llama.cpp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ggufspec.core import Logits
+
+
+class FakeSession:
+    """Scores by `logits_after(prefix)`; counts its calls, and spoils old rows as llama.cpp does."""
+
+    def __init__(
+        self, logits_after: Callable[[tuple[int, ...]], np.ndarray], n_ctx: int = 10_000
+    ) -> None:
+        self._logits_after = logits_after
+        self._n_ctx = n_ctx
+        self._buffer: Logits | None = None
+        self.n_scores = 0
+        self.n_rows = 0
+
+    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        assert tokens, "an empty batch"
+        assert len(tokens) + len(draft) <= self._n_ctx, "no cell left"
+        if self._buffer is not None:
+            self._buffer.fill(np.nan)  # rows are valid until the next score
+        prefixes = [(*tokens, *draft[:i]) for i in range(len(draft) + 1)]
+        self._buffer = np.array([self._logits_after(prefix) for prefix in prefixes], np.float32)
+        self.n_scores += 1
+        self.n_rows += len(prefixes)
+        return self._buffer
+
+
+def hashed_logits(n_vocab: int, seed: int, spread: float = 2.0) -> Callable[..., np.ndarray]:
+    """A fixed random function of the last two tokens of a prefix."""
+
+    def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng([seed, *prefix[-2:]]).normal(0, spread, n_vocab)
+
+    return logits_after
+
+
+def scripted_logits(script: Sequence[int], n_vocab: int) -> Callable[..., np.ndarray]:
+    """After a prefix of n tokens comes script[n]."""
+
+    def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
+        return np.eye(n_vocab)[script[len(prefix) % len(script)]] * 20
+
+    return logits_after
