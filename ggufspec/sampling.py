@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -38,6 +39,17 @@ class Sampling:
         if not 0 <= self.min_p <= 1:
             raise OptionError(f"min_p is {self.min_p}; it must be from 0 (off) to 1")
 
+    @cached_property
+    def native(self) -> _native.Sampling:
+        """The same, as the extension has it."""
+        return _native.Sampling(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            logit_bias=list(self.logit_bias),
+        )
+
 
 def to_probs(logits: Logits, sampling: Sampling, out: Probs | None = None) -> Probs:
     """The distributions (n, n_vocab) of rows of logits, written into `out` where it is given.
@@ -46,16 +58,7 @@ def to_probs(logits: Logits, sampling: Sampling, out: Probs | None = None) -> Pr
     """
     probs = np.empty_like(logits) if out is None else out
     try:
-        _native.to_probs(
-            logits,
-            probs,
-            temperature=sampling.temperature,
-            top_k=sampling.top_k,
-            top_p=sampling.top_p,
-            min_p=sampling.min_p,
-            bias_tokens=[token for token, _ in sampling.logit_bias],
-            bias_values=[bias for _, bias in sampling.logit_bias],
-        )
+        _native.to_probs(logits, probs, sampling.native)
     except ValueError as error:
         raise DecodeError(
             f"the model's output cannot be sampled ({error}); "

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "kv.h"
+#include "context.h"
 #include "sampling.h"
 #include "verify.h"
 
@@ -30,20 +30,14 @@ void require(bool holds, const std::string & message) {
     if (!holds) throw nb::value_error(message.c_str());
 }
 
-void to_probs(ConstMatrix logits, Matrix probs, double temperature, int64_t top_k, double top_p, double min_p,
-              const std::vector<int32_t> & bias_tokens, const std::vector<float> & bias_values) {
+void to_probs(ConstMatrix logits, Matrix probs, const ggufspec::Sampling & sampling) {
     const size_t n_rows = logits.shape(0), n_vocab = logits.shape(1);
     require(probs.shape(0) == n_rows && probs.shape(1) == n_vocab, "to_probs: logits and probs differ in shape");
     require(n_vocab > 0, "to_probs: a row has no tokens");
-    require(bias_tokens.size() == bias_values.size(), "to_probs: bias tokens and values differ in number");
-    for (int32_t token : bias_tokens) {
+    for (const auto & [token, bias] : sampling.logit_bias) {
         require(token >= 0 && static_cast<size_t>(token) < n_vocab,
                 "to_probs: bias for token " + std::to_string(token) + ", outside the vocabulary");
     }
-    const ggufspec::Sampling sampling{temperature,        top_k,
-                                      top_p,              min_p,
-                                      bias_tokens.data(), bias_values.data(),
-                                      bias_tokens.size()};
     size_t bad_row = n_rows;
     {
         nb::gil_scoped_release release;
@@ -85,27 +79,62 @@ Verdict rejection(const std::vector<int32_t> & tokens, const std::optional<Const
     return {verdict.n_accepted, verdict.next_token};
 }
 
-ConstMatrix logits_rows(uintptr_t llama_get_logits_ith, uintptr_t context, int32_t first, size_t n_rows, size_t n_vocab) {
-    const float * rows = ggufspec::logits(llama_get_logits_ith, context, first);
-    require(rows != nullptr, "llama.cpp holds no logits for token " + std::to_string(first) + " of the last batch");
-    return ConstMatrix(rows, {n_rows, n_vocab}, nb::handle());
+template <typename Function>
+Function borrowed(uintptr_t address) {
+    require(address != 0, "Context: a borrowed address is null");
+    return reinterpret_cast<Function>(address);
+}
+
+void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, uintptr_t llama_decode,
+                  uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm) {
+    const ggufspec::Functions functions{
+        borrowed<decltype(ggufspec::Functions::decode)>(llama_decode),
+        borrowed<decltype(ggufspec::Functions::synchronize)>(llama_synchronize),
+        borrowed<decltype(ggufspec::Functions::get_logits_ith)>(llama_get_logits_ith),
+        borrowed<decltype(ggufspec::Functions::seq_rm)>(llama_memory_seq_rm),
+    };
+    new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch);
+}
+
+int32_t decode(ggufspec::Context & self, const std::vector<int32_t> & tokens, int32_t first, size_t n_rows) {
+    require(!tokens.empty() && tokens.size() <= self.n_batch(), "decode: needs 1 to n_batch tokens");
+    require(n_rows <= tokens.size(), "decode: more rows than tokens");
+    nb::gil_scoped_release release;
+    return self.decode(tokens.data(), tokens.size(), first, n_rows);
+}
+
+ConstMatrix rows(const ggufspec::Context & self, int32_t first, size_t n_rows, size_t n_vocab) {
+    const float * found = self.logits(first);
+    require(found != nullptr, "llama.cpp holds no logits for token " + std::to_string(first) + " of the last batch");
+    return ConstMatrix(found, {n_rows, n_vocab}, nb::handle());
 }
 
 }  // namespace
 
 NB_MODULE(_native, m) {
     m.doc() = "Sampling, verification and KV truncation, on plain rows of floats.";
-    m.def("to_probs", &to_probs, "logits"_a.noconvert(), "probs"_a.noconvert(), nb::kw_only(), "temperature"_a, "top_k"_a,
-          "top_p"_a, "min_p"_a, "bias_tokens"_a, "bias_values"_a,
+    nb::class_<ggufspec::Sampling>(m, "Sampling", "What turns logits into a distribution.")
+        .def("__init__",
+             [](ggufspec::Sampling * self, double temperature, int64_t top_k, double top_p, double min_p,
+                std::vector<std::pair<int32_t, float>> logit_bias) {
+                 new (self) ggufspec::Sampling{temperature, top_k, top_p, min_p, std::move(logit_bias)};
+             },
+             nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "logit_bias"_a);
+    m.def("to_probs", &to_probs, "logits"_a.noconvert(), "probs"_a.noconvert(), "sampling"_a,
           "Write the distribution of each row of logits (n, n_vocab) into probs (n, n_vocab).");
     m.def("pick", &pick, "probs"_a.noconvert(), "coin"_a, "Draw a token from probs (n_vocab) with a uniform coin in [0, 1).");
     m.def("match", &match, "tokens"_a, "target_probs"_a.noconvert(), "coins"_a.noconvert(),
           "Judge by equality with the target's own draws: (n_accepted, next_token).");
     m.def("rejection", &rejection, "tokens"_a, "draft_probs"_a.none(), "target_probs"_a.noconvert(), "coins"_a.noconvert(),
           "Judge by token-wise rejection sampling: (n_accepted, next_token).");
-    m.def("truncate", &ggufspec::truncate, "llama_memory_seq_rm"_a, "memory"_a, "sequence"_a, "first"_a,
-          nb::call_guard<nb::gil_scoped_release>(),
-          "Forget the cells of a sequence from position first on; false where a tail cannot be dropped.");
-    m.def("logits_rows", &logits_rows, "llama_get_logits_ith"_a, "context"_a, "first"_a, "n_rows"_a, "n_vocab"_a,
-          "The logits (n_rows, n_vocab) that llama.cpp holds, in place: valid until its next decode.");
+    nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses, for one sequence.")
+        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, nb::kw_only(), "llama_decode"_a,
+             "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a)
+        .def("decode", &decode, "tokens"_a, "first"_a, "n_rows"_a,
+             "Evaluate tokens from position first on, keep logits of the last n_rows; returns llama_decode's code.")
+        .def("rows", &rows, "first"_a, "n_rows"_a, "n_vocab"_a,
+             "Logits (n_rows, n_vocab) of the last batch from its token first on, in place: valid until the next decode.")
+        .def("truncate", &ggufspec::Context::truncate, "first"_a, nb::call_guard<nb::gil_scoped_release>(),
+             "Forget all from position first on; false where a tail cannot be dropped.")
+        .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");
 }

@@ -3,18 +3,43 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <vector>
 
 namespace ggufspec {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
+constexpr size_t kLanes = 16;   // independent accumulators, so that loops over a row vectorise
+constexpr size_t kBlock = 256;  // a draw looks at blocks of this many tokens first
+
+// The largest logit, NaN passed over; -infinity if there is none.
+float largest_of(const float * row, size_t n) {
+    float lanes[kLanes];
+    std::fill(lanes, lanes + kLanes, kNever);
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        for (size_t lane = 0; lane < kLanes; lane++) {
+            lanes[lane] = row[i + lane] > lanes[lane] ? row[i + lane] : lanes[lane];
+        }
+    }
+    for (; i < n; i++) lanes[0] = row[i] > lanes[0] ? row[i] : lanes[0];
+    return *std::max_element(lanes, lanes + kLanes);
+}
+
+double sum_of(const float * row, size_t n) {
+    double lanes[kLanes] = {};
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        for (size_t lane = 0; lane < kLanes; lane++) lanes[lane] += row[i + lane];
+    }
+    for (; i < n; i++) lanes[0] += row[i];
+    return std::accumulate(lanes, lanes + kLanes, 0.0);
+}
 
 // Divides the kept weights by their sum; the sum is at least 1, because the largest weight is exp(0).
 void normalise(float * probs, size_t n_vocab) {
-    double total = 0;
-    for (size_t i = 0; i < n_vocab; i++) total += probs[i];
-    const float scale = static_cast<float>(1.0 / total);
+    const float scale = static_cast<float>(1.0 / sum_of(probs, n_vocab));
     for (size_t i = 0; i < n_vocab; i++) probs[i] *= scale;
 }
 
@@ -44,6 +69,7 @@ void truncated(float * row, size_t n_vocab, const Sampling & sampling) {
     thread_local std::vector<int32_t> sorted;
     thread_local std::vector<float> weights;
 
+    for (size_t i = 0; i < n_vocab; i++) row[i] = std::isnan(row[i]) ? kNever : row[i];
     sorted.resize(n_vocab);
     for (size_t i = 0; i < n_vocab; i++) sorted[i] = static_cast<int32_t>(i);
     if (sampling.top_k > 0 && static_cast<size_t>(sampling.top_k) < n_vocab) {
@@ -65,45 +91,61 @@ void truncated(float * row, size_t n_vocab, const Sampling & sampling) {
 }  // namespace
 
 bool to_probs(const float * logits, size_t n_vocab, const Sampling & sampling, float * probs) {
-    std::copy(logits, logits + n_vocab, probs);
-    for (size_t i = 0; i < sampling.n_bias; i++) probs[sampling.bias_tokens[i]] += sampling.bias_values[i];
-    for (size_t i = 0; i < n_vocab; i++) {
-        if (std::isnan(probs[i])) probs[i] = kNever;
+    const float * row = logits;
+    if (!sampling.logit_bias.empty()) {
+        std::copy(logits, logits + n_vocab, probs);
+        for (const auto & [token, bias] : sampling.logit_bias) probs[token] += bias;
+        row = probs;
     }
-
-    const size_t best = std::max_element(probs, probs + n_vocab) - probs;
-    const float largest = probs[best];
+    const float largest = largest_of(row, n_vocab);
     if (!std::isfinite(largest)) return false;
 
     if (sampling.temperature <= 0) {
+        const size_t best = std::find(row, row + n_vocab, largest) - row;
         std::fill(probs, probs + n_vocab, 0.0f);
         probs[best] = 1.0f;
         return true;
     }
-    const bool truncates = sampling.top_k > 0 || sampling.top_p < 1 || sampling.min_p > 0;
-    if (truncates) {
+    if (sampling.top_k > 0 || sampling.top_p < 1 || sampling.min_p > 0) {
+        if (row != probs) std::copy(row, row + n_vocab, probs);
         truncated(probs, n_vocab, sampling);
     } else {
         const float inverse = static_cast<float>(1.0 / sampling.temperature);
-        for (size_t i = 0; i < n_vocab; i++) probs[i] = std::exp((probs[i] - largest) * inverse);
+        for (size_t i = 0; i < n_vocab; i++) {
+            probs[i] = row[i] <= largest ? std::exp((row[i] - largest) * inverse) : 0.0f;  // NaN: never
+        }
     }
     normalise(probs, n_vocab);
     return true;
 }
 
 int32_t pick(const float * probs, size_t n_vocab, double coin) {
+    thread_local std::vector<double> blocks;
+    blocks.clear();
     double total = 0;
-    for (size_t i = 0; i < n_vocab; i++) total += probs[i];
+    for (size_t i = 0; i < n_vocab; i += kBlock) {
+        blocks.push_back(sum_of(probs + i, std::min(kBlock, n_vocab - i)));
+        total += blocks.back();
+    }
     const double goal = coin * total;
     double sum = 0;
-    int32_t last = 0;
-    for (size_t i = 0; i < n_vocab; i++) {
+    size_t block = 0;
+    while (block + 1 < blocks.size() && sum + blocks[block] <= goal) sum += blocks[block++];
+    // Rounding may leave the goal just behind the last token of a block: then that one it is.
+    size_t last = n_vocab;
+    for (size_t i = block * kBlock; i < n_vocab; i++) {
         if (probs[i] <= 0) continue;
+        last = i;
         sum += probs[i];
-        last = static_cast<int32_t>(i);
         if (sum > goal) break;
     }
-    return last;
+    while (last == n_vocab && block > 0) {  // nothing but zeros from here on
+        for (size_t i = block * kBlock; i-- > (block - 1) * kBlock && last == n_vocab;) {
+            if (probs[i] > 0) last = i;
+        }
+        block--;
+    }
+    return static_cast<int32_t>(last == n_vocab ? 0 : last);
 }
 
 }  // namespace ggufspec

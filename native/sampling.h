@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 namespace ggufspec {
 
@@ -13,9 +15,7 @@ struct Sampling {
     int64_t top_k;  // <= 0: off
     double top_p;   // >= 1: off
     double min_p;   // <= 0: off
-    const int32_t * bias_tokens;
-    const float * bias_values;  // added to the logit; -infinity bans the token
-    size_t n_bias;
+    std::vector<std::pair<int32_t, float>> logit_bias;  // added to the logits; -infinity bans a token
 };
 
 // Writes the distribution of one row. Returns false where no token can be drawn: every logit is -infinity or NaN.

@@ -13,13 +13,14 @@ import sys
 import click
 
 from ggufspec import __version__
-from ggufspec.errors import GgufspecError
+from ggufspec.errors import GgufspecError, OptionError
 
 _COMMANDS = {
     "demo": "Watch a large model write with the help of a small one; nothing to download.",
     "run": "Continue a prompt, or answer it, with a target and a draft model.",
 }
 EXIT_ERROR = 1
+EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 
@@ -56,6 +57,7 @@ def main() -> None:
 
 
 def _run() -> int:
+    _open_closed_streams()
     try:
         result = cli.main(prog_name="ggufspec", standalone_mode=False)
         sys.stdout.flush()
@@ -70,6 +72,9 @@ def _run() -> int:
         # The reader of our output went away (`ggufspec run ... | head`): nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_ERROR
+    except OptionError as error:
+        _complain(str(error))
+        return EXIT_USAGE
     except GgufspecError as error:
         _complain(str(error))
         return EXIT_ERROR
@@ -79,6 +84,13 @@ def _run() -> int:
     except MemoryError:
         _complain("out of memory: use smaller models or a smaller context (-c)")
         return EXIT_ERROR
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a stream that its caller closed (`<&-`, `>&-`): nothing is there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 def _complain(message: str) -> None:

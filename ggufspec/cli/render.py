@@ -40,7 +40,7 @@ class TextWriter:
 
     def write(self, chunk: Chunk) -> None:
         text = chunk.text
-        if self._color and chunk.drafted and chunk.drafted[0]:
+        if self._color and text and chunk.drafted and chunk.drafted[0]:
             text = f"{_GREEN}{text}{_PLAIN}"
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -181,8 +181,12 @@ def command(
             messages = [{"role": "system", "content": system}] if system is not None else []
             wanted = engine.render([*messages, {"role": "user", "content": text}])
         plain = generate(engine, wanted, {**settings, "drafter": "none"}, None) if compare else None
+        if plain is not None and plain.interrupted:
+            raise KeyboardInterrupt
         writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
         run = generate(engine, wanted, settings, writer)
+        if run.interrupted and not run.completion.tokens:
+            raise KeyboardInterrupt  # the prompt was still being read: there is nothing to tell
     speedup = None
     if plain is not None and plain.completion.stats.tokens_per_second:
         speedup = run.completion.stats.tokens_per_second / plain.completion.stats.tokens_per_second

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,7 @@ class Model:
         Raises ModelError for a file that is missing, damaged, or not a model that writes text.
         """
         self.path = Path(path)
+        self.is_on_cpu = n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload()
         _check_file(self.path)
         self._pointer: int | None = self._load(n_gpu_layers, mmap, progress)
         try:
@@ -64,7 +66,7 @@ class Model:
         with listening() as log:
             llama_cpp.llama_backend_init()
             pointer: int | None = llama_cpp.llama_model_load_from_file(
-                str(self.path).encode(), params
+                os.fsencode(self.path), params
             )
             if interrupted:
                 if pointer:
@@ -133,6 +135,11 @@ class Model:
     def n_layers(self) -> int:
         """Number of layers."""
         return int(llama_cpp.llama_model_n_layer(self.pointer))
+
+    @property
+    def n_heads(self) -> int:
+        """Number of attention heads; 0 where there is no attention."""
+        return int(llama_cpp.llama_model_n_head(self.pointer))
 
     @property
     def can_drop_tail(self) -> bool:

@@ -16,8 +16,9 @@ from ggufspec.llama.context import Checkpoint, Context
 # A model that cannot drop its tail re-decodes from a checkpoint; that many tokens may be decoded
 # again with each draft before they get a batch, and a checkpoint, of their own.
 _MAX_REPEATED = 16
-# Checkpoints lie at distances of about 1, 2, 4 ... tokens from the end, so that a few suffice.
-_N_DISTANCES = 6
+# Checkpoints lie at distances of about 1, 2, 4 ... tokens from the end, so that a few suffice:
+# nine reach back over a draft of defaults.N_DRAFT_LIMIT tokens.
+_N_DISTANCES = 9
 _SLOW_PIECE_SECONDS = 1.0
 _MIN_PIECE = 32
 

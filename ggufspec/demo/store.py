@@ -1,0 +1,172 @@
+"""Writes a large file into the cache folder, whole or not at all. Knows nothing of its content."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from io import FileIO
+from pathlib import Path
+
+from ggufspec.errors import CacheError
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["CACHE_VARIABLE", "Progress", "default_cache_dir", "format_bytes", "write_whole"]
+
+CACHE_VARIABLE = "GGUFSPEC_CACHE"
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+
+_SUFFIX = ".ggufspec-tmp"
+
+
+def default_cache_dir() -> Path:
+    """The folder for large files that can be made again: `$GGUFSPEC_CACHE`, or the platform's own.
+
+    Raises CacheError if no such variable is set and there is no home folder either.
+    """
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen).expanduser()
+    return _platform_cache_dir() / "ggufspec"
+
+
+def write_whole(
+    path: Path, n_bytes: int, chunks: Iterable[bytes | memoryview], progress: Progress | None = None
+) -> None:
+    """Write `chunks`, `n_bytes` in all, to `path`: afterwards it is whole, or as it was before.
+
+    They go to a temporary file beside it, which is synced to the disk and then renamed. It is
+    removed on any failure; what killed runs have left behind goes at the next call. Several
+    processes may write at once. Raises CacheError if the folder or the disk does not take it.
+    """
+    explained = _Explained(path, n_bytes)
+    with explained:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path.parent)
+    explained.check_free()
+    with explained:
+        file, temporary = _open_temporary(path)
+    try:
+        with file:
+            n_done = 0
+            for chunk in chunks:
+                with explained:
+                    _write_all(file, chunk)
+                n_done += len(chunk)
+                if progress is not None:
+                    progress(n_done, n_bytes)
+            with explained:
+                os.fsync(file.fileno())
+                if sys.platform == "win32":
+                    file.close()  # an open file cannot be renamed there
+                os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def format_bytes(n_bytes: int) -> str:
+    """A number of bytes for people: 7.8 MB, 240 MB, 8.4 GB."""
+    value, unit = (n_bytes / 1e6, "MB") if n_bytes < 999.5e6 else (n_bytes / 1e9, "GB")
+    return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
+
+
+class _Explained:
+    """Turns an OSError in its block into a CacheError that says what to do.
+
+    It goes around calls of the operating system only, never around a callback: an OSError of the
+    caller's own, such as a closed terminal, is not the disk's.
+    """
+
+    def __init__(self, path: Path, n_bytes: int) -> None:
+        self._path = path
+        self._n_bytes = n_bytes
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, OSError):
+            raise self._explain(error.strerror or str(error)) from error
+
+    def check_free(self) -> None:
+        """Raise CacheError now rather than after gigabytes, if they do not fit."""
+        n_free = _free_bytes(self._path.parent)
+        if n_free is not None and n_free < self._n_bytes:
+            raise self._explain("not enough space")
+
+    def _explain(self, reason: str) -> CacheError:
+        folder = self._path.parent
+        if os.path.isfile(folder):  # pathlib's would raise where a parent cannot be read
+            reason = "it is a file, not a folder"
+        n_free = _free_bytes(folder)
+        free = "an unknown amount is" if n_free is None else f"{format_bytes(n_free)} are"
+        return CacheError(
+            f"cannot write {self._path.name} into the cache folder {folder}: {reason}. "
+            f"It needs {format_bytes(self._n_bytes)}, {free} free there. Make room, or choose "
+            f"another folder with --cache-dir or the environment variable {CACHE_VARIABLE}."
+        )
+
+
+def _open_temporary(path: Path) -> tuple[FileIO, Path]:
+    """A new file beside `path`, locked for as long as it is open: the sign that its run lives."""
+    while True:
+        temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_SUFFIX}")
+        file = FileIO(temporary, "x")
+        if sys.platform == "win32":
+            return file, temporary  # an open file cannot be deleted there: no lock is needed
+        with contextlib.suppress(OSError):  # a file system without locks: then nobody cleans either
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        if temporary.exists():
+            return file, temporary
+        file.close()  # another run cleaned it away between its creation and its lock
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for leftover in folder.glob(f"*{_SUFFIX}"):
+        with contextlib.suppress(OSError), _unless_alive(leftover):
+            leftover.unlink()
+
+
+@contextlib.contextmanager
+def _unless_alive(temporary: Path) -> Iterator[None]:
+    """Raises OSError if another run is writing this file."""
+    if sys.platform == "win32":
+        yield
+    else:
+        with FileIO(temporary, "r+") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+
+
+def _write_all(file: FileIO, chunk: bytes | memoryview) -> None:
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[file.write(rest) :]  # a nearly full disk takes a part, and refuses the next
+
+
+def _free_bytes(folder: Path) -> int | None:
+    for place in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(place).free
+    return None
+
+
+def _platform_cache_dir() -> Path:
+    try:
+        if sys.platform == "win32":
+            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches"
+        chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return chosen if chosen.is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise CacheError(
+            "there is no home folder to keep a cache in: name a folder with --cache-dir or the "
+            f"environment variable {CACHE_VARIABLE}"
+        ) from error

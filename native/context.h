@@ -1,0 +1,59 @@
+// A llama.cpp context through borrowed addresses: the functions are those of the libllama that
+// llama-cpp-python has already loaded. Links no llama.cpp, so one build fits the CPU, CUDA, Metal and
+// Vulkan builds of it. Knows one sequence; no policy, no Python.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ggufspec {
+
+// struct llama_batch of llama.h, passed by value; Python compares it with llama-cpp-python's.
+struct Batch {
+    int32_t n_tokens;
+    int32_t * token;
+    float * embd;
+    int32_t * pos;
+    int32_t * n_seq_id;
+    int32_t ** seq_id;
+    int8_t * logits;
+};
+
+struct Functions {
+    int32_t (*decode)(void *, Batch);                      // llama_decode
+    void (*synchronize)(void *);                           // llama_synchronize
+    float * (*get_logits_ith)(void *, int32_t);            // llama_get_logits_ith
+    bool (*seq_rm)(void *, int32_t, int32_t, int32_t);     // llama_memory_seq_rm
+};
+
+class Context {
+public:
+    Context(Functions functions, void * context, void * memory, size_t n_batch);
+
+    // Evaluates tokens at positions first, first + 1 ..., and keeps logits of the last n_rows of them.
+    // Returns llama_decode's code. At most n_batch tokens.
+    int32_t decode(const int32_t * tokens, size_t n_tokens, int32_t first, size_t n_rows);
+
+    // The logits of token i of the last batch, where llama.cpp keeps them; null if it keeps none.
+    const float * logits(int32_t i) const;
+
+    // Forgets all from position first on. False: this kind of memory cannot drop a tail.
+    bool truncate(int32_t first) const;
+
+    // Wall time inside llama_decode so far.
+    double decode_seconds() const { return seconds_; }
+    size_t n_batch() const { return tokens_.size(); }
+
+private:
+    Functions functions_;
+    void * context_;
+    void * memory_;
+    std::vector<int32_t> tokens_, positions_, n_sequences_;
+    std::vector<int32_t *> sequences_;
+    std::vector<int8_t> wanted_;
+    int32_t sequence_ = 0;
+    double seconds_ = 0;
+};
+
+}  // namespace ggufspec
