@@ -137,6 +137,7 @@ class Context:
         """
         if self._pointer is None:
             raise ClosedError(_CLOSED)
+        log.clear()
         log.inside += 1
         try:
             result = self._native.decode(tokens, first, n_rows)

@@ -1,0 +1,85 @@
+"""Runs the command line, in this process or in one of its own, on models of a few kilobytes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from ggufspec.cli import main
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command left behind: its exit code, and what it wrote to stdout and to stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The one JSON document on stdout."""
+        document: dict[str, Any] = json.loads(self.out)
+        return document
+
+
+Command = Callable[..., Result]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Command:
+    """`ggufspec ...` within this process, which saves the second that a start may take."""
+
+    def call(*args: str | Path, stdin: bytes = b"") -> Result:
+        monkeypatch.setattr(sys, "argv", ["ggufspec", *map(str, args)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
+        capfd.readouterr()
+        code = main._run()
+        return Result(code, *capfd.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def run(command: Command) -> Command:
+    """`ggufspec run ...`; one thread is enough for models this small."""
+    return lambda *args, **how: command("run", "-t", "1", *args, **how)
+
+
+@pytest.fixture
+def program() -> Command:
+    """`ggufspec ...` as a process of its own; bytes in, text out."""
+
+    def call(*args: str | bytes | Path, stdin: bytes = b"", **env: str) -> Result:
+        done = subprocess.run(
+            [sys.executable, "-m", "ggufspec", *args],
+            input=stdin,
+            capture_output=True,
+            env={**os.environ, **env},
+            timeout=60,
+        )
+        return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that writes any bytes at all, never ends a text, and knows no chat."""
+    return tiny.write_llama(tmp_path_factory.mktemp("models") / "target.gguf")
+
+
+@pytest.fixture(scope="session")
+def draft(target: Path) -> Path:
+    """One layer of the target's two: it guesses right now and then."""
+    return tiny.write_llama(target.with_name("draft.gguf"), n_layer=1)

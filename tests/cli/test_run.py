@@ -1,0 +1,379 @@
+"""`ggufspec run` writes the library's text to stdout, and what it has to say of it to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+import ggufspec
+
+Command = Callable[..., Any]
+
+EOS = 2
+PROMPT = "hi"
+N_PROMPT = 3  # <s>, ▁h, i
+TEXT = "héllo 🙂 wörld"
+SCRIPT = tiny.SPM.spell(TEXT)
+GREEDY = ("--temp", "0")
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Path:
+    """Answers the prompt by TEXT, and then ends."""
+    return tiny.write_timed(tmp_path / "story.gguf", [*SCRIPT, EOS], n_prompt=N_PROMPT)
+
+
+def refused_at(story: Path, *places: int) -> Path:
+    """A draft that knows the story but for the tokens at some places."""
+    script = [*SCRIPT, EOS]
+    for place in places:
+        script[place] = tiny.SPM.id_of("~")
+    return tiny.write_timed(story.with_name("draft.gguf"), script, n_prompt=N_PROMPT)
+
+
+def library(target: Path, draft: Path | None, prompt: str, **options: Any) -> Any:
+    with ggufspec.load(target, draft, n_threads=1) as engine:
+        return engine.generate(prompt, **options)
+
+
+# The text
+
+
+@pytest.mark.parametrize("n_draft", [1, 2, 3, 5, 16, 64])
+@pytest.mark.parametrize("wrong", [(), (2,), (8, 9), (0, 3, len(SCRIPT))], ids=str)
+def test_the_text_is_the_targets_whatever_the_draft_believes(
+    n_draft: int, wrong: tuple[int, ...], run: Command, story: Path
+) -> None:
+    draft = refused_at(story, *wrong)
+    result = run("-m", story, "-md", draft, "-p", PROMPT, "--draft-n", str(n_draft))
+    assert (result.code, result.out) == (0, TEXT + "\n")
+
+
+def test_a_character_is_written_whole_though_its_bytes_come_from_draft_and_target(
+    run: Command, story: Path
+) -> None:
+    smiley = tiny.SPM.spell("🙂")
+    start = next(i for i in range(len(SCRIPT)) if SCRIPT[i : i + len(smiley)] == smiley)
+    args = ("-m", story, "-md", refused_at(story, start + 2), "-p", PROMPT)
+    assert len(smiley) == 4
+    assert run(*args).out == TEXT + "\n"
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_any_text_is_exactly_the_librarys(
+    temperature: float, with_draft: bool, run: Command, target: Path, draft: Path
+) -> None:
+    pair = (target, draft if with_draft else None)
+    expected = library(*pair, "hello world", temperature=temperature, seed=5, max_tokens=80)
+    drafting = ("-md", draft) if with_draft else ()
+    options = ("--temp", str(temperature), "--seed", "5", "-n", "80")
+    result = run("-m", target, *drafting, "-p", "hello world", *options)
+    assert result.out == expected.text + "\n"
+    document = run("-m", target, *drafting, "-p", "hello world", *options, "--json").document
+    assert (document["text"], document["tokens"]) == (expected.text, list(expected.tokens))
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+@pytest.mark.parametrize(
+    ("stops", "text"),
+    [
+        (["wörld"], "héllo 🙂 "),
+        ([" 🙂"], "héllo"),
+        (["🙂", "llo"], "hé"),
+        (["h"], ""),
+        (["world"], TEXT),
+        (["wörlds"], TEXT),
+    ],
+)
+def test_a_stop_string_over_several_tokens_ends_the_text_before_itself(
+    stops: list[str], text: str, with_draft: bool, run: Command, story: Path
+) -> None:
+    drafting = ("-md", story) if with_draft else ()
+    stopping = [part for stop in stops for part in ("--stop", stop)]
+    args = ("-m", story, *drafting, "-p", PROMPT, *stopping)
+    assert run(*args).out == text + "\n"
+    document = run(*args, "--json").document
+    assert (document["text"], document["finish_reason"]) == (text, "stop")
+
+
+def test_an_end_inside_a_draft_ends_the_text(run: Command, story: Path, tmp_path: Path) -> None:
+    short = tiny.write_timed(
+        tmp_path / "short.gguf", [*tiny.SPM.spell("ab"), EOS], n_prompt=N_PROMPT
+    )
+    document = run("-m", short, "-md", short, "-p", PROMPT, "--draft-n", "8", "--json").document
+    assert (document["text"], document["finish_reason"]) == ("ab", "stop")
+    assert document["tokens"] == tiny.SPM.spell("ab"), "the token that ends a text is no part of it"
+    assert document["n_drafted"] == document["n_accepted"] == 3
+    assert document["n_rounds"] == 1
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_an_end_can_be_ignored(with_draft: bool, run: Command, story: Path) -> None:
+    drafting = ("-md", story) if with_draft else ()
+    args = ("-m", story, *drafting, "-p", PROMPT, *GREEDY, "-n", "50", "--ignore-eos")
+    document = run(*args, "--json").document
+    assert (document["n_generated"], document["finish_reason"]) == (50, "length")
+    assert EOS not in document["tokens"]
+    assert document["text"].count(TEXT) >= 2
+
+
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_n_tokens_are_written(n: int, run: Command, target: Path, draft: Path) -> None:
+    document = run("-m", target, "-md", draft, "-p", PROMPT, "-n", str(n), "--json").document
+    assert len(document["tokens"]) == n
+    assert document["finish_reason"] == "length"
+
+
+def test_without_a_limit_the_context_is_filled(run: Command, target: Path, draft: Path) -> None:
+    document = run("-m", target, "-md", draft, "-p", PROMPT, "-c", "40", "--json").document
+    assert document["n_prompt"] + document["n_generated"] == 40
+    assert document["finish_reason"] == "length"
+
+
+def test_a_seed_repeats_the_text(run: Command, target: Path, draft: Path) -> None:
+    def tokens(*seed: str) -> list[int]:
+        args = ("-m", target, "-md", draft, "-p", PROMPT, "-n", "30", "--json", *seed)
+        document = run(*args).document
+        seeds.append(document["settings"]["seed"])
+        return document["tokens"]
+
+    seeds: list[int] = []
+    first = tokens("--seed", "7")
+    assert tokens("--seed", "7") == first
+    assert tokens("--seed", "8") != first
+    fresh = tokens()
+    assert fresh != tokens(), "without a seed, a fresh one"
+    assert tokens("--seed", str(seeds[-2])) == fresh, "which --json tells"
+
+
+def test_without_a_draft_nothing_is_drafted(run: Command, target: Path, draft: Path) -> None:
+    args = ("-m", target, "-p", PROMPT, "-n", "20", *GREEDY)
+    plain = run(*args)
+    assert "draft" not in plain.err
+    document = run(*args, "--json").document
+    assert document["n_drafted"] == document["n_accepted"] == 0
+    assert document["drafted_by_position"] == document["accepted_by_position"] == []
+    assert document["n_rounds"] == document["n_generated"] == 20
+    assert document["settings"]["draft"] is None
+    unused = run(*args, "-md", draft, "--drafter", "none", "--json").document
+    assert unused["n_drafted"] == 0
+    assert unused["tokens"] == document["tokens"]
+    assert run(*args, "-md", draft).out == plain.out
+
+
+@pytest.mark.parametrize("rule", ["rejection", "match"])
+def test_every_rule_keeps_the_greedy_text(
+    rule: str, run: Command, target: Path, draft: Path
+) -> None:
+    args = ("-m", target, "-p", PROMPT, "-n", "40", *GREEDY)
+    assert run(*args, "-md", draft, "--verify", rule).out == run(*args).out
+
+
+# The prompt
+
+
+@pytest.mark.parametrize(
+    ("args", "stdin", "prompt"),
+    [
+        (["-p", "hello world"], b"", "hello world"),
+        (["-p", "hello world"], b"not read", "hello world"),
+        (["-p", "hello world\n"], b"", "hello world\n"),
+        (["-p", "wörld 🙂 日本"], b"", "wörld 🙂 日本"),
+        ([], b"hello world", "hello world"),
+        ([], b"hello world\n", "hello world"),
+        ([], b"hello world\n\n", "hello world\n"),
+        ([], b"hello\r\nworld\r\n", "hello\r\nworld"),
+        ([], "wörld 🙂\n".encode(), "wörld 🙂"),
+        (["-f", "-"], b"hello world\n", "hello world"),
+    ],
+)
+def test_the_prompt_comes_from_where_the_user_has_it(
+    args: list[str], stdin: bytes, prompt: str, run: Command, target: Path
+) -> None:
+    expected = library(target, None, prompt, temperature=0, max_tokens=20)
+    document = run("-m", target, *args, *GREEDY, "-n", "20", "--json", stdin=stdin).document
+    assert document["tokens"] == list(expected.tokens)
+    assert document["n_prompt"] == expected.stats.n_prompt
+
+
+@pytest.mark.parametrize(
+    ("content", "prompt"),
+    [
+        (b"hello world", "hello world"),
+        (b"hello world\n", "hello world"),
+        (b"hello\r\nworld\r\n", "hello\r\nworld"),
+        (b" hello \n\n", " hello \n"),
+        ("日本 🙂\n".encode(), "日本 🙂"),
+    ],
+)
+def test_a_file_gives_the_prompt_without_its_last_newline(
+    content: bytes, prompt: str, run: Command, target: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "prömpt.txt"
+    file.write_bytes(content)
+    expected = library(target, None, prompt, temperature=0, max_tokens=20)
+    document = run("-m", target, "-f", file, *GREEDY, "-n", "20", "--json").document
+    assert document["tokens"] == list(expected.tokens)
+
+
+def test_chat_renders_the_targets_own_template(run: Command, tmp_path: Path) -> None:
+    model = tiny.write_llama(tmp_path / "chat.gguf", vocab=tiny.BPE, chat_template=tiny.CHATML)
+    user = {"role": "user", "content": "hello"}
+    system = {"role": "system", "content": "say stop"}
+    with ggufspec.load(model, n_threads=1) as engine:
+        expected = [
+            engine.chat(messages, temperature=0, max_tokens=20)
+            for messages in ([user], [system, user])
+        ]
+    args = ("-m", model, "-p", "hello", *GREEDY, "-n", "20", "--json")
+    alone, both, implied = (
+        run(*args, *chat).document
+        for chat in (["--chat"], ["--chat", "--system", "say stop"], ["--system", "say stop"])
+    )
+    assert alone["tokens"] == list(expected[0].tokens)
+    assert both["tokens"] == implied["tokens"] == list(expected[1].tokens)
+    assert run(*args).document["n_prompt"] < alone["n_prompt"] < both["n_prompt"]
+
+
+# Beside the text
+
+
+def test_statistics_go_to_stderr_alone(run: Command, story: Path) -> None:
+    result = run("-m", story, "-md", refused_at(story, 1), "-p", PROMPT)
+    assert result.out == TEXT + "\n"
+    assert result.err.count("\n") == 1, "one line"
+    for part in (f"{len(SCRIPT)} tokens at", "tokens/s", "drafted", "accepted", "prompt 3 tokens"):
+        assert part in result.err
+
+
+def test_compare_tells_the_speed_up_and_writes_once(run: Command, story: Path) -> None:
+    args = ("-m", story, "-md", story, "-p", PROMPT, "--compare")
+    result = run(*args)
+    assert result.out == TEXT + "\n"
+    assert "times as fast as without a draft" in result.err
+    assert run(*args, "--json").document["speedup"] > 0
+    assert run(*args[:-1], "--json").document["speedup"] is None
+
+
+def test_llama_cpps_log_comes_only_when_asked_for(
+    program: Command, target: Path, draft: Path
+) -> None:
+    args = ("run", "-t", "1", "-m", target, "-md", draft, "-p", PROMPT, "-n", "5", "--seed", "1")
+    quiet, verbose = program(*args), program(*args, "-v")
+    assert quiet.err.count("\n") == 1
+    assert "llama_model_loader" in verbose.err
+    assert verbose.err.splitlines()[-1].startswith("5 tokens at")
+    assert verbose.out == quiet.out
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+@pytest.mark.parametrize("temperature", ["0", "0.8"])
+def test_the_document_is_whole_and_adds_up(
+    temperature: str, with_draft: bool, run: Command, target: Path, draft: Path
+) -> None:
+    drafting = ("-md", draft) if with_draft else ()
+    args = ("-m", target, *drafting, "-p", "hello world", "-n", "60", "--temp", temperature)
+    result = run(*args, "--json")
+    assert (result.code, result.err) == (0, "")
+    told = result.document
+    assert set(told) == {
+        *("text", "tokens", "finish_reason", "n_prompt", "n_generated", "n_rounds", "n_drafted"),
+        *("n_accepted", "acceptance", "mean_length", "drafted_by_position"),
+        *("accepted_by_position", "seconds", "overhead", "tokens_per_second", "speedup"),
+        *("settings", "versions"),
+    }
+    assert told["n_generated"] == len(told["tokens"]) == 60
+    assert told["n_generated"] == told["n_accepted"] + told["n_rounds"]
+    drafted, accepted = told["drafted_by_position"], told["accepted_by_position"]
+    assert (sum(drafted), sum(accepted)) == (told["n_drafted"], told["n_accepted"])
+    assert len(drafted) == len(accepted) == (3 if with_draft else 0)
+    assert all(a <= d for a, d in zip(accepted, drafted, strict=True))
+    assert sorted(accepted, reverse=True) == accepted
+    assert told["mean_length"] == pytest.approx(60 / told["n_rounds"])
+    assert told["acceptance"] == pytest.approx(told["n_accepted"] / max(told["n_drafted"], 1))
+    seconds = told["seconds"]
+    assert set(seconds) == {"prompt", "draft", "target", "verify", "other", "decode"}
+    assert all(part >= 0 for part in seconds.values())
+    generation = sum(seconds[part] for part in ("draft", "target", "verify", "other"))
+    assert told["tokens_per_second"] == pytest.approx(60 / generation)
+    assert 0 < seconds["decode"] <= seconds["draft"] + seconds["target"]
+    assert told["overhead"] == pytest.approx(1 - seconds["decode"] / generation)
+    assert told["settings"]["temperature"] == float(temperature)
+    assert told["settings"]["target"] == str(target)
+    assert set(told["versions"]) == {"python", "ggufspec", "llama-cpp-python", "numpy"}
+
+
+def test_a_document_has_the_letters_themselves(run: Command, story: Path) -> None:
+    result = run("-m", story, "-p", PROMPT, "--json")
+    assert result.document["text"] == TEXT
+    assert TEXT in result.out
+
+
+# Colour
+
+
+@pytest.fixture
+def letters(tmp_path: Path) -> tuple[Path, Path]:
+    """A target that writes abcdefghij, and a draft that takes the e for another letter."""
+    script = [*map(tiny.SPM.id_of, "abcdefghij"), EOS]
+    wrong = [*script[:4], tiny.SPM.id_of("~"), *script[5:]]
+    return (
+        tiny.write_timed(tmp_path / "letters.gguf", script, n_prompt=N_PROMPT),
+        tiny.write_timed(tmp_path / "wrong.gguf", wrong, n_prompt=N_PROMPT),
+    )
+
+
+GREEN, PLAIN = "\x1b[32m", "\x1b[0m"
+COLOURED = f"{GREEN}abc{PLAIN}de{GREEN}fgh{PLAIN}i{GREEN}j{PLAIN}\n"
+
+
+def test_colour_is_around_what_the_draft_wrote(run: Command, letters: tuple[Path, Path]) -> None:
+    model, wrong = letters
+    args = ("-m", model, "-p", PROMPT)
+    assert run(*args, "-md", wrong, "--color", "on").out == COLOURED
+    assert run(*args, "--color", "on").out == "abcdefghij\n", "nothing was drafted"
+    coloured = run(*args, "-md", wrong, "--color", "on", "--json")
+    assert "\x1b" not in coloured.out
+
+
+def test_no_colour_is_put_around_nothing(run: Command, story: Path) -> None:
+    result = run("-m", story, "-md", story, "-p", PROMPT, "--color", "on", "--draft-n", "1")
+    assert GREEN in result.out
+    assert GREEN + PLAIN not in result.out, "a draft that wrote part of a character wrote no text"
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_terminal", "environment", "coloured"),
+    [
+        ("auto", False, {}, False),
+        ("auto", True, {}, True),
+        ("auto", True, {"NO_COLOR": "1"}, False),
+        ("auto", True, {"TERM": "dumb"}, False),
+        ("off", True, {}, False),
+        ("on", True, {"NO_COLOR": "1"}, True),
+        ("on", False, {}, True),
+    ],
+)
+def test_colour_by_itself_is_for_terminals(
+    choice: str,
+    is_terminal: bool,
+    environment: dict[str, str],
+    coloured: bool,
+    run: Command,
+    letters: tuple[Path, Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    model, wrong = letters
+    result = run("-m", model, "-md", wrong, "-p", PROMPT, "--color", choice)
+    assert result.out == (COLOURED if coloured else "abcdefghij\n")

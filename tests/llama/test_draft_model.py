@@ -1,0 +1,221 @@
+"""A small model drafts for `llama_cpp.Llama`: the text stays, and the large one is asked less."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.demo import embedded_draft, embedded_target
+from ggufspec.errors import ClosedError, ModelError, OptionError
+from ggufspec.llama.context import Context
+
+PROMPTS = ["It was a dark night, and", '"My dear Watson," said', "The king rose and"]
+N_TOKENS = 60
+# Batches of one token and of several round differently: greedy text may part where the two best
+# logits are as near as this. Logits deviate by about 3.
+NEAR_TIE = 0.1
+
+MakeLlama = Callable[..., Any]
+MakeDraft = Callable[..., ggufspec.DraftModel]
+
+
+@pytest.fixture
+def draft_model() -> Iterator[MakeDraft]:
+    made: list[ggufspec.DraftModel] = []
+
+    def make(path: str | Path = embedded_draft(), **how: Any) -> ggufspec.DraftModel:  # noqa: B008
+        made.append(ggufspec.DraftModel(path, n_threads=1, **{"n_ctx": 512, **how}))
+        return made[-1]
+
+    yield make
+    for draft in made:
+        draft.close()
+
+
+@pytest.fixture
+def llama() -> Iterator[MakeLlama]:
+    made: list[Any] = []
+
+    def make(path: str | Path = embedded_target(), **how: Any) -> Any:  # noqa: B008
+        options = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, **how}
+        made.append(llama_cpp.Llama(str(path), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def greedy(llama: Any, prompt: list[int], n_tokens: int = N_TOKENS) -> list[int]:
+    """The tokens of a greedy continuation."""
+    return list(itertools.islice(llama.generate(prompt, temp=0.0), n_tokens))
+
+
+def assert_same_up_to_a_near_tie(
+    tokens: list[int], wanted: list[int], prompt: list[int], judge: Any
+) -> None:
+    if tokens == wanted:
+        return
+    place = next(i for i, pair in enumerate(zip(tokens, wanted, strict=True)) if len({*pair}) > 1)
+    judge.reset()
+    judge.eval([*prompt, *wanted[:place]])
+    logits = judge.eval_logits[-1]
+    assert abs(logits[tokens[place]] - logits[wanted[place]]) < NEAR_TIE, f"token {place}"
+
+
+@pytest.mark.parametrize("n_draft", [1, 3, 8])
+def test_the_text_is_the_one_without_a_draft(
+    llama: MakeLlama, draft_model: MakeDraft, n_draft: int
+) -> None:
+    plain = llama(logits_all=True)
+    with_draft = llama(draft_model=draft_model(n_draft=n_draft))
+    for text in PROMPTS:
+        prompt = plain.tokenize(text.encode())
+        wanted = greedy(plain, prompt)
+        assert_same_up_to_a_near_tie(greedy(with_draft, prompt), wanted, prompt, plain)
+
+
+def test_the_completion_of_a_text_is_the_one_without_a_draft(
+    llama: MakeLlama, draft_model: MakeDraft
+) -> None:
+    texts = [
+        one(PROMPTS[0], max_tokens=30, temperature=0)["choices"][0]["text"]
+        for one in (llama(), llama(draft_model=draft_model()))
+    ]
+    assert texts[0] == texts[1] != ""
+
+
+def test_the_target_is_asked_less_often_than_it_writes(
+    llama: MakeLlama, draft_model: MakeDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_draft = llama(draft_model=draft_model())
+    prompt = with_draft.tokenize(PROMPTS[1].encode())
+    n_evaluations = 0
+    evaluate = with_draft.eval
+
+    def counting(tokens: list[int]) -> None:
+        nonlocal n_evaluations
+        n_evaluations += 1
+        evaluate(tokens)
+
+    monkeypatch.setattr(with_draft, "eval", counting)
+    assert len(greedy(with_draft, prompt)) == N_TOKENS
+    assert 1 < n_evaluations < 0.8 * N_TOKENS
+
+
+def test_what_was_drafted_is_not_evaluated_again(
+    draft_model: MakeDraft, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = draft_model(n_draft=4)
+    sizes: list[int] = []
+    decode = Context.decode
+
+    def counting(self: Context, tokens: list[int], *where: int) -> None:
+        sizes.append(len(tokens))
+        decode(self, tokens, *where)
+
+    monkeypatch.setattr(Context, "decode", counting)
+    text = np.arange(100, 140, dtype=np.intc)
+    drafted = draft(text)
+    assert sizes == [40, 1, 1, 1]
+    sizes.clear()
+    draft(np.array([*text, *drafted, 200], np.intc))
+    assert sizes == [2, 1, 1, 1], "all was accepted"
+    sizes.clear()
+    draft(np.array([*text, *drafted, 200, 201], np.intc))
+    assert sizes == [1, 1, 1, 1], "nothing was accepted"
+
+
+def test_a_draft_is_the_greedy_continuation(llama: MakeLlama, draft_model: MakeDraft) -> None:
+    alone, draft = llama(embedded_draft(), logits_all=True), draft_model(n_draft=8)
+    for text in PROMPTS:
+        prompt = alone.tokenize(text.encode())
+        drafted = draft(np.array(prompt, np.intc))
+        assert drafted.dtype == np.intc
+        assert drafted.shape == (8,)
+        assert_same_up_to_a_near_tie(drafted.tolist(), greedy(alone, prompt, 8), prompt, alone)
+
+
+def test_a_draft_stops_where_its_text_ends(tmp_path: Path, draft_model: MakeDraft) -> None:
+    script = tiny.SPM.spell("abc")
+    path = tiny.write_scripted(tmp_path / "model.gguf", script, then=tiny.SPM.eos)
+    draft = draft_model(path, n_draft=10, n_ctx=64)
+    assert draft(np.array([1, script[0]], np.intc)).tolist() == [*script[1:], tiny.SPM.eos]
+
+
+# The end of the context
+
+
+def test_a_draft_ends_with_the_context(draft_model: MakeDraft) -> None:
+    draft = draft_model(n_draft=6, n_ctx=32)
+    text = np.arange(100, 200, dtype=np.intc)
+    for n_tokens, n_drafted in ((20, 6), (26, 6), (27, 5), (31, 1), (32, 0), (33, 0), (100, 0)):
+        assert len(draft(text[:n_tokens])) == n_drafted
+    assert len(draft(text[:10])) == 6, "a shorter text is drafted for as before"
+
+
+def test_no_text_has_no_draft(draft_model: MakeDraft) -> None:
+    assert draft_model()(np.array([], np.intc)).tolist() == []
+
+
+@pytest.mark.parametrize(("n_ctx", "n_ctx_draft"), [(64, 64), (64, 32), (256, 256), (256, 512)])
+def test_a_text_may_fill_the_target_s_context(
+    llama: MakeLlama, draft_model: MakeDraft, n_ctx: int, n_ctx_draft: int
+) -> None:
+    # A draft's context that is larger than the target's helps only where the target's is a
+    # multiple of 256: llama-cpp-python forgets to cut the last draft otherwise.
+    plain = llama(n_ctx=n_ctx, logits_all=True)
+    with_draft = llama(n_ctx=n_ctx, draft_model=draft_model(n_ctx=n_ctx_draft, n_draft=5))
+    prompt = plain.tokenize(PROMPTS[2].encode())
+    n_tokens = n_ctx - len(prompt)
+    wanted, written = (greedy(one, prompt, n_tokens) for one in (plain, with_draft))
+    assert len(written) == n_tokens
+    assert_same_up_to_a_near_tie(written, wanted, prompt, plain)
+
+
+# Opening and closing
+
+
+def test_a_closed_draft_says_so(draft_model: MakeDraft) -> None:
+    draft = draft_model()
+    text = np.arange(100, 120, dtype=np.intc)
+    assert len(draft(text)) > 0
+    draft.close()
+    draft.close()
+    for shown in (text, text[:5], np.arange(30, dtype=np.intc)):
+        with pytest.raises(ClosedError, match="closed"):
+            draft(shown)
+
+
+def test_one_draft_may_serve_several_llamas(llama: MakeLlama, draft_model: MakeDraft) -> None:
+    draft = draft_model()
+    one, other = llama(draft_model=draft), llama(draft_model=draft)
+    prompt = one.tokenize(PROMPTS[0].encode())
+    written = greedy(one, prompt, 20)
+    one.close()
+    assert_same_up_to_a_near_tie(greedy(other, prompt, 20), written, prompt, llama(logits_all=True))
+
+
+@pytest.mark.parametrize("how", [{"n_draft": 0}, {"n_draft": -3}, {"n_ctx": 0}, {"n_ctx": -1}])
+def test_wrong_counts_are_refused(draft_model: MakeDraft, how: dict[str, int]) -> None:
+    with pytest.raises(OptionError, match="must be at least 1"):
+        draft_model(**how)
+
+
+def test_a_wrong_file_is_refused(draft_model: MakeDraft, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="there is no file"):
+        draft_model(tmp_path / "missing.gguf")
+    with pytest.raises(ModelError, match="makes embeddings"):
+        draft_model(tiny.write_bert(tmp_path / "bert.gguf"), n_ctx=64)
+    timed = tiny.write_timed(tmp_path / "timed.gguf", [5, 6], n_ctx_train=64)
+    with pytest.raises(OptionError, match="too long"):
+        draft_model(timed, n_ctx=65)
+    assert len(draft_model(timed, n_ctx=64)(np.array([5], np.intc))) > 0

@@ -1,0 +1,566 @@
+"""Files that are no model are refused by name, and models come and go without a trace."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.errors import (
+    ClosedError,
+    DecodeError,
+    ModelError,
+    OptionError,
+    VocabError,
+)
+from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.model import Model
+from ggufspec.llama.session import LlamaSession
+
+LLAMA_CPP = "ggufspec.llama"  # the logger
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "good.gguf")
+
+
+def load(target: Path, draft: Path | None = None, **how: Any) -> ggufspec.Engine:
+    return ggufspec.load(target, draft, n_threads=1, **how)
+
+
+def written(engine: ggufspec.Engine, n_tokens: int = 12) -> tuple[int, ...]:
+    return engine.generate(
+        " hello world", max_tokens=n_tokens, temperature=0, ignore_eos=True
+    ).tokens
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+# Files that are no model
+
+
+def empty(path: Path) -> None:
+    path.touch()
+
+
+def text(path: Path) -> None:
+    path.write_text("Once upon a time there was a file that was no model.\n" * 99)
+
+
+def short(path: Path) -> None:
+    path.write_bytes(b"GG")
+
+
+def only_magic(path: Path) -> None:
+    path.write_bytes(b"GGUF")
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(b"GGUF" + bytes(range(256)) * 40)
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(b"GGUF" + bytes(10_000))
+
+
+def old_version(path: Path) -> None:
+    data = bytearray(tiny.write_llama(path).read_bytes())
+    data[4:8] = (1).to_bytes(4, "little")
+    path.write_bytes(data)
+
+
+def unknown_architecture(path: Path) -> None:
+    data = tiny.write_llama(path).read_bytes()
+    path.write_bytes(data.replace(b"llama", b"lhama"))
+
+
+def cut(fraction: float) -> Callable[[Path], object]:
+    return lambda path: tiny.truncate(tiny.write_llama(path), fraction)
+
+
+def without(*keys: str) -> Callable[[Path], object]:
+    return lambda path: tiny.write_llama(path, header=dict.fromkeys(keys))
+
+
+DAMAGED: dict[str, Callable[[Path], object]] = {
+    "only magic": only_magic,
+    "garbage": garbage,
+    "zeros": zeros,
+    "old version": old_version,
+    "unknown architecture": unknown_architecture,
+    "1 %": cut(0.01),
+    "10 %": cut(0.1),
+    "50 %": cut(0.5),
+    "99 %": cut(0.99),
+    "no context length": without("context_length"),
+    "no width": without("embedding_length"),
+    "vocabulary only": tiny.write_vocab_only,
+    "no tokenizer": tiny.write_without_tokenizer,
+}
+OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "missing": (lambda path: None, "there is no file .*; name the path"),
+    "directory": (Path.mkdir, "is a folder; name a GGUF file"),
+    "empty": (empty, "is empty; a GGUF model was expected"),
+    "text": (text, "is not a GGUF file: it starts with b'Once'"),
+    "short": (short, "is not a GGUF file: it starts with b'GG'"),
+    "link to itself": (lambda path: path.symlink_to(path), "cannot be read: "),
+    "embedding": (tiny.write_bert, "makes embeddings.* needs a model that writes text"),
+    "encoder and decoder": (tiny.write_t5_encoder_decoder, "is an encoder .*only decodes"),
+}
+
+
+def refusal(path: Path, good: Path) -> str:
+    """What the user reads, as target and as draft; another load then works."""
+    with pytest.raises(ModelError) as as_target:
+        load(path)
+    with pytest.raises(ModelError) as as_draft:
+        load(good, path)
+    load(good).close()
+    assert str(path) in str(as_target.value)
+    if not isinstance(as_draft.value, VocabError):
+        assert str(as_draft.value) == str(as_target.value)
+    return str(as_target.value)
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_a_damaged_file_is_refused_in_the_words_of_llama_cpp(
+    kind: str, good: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.gguf"
+    DAMAGED[kind](path)
+    message = refusal(path, good)
+    assert "could not be loaded" in message
+    assert message.count("\n  llama.cpp: ") >= 1
+    assert len(message.splitlines()) <= 5, "a few lines are enough"
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_is_no_language_model_is_named(kind: str, good: Path, tmp_path: Path) -> None:
+    write, match = OTHERS[kind]
+    path = tmp_path / "bad.gguf"
+    write(path)
+    with pytest.raises(ModelError, match=match):
+        load(path)
+    refusal(path, good)
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (DAMAGED["50 %"], "not within the file bounds"),
+        (unknown_architecture, "unknown model architecture: 'lhama'"),
+        (without("context_length"), "key not found in model: llama.context_length"),
+    ],
+)
+def test_the_quoted_complaint_tells_the_cause(
+    damage: Callable[[Path], object], complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "bad.gguf"
+    damage(path)
+    with pytest.raises(ModelError, match=complaint):
+        Model(path)
+    only_magic(path)
+    with pytest.raises(ModelError) as caught:
+        Model(path)
+    assert complaint not in str(caught.value), "nothing of an earlier failure"
+
+
+def test_a_file_that_may_not_be_read_is_named(good: Path) -> None:
+    good.chmod(0)
+    if os.access(good, os.R_OK):
+        pytest.skip("nothing is unreadable to this user")
+    with pytest.raises(ModelError, match="cannot be read: "):
+        Model(good)
+
+
+@pytest.mark.parametrize("name", ["good.gguf/inside.gguf", "n" * 300, "a\0b"])
+def test_a_path_that_cannot_be_is_named(name: str, good: Path) -> None:
+    with pytest.raises(ModelError, match=r"cannot be read|no file"):
+        Model(good.parent / name)
+
+
+@pytest.mark.parametrize("name", ["modèle 🙂.gguf", "a b'c\"d.gguf", "%s%n.gguf", "no suffix"])
+def test_a_file_may_have_any_name(name: str, good: Path) -> None:
+    load(good.rename(good.parent / name)).close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are Unicode here")
+def test_a_file_may_have_a_name_that_is_no_text(good: Path) -> None:
+    load(good.rename(good.parent / os.fsdecode(b"\xff\xfe.gguf"))).close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory")
+def test_a_context_that_does_not_fit_is_refused(good: Path) -> None:
+    # In a process of its own, with 150 MB left: a context of a million tokens needs more.
+    program = f"""
+        import resource
+        import ggufspec
+        ggufspec.load({str(good)!r}, n_threads=1).close()
+        pages = int(open("/proc/self/statm").read().split()[0])
+        limit = pages * resource.getpagesize() + 150 * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        for n_ctx in (10**6, 10**7):
+            try:
+                ggufspec.load({str(good)!r}, n_threads=1, n_ctx=n_ctx)
+            except ggufspec.OutOfMemoryError as error:
+                print(error)
+        ggufspec.load({str(good)!r}, n_threads=1, n_ctx=256).close()
+    """
+    done = run(program)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("use a smaller context (n_ctx, -c)") == 2
+    for asked in ("1,000,000 tokens", "10,000,000 tokens", str(good), "llama.cpp: "):
+        assert asked in done.stdout
+
+
+def test_a_cache_type_that_does_not_fit_the_model_is_refused(good: Path) -> None:
+    # Heads of 8 numbers do not fill a block of 32.
+    with pytest.raises(ggufspec.GgufspecError, match=r"another cache type[^\0]*q8_0"):
+        load(good, type_k="q8_0", flash_attention="on")
+    load(good).close()
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"type_k": "q9_9"}, "'q9_9' is no type of the K cache; choose from f32, f16"),
+        ({"type_v": ""}, "'' is no type of the V cache"),
+        ({"flash_attention": "maybe"}, "'maybe' is no flash attention; choose from auto, on, off"),
+    ],
+)
+def test_an_unknown_choice_is_refused(how: dict[str, str], match: str, good: Path) -> None:
+    with pytest.raises(OptionError, match=match):
+        load(good, **how)
+    load(good).close()
+
+
+# Learned positions
+
+
+def test_learned_positions_end_where_training_ended(tmp_path: Path) -> None:
+    path = tiny.write_timed(tmp_path / "model.gguf", tiny.SPM.spell("banana "), n_ctx_train=64)
+    rotary = tiny.write_llama(tmp_path / "rotary.gguf", n_ctx_train=64)
+    with pytest.raises(OptionError, match=r"65 tokens is too long.* end at 64.*\(n_ctx, -c\)"):
+        load(path, n_ctx=65)
+    with pytest.raises(OptionError, match=str(path)):
+        load(rotary, path, n_ctx=65)
+    with load(path, n_ctx=64) as engine:
+        full = engine.generate([1], temperature=0)
+        assert (len(full.tokens), full.finish_reason) == (63, "length")
+    for pair in ((path, None), (path, rotary), (rotary, path)):
+        with load(*pair) as engine:
+            assert engine.n_ctx == 64
+
+
+@pytest.mark.parametrize(
+    "write", [tiny.write_llama, tiny.write_mamba, tiny.write_rwkv, tiny.write_hybrid]
+)
+def test_other_positions_may_go_beyond_training(write: Callable[..., Path], tmp_path: Path) -> None:
+    with load(write(tmp_path / "model.gguf", n_ctx_train=64), n_ctx=300) as engine:
+        assert len(engine.generate([5] * 100, max_tokens=5, ignore_eos=True).tokens) == 5
+
+
+# The progress of a load
+
+
+@pytest.mark.parametrize("mmap", [True, False])
+def test_progress_rises_to_one(mmap: bool, good: Path) -> None:
+    heard: list[float] = []
+    Model(good, mmap=mmap, progress=heard.append).close()
+    assert len(heard) > 1
+    assert heard == sorted(heard)
+    assert heard[0] >= 0
+    assert heard[-1] == 1
+
+
+def test_progress_says_whose_it_is(good: Path) -> None:
+    heard: list[tuple[str, float]] = []
+    load(good, good, progress=lambda whose, share: heard.append((whose, share))).close()
+    names = [whose for whose, _ in heard]
+    assert [name for name, _ in itertools.groupby(names)] == ["target", "draft"]
+    assert [share for _, share in heard].count(1.0) == 2
+
+
+class StopLoadingError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("error", [StopLoadingError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("whose", ["target", "draft"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_an_exception_in_progress_ends_the_load(
+    share: float, whose: str, error: type[BaseException], good: Path
+) -> None:
+    raised = error()
+
+    def stop(name: str, done: float) -> None:
+        if name == whose and done >= share:
+            raise raised
+
+    with pytest.raises(error) as caught:
+        load(good, good, progress=stop)
+    assert caught.value is raised
+    with load(good, good) as engine:
+        assert written(engine)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many models and contexts llama.cpp has made for us and not got back."""
+    counts: dict[str, int] = {}
+
+    def watch(what: str, make: str, free: str) -> None:
+        counts[what] = 0
+        real_make, real_free = getattr(llama_cpp, make), getattr(llama_cpp, free)
+
+        def made(*args: Any) -> Any:
+            pointer = real_make(*args)
+            counts[what] += bool(pointer)
+            return pointer
+
+        def freed(pointer: Any) -> None:
+            counts[what] -= 1
+            real_free(pointer)
+
+        monkeypatch.setattr(llama_cpp, make, made)
+        monkeypatch.setattr(llama_cpp, free, freed)
+
+    watch("models", "llama_model_load_from_file", "llama_model_free")
+    watch("contexts", "llama_init_from_model", "llama_free")
+    return counts
+
+
+def nothing(held: dict[str, int]) -> bool:
+    return not any(held.values())
+
+
+def test_whatever_goes_wrong_everything_is_given_back(
+    held: dict[str, int], good: Path, tmp_path: Path
+) -> None:
+    def stop(whose: str, share: float) -> None:
+        if whose == "draft" and share == 1.0:
+            raise StopLoadingError
+
+    bpe = tiny.write_llama(tmp_path / "bpe.gguf", vocab=tiny.BPE)
+    bert = tiny.write_bert(tmp_path / "bert.gguf")
+    t5 = tiny.write_t5_encoder_decoder(tmp_path / "t5.gguf")
+    timed = tiny.write_timed(tmp_path / "timed.gguf", [5, 6], n_ctx_train=64)
+    attempts: list[tuple[Any, type[BaseException]]] = [
+        (lambda: load(good, good, progress=stop), StopLoadingError),
+        (lambda: load(good, bpe), VocabError),
+        (lambda: load(good, tmp_path / "missing"), ModelError),
+        (lambda: load(bert), ModelError),
+        (lambda: load(t5), ModelError),
+        (lambda: load(good, timed, n_ctx=65), OptionError),
+        (lambda: load(good, good, type_k="q8_0", flash_attention="on"), ggufspec.GgufspecError),
+        (lambda: load(good, good, type_k="none"), OptionError),
+    ]
+    for attempt, error in attempts:
+        with pytest.raises(error):
+            attempt()
+        assert nothing(held)
+    engine = load(good, good)
+    assert held == {"models": 2, "contexts": 2}
+    engine.close()
+    engine.close()
+    assert nothing(held)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_loads_that_are_broken_off_keep_no_memory(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "model.gguf", n_embd=128)
+    n_bytes = path.stat().st_size
+
+    def stop(share: float) -> None:
+        if share > 0:
+            raise StopLoadingError
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def broken_off(n: int) -> None:
+        for _ in range(n):
+            with pytest.raises(StopLoadingError):
+                Model(path, mmap=False, progress=stop)
+
+    broken_off(3)
+    before = resident()
+    broken_off(40)
+    assert resident() - before < 10 * n_bytes
+
+
+# Models that come and go
+
+
+def test_a_model_tells_what_it_is(good: Path, tmp_path: Path) -> None:
+    model = Model(good)
+    assert model.description.startswith("llama")
+    assert model.n_layers == 2
+    assert model.n_ctx_train == 256
+    assert 4 * model.n_params == model.n_bytes
+    assert model.can_drop_tail
+    assert model.chat_template is None
+    model.close()
+    model.close()
+    with pytest.raises(ClosedError, match=r"good\.gguf is closed; load it again"):
+        _ = model.pointer
+    templated = Model(tiny.write_llama(tmp_path / "chat.gguf", chat_template=tiny.CHATML))
+    assert templated.chat_template == tiny.CHATML
+    templated.close()
+
+
+def test_one_engine_after_another(good: Path, tmp_path: Path) -> None:
+    other = tiny.write_mamba(tmp_path / "other.gguf", seed=1)
+    texts = []
+    for path in (good, other, good, other):
+        with load(path) as engine:
+            texts.append(written(engine))
+    assert texts[:2] == texts[2:]
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_engines_side_by_side_are_closed_in_any_order(
+    order: tuple[int, ...], good: Path, tmp_path: Path
+) -> None:
+    hybrid = tiny.write_hybrid(tmp_path / "hybrid.gguf")
+    early = tiny.write_llama(tmp_path / "early.gguf", n_layer=1)
+    pairs = [(good, early), (hybrid, None), (good, None)]
+    alone = []
+    for pair in pairs:
+        with load(*pair) as engine:
+            alone.append(written(engine, 40))
+    assert alone[0] == alone[2], "a draft changes nothing"
+    engines = [load(*pair) for pair in pairs]
+    streams = [
+        iter(engine.stream(" hello world", max_tokens=40, temperature=0, ignore_eos=True))
+        for engine in engines
+    ]
+    open_engines = {0, 1, 2}
+    for closing in order:
+        for which in open_engines:
+            next(streams[which])
+        engines[closing].close()
+        engines[closing].close()
+        open_engines.discard(closing)
+        with pytest.raises(ClosedError):
+            engines[closing].generate("hello")
+        with pytest.raises(ClosedError):
+            list(streams[closing])
+        for which in open_engines:
+            assert written(engines[which], 40) == alone[which]
+
+
+def test_a_closed_engine_keeps_no_one_alive(good: Path) -> None:
+    engine = load(good, good)
+    written(engine)
+    engine.close()
+    gone = weakref.ref(engine.target.model), weakref.ref(engine.target)
+    del engine
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+# llama.cpp's log
+
+
+def test_nothing_is_said_by_default(
+    good: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    garbage(tmp_path / "bad.gguf")
+    with load(good, good) as engine:
+        written(engine)
+    with contextlib.suppress(ModelError):
+        load(tmp_path / "bad.gguf")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_is_said_in_a_process_of_its_own_either(good: Path) -> None:
+    # Not under pytest, whose handlers for logging would hide what Python's last resort prints.
+    program = f"""
+        import ggufspec
+        with ggufspec.load({str(good)!r}, n_threads=1) as engine:
+            engine.generate("hello", max_tokens=3)
+        try:
+            ggufspec.load({str(good.parent)!r})
+        except ggufspec.ModelError:
+            pass
+    """
+    done = run(program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_log_goes_to_a_logger(
+    good: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    garbage(tmp_path / "bad.gguf")
+    with caplog.at_level(logging.DEBUG, LLAMA_CPP):
+        load(good).close()
+        assert any("tiny-llama" in line for line in caplog.messages)
+        assert all("\n" not in line and line.strip() for line in caplog.messages)
+        caplog.clear()
+        with pytest.raises(ModelError):
+            Model(tmp_path / "bad.gguf")
+    assert {record.name for record in caplog.records} == {LLAMA_CPP}
+    assert logging.ERROR in {record.levelno for record in caplog.records}
+
+
+def test_a_complaint_is_about_this_failure(good: Path) -> None:
+    model = Model(good)
+    context = Context(model, ContextOptions(n_ctx=64, n_threads=1))
+    session = LlamaSession(context)
+    with pytest.raises(DecodeError, match="99999"):
+        session.score([5, 99999])
+    with pytest.raises(DecodeError, match="88888") as caught:
+        session.score([5, 88888])
+    assert "99999" not in str(caught.value)
+    assert str(caught.value).count("failed to decode") == 1, "nothing of an earlier failure"
+    context.close()
+    model.close()
+
+
+def test_llama_cpp_python_speaks_for_itself_after_us(
+    good: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with load(good) as engine:
+        ours = written(engine)
+        prompt = engine.tokenize(" hello world")
+        for verbose in (False, True):
+            llama: Any = llama_cpp.Llama(str(good), n_ctx=256, n_threads=1, verbose=verbose)
+            tokens = list(itertools.islice(llama.generate(prompt, temp=0.0), len(ours)))
+            assert tuple(tokens) == ours
+            llama.close()
+            assert ("llama_model_loader" in capfd.readouterr().err) is verbose
+        assert written(engine) == ours
+        assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture(autouse=True)
+def as_quiet_as_before() -> Iterator[None]:
+    """llama-cpp-python's verbosity is a level of its own logger; put it back."""
+    logger = logging.getLogger("llama-cpp-python")
+    before = logger.level
+    yield
+    logger.setLevel(before)

@@ -1,0 +1,246 @@
+"""What text becomes, token by token, and when two vocabularies are one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.errors import PromptError, VocabError
+from ggufspec.llama.model import Model
+from ggufspec.llama.vocab import MAX_PADDING, Vocab, check_same, check_tokens
+
+Load = Callable[[tiny.Vocab], Vocab]
+
+TEXTS = [
+    "hello world",
+    " of the model",
+    "héllo wörld",
+    "🙂",
+    "👩‍👩‍👧 zero-width joiners",
+    "日本語 and עברית",
+    "a\0b",
+    "\n\n\t  tabs",
+    "<0x41> <s> </s>",
+    "x" * 3000,
+    "",
+]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Load]:
+    models: list[Model] = []
+
+    def loaded(vocab: tiny.Vocab) -> Vocab:
+        models.append(
+            Model(tiny.write_llama(tmp_path / f"{len(models)}.gguf", vocab=vocab, n_layer=1))
+        )
+        return models[-1].vocab
+
+    yield loaded
+    for model in models:
+        model.close()
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[ggufspec.Engine]:
+    with ggufspec.load(tiny.write_llama(tmp_path / "a.gguf"), n_threads=1, n_ctx=64) as loaded:
+        yield loaded
+
+
+def text_of(vocab: Vocab, tokens: Sequence[int]) -> str:
+    return b"".join(map(vocab.piece, tokens)).decode()
+
+
+# The same vocabulary
+
+
+def test_a_vocabulary_is_the_same_as_its_copy(load: Load) -> None:
+    check_same(load(tiny.SPM), load(tiny.SPM))
+
+
+@pytest.mark.parametrize("n_more", [1, 64, MAX_PADDING])
+def test_padding_makes_no_difference(load: Load, n_more: int) -> None:
+    vocab, padded = load(tiny.SPM), load(tiny.SPM.with_size(len(tiny.SPM) + n_more))
+    check_same(vocab, padded)
+    check_same(padded, vocab)
+
+
+def differ(target: Vocab, draft: Vocab, found: str) -> None:
+    with pytest.raises(VocabError) as caught:
+        check_same(target, draft)
+    assert found in str(caught.value)
+    assert "same tokenizer" in str(caught.value), "says what to do"
+
+
+def test_more_than_padding_is_a_difference(load: Load) -> None:
+    n_vocab = len(tiny.SPM)
+    small, large = load(tiny.SPM), load(tiny.SPM.with_size(n_vocab + MAX_PADDING + 1))
+    differ(small, large, f"the target has {n_vocab} tokens, the draft {n_vocab + 129}")
+    differ(large, small, f"the target has {n_vocab + 129} tokens, the draft {n_vocab}")
+
+
+def test_the_kind_of_tokenizer_is_a_difference(load: Load) -> None:
+    spm, bpe = load(tiny.SPM), load(tiny.BPE.with_size(len(tiny.SPM)))
+    differ(spm, bpe, "the target's tokenizer is SPM, the draft's BPE")
+    differ(bpe, spm, "the target's tokenizer is BPE, the draft's SPM")
+
+
+@pytest.mark.parametrize("place", [0, 3, 300, len(tiny.SPM) - 1])
+def test_the_text_of_a_token_is_a_difference(load: Load, place: int) -> None:
+    other = tiny.SPM.with_text(place, "other")
+    differ(
+        load(tiny.SPM),
+        load(other),
+        f"token {place} is {tiny.SPM.tokens[place]!r} in the target and 'other' in the draft",
+    )
+
+
+def test_the_first_of_many_differences_is_named(load: Load) -> None:
+    other = tiny.SPM.with_text(290, "one").with_text(280, "two").with_text(300, "three")
+    differ(load(tiny.SPM), load(dataclasses.replace(other, bos=2)), "token 280 is")
+
+
+def test_beginning_and_end_are_differences(load: Load) -> None:
+    vocab = load(tiny.SPM)
+    differ(
+        vocab,
+        load(dataclasses.replace(tiny.SPM, bos=300)),
+        "the beginning-of-text token is 1 in the target and 300 in the draft",
+    )
+    differ(
+        vocab,
+        load(dataclasses.replace(tiny.SPM, eos=301)),
+        "the end-of-text token is 2 in the target and 301 in the draft",
+    )
+
+
+def test_a_pair_that_differs_is_not_loaded(tmp_path: Path) -> None:
+    target = tiny.write_llama(tmp_path / "a.gguf")
+    draft = tiny.write_llama(tmp_path / "b.gguf", vocab=tiny.BPE)
+    with pytest.raises(VocabError, match="do not share a vocabulary"):
+        ggufspec.load(target, draft)
+    ggufspec.load(target, target, n_threads=1).close()
+
+
+# Text and tokens
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_bytes_survive_a_round_trip(load: Load, text: str) -> None:
+    vocab = load(tiny.BPE)
+    tokens = vocab.tokenize(text, add_special=False, parse_special=False)
+    assert text_of(vocab, tokens) == text
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_sentencepiece_puts_at_most_a_space_before(load: Load, text: str) -> None:
+    vocab = load(tiny.SPM)
+    tokens = vocab.tokenize(text, add_special=True, parse_special=False)
+    assert tokens[0] == vocab.bos == tiny.SPM.bos
+    assert text_of(vocab, tokens) in (text, f" {text}")
+
+
+def test_a_token_may_be_part_of_a_character(load: Load) -> None:
+    vocab = load(tiny.SPM)
+    tokens = vocab.tokenize("🙂", add_special=False, parse_special=False)
+    assert b"".join(vocab.piece(token) for token in tokens[-4:]) == "🙂".encode()
+    assert all(len(vocab.piece(token)) == 1 for token in tokens[-4:])
+
+
+@pytest.mark.parametrize("tiny_vocab", [tiny.SPM, tiny.BPE], ids=["spm", "bpe"])
+def test_pieces_and_names_are_those_of_the_file(load: Load, tiny_vocab: tiny.Vocab) -> None:
+    vocab = load(tiny_vocab)
+    assert vocab.n_tokens == len(tiny_vocab)
+    for token in range(len(tiny_vocab)):
+        assert vocab.piece(token) == vocab.piece(token) == tiny_vocab.bytes_of(token)
+        assert vocab.name(token) == tiny_vocab.tokens[token]
+    for token in (-1, len(tiny_vocab), 2**31 - 1):
+        assert vocab.name(token) == ""
+
+
+def test_a_long_token_is_written_out(load: Load) -> None:
+    long = "z" * 500
+    vocab = load(tiny.SPM.with_token(long))
+    assert vocab.piece(len(tiny.SPM)) == long.encode()
+
+
+def test_names_of_special_tokens_are_parsed_only_when_asked(load: Load) -> None:
+    vocab, text = load(tiny.BPE), "hello<|im_end|>"
+    end = tiny.BPE.id_of("<|im_end|>")
+    parsed = vocab.tokenize(text, add_special=False, parse_special=True)
+    plain = vocab.tokenize(text, add_special=False, parse_special=False)
+    assert parsed[-1] == end
+    assert text_of(vocab, parsed) == "hello", "a control token writes nothing"
+    assert end not in plain
+    assert text_of(vocab, plain) == text
+
+
+def test_special_tokens_have_a_text_for_templates(load: Load) -> None:
+    vocab = load(tiny.SPM)
+    assert vocab.special_text(vocab.bos) == "<s>"
+    assert vocab.special_text(vocab.eos) == "</s>"
+    assert vocab.special_text(-1) == ""
+
+
+def test_the_beginning_is_marked_where_the_model_wants_it(load: Load) -> None:
+    for add_bos in (True, False):
+        vocab = load(dataclasses.replace(tiny.SPM, add_bos=add_bos))
+        tokens = vocab.tokenize("hello", add_special=True, parse_special=True)
+        assert (tokens[0] == vocab.bos) is add_bos
+        assert vocab.bos not in vocab.tokenize("hello", add_special=False, parse_special=True)
+
+
+def test_stop_tokens_are_all_that_end_a_text(load: Load) -> None:
+    tiny_vocab = tiny.spm_vocab(control=("<|im_end|>", "<stop>", "<|other|>"), eos="<stop>")
+    wanted = {tiny_vocab.id_of(name) for name in ("</s>", "<|im_end|>", "<stop>")}
+    assert load(tiny_vocab).stop_tokens == wanted
+
+
+# Prompts that are none
+
+
+def test_text_that_is_not_unicode_is_refused(load: Load, engine: ggufspec.Engine) -> None:
+    for text, place in (("abc\ud800def", 3), ("\udcff", 0)):
+        with pytest.raises(PromptError, match=f"not valid Unicode at character {place}"):
+            load(tiny.SPM).tokenize(text, add_special=True, parse_special=True)
+        with pytest.raises(PromptError, match="not valid Unicode"):
+            engine.tokenize(text)
+
+
+@pytest.mark.parametrize("bad", [-1, len(tiny.SPM), 2**31, -(2**40), 10**20])
+def test_a_token_outside_the_vocabulary_is_refused(engine: ggufspec.Engine, bad: int) -> None:
+    with pytest.raises(PromptError, match=rf"token {bad} at position 2 .*{len(tiny.SPM)} tokens"):
+        engine.tokenize([1, 5, bad, 6])
+    with pytest.raises(PromptError, match="outside the vocabulary"):
+        engine.generate([bad])
+
+
+def test_every_token_of_the_vocabulary_is_taken(engine: ggufspec.Engine) -> None:
+    for token in range(len(tiny.SPM)):
+        assert engine.tokenize([token]) == [token]
+    check_tokens(range(len(tiny.SPM)), engine.vocab)
+
+
+def test_a_prompt_of_tokens_is_copied(engine: ggufspec.Engine) -> None:
+    prompt = [1, 5, 6]
+    assert engine.tokenize(prompt) == engine.tokenize(tuple(prompt)) == prompt
+    assert engine.tokenize(prompt) is not prompt
+
+
+@pytest.mark.parametrize("prompt", ["", [], ()])
+def test_an_empty_prompt_is_refused(engine: ggufspec.Engine, prompt: str | list[int]) -> None:
+    with pytest.raises(PromptError, match="at least one"):
+        engine.tokenize(prompt)
+
+
+def test_a_prompt_must_leave_room_for_a_token(engine: ggufspec.Engine) -> None:
+    assert len(engine.tokenize([5] * 63)) == 63
+    with pytest.raises(PromptError, match=r"64 tokens.*n_ctx"):
+        engine.tokenize([5] * 64)
+    with pytest.raises(PromptError, match="shorten the prompt"):
+        engine.tokenize("hello " * 500)
