@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +14,18 @@ Probs = NDArray[np.float32]  # (n, n_vocab), each row a distribution
 Coins = NDArray[np.float64]  # (n), uniforms in [0, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Draft:
+# After a pass over gigabytes of weights, nothing of Python is left in the processor's caches. So a
+# text is an array, not a list of a thousand int objects, and the facts of a round are tuples.
+
+
+def token_array(tokens: Iterable[int] = ()) -> array[int]:
+    """Tokens side by side as int32; the same object where they are so already."""
+    if isinstance(tokens, array) and tokens.typecode == "i":
+        return tokens
+    return array("i", tokens)
+
+
+class Draft(NamedTuple):
     """Tokens that a drafter proposes.
 
     `probs` (n_draft, n_vocab) are the distributions that the tokens were really drawn from, after
@@ -27,16 +37,14 @@ class Draft:
     probs: Probs | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What the target says of a draft: its first `n_accepted` stand, `next_token` follows."""
 
     n_accepted: int
     next_token: int
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
+class Round(NamedTuple):
     """One turn of the loop. The last of `tokens` is the target's own, unless a stop came first."""
 
     tokens: Sequence[int]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import secrets
 import threading
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
 PromptProgress = Callable[[str, int, int], None]  # (whose, tokens done, tokens to read)
 
 _MAX_THREADS = 512  # as in llama.cpp
+_N_COINS_AHEAD = 4096
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -334,7 +336,7 @@ class Engine:
         n_most = self.n_ctx if request.max_tokens is None else request.max_tokens
         return partial(
             speculate,
-            list(tokens),
+            array("i", tokens),
             target=self._target_session,
             drafter=drafters.make(self._drafter_name(request), materials),
             verify=rules.rule(request.verify),
@@ -352,7 +354,22 @@ class Engine:
 def coin_streams(seed: int) -> tuple[Callable[[int], Coins], Callable[[int], Coins]]:
     """Two independent streams of uniforms in [0, 1): for the rule, and for the draft."""
     verify, draft = (np.random.default_rng(part) for part in np.random.SeedSequence(seed).spawn(2))
-    return verify.random, draft.random
+    return _tossed_ahead(verify), _tossed_ahead(draft)
+
+
+def _tossed_ahead(generator: np.random.Generator) -> Callable[[int], Coins]:
+    """Uniforms from a store of many: asking the generator takes longer than drawing them."""
+    stored = np.empty(0)
+    n_used = 0
+
+    def toss(n: int) -> Coins:
+        nonlocal stored, n_used
+        if n_used + n > len(stored):
+            stored, n_used = generator.random(max(n, _N_COINS_AHEAD)), 0
+        n_used += n
+        return stored[n_used - n : n_used]
+
+    return toss
 
 
 def _named(progress: LoadProgress | None, whose: str) -> Callable[[float], None] | None:

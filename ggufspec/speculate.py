@@ -5,7 +5,7 @@ Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, MutableSequence
 from time import perf_counter
 
 import numpy as np
@@ -15,7 +15,7 @@ from ggufspec.sampling import Sampling, to_probs
 
 
 def speculate(
-    tokens: list[int],
+    tokens: MutableSequence[int],
     *,
     target: Session,
     drafter: Drafter,
@@ -49,7 +49,7 @@ def speculate(
         stops = [i for i, token in enumerate(added) if token in stop_tokens]
         if stops:
             del added[stops[0] + 1 :]
-        tokens += added
+        tokens.extend(added)
         yield Round(
             added,
             n_drafted=len(draft.tokens),

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ggufspec.core import Round
 from ggufspec.stats import Stats, summarize
@@ -18,8 +18,7 @@ from ggufspec.text import TextStream
 FinishReason = Literal["stop", "length"]
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A piece of the text by one author: `drafted` says for each token whether the draft wrote it.
 
     `text` may lag behind `tokens`, by part of a character or of a stop string.
@@ -90,7 +89,7 @@ class Stream(Iterator[Chunk]):
 
     @property
     def completion(self) -> Completion:
-        """Text, tokens and statistics so far."""
+        """Text, tokens and statistics so far; the share of llama_decode once it has ended."""
         stats = summarize(
             self._rounds,
             n_prompt=self._n_prompt,
@@ -108,41 +107,48 @@ class Stream(Iterator[Chunk]):
             self._n_reused = self._work.read()
         self._started_at = self._ended_at = perf_counter()
         self._prompt_seconds = self._started_at - start
+        decoded_before = self._work.decode_seconds()
         rounds = self._work.rounds()
-        while self.finish_reason is None:
-            with self._work.turn:
-                decoded_before = self._work.decode_seconds()
-                turn = next(rounds, None)
-                self._decode_seconds += self._work.decode_seconds() - decoded_before
-            if turn is None:
-                self.finish_reason = "length"
-                yield from self._chunk(self._text_stream.finish(), [], drafted=False)
-                return
-            self._rounds.append(turn)
-            yield from self._chunks_of(turn)
+        try:
+            while self.finish_reason is None:
+                with self._work.turn:
+                    turn = next(rounds, None)
+                if turn is None:
+                    self.finish_reason = "length"
+                    yield from self._written(self._text_stream.finish(), [], drafted=False)
+                else:
+                    self._rounds.append(turn)
+                    yield from self._chunks_of(turn)
+        finally:
+            self._decode_seconds = self._work.decode_seconds() - decoded_before
 
-    def _chunks_of(self, turn: Round) -> Iterator[Chunk]:
-        tokens, n_accepted = turn.tokens, turn.n_accepted
-        for drafted, run in ((True, tokens[:n_accepted]), (False, tokens[n_accepted:])):
-            written: list[int] = []
-            text = ""
-            for token in run:
-                if token in self._stop_tokens:
-                    self.finish_reason = "stop"
-                    text += self._text_stream.finish()
-                    break
-                written.append(token)
-                text += self._text_stream.push(self._piece(token))
-                if self._text_stream.stopped:
-                    self.finish_reason = "stop"
-                    break
-            self._ended_at = perf_counter()
-            yield from self._chunk(text, written, drafted=drafted)
-            if self.finish_reason is not None:
-                return
+    def _chunks_of(self, turn: Round) -> list[Chunk]:
+        n_accepted = turn.n_accepted
+        chunks = self._write(turn.tokens[:n_accepted], drafted=True) if n_accepted else []
+        if self.finish_reason is None:
+            chunks += self._write(turn.tokens[n_accepted:], drafted=False)
+        self._ended_at = perf_counter()
+        return chunks
 
-    def _chunk(self, text: str, tokens: Sequence[int], *, drafted: bool) -> Iterator[Chunk]:
-        if text or tokens:
-            self._text.append(text)
-            self._tokens += tokens
-            yield Chunk(text, tuple(tokens), (drafted,) * len(tokens))
+    def _write(self, run: Sequence[int], *, drafted: bool) -> list[Chunk]:
+        """Tokens by one author -> their chunk; sets finish_reason if the text ends among them."""
+        tokens: list[int] = []
+        text = ""
+        for token in run:
+            if token in self._stop_tokens:
+                self.finish_reason = "stop"
+                text += self._text_stream.finish()
+                break
+            tokens.append(token)
+            text += self._text_stream.push(self._piece(token))
+            if self._text_stream.stopped:
+                self.finish_reason = "stop"
+                break
+        return self._written(text, tokens, drafted=drafted)
+
+    def _written(self, text: str, tokens: list[int], *, drafted: bool) -> list[Chunk]:
+        if not text and not tokens:
+            return []
+        self._text.append(text)
+        self._tokens += tokens
+        return [Chunk(text, tuple(tokens), (drafted,) * len(tokens))]

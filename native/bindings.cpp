@@ -103,10 +103,9 @@ int32_t decode(ggufspec::Context & self, const std::vector<int32_t> & tokens, in
     return self.decode(tokens.data(), tokens.size(), first, n_rows);
 }
 
-ConstMatrix rows(const ggufspec::Context & self, int32_t first, size_t n_rows, size_t n_vocab) {
-    const float * found = self.logits(first);
-    require(found != nullptr, "llama.cpp holds no logits for token " + std::to_string(first) + " of the last batch");
-    return ConstMatrix(found, {n_rows, n_vocab}, nb::handle());
+ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
+    require(address != 0, "rows_at: there are no rows at a null address");
+    return ConstMatrix(reinterpret_cast<const float *>(address), {n_rows, n_vocab}, nb::handle());
 }
 
 }  // namespace
@@ -122,6 +121,8 @@ NB_MODULE(_native, m) {
              nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "logit_bias"_a);
     m.def("to_probs", &to_probs, "logits"_a.noconvert(), "probs"_a.noconvert(), "sampling"_a,
           "Write the distribution of each row of logits (n, n_vocab) into probs (n, n_vocab).");
+    m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
+          "Rows of floats (n_rows, n_vocab) in place: valid as long as what lies there is.");
     m.def("pick", &pick, "probs"_a.noconvert(), "coin"_a, "Draw a token from probs (n_vocab) with a uniform coin in [0, 1).");
     m.def("match", &match, "tokens"_a, "target_probs"_a.noconvert(), "coins"_a.noconvert(),
           "Judge by equality with the target's own draws: (n_accepted, next_token).");
@@ -132,8 +133,9 @@ NB_MODULE(_native, m) {
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a)
         .def("decode", &decode, "tokens"_a, "first"_a, "n_rows"_a,
              "Evaluate tokens from position first on, keep logits of the last n_rows; returns llama_decode's code.")
-        .def("rows", &rows, "first"_a, "n_rows"_a, "n_vocab"_a,
-             "Logits (n_rows, n_vocab) of the last batch from its token first on, in place: valid until the next decode.")
+        .def(
+            "logits", [](const ggufspec::Context & self, int32_t i) { return reinterpret_cast<uintptr_t>(self.logits(i)); },
+            "i"_a, "Address of the logits of token i of the last batch; 0 if llama.cpp keeps none.")
         .def("truncate", &ggufspec::Context::truncate, "first"_a, nb::call_guard<nb::gil_scoped_release>(),
              "Forget all from position first on; false where a tail cannot be dropped.")
         .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");

@@ -6,6 +6,7 @@ next `tokens`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,7 +30,7 @@ class ModelDrafter:
             return Draft(())
         sampling, stop_tokens = self._materials.sampling, self._materials.stop_tokens
         coins = self._materials.coins(n_max)
-        context = list(tokens)
+        context = array("i", tokens)
         for i in range(n_max):
             logits = self._session.score(context)
             probs = to_probs(logits, sampling, out=self._rows(n_max, logits.shape[1])[i : i + 1])
@@ -37,7 +38,7 @@ class ModelDrafter:
             context.append(token)
             if token in stop_tokens:
                 break
-        drafted = context[len(tokens) :]
+        drafted = context[len(tokens) :].tolist()
         return Draft(drafted, self._probs[: len(drafted)])
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:

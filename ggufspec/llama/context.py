@@ -73,6 +73,10 @@ class Context:
         self.n_ctx = options.n_ctx
         self.n_batch = max(min(options.n_batch, options.n_ctx), options.n_rows)
         self.n_vocab = model.vocab.n_tokens
+        self._n_rows = options.n_rows
+        # A view of llama.cpp's buffer, which mostly stays where it is: slices of it come cheaper.
+        self._rows: Logits = np.empty((0, self.n_vocab), np.float32)
+        self._rows_at = 0
         self._pointer: int | None = self._make(options)
         try:
             memory = llama_cpp.llama_get_memory(self._pointer)
@@ -156,7 +160,13 @@ class Context:
         """
         if self._pointer is None:
             raise ClosedError(_CLOSED)
-        return self._native.rows(first, n_rows, self.n_vocab)
+        address = self._native.logits(first)
+        if address != self._rows_at:
+            if not address:
+                raise DecodeError(f"llama.cpp kept no logits of token {first} of the last batch")
+            self._rows = _native.rows_at(address, self._n_rows, self.n_vocab)
+            self._rows_at = address
+        return self._rows[:n_rows]
 
     def truncate(self, n_tokens: int) -> bool:
         """Forget all from position `n_tokens` on; False where the tail cannot be dropped."""

@@ -5,6 +5,7 @@ Knows greedy drafting only: their loop accepts a drafted token if it equals the 
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -54,13 +55,15 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """At most n_draft tokens to follow `input_ids` (n); none where the context ends."""
-        tokens: list[int] = input_ids.tolist()
-        n_max = min(self.n_draft, self._context.n_ctx - len(tokens))
-        drafted: list[int] = []
-        while tokens and len(drafted) < n_max and not self._stop_tokens.intersection(drafted[-1:]):
-            probs = to_probs(self._session.score([*tokens, *drafted]), _GREEDY)
-            drafted.append(pick(probs[0], 0.0))
-        return np.array(drafted, dtype=np.intc)
+        tokens = array("i", input_ids.tolist())
+        n_known = len(tokens)
+        n_max = min(self.n_draft, self._context.n_ctx - n_known) if n_known else 0
+        for _ in range(n_max):
+            probs = to_probs(self._session.score(tokens), _GREEDY)
+            tokens.append(pick(probs[0], 0.0))
+            if tokens[-1] in self._stop_tokens:
+                break
+        return np.array(tokens[n_known:], dtype=np.intc)
 
     def close(self) -> None:
         """Give the memory back. Closing twice is fine."""

@@ -6,11 +6,12 @@ Nobody outside hears of it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ggufspec.core import Logits
+from ggufspec.core import Logits, token_array
 from ggufspec.llama.context import Checkpoint, Context
 
 # A model that cannot drop its tail re-decodes from a checkpoint; that many tokens may be decoded
@@ -37,7 +38,7 @@ class LlamaSession:
         self._n_vocab = context.n_vocab if n_vocab is None else n_vocab
         self._drafts = drafts
         self._can_drop_tail = context.model.can_drop_tail
-        self._cells: list[int] = []
+        self._cells = token_array()
         self._clean = True  # False: a decode broke off, and llama.cpp may hold more than _cells
         self._checkpoints: list[tuple[int, Checkpoint]] = []  # by rising number of cells
 
@@ -46,6 +47,7 @@ class LlamaSession:
 
         Valid until the next score or feed of this session. Raises DecodeError, ClosedError.
         """
+        tokens = token_array(tokens)
         n_rows = len(draft) + 1
         known = min(common_prefix(self._cells, tokens), len(tokens) - 1)
         known = self._forget_beyond(known)
@@ -68,6 +70,7 @@ class LlamaSession:
 
         Returns how many of them were known already.
         """
+        tokens = token_array(tokens)
         known = common_prefix(self._cells, tokens)
         if known < len(tokens):
             known = self._forget_beyond(known)
@@ -95,7 +98,7 @@ class LlamaSession:
                 self._context.restore(saved)
                 if self._context.truncate(n_cells):
                     return
-        self._cells.clear()
+        del self._cells[:]
         self._context.truncate(0)
 
     def _decode_all(
@@ -115,7 +118,7 @@ class LlamaSession:
     def _decode(self, tokens: Sequence[int], n_rows: int) -> None:
         self._clean = False
         self._context.decode(tokens, len(self._cells), n_rows)
-        self._cells += tokens
+        self._cells.extend(tokens)
         self._clean = True
 
     def _save_checkpoint(self) -> None:
@@ -136,8 +139,8 @@ class LlamaSession:
         return asked
 
 
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """The length of the common prefix of two lists, by slices: CPython is fast at those."""
+def common_prefix(a: array[int], b: array[int]) -> int:
+    """The length of the common prefix, by slices: comparing those is a loop in C."""
     low, high = 0, min(len(a), len(b))
     if a[:high] == b[:high]:
         return high

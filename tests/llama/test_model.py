@@ -376,6 +376,8 @@ def test_whatever_goes_wrong_everything_is_given_back(
         (lambda: load(good, timed, n_ctx=65), OptionError),
         (lambda: load(good, good, type_k="q8_0", flash_attention="on"), ggufspec.GgufspecError),
         (lambda: load(good, good, type_k="none"), OptionError),
+        (lambda: ggufspec.DraftModel(bert, n_ctx=64), ModelError),
+        (lambda: ggufspec.DraftModel(timed, n_ctx=65), OptionError),
     ]
     for attempt, error in attempts:
         with pytest.raises(error):
@@ -498,13 +500,14 @@ def test_nothing_is_said_by_default(
 
 
 def test_nothing_is_said_in_a_process_of_its_own_either(good: Path) -> None:
+    garbage(bad := good.parent / "bad.gguf")
     # Not under pytest, whose handlers for logging would hide what Python's last resort prints.
     program = f"""
         import ggufspec
         with ggufspec.load({str(good)!r}, n_threads=1) as engine:
             engine.generate("hello", max_tokens=3)
         try:
-            ggufspec.load({str(good.parent)!r})
+            ggufspec.load({str(bad)!r})
         except ggufspec.ModelError:
             pass
     """
