@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]  # (n, n_vocab), before sampling
 Probs = NDArray[np.float32]  # (n, n_vocab), each row a distribution
-Coins = NDArray[np.float64]  # (n), uniforms in [0, 1)
+Coins = Sequence[float]  # (n), uniforms in [0, 1)
 
 
 # After a pass over gigabytes of weights, nothing of Python is left in the processor's caches. So a
@@ -23,6 +23,11 @@ def token_array(tokens: Iterable[int] = ()) -> array[int]:
     if isinstance(tokens, array) and tokens.typecode == "i":
         return tokens
     return array("i", tokens)
+
+
+def first_rows(rows: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """The views rows[:0], rows[:1] ... rows, made once: at each round, a slice would cost more."""
+    return [rows[:n] for n in range(len(rows) + 1)]
 
 
 class Draft(NamedTuple):

@@ -37,6 +37,7 @@ LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
 PromptProgress = Callable[[str, int, int], None]  # (whose, tokens done, tokens to read)
 
 _MAX_THREADS = 512  # as in llama.cpp
+_TINY_BYTES = 32 * 2**20  # waiting for a second thread takes longer than doing its work
 _N_COINS_AHEAD = 4096
 
 
@@ -118,7 +119,8 @@ def load(
     n_ctx: tokens that prompt and text may have together; None: the target's own, at most 4096.
     n_batch: prompt tokens per batch. n_draft_max: the most that a round may draft.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU; negative: all.
-    n_threads, n_threads_draft: None: one per physical core.
+    n_threads, n_threads_draft: None: one per physical core, and one in all for a tiny draft.
+    flash_attention: "auto", "on", "off"; auto: off on a CPU, where it slows verification down.
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError.
@@ -152,18 +154,16 @@ def load(
             type_k=type_k,
             type_v=type_v,
         )
-        contexts = []
-        for model, own in zip(
-            models,
-            (
-                replace(options, n_rows=n_draft_max + 1 if draft is not None else 1),
-                replace(options, n_threads=n_threads_draft or n_threads),
-            ),
-            strict=False,
-        ):
-            contexts.append(Context(model, own))
-            stack.callback(contexts[-1].close)
-        return Engine(*contexts, n_draft_max=n_draft_max, resources=stack.pop_all())
+        target_context = Context(target_model, replace(options, n_rows=n_draft_max + 1))
+        stack.callback(target_context.close)
+        draft_context = None
+        for model in models[1:]:
+            n_own = n_threads_draft or (1 if model.n_bytes < _TINY_BYTES else n_threads)
+            draft_context = Context(model, replace(options, n_threads=n_own))
+            stack.callback(draft_context.close)
+        return Engine(
+            target_context, draft_context, n_draft_max=n_draft_max, resources=stack.pop_all()
+        )
 
 
 def _default_n_ctx(models: Sequence[Model]) -> int:
@@ -359,13 +359,13 @@ def coin_streams(seed: int) -> tuple[Callable[[int], Coins], Callable[[int], Coi
 
 def _tossed_ahead(generator: np.random.Generator) -> Callable[[int], Coins]:
     """Uniforms from a store of many: asking the generator takes longer than drawing them."""
-    stored = np.empty(0)
+    stored: list[float] = []
     n_used = 0
 
     def toss(n: int) -> Coins:
         nonlocal stored, n_used
         if n_used + n > len(stored):
-            stored, n_used = generator.random(max(n, _N_COINS_AHEAD)), 0
+            stored, n_used = generator.random(max(n, _N_COINS_AHEAD)).tolist(), 0
         n_used += n
         return stored[n_used - n : n_used]
 

@@ -68,5 +68,5 @@ def to_probs(logits: Logits, sampling: Sampling, out: Probs | None = None) -> Pr
 
 
 def pick(probs: Probs, coin: float) -> int:
-    """The token of one distribution (n_vocab) that a uniform coin in [0, 1) lands on."""
+    """The token of one distribution (1, n_vocab) that a uniform coin in [0, 1) lands on."""
     return _native.pick(probs, coin)

@@ -10,7 +10,7 @@ from time import perf_counter
 
 import numpy as np
 
-from ggufspec.core import Coins, Drafter, Probs, Round, Session, Verify
+from ggufspec.core import Coins, Drafter, Probs, Round, Session, Verify, first_rows
 from ggufspec.sampling import Sampling, to_probs
 
 
@@ -32,7 +32,7 @@ def speculate(
     rule the tokens have exactly the target's distribution under `sampling`. The caller may stop
     at any round: there is nothing to clean up.
     """
-    rows: Probs | None = None  # (n_draft + 1, n_vocab), reused every round
+    rows: list[Probs] = []  # views of (n_draft + 1, n_vocab), reused every round
     while len(tokens) < n_end:
         start = perf_counter()
         # A round adds one token more than it drafts: do not draft what could not be used.
@@ -40,9 +40,9 @@ def speculate(
         drafted_at = perf_counter()
         logits = target.score(tokens, draft.tokens)
         scored_at = perf_counter()
-        if rows is None:
-            rows = np.empty((n_draft + 1, logits.shape[1]), np.float32)
-        probs = to_probs(logits, sampling, out=rows[: len(logits)])
+        if not rows:
+            rows = first_rows(np.empty((n_draft + 1, logits.shape[1]), np.float32))
+        probs = to_probs(logits, sampling, out=rows[len(logits)])
         verdict = verify(draft, probs, coins(len(logits)))
         drafter.observe(draft, verdict)
         added = [*draft.tokens[: verdict.n_accepted], verdict.next_token]

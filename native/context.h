@@ -31,24 +31,37 @@ class Context {
 public:
     Context(Functions functions, void * context, void * memory, size_t n_batch);
 
-    // Evaluates tokens at positions first, first + 1 ..., and keeps logits of the last n_rows of them.
+    // The length of the longest common prefix of what is held with tokens, n_most at most.
+    size_t n_common(const int32_t * tokens, size_t n_most) const;
+
+    // Forgets all behind the longest common prefix with tokens, and at most n_most of them. Returns how
+    // many remain, or -1 if this kind of memory cannot drop a tail: then the state is to be restored.
+    int32_t resume(const int32_t * tokens, size_t n_most);
+
+    // Forgets all from position n_tokens on. False: this kind of memory cannot drop a tail.
+    bool truncate(size_t n_tokens);
+
+    // Counts tokens from position n_tokens on as not held, whatever llama.cpp may hold of them.
+    void forget(size_t n_tokens);
+
+    // Evaluates tokens behind those that are held, and keeps logits of the last n_rows of them.
     // Returns llama_decode's code. At most n_batch tokens.
-    int32_t decode(const int32_t * tokens, size_t n_tokens, int32_t first, size_t n_rows);
+    int32_t decode(const int32_t * tokens, size_t n_tokens, size_t n_rows);
 
     // The logits of token i of the last batch, where llama.cpp keeps them; null if it keeps none.
     const float * logits(int32_t i) const;
 
-    // Forgets all from position first on. False: this kind of memory cannot drop a tail.
-    bool truncate(int32_t first) const;
-
     // Wall time inside llama_decode so far.
     double decode_seconds() const { return seconds_; }
     size_t n_batch() const { return tokens_.size(); }
+    size_t n_cells() const { return cells_.size(); }
 
 private:
     Functions functions_;
     void * context_;
     void * memory_;
+    std::vector<int32_t> cells_;  // the tokens that the sequence holds: never more than llama.cpp has of them
+    bool clean_ = true;           // false: llama.cpp may hold more, after a failure or a refused truncation
     std::vector<int32_t> tokens_, positions_, n_sequences_;
     std::vector<int32_t *> sequences_;
     std::vector<int8_t> wanted_;

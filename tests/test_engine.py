@@ -49,9 +49,7 @@ def pair() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def by_llama_cpp() -> dict[str, list[int]]:
     """Greedy continuations, 24 tokens each, by llama-cpp-python's own loop."""
-    llama = llama_cpp.Llama(
-        str(embedded_target()), n_ctx=512, n_threads=1, flash_attn=True, verbose=False
-    )
+    llama = llama_cpp.Llama(str(embedded_target()), n_ctx=512, n_threads=1, verbose=False)
     found = {}
     for prompt in PROMPTS:
         tokens = llama.tokenize(prompt.encode(), special=True)

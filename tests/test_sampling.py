@@ -59,7 +59,7 @@ def test_broken_logits_are_never_drawn() -> None:
 
 def test_coins_land_by_probability() -> None:
     probs = np.array([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], np.float32)
-    landed = [pick(probs, coin) for coin in (0.0, 0.2499, 0.25, 0.7499, 0.75, 0.999999999)]
+    landed = [pick(probs[None], coin) for coin in (0.0, 0.2499, 0.25, 0.7499, 0.75, 0.999999999)]
     assert landed == [1, 1, 3, 3, 4, 4]
 
 
@@ -69,7 +69,7 @@ def test_a_coin_never_lands_on_an_impossible_token() -> None:
         probs = (rng.random(50) * (rng.random(50) < 0.1)).astype(np.float32)
         probs[7] = 1e-8
         for coin in (0.0, rng.random(), np.nextafter(1.0, 0.0)):
-            assert probs[pick(probs, coin)] > 0
+            assert probs[pick(probs[None], coin)] > 0
 
 
 @pytest.mark.parametrize(

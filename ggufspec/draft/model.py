@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ggufspec.core import Draft, Probs, Session, Verdict
+from ggufspec.core import Draft, Probs, Session, Verdict, first_rows
 from ggufspec.draft import Materials
 from ggufspec.errors import OptionError
 from ggufspec.sampling import pick, to_probs
@@ -23,7 +23,8 @@ class ModelDrafter:
     def __init__(self, session: Session, materials: Materials) -> None:
         self._session = session
         self._materials = materials
-        self._probs: Probs = np.empty((0, 0), np.float32)  # (n_max, n_vocab), reused every round
+        self._probs: list[Probs] = []  # views of (n_max, n_vocab), reused every round
+        self._rows: list[Probs] = []  # and of each row, (1, n_vocab)
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         if n_max == 0:
@@ -33,21 +34,22 @@ class ModelDrafter:
         context = array("i", tokens)
         for i in range(n_max):
             logits = self._session.score(context)
-            probs = to_probs(logits, sampling, out=self._rows(n_max, logits.shape[1])[i : i + 1])
-            token = pick(probs[0], coins[i])
+            if len(self._rows) < n_max:
+                self._make_room(n_max, logits.shape[1])
+            token = pick(to_probs(logits, sampling, out=self._rows[i]), coins[i])
             context.append(token)
             if token in stop_tokens:
                 break
         drafted = context[len(tokens) :].tolist()
-        return Draft(drafted, self._probs[: len(drafted)])
+        return Draft(drafted, self._probs[len(drafted)])
 
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         pass
 
-    def _rows(self, n: int, n_vocab: int) -> Probs:
-        if len(self._probs) < n:
-            self._probs = np.empty((n, n_vocab), np.float32)
-        return self._probs
+    def _make_room(self, n_max: int, n_vocab: int) -> None:
+        probs = np.empty((n_max, n_vocab), np.float32)
+        self._probs = first_rows(probs)
+        self._rows = [probs[i : i + 1] for i in range(n_max)]
 
 
 def make(materials: Materials) -> ModelDrafter:

@@ -6,6 +6,7 @@ Owns the pointers and checks every return value. Policy, such as what to decode,
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec import _native, defaults
-from ggufspec.core import Logits
+from ggufspec.core import Logits, first_rows
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.log import listening, log
@@ -75,7 +76,7 @@ class Context:
         self.n_vocab = model.vocab.n_tokens
         self._n_rows = options.n_rows
         # A view of llama.cpp's buffer, which mostly stays where it is: slices of it come cheaper.
-        self._rows: Logits = np.empty((0, self.n_vocab), np.float32)
+        self._rows: list[Logits] = []
         self._rows_at = 0
         self._pointer: int | None = self._make(options)
         try:
@@ -101,6 +102,12 @@ class Context:
         n_threads = options.n_threads or n_threads_default()
         params.n_threads = params.n_threads_batch = n_threads
         flash_attention = options.flash_attention
+        if flash_attention == "off" and _has_quantized_cache(options):
+            # llama.cpp refuses some of these, and computes others wrongly or aborts.
+            raise OptionError(
+                f"KV caches of type {options.type_k} and {options.type_v} need flash attention; "
+                "leave it on auto, or take f16 caches"
+            )
         if flash_attention == "auto" and self._is_better_without_flash_attention(options):
             flash_attention = "off"
         params.flash_attn_type = _choice(FLASH_ATTENTION, flash_attention, "flash attention")
@@ -120,12 +127,13 @@ class Context:
         """On a CPU it doubles the cost of verifying a few tokens far into a text.
 
         Measured with llama.cpp's llama-bench, 8 tokens at a depth of 2000: 63 ms with, 29 without
-        (226 M Q4_0, heads of 128). Without it, scratch memory grows with the context, and the V
-        cache cannot be quantized.
+        (226 M Q4_0, heads of 128). Without it, scratch memory grows with the context, and the
+        caches cannot be quantized.
         """
         scratch = 4 * self.model.n_heads * self.n_batch * options.n_ctx  # float32
-        is_quantized = options.type_v not in ("f32", "f16", "bf16")
-        return self.model.is_on_cpu and not is_quantized and scratch <= _MAX_SCRATCH
+        return (
+            self.model.is_on_cpu and not _has_quantized_cache(options) and scratch <= _MAX_SCRATCH
+        )
 
     @property
     def pointer(self) -> int:
@@ -134,23 +142,47 @@ class Context:
             raise ClosedError(_CLOSED)
         return self._pointer
 
-    def decode(self, tokens: Sequence[int], first: int, n_rows: int) -> None:
-        """Evaluate `tokens` from position `first` on, and keep logits of the last `n_rows`.
+    @property
+    def n_cells(self) -> int:
+        """How many tokens the sequence holds."""
+        return self._native.n_cells
 
-        Raises DecodeError; the memory may then hold some of the tokens.
+    def holds(self, tokens: array[int]) -> bool:
+        """Whether the sequence begins with `tokens`."""
+        if self._pointer is None:
+            raise ClosedError(_CLOSED)
+        return self._native.n_common(tokens) == len(tokens)  # type: ignore[arg-type]
+
+    def resume(self, tokens: array[int], n_most: int) -> int:
+        """Forget all behind the common prefix with the first `n_most` of `tokens`.
+
+        Returns how many tokens remain; -1 where the tail cannot be dropped, and a state of at most
+        n_cells tokens has to be restored.
         """
         if self._pointer is None:
             raise ClosedError(_CLOSED)
-        log.clear()
+        return self._native.resume(tokens, n_most)  # type: ignore[arg-type]  # a buffer of int32
+
+    def decode(self, tokens: Sequence[int], n_rows: int) -> None:
+        """Evaluate `tokens` behind those that are held, and keep logits of the last `n_rows`.
+
+        Raises DecodeError; none of the tokens then counts as held.
+        """
+        if self._pointer is None:
+            raise ClosedError(_CLOSED)
+        if n_rows > self._n_rows:
+            raise DecodeError(f"{n_rows} rows were asked of a context made for {self._n_rows}")
         log.inside += 1
         try:
-            result = self._native.decode(tokens, first, n_rows)
+            result = self._native.decode(tokens, n_rows)
         finally:
             log.inside -= 1
         if result:
+            complaints = log.complaints()
+            log.clear()
             raise DecodeError(
-                f"llama.cpp could not decode {len(tokens)} tokens at position {first} "
-                f"(code {result}).\n{log.complaints()}"
+                f"llama.cpp could not decode {len(tokens)} tokens at position {self.n_cells} "
+                f"(code {result}).\n{complaints}"
             )
 
     def rows(self, first: int, n_rows: int) -> Logits:
@@ -164,9 +196,9 @@ class Context:
         if address != self._rows_at:
             if not address:
                 raise DecodeError(f"llama.cpp kept no logits of token {first} of the last batch")
-            self._rows = _native.rows_at(address, self._n_rows, self.n_vocab)
+            self._rows = first_rows(_native.rows_at(address, self._n_rows, self.n_vocab))
             self._rows_at = address
-        return self._rows[:n_rows]
+        return self._rows[n_rows]
 
     def truncate(self, n_tokens: int) -> bool:
         """Forget all from position `n_tokens` on; False where the tail cannot be dropped."""
@@ -190,12 +222,15 @@ class Context:
             raise DecodeError(f"llama.cpp saved {written} of {size} bytes of the model's state")
         return saved
 
-    def restore(self, saved: Checkpoint) -> None:
-        """Go back to a checkpoint; what is not recurrent still has to be truncated."""
+    def restore(self, saved: Checkpoint, n_cells: int) -> None:
+        """Go back to a checkpoint of `n_cells` tokens; attention is still to be truncated."""
+        self.pointer  # noqa: B018  (raises if closed)
+        self._native.forget(n_cells)
         read = llama_cpp.llama_state_seq_set_data_ext(
             self.pointer, _bytes_of(saved), saved.size, _SEQUENCE, _PARTIAL
         )
         if read == 0:
+            self.truncate(0)
             raise DecodeError(f"llama.cpp refused {saved.size} bytes of the model's own state")
 
     def close(self) -> None:
@@ -236,6 +271,10 @@ def _address_of(pointer: Any) -> int:
 
 def _bytes_of(array: Checkpoint) -> ctypes.Array[ctypes.c_uint8]:
     return (ctypes.c_uint8 * array.size).from_buffer(array.data)
+
+
+def _has_quantized_cache(options: ContextOptions) -> bool:
+    return not {options.type_k, options.type_v} <= {"f32", "f16", "bf16"}
 
 
 def _choice(choices: dict[str, int], name: str, what: str) -> int:

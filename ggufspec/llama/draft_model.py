@@ -60,7 +60,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         n_max = min(self.n_draft, self._context.n_ctx - n_known) if n_known else 0
         for _ in range(n_max):
             probs = to_probs(self._session.score(tokens), _GREEDY)
-            tokens.append(pick(probs[0], 0.0))
+            tokens.append(pick(probs, 0.0))
             if tokens[-1] in self._stop_tokens:
                 break
         return np.array(tokens[n_known:], dtype=np.intc)

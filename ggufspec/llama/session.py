@@ -38,8 +38,7 @@ class LlamaSession:
         self._n_vocab = context.n_vocab if n_vocab is None else n_vocab
         self._drafts = drafts
         self._can_drop_tail = context.model.can_drop_tail
-        self._cells = token_array()
-        self._clean = True  # False: a decode broke off, and llama.cpp may hold more than _cells
+        self._changes_width = self._n_vocab != context.n_vocab
         self._checkpoints: list[tuple[int, Checkpoint]] = []  # by rising number of cells
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
@@ -47,21 +46,23 @@ class LlamaSession:
 
         Valid until the next score or feed of this session. Raises DecodeError, ClosedError.
         """
+        context = self._context
         tokens = token_array(tokens)
         n_rows = len(draft) + 1
-        known = min(common_prefix(self._cells, tokens), len(tokens) - 1)
-        known = self._forget_beyond(known)
-        if draft and not self._can_drop_tail and len(tokens) - known > _MAX_REPEATED:
-            self._decode_all(tokens[known:-1])
-            known = len(tokens) - 1
-        wanted = [*tokens[known:], *draft]
-        n_before = max(len(wanted) - self._context.n_batch, 0)
-        self._decode_all(wanted[:n_before])
-        if draft or self._drafts:
+        known = self._resume(tokens, len(tokens) - 1)
+        if not self._can_drop_tail and (draft or self._drafts):
+            if draft and len(tokens) - known > _MAX_REPEATED:
+                self._decode_all(tokens[known:-1])
+                known = len(tokens) - 1
             self._save_checkpoint()
-        last = wanted[n_before:]
-        self._decode(last, n_rows)
-        return self._as_wide_as_asked(self._context.rows(len(last) - n_rows, n_rows))
+        wanted = [*tokens[known:], *draft]
+        if len(wanted) > context.n_batch:
+            n_before = len(wanted) - context.n_batch
+            self._decode_all(wanted[:n_before])
+            del wanted[:n_before]
+        context.decode(wanted, n_rows)
+        rows = context.rows(len(wanted) - n_rows, n_rows)
+        return self._as_wide_as_asked(rows) if self._changes_width else rows
 
     def feed(
         self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
@@ -71,35 +72,32 @@ class LlamaSession:
         Returns how many of them were known already.
         """
         tokens = token_array(tokens)
-        known = common_prefix(self._cells, tokens)
-        if known < len(tokens):
-            known = self._forget_beyond(known)
-            self._decode_all(tokens[known:], progress)
+        if self._context.holds(tokens):
+            return len(tokens)
+        known = self._resume(tokens, len(tokens))
+        self._decode_all(tokens[known:], progress)
         return known
 
-    def _forget_beyond(self, n: int) -> int:
-        """Drop all but the first `n` cells; returns how many remain, which may be fewer."""
-        if n == len(self._cells) and self._clean:
-            return n
-        # Interrupted anywhere below, _cells claims no more than what llama.cpp holds.
-        self._clean = False
-        del self._cells[n:]
-        if not self._context.truncate(n):
-            self._go_back(n)
-        self._checkpoints = [kept for kept in self._checkpoints if kept[0] <= len(self._cells)]
-        self._clean = True
-        return len(self._cells)
+    def _resume(self, tokens: array[int], n_most: int) -> int:
+        """Forget what differs from the first `n_most` tokens; returns how many are still known."""
+        known = self._context.resume(tokens, n_most)
+        if not self._can_drop_tail:
+            # Checkpoints behind what is left belong to another text.
+            n_cells = self._context.n_cells
+            while self._checkpoints and self._checkpoints[-1][0] > n_cells:
+                self._checkpoints.pop()
+        return self._go_back() if known < 0 else known
 
-    def _go_back(self, n: int) -> None:
-        """Restore the last checkpoint of at most `n` cells, or forget everything."""
-        for n_cells, saved in reversed(self._checkpoints):
-            if n_cells <= n:
-                del self._cells[n_cells:]
-                self._context.restore(saved)
-                if self._context.truncate(n_cells):
-                    return
-        del self._cells[:]
+    def _go_back(self) -> int:
+        """Restore the last checkpoint that still holds, or forget everything."""
+        while self._checkpoints:
+            n_cells, saved = self._checkpoints[-1]
+            self._context.restore(saved, n_cells)
+            if self._context.truncate(n_cells):
+                return n_cells
+            self._checkpoints.pop()
         self._context.truncate(0)
+        return 0
 
     def _decode_all(
         self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
@@ -108,49 +106,24 @@ class LlamaSession:
         done, piece = 0, self._context.n_batch
         while done < len(tokens):
             before = self._context.decode_seconds
-            self._decode(tokens[done : done + piece], 0)
+            self._context.decode(tokens[done : done + piece], 0)
             done = min(done + piece, len(tokens))
             if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS:
                 piece = max(piece // 2, min(_MIN_PIECE, piece))
             if progress is not None:
                 progress(done, len(tokens))
 
-    def _decode(self, tokens: Sequence[int], n_rows: int) -> None:
-        self._clean = False
-        self._context.decode(tokens, len(self._cells), n_rows)
-        self._cells.extend(tokens)
-        self._clean = True
-
     def _save_checkpoint(self) -> None:
-        n = len(self._cells)
-        if self._can_drop_tail or n == 0:
-            return
-        if self._checkpoints and self._checkpoints[-1][0] == n:
-            return
-        self._checkpoints.append((n, self._context.checkpoint()))
-        self._checkpoints = thin(self._checkpoints, n)
+        n = self._context.n_cells
+        if n and not (self._checkpoints and self._checkpoints[-1][0] == n):
+            self._checkpoints.append((n, self._context.checkpoint()))
+            self._checkpoints = thin(self._checkpoints, n)
 
     def _as_wide_as_asked(self, rows: Logits) -> Logits:
         n = rows.shape[1]
-        if n == self._n_vocab:
-            return rows
         asked = np.full((len(rows), self._n_vocab), -np.inf, np.float32)
         asked[:, :n] = rows[:, : self._n_vocab]
         return asked
-
-
-def common_prefix(a: array[int], b: array[int]) -> int:
-    """The length of the common prefix, by slices: comparing those is a loop in C."""
-    low, high = 0, min(len(a), len(b))
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:  # a[:low] == b[:low], a[:high] != b[:high]
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle
-    return low
 
 
 def thin(checkpoints: list[tuple[int, Checkpoint]], n: int) -> list[tuple[int, Checkpoint]]:

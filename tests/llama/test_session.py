@@ -11,17 +11,16 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 import tiny
 
 from ggufspec import defaults
-from ggufspec.core import Logits
+from ggufspec.core import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
-from ggufspec.llama.session import LlamaSession, common_prefix, thin
+from ggufspec.llama.session import LlamaSession, thin
 
 WRITERS: dict[str, Callable[..., Path]] = {
     "llama": tiny.write_llama,
@@ -32,8 +31,9 @@ WRITERS: dict[str, Callable[..., Path]] = {
 }
 N_CTX, N_BATCH, N_ROWS = 192, 32, 9
 # Logits deviate by about 3 from their mean; batches of different shapes were seen to round them
-# apart by 5e-5, while one token missing, doubled or misplaced moves them by more than 0.05.
-TOLERANCE = 2e-3
+# apart by 5e-5, in one logit by 2e-3, while one token missing, doubled or misplaced moves them by
+# more than 0.05.
+TOLERANCE = 4e-3
 N_VOCAB = len(tiny.SPM)
 
 Tokens = list[int]
@@ -67,10 +67,9 @@ class Oracle:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._memory = llama_cpp.llama_get_memory(context.pointer)
 
     def __call__(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        llama_cpp.llama_memory_clear(self._memory, True)
+        self._context._native.truncate(0)
         return LlamaSession(self._context).score(tokens, draft).copy()
 
 
@@ -126,9 +125,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     decode = Context.decode
 
-    def counting(self: Context, tokens: Sequence[int], first: int, n_rows: int) -> None:
+    def counting(self: Context, tokens: Sequence[int], n_rows: int) -> None:
         sizes.append(len(tokens))
-        decode(self, tokens, first, n_rows)
+        decode(self, tokens, n_rows)
 
     monkeypatch.setattr(Context, "decode", counting)
     return sizes
@@ -139,7 +138,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_fresh_score_is_what_llama_cpp_says_to_one_batch(context: Context) -> None:
     text = Texts(0).some(N_BATCH)
-    context.decode(text, 0, N_ROWS)
+    context.decode(text, N_ROWS)
     wanted = context.rows(N_BATCH - N_ROWS, N_ROWS).copy()
     assert context.truncate(0)
     n_tokens = N_BATCH - N_ROWS + 1
@@ -385,7 +384,7 @@ def test_a_slow_machine_gets_smaller_pieces(
 class Accidents:
     """Raises once, before or after a call to llama.cpp through the context, when armed."""
 
-    methods = ("decode", "truncate", "checkpoint", "restore")
+    methods = ("decode", "resume", "truncate", "checkpoint", "restore")
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._wait: dict[tuple[str, str], int] = {}
@@ -425,7 +424,7 @@ def accidents(monkeypatch: pytest.MonkeyPatch, oracle: Oracle) -> Accidents:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, DecodeError])
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", ["decode", "truncate"])
+@pytest.mark.parametrize("name", ["decode", "resume"])
 def test_an_accident_leaves_the_session_usable(
     context: Context,
     oracle: Oracle,
@@ -558,20 +557,18 @@ def naive_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return n
 
 
-def test_the_common_prefix_is_that_of_a_plain_loop() -> None:
+def test_a_context_keeps_the_common_prefix(context: Context) -> None:
     pick = random.Random(0)
-    for _ in range(3000):
-        a = [pick.randrange(3) for _ in range(pick.randrange(12))]
+    for _ in range(60):
+        a = [pick.randrange(3) for _ in range(pick.randrange(1, 12))]
         b = [*a[: pick.randrange(12)], *(pick.randrange(3) for _ in range(pick.randrange(6)))]
-        assert common_prefix(a, b) == common_prefix(b, a) == naive_prefix(a, b)
-
-
-def test_the_common_prefix_of_long_texts() -> None:
-    text = list(range(5000))
-    for n in (0, 1, 2, 4095, 4096, 4998, 4999, 5000):
-        other = text[:n] + [-1] * (5000 - n)
-        assert common_prefix(text, other) == n
-        assert common_prefix(text, text[:n]) == n
+        assert context.truncate(0)
+        context.decode(a, 0)
+        n_most = pick.randrange(len(b) + 1)
+        n = naive_prefix(a, b[:n_most])
+        kept = context.resume(token_array(b), n_most)
+        assert kept == (n if context.model.can_drop_tail or n in (0, len(a)) else -1)
+        assert context.n_cells == n
 
 
 SAVED = np.zeros(1, np.uint8)
