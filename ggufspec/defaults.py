@@ -23,4 +23,4 @@ KV_TYPE: Final = "f16"
 
 # The demo.
 DEMO_SIZE: Final = "250M"
-DEMO_TOKENS: Final = 128
+DEMO_TOKENS: Final = 80

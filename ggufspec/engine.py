@@ -120,7 +120,7 @@ def load(
     n_batch: prompt tokens per batch. n_draft_max: the most that a round may draft.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU; negative: all.
     n_threads, n_threads_draft: None: one per physical core, and one in all for a tiny draft.
-    flash_attention: "auto", "on", "off"; auto: off on a CPU, where it slows verification down.
+    flash_attention: "auto" (llama.cpp decides), "on", "off".
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError.
@@ -128,6 +128,12 @@ def load(
     _check_count("n_ctx", n_ctx, 2**31 - 1)
     _check_count("n_batch", n_batch, 2**20)
     _check_count("n_draft_max", n_draft_max, defaults.N_DRAFT_LIMIT)
+    for name, n_layers in (
+        ("n_gpu_layers", n_gpu_layers),
+        ("n_gpu_layers_draft", n_gpu_layers_draft),
+    ):
+        if abs(n_layers) >= 2**31:
+            raise OptionError(f"{name} is {n_layers}; no model has so many layers (-1: all)")
     _check_count("n_threads", n_threads, _MAX_THREADS)
     _check_count("n_threads_draft", n_threads_draft, _MAX_THREADS)
     with ExitStack() as stack:

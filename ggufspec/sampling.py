@@ -31,9 +31,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise OptionError(f"temperature is {self.temperature}; it must be 0 (greedy) or more")
-        if self.top_k < 0:
-            raise OptionError(f"top_k is {self.top_k}; it must be 0 (off) or more")
+            raise OptionError(
+                f"temperature is {self.temperature}; it must be 0 (greedy) or more, and finite"
+            )
+        if not 0 <= self.top_k < 2**31:
+            raise OptionError(f"top_k is {self.top_k}; it must be 0 (off) or up to {2**31 - 1}")
         if not 0 < self.top_p <= 1:
             raise OptionError(f"top_p is {self.top_p}; it must be above 0 and at most 1 (off)")
         if not 0 <= self.min_p <= 1:

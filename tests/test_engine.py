@@ -49,7 +49,9 @@ def pair() -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def by_llama_cpp() -> dict[str, list[int]]:
     """Greedy continuations, 24 tokens each, by llama-cpp-python's own loop."""
-    llama = llama_cpp.Llama(str(embedded_target()), n_ctx=512, n_threads=1, verbose=False)
+    llama = llama_cpp.Llama(
+        str(embedded_target()), n_ctx=512, n_threads=1, flash_attn=True, verbose=False
+    )
     found = {}
     for prompt in PROMPTS:
         tokens = llama.tokenize(prompt.encode(), special=True)
@@ -316,6 +318,7 @@ def test_prompts_that_cannot_be_decoded_are_refused(pair: Engine, prompt: object
     [
         {"n_ctx": 0},
         {"n_batch": 0},
+        {"n_gpu_layers": 2**40},
         {"n_draft_max": 0},
         {"n_draft_max": 1000},
         {"n_threads": 0},

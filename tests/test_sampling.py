@@ -79,6 +79,7 @@ def test_a_coin_never_lands_on_an_impossible_token() -> None:
         {"temperature": float("nan")},
         {"temperature": float("inf")},
         {"top_k": -1},
+        {"top_k": 10**20},
         {"top_p": 0.0},
         {"top_p": 1.1},
         {"min_p": -0.1},

@@ -12,9 +12,10 @@ import click
 
 from ggufspec import defaults
 from ggufspec.cli import render
+from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.options import draft_n_option, show_log, verbose_option
 from ggufspec.cli.progress import late_bars
-from ggufspec.cli.run import EXIT_INTERRUPTED, Run, generate
+from ggufspec.cli.run import Run, generate
 
 if TYPE_CHECKING:
     from ggufspec.demo import Shape
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
     from ggufspec.stats import Stats
 
 PROMPTS = (
-    "The prince looked at her and",
+    "Up betimes, and by water to Whitehall,",
+    "Mr. Pickwick took off his hat and",
     "It was a cold evening in November, and the old house",
-    '"My dear Watson," said Holmes,',
-    "In the morning they went down to the harbour, where",
+    "The count entered the room, and",
 )
 _MODES = {"plain": "none", "speculative": "model"}  # and their drafters
 _WARM_UP_TOKENS = 16
@@ -125,7 +126,7 @@ def command(
             render.echo_json(document)
         else:
             _print_result(document)
-    return EXIT_INTERRUPTED if interrupted else 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _stand_in(n_params: int, folder: Path) -> Path:
@@ -136,8 +137,8 @@ def _stand_in(n_params: int, folder: Path) -> Path:
     _talk(
         f"The large model is a stand-in: a model of {_EMBEDDED_PARAMS} M parameters, trained on "
         f"old novels, padded with zeros\nto the cost of {shape.n_params / 1e6:,.0f} M "
-        f"({shape.n_layer} layers, width {shape.n_embd}). It writes the same text as before, only "
-        "slower.\n"
+        f"({shape.n_layer} layers, width {shape.n_embd}). It writes what the small one "
+        "would, only slower.\n"
     )
     found = demo.cached_target(n_params, folder)
     if found is not None:

@@ -13,15 +13,13 @@ import sys
 import click
 
 from ggufspec import __version__
+from ggufspec.cli.exits import ERROR, INTERRUPTED, USAGE
 from ggufspec.errors import GgufspecError, OptionError
 
 _COMMANDS = {
     "demo": "Watch a large model write with the help of a small one; nothing to download.",
     "run": "Continue a prompt, or answer it, with a target and a draft model.",
 }
-EXIT_ERROR = 1
-EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 class _Commands(click.Group):
@@ -67,23 +65,23 @@ def _run() -> int:
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         _complain("interrupted")
-        return EXIT_INTERRUPTED
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`ggufspec run ... | head`): nobody is left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_ERROR
+        return ERROR
     except OptionError as error:
         _complain(str(error))
-        return EXIT_USAGE
+        return USAGE
     except GgufspecError as error:
         _complain(str(error))
-        return EXIT_ERROR
+        return ERROR
     except OSError as error:
         _complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
-        return EXIT_ERROR
+        return ERROR
     except MemoryError:
         _complain("out of memory: use smaller models or a smaller context (-c)")
-        return EXIT_ERROR
+        return ERROR
 
 
 def _open_closed_streams() -> None:

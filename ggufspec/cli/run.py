@@ -10,6 +10,7 @@ import click
 
 from ggufspec import defaults
 from ggufspec.cli import render
+from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.options import (
     draft_n_option,
     load_options,
@@ -23,8 +24,6 @@ from ggufspec.errors import PromptError
 if TYPE_CHECKING:
     from ggufspec.engine import Engine
     from ggufspec.stream import Completion
-
-EXIT_INTERRUPTED = 130
 
 
 @click.command(name="run", short_help="Continue a prompt, or answer it.")
@@ -199,7 +198,7 @@ def command(
         render.echo_json(document)
     else:
         click.echo(render.stats_line(run.completion.stats, speedup), err=True)
-    return EXIT_INTERRUPTED if run.interrupted else 0
+    return INTERRUPTED if run.interrupted else 0
 
 
 class Run:

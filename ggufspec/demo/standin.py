@@ -3,9 +3,10 @@
 Knows the recipe and the GGUF bytes that it gives; refuses to know prompts, speed and llama.cpp.
 
 Every matrix is copied into the top-left corner of a larger one, all else is zero, added layers are
-all zero. In Q8_0 that copies whole blocks of 32, and zero bytes are a valid block of zeros, so no
-weight is rounded again. Heads keep their size of 32, so the first of them see the rotary angles
-that they were trained with.
+all zero. The weights are written in F16, like those of a model that nobody has quantized yet: each
+pass reads two bytes a weight, so it costs what memory costs, as with the models that a stand-in
+stands for. Heads keep their size of 32, so the first of them see the rotary angles that they were
+trained with.
 
 The one thing that padding changes is the mean square in an RMS norm over D instead of d columns.
 Norm weights times sqrt(d / D) and epsilon times d / D undo it, without a rounding where d / D is a
@@ -43,7 +44,7 @@ __all__ = [
     "plan_shape",
 ]
 
-_RECIPE = 1  # raise it when the files that this module writes change
+_RECIPE = 2  # raise it when the files that this module writes change
 _N_VOCAB = 4096
 _HEAD_SIZE = 32
 _MIN_PARAMS = 10_000_000
@@ -52,8 +53,9 @@ _TOLERANCE = 1.05  # models called "8B" have up to 8.2
 _LAYER_STEP = 4
 _WIDE_LAYERS = 12  # a shape is as wide as leaves it this many layers
 
-_Q8_0_BLOCK, _Q8_0_BYTES = 32, 34
-_F32, _Q8_0 = 0, 8  # ggml_type
+_F16_BYTES = 2
+_F32, _F16 = 0, 1  # ggml_type
+_FILE_TYPE_F16 = 1  # llama_ftype
 _UINT32, _FLOAT32, _STRING = 4, 6, 8  # gguf_type
 _ALIGNMENT = 32
 _CHUNK = 4 << 20
@@ -102,7 +104,7 @@ class Shape:
 
     @property
     def n_bytes(self) -> int:
-        """What its tensors take in Q8_0 with F32 norms; a header of about 130 kB comes on top."""
+        """What its tensors take in F16 with F32 norms; a header of about 130 kB comes on top."""
         return sum(tensor.n_bytes for tensor in _tensors(self))
 
 
@@ -172,7 +174,7 @@ class _Tensor(NamedTuple):
     def row_bytes(self) -> int:
         if not self.n_rows:
             return 4 * self.n_columns
-        return self.n_columns // _Q8_0_BLOCK * _Q8_0_BYTES
+        return self.n_columns * _F16_BYTES
 
 
 def _tensors(shape: Shape) -> Iterator[_Tensor]:
@@ -224,7 +226,7 @@ class _Source(NamedTuple):
 
     fingerprint: str
     metadata: dict[str, bytes]  # key -> the whole entry, key and type included
-    tensors: dict[str, NDArray[np.uint8]]  # (n_rows, row_bytes), vectors (row_bytes,)
+    tensors: dict[str, NDArray[np.uint8]]  # F16 (n_rows, row_bytes), vectors F32 (row_bytes,)
     n_embd: int
     rms_epsilon: float
 
@@ -241,7 +243,12 @@ def _read_source() -> _Source:
         metadata={
             key: b"".join(part.tobytes() for part in field.parts) for key, field in entries.items()
         },
-        tensors={tensor.name: tensor.data.view(np.uint8) for tensor in reader.tensors},
+        tensors={
+            tensor.name: tensor.data.view(np.uint8)
+            if tensor.data.dtype == np.float32
+            else gguf.dequantize(tensor.data, tensor.tensor_type).astype("<f2").view(np.uint8)
+            for tensor in reader.tensors
+        },
         n_embd=int(entries["llama.embedding_length"].contents()),
         rms_epsilon=float(entries["llama.attention.layer_norm_rms_epsilon"].contents()),
     )
@@ -321,6 +328,7 @@ def _metadata(shape: Shape, source: _Source) -> dict[str, bytes]:
             "small model at the cost of a large one, and is no better than the small one. For "
             "measuring speed only.",
         ),
+        _uint32("general.file_type", _FILE_TYPE_F16),
         _uint32("llama.embedding_length", shape.n_embd),
         _uint32("llama.block_count", shape.n_layer),
         _uint32("llama.feed_forward_length", shape.n_ff),
@@ -343,7 +351,7 @@ def _header(shape: Shape, metadata: dict[str, bytes]) -> bytes:
     offset = 0
     for tensor in tensors:
         sizes = (tensor.n_columns, tensor.n_rows) if tensor.n_rows else (tensor.n_columns,)
-        kind = _Q8_0 if tensor.n_rows else _F32
+        kind = _F16 if tensor.n_rows else _F32
         parts.append(_text(tensor.name))
         parts.append(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset))
         offset += tensor.n_bytes

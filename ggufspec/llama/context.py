@@ -38,7 +38,6 @@ FLASH_ATTENTION = {
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
-_MAX_SCRATCH = 2**29  # bytes: 32 heads, batches of 512, a context of 8192
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
 _SEQUENCE = 0
 _CLOSED = "this context is closed; load the model again"
@@ -101,16 +100,15 @@ class Context:
         params.n_outputs_max = options.n_rows
         n_threads = options.n_threads or n_threads_default()
         params.n_threads = params.n_threads_batch = n_threads
-        flash_attention = options.flash_attention
-        if flash_attention == "off" and _has_quantized_cache(options):
+        if options.flash_attention == "off" and _has_quantized_cache(options):
             # llama.cpp refuses some of these, and computes others wrongly or aborts.
             raise OptionError(
                 f"KV caches of type {options.type_k} and {options.type_v} need flash attention; "
                 "leave it on auto, or take f16 caches"
             )
-        if flash_attention == "auto" and self._is_better_without_flash_attention(options):
-            flash_attention = "off"
-        params.flash_attn_type = _choice(FLASH_ATTENTION, flash_attention, "flash attention")
+        params.flash_attn_type = _choice(
+            FLASH_ATTENTION, options.flash_attention, "flash attention"
+        )
         params.type_k = _choice(KV_TYPES, options.type_k, "type of the K cache")
         params.type_v = _choice(KV_TYPES, options.type_v, "type of the V cache")
         with listening() as heard:
@@ -122,18 +120,6 @@ class Context:
                     f"another cache type.\n{heard.complaints()}"
                 )
         return pointer
-
-    def _is_better_without_flash_attention(self, options: ContextOptions) -> bool:
-        """On a CPU it doubles the cost of verifying a few tokens far into a text.
-
-        Measured with llama.cpp's llama-bench, 8 tokens at a depth of 2000: 63 ms with, 29 without
-        (226 M Q4_0, heads of 128). Without it, scratch memory grows with the context, and the
-        caches cannot be quantized.
-        """
-        scratch = 4 * self.model.n_heads * self.n_batch * options.n_ctx  # float32
-        return (
-            self.model.is_on_cpu and not _has_quantized_cache(options) and scratch <= _MAX_SCRATCH
-        )
 
     @property
     def pointer(self) -> int:

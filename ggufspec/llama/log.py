@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import signal
+import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +34,7 @@ class _Log:
     """Takes the place of llama-cpp-python's log callback; hands on what is not ours."""
 
     def __init__(self) -> None:
+        self.interrupted = False  # Ctrl-C was pressed since listening began
         self.inside = 0  # how many of our calls are under way
         self._lines: deque[tuple[int, str]] = deque(maxlen=_N_KEPT)
         self._partial = ""
@@ -70,10 +73,36 @@ log = _Log()
 
 @contextmanager
 def listening() -> Iterator[_Log]:
-    """Keep what llama.cpp logs within the block, and nothing older."""
+    """Keep what llama.cpp logs within the block, and nothing older. Ctrl-C waits for its end."""
     log.clear()
-    log.inside += 1
+    with _interrupts_held(log):
+        log.inside += 1
+        try:
+            yield log
+        finally:
+            log.inside -= 1
+
+
+@contextmanager
+def _interrupts_held(log: _Log) -> Iterator[None]:
+    """Raise KeyboardInterrupt after the block, not in it.
+
+    Python hears of a signal at its next bytecode. Inside llama.cpp that is a callback of ours, from
+    where no exception gets out: ctypes prints and forgets it.
+    """
+    log.interrupted = False
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def note(number: int, frame: object) -> None:
+        log.interrupted = True
+
+    signal.signal(signal.SIGINT, note)
     try:
-        yield log
+        yield
     finally:
-        log.inside -= 1
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if log.interrupted:
+            raise KeyboardInterrupt

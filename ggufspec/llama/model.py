@@ -10,7 +10,7 @@ from pathlib import Path
 import llama_cpp
 
 from ggufspec.errors import ClosedError, ModelError
-from ggufspec.llama.log import listening
+from ggufspec.llama.log import listening, log
 from ggufspec.llama.vocab import Vocab
 
 _MAGIC = b"GGUF"
@@ -32,7 +32,6 @@ class Model:
         Raises ModelError for a file that is missing, damaged, or not a model that writes text.
         """
         self.path = Path(path)
-        self.is_on_cpu = n_gpu_layers == 0 or not llama_cpp.llama_supports_gpu_offload()
         _check_file(self.path)
         self._pointer: int | None = self._load(n_gpu_layers, mmap, progress)
         try:
@@ -54,7 +53,7 @@ class Model:
                     progress(share)
             except BaseException as error:
                 interrupted.append(error)
-            return not interrupted
+            return not interrupted and not log.interrupted
 
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
@@ -63,15 +62,15 @@ class Model:
         )
         callback = llama_cpp.llama_progress_callback(on_progress)
         params.progress_callback = callback
-        with listening() as log:
+        with listening():
             llama_cpp.llama_backend_init()
             pointer: int | None = llama_cpp.llama_model_load_from_file(
                 os.fsencode(self.path), params
             )
-            if interrupted:
+            if interrupted or log.interrupted:
                 if pointer:
                     llama_cpp.llama_model_free(pointer)
-                raise interrupted[0]
+                raise interrupted[0] if interrupted else KeyboardInterrupt
             if not pointer:
                 raise ModelError(
                     f"{self.path} could not be loaded: it is damaged, incomplete, too large for "
@@ -135,11 +134,6 @@ class Model:
     def n_layers(self) -> int:
         """Number of layers."""
         return int(llama_cpp.llama_model_n_layer(self.pointer))
-
-    @property
-    def n_heads(self) -> int:
-        """Number of attention heads; 0 where there is no attention."""
-        return int(llama_cpp.llama_model_n_head(self.pointer))
 
     @property
     def can_drop_tail(self) -> bool:

@@ -269,9 +269,9 @@ def test_a_context_that_does_not_fit_into_memory(target: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_cache_types_that_llama_cpp_refuses(run: Command, target: Path) -> None:
+def test_cache_types_that_cannot_be_used(run: Command, target: Path) -> None:
     result = run("-m", target, "-p", "hi", "-ctv", "q8_0", "-fa", "off")
-    refuses(result, ERROR, "no context", "another cache type", "requires flash_attn")
+    refuses(result, USAGE, "q8_0", "need flash attention")
 
 
 @pytest.mark.parametrize("seed", ["4294967296", "123456789012345678901234567890"])

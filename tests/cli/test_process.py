@@ -174,7 +174,6 @@ def test_ctrl_c_while_the_model_loads(
     assert result.err.split("\n") == ["", INTERRUPTED_MESSAGE, ""]
 
 
-@pytest.mark.xfail(reason="llama/log.py: an exception in a callback is printed, and forgotten")
 def test_ctrl_c_while_llama_cpp_logs(chatterbox: Path) -> None:
     """A signal that comes inside llama.cpp is heard at the next line of its log."""
     at_the_first_line = PREAMBLE + (

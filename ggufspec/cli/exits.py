@@ -1,0 +1,9 @@
+"""Exit codes of the command."""
+
+from __future__ import annotations
+
+from typing import Final
+
+ERROR: Final = 1  # explained on stderr
+USAGE: Final = 2
+INTERRUPTED: Final = 130  # Ctrl-C
