@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ggufspec.stats import Stats
 
 PROMPTS = (
-    "Up betimes, and by water to Whitehall,",
-    "Mr. Pickwick took off his hat and",
+    "The prince looked at her and",
     "It was a cold evening in November, and the old house",
-    "The count entered the room, and",
+    '"My dear Watson," said Holmes,',
+    "In the morning they went down to the harbour, where",
 )
 _MODES = {"plain": "none", "speculative": "model"}  # and their drafters
 _WARM_UP_TOKENS = 16
