@@ -13,7 +13,7 @@ import click
 from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.options import draft_n_option, show_log, verbose_option
+from ggufspec.cli.options import color_option, draft_n_option, show_log, verbose_option
 from ggufspec.cli.progress import late_bars
 from ggufspec.cli.run import Run, generate
 
@@ -76,13 +76,7 @@ _EMBEDDED_PARAMS = 7.2  # millions
     type=click.Path(path_type=Path),
     help="Where the stand-in is kept. [default: GGUFSPEC_CACHE, or the user's cache folder]",
 )
-@click.option(
-    "--color",
-    type=click.Choice(render.COLOR_CHOICES),
-    default="auto",
-    show_default=True,
-    help="Show in green what the draft wrote and the target accepted.",
-)
+@color_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 @verbose_option
 def command(

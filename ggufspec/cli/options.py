@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ggufspec import defaults
+from ggufspec.cli import render
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -148,6 +149,14 @@ draft_n_option = click.option(
     default=defaults.N_DRAFT,
     show_default=True,
     help="The most tokens that the draft writes ahead in a round.",
+)
+
+color_option = click.option(
+    "--color",
+    type=click.Choice(render.COLOR_CHOICES),
+    default="auto",
+    show_default=True,
+    help="Show in green what the draft wrote and the target accepted.",
 )
 
 verbose_option = click.option(

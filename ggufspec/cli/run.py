@@ -12,6 +12,7 @@ from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.options import (
+    color_option,
     draft_n_option,
     load_options,
     sampling_options,
@@ -76,13 +77,7 @@ if TYPE_CHECKING:
 @click.option(
     "--compare", is_flag=True, help="First decode without the draft, unseen, to tell the speed-up."
 )
-@click.option(
-    "--color",
-    type=click.Choice(render.COLOR_CHOICES),
-    default="auto",
-    show_default=True,
-    help="Show in green what the draft wrote and the target accepted.",
-)
+@color_option
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of the text."
 )

@@ -377,3 +377,10 @@ def test_colour_by_itself_is_for_terminals(
     model, wrong = letters
     result = run("-m", model, "-md", wrong, "-p", PROMPT, "--color", choice)
     assert result.out == (COLOURED if coloured else "abcdefghij\n")
+
+
+def test_the_cache_types_offered_are_those_that_there_are() -> None:
+    from ggufspec.cli import options
+    from ggufspec.llama.context import KV_TYPES
+
+    assert list(options._KV_TYPES) == list(KV_TYPES)
