@@ -331,6 +331,11 @@ def test_load_options_out_of_range_are_refused(options: dict[str, object]) -> No
         ggufspec.load(embedded_target(), **options)  # type: ignore[arg-type]
 
 
+def test_a_context_larger_than_the_machine_is_refused_before_it_is_tried() -> None:
+    with pytest.raises(ggufspec.OutOfMemoryError, match="this machine has"):
+        ggufspec.load(embedded_target(), n_ctx=2_000_000_000)
+
+
 def test_a_pair_without_a_common_vocabulary_is_refused(tmp_path: Path) -> None:
     draft = tiny.write_llama(tmp_path / "draft.gguf")
     with pytest.raises(ggufspec.VocabError, match="tokenizer is BPE, the draft's SPM"):

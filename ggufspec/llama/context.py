@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ggufspec import _native, defaults
 from ggufspec.core import Logits, first_rows
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
-from ggufspec.llama.devices import n_threads_default
+from ggufspec.llama.devices import n_threads_default, physical_memory
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 
@@ -33,6 +33,7 @@ KV_TYPES = {
     "q4_1": llama_cpp.GGML_TYPE_Q4_1,
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
 }
+_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}  # of the others, at least half a byte
 FLASH_ATTENTION = {
     "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
@@ -111,6 +112,7 @@ class Context:
         )
         params.type_k = _choice(KV_TYPES, options.type_k, "type of the K cache")
         params.type_v = _choice(KV_TYPES, options.type_v, "type of the V cache")
+        self._check_fits(options)
         with listening() as heard:
             pointer: int | None = llama_cpp.llama_init_from_model(self.model.pointer, params)
             if not pointer:
@@ -120,6 +122,22 @@ class Context:
                     f"another cache type.\n{heard.complaints()}"
                 )
         return pointer
+
+    def _check_fits(self, options: ContextOptions) -> None:
+        """Refuse caches larger than the machine: the kernel would end the process instead."""
+        memory = physical_memory()
+        if memory is None or llama_cpp.llama_supports_gpu_offload():
+            return
+        n_bytes = 0.5 * (
+            _VALUE_BYTES.get(options.type_k, 0.5) + _VALUE_BYTES.get(options.type_v, 0.5)
+        )
+        needed = options.n_ctx * self.model.n_kv_values * n_bytes
+        if needed > memory:
+            raise OutOfMemoryError(
+                f"a context of {options.n_ctx:,} tokens needs {needed / 1e9:,.0f} GB for "
+                f"{self.model.path}, this machine has {memory / 1e9:,.0f}: use a smaller one "
+                "(n_ctx, -c)"
+            )
 
     @property
     def pointer(self) -> int:

@@ -24,6 +24,14 @@ def n_threads_default() -> int:
     return max((os.cpu_count() or 2) // 2, 1)
 
 
+def physical_memory() -> int | None:
+    """Bytes of memory of this machine; None where the platform does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def _siblings(cpu: int) -> str:
     """A name for the core of a logical processor; its own where Linux does not tell."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")

@@ -131,6 +131,15 @@ class Model:
         return None if has_rope or not self.can_drop_tail else self.n_ctx_train
 
     @property
+    def n_kv_values(self) -> int:
+        """Numbers that the K and V caches hold for each token, at least; 0 without attention."""
+        n_heads = llama_cpp.llama_model_n_head(self.pointer)
+        if not n_heads or not self.can_drop_tail:
+            return 0
+        n_embd_head = llama_cpp.llama_model_n_embd(self.pointer) // n_heads
+        return int(2 * self.n_layers * n_embd_head * llama_cpp.llama_model_n_head_kv(self.pointer))
+
+    @property
     def n_layers(self) -> int:
         """Number of layers."""
         return int(llama_cpp.llama_model_n_layer(self.pointer))
