@@ -247,14 +247,18 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     if prompt is not None:
         return prompt
     if path is not None and str(path) != "-":
-        data, where = path.read_bytes(), str(path)
+        try:
+            data, where = path.read_bytes(), str(path)
+        except OSError as error:
+            raise PromptError(f"the prompt file {path} cannot be read: {error.strerror}") from error
     else:
         if sys.stdin.isatty():
             raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
         data, where = sys.stdin.buffer.read(), "stdin"
     try:
-        # Editors and echo end a file with a newline that is no part of the prompt.
-        return data.decode("utf-8").removesuffix("\n").removesuffix("\r")
+        # Editors and echo end a file with a newline, some begin it with a byte order mark: neither
+        # is part of the prompt.
+        return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise PromptError(
             f"the prompt from {where} is not UTF-8: byte {error.start} is "

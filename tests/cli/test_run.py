@@ -210,6 +210,7 @@ def test_the_prompt_comes_from_where_the_user_has_it(
         (b"hello\r\nworld\r\n", "hello\r\nworld"),
         (b" hello \n\n", " hello \n"),
         ("日本 🙂\n".encode(), "日本 🙂"),
+        (b"\xef\xbb\xbfhello", "hello"),
     ],
 )
 def test_a_file_gives_the_prompt_without_its_last_newline(
