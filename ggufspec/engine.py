@@ -163,9 +163,9 @@ def load(
         target_context = Context(target_model, replace(options, n_rows=n_draft_max + 1))
         stack.callback(target_context.close)
         draft_context = None
-        for model in models[1:]:
-            n_own = n_threads_draft or (1 if model.n_bytes < _TINY_BYTES else n_threads)
-            draft_context = Context(model, replace(options, n_threads=n_own))
+        if draft is not None:
+            n_own = n_threads_draft or (1 if draft_model.n_bytes < _TINY_BYTES else n_threads)
+            draft_context = Context(draft_model, replace(options, n_threads=n_own))
             stack.callback(draft_context.close)
         return Engine(
             target_context, draft_context, n_draft_max=n_draft_max, resources=stack.pop_all()
