@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]  # (n, n_vocab), before sampling
-Probs = NDArray[np.float32]  # (n, n_vocab), each row a distribution
 Coins = Sequence[float]  # (n), uniforms in [0, 1)
+
+
+class Probs(Protocol):
+    """Distributions over the vocabulary, one a row; numpy.asarray(probs): (n, n_vocab) float32.
+
+    A numpy array is one. The rows that come from `to_probs` are evaluated where they are asked for.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __array__(self, dtype: Any = ..., /) -> NDArray[Any]: ...
 
 
 # After a pass over gigabytes of weights, nothing of Python is left in the processor's caches. So a
@@ -83,8 +93,8 @@ class Drafter(Protocol):
         """Propose 0 to `n_max` tokens to follow `tokens`."""
         ...
 
-    def observe(self, draft: Draft, verdict: Verdict) -> None:
-        """Learn what the target said of the draft."""
+    def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
+        """Learn what the target thought of the draft, and what came of it."""
         ...
 
 

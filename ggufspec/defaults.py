@@ -9,11 +9,27 @@ TEMPERATURE: Final = 0.8
 TOP_K: Final = 40
 TOP_P: Final = 0.95
 MIN_P: Final = 0.05
+REPEAT_LAST_N: Final = 64
+DRY_BASE: Final = 1.75
+DRY_ALLOWED_LENGTH: Final = 2
+DRY_PENALTY_LAST_N: Final = 64
+DRY_SEQUENCE_BREAKERS: Final = ("\n", ":", '"', "*")
+SAMPLERS: Final = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typical_p",
+    "top_p",
+    "min_p",
+    "temperature",
+)
 
 N_DRAFT: Final = 3
 N_DRAFT_MAX: Final = 16  # what an engine is loaded for
 N_DRAFT_LIMIT: Final = 64  # what an engine can be loaded for
-VERIFY: Final = "rejection"
+VERIFY: Final = "block"
+DRAFT_TEMPERATURE: Final = "auto"
 
 N_CTX: Final = 4096  # or the target's own context, if that is smaller
 N_BATCH: Final = 512

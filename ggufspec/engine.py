@@ -11,13 +11,14 @@ import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
-from typing_extensions import TypedDict, Unpack
+from typing_extensions import Unpack
 
 from ggufspec import defaults
 from ggufspec import draft as drafters
@@ -28,7 +29,7 @@ from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab, check_same, check_tokens
-from ggufspec.sampling import Sampling
+from ggufspec.sampling import Sampling, SamplingOptions
 from ggufspec.speculate import speculate
 from ggufspec.stream import Completion, Stream, Work
 from ggufspec.text import Message, TextStream, render_chat
@@ -41,20 +42,18 @@ _TINY_BYTES = 32 * 2**20  # waiting for a second thread takes longer than doing 
 _N_COINS_AHEAD = 4096
 
 
-class GenerateOptions(TypedDict, total=False):
-    """What can be asked of one generation; the defaults are those of Request."""
+class GenerateOptions(SamplingOptions, total=False):
+    """What can be asked of one generation; the defaults are those of Request and Sampling."""
 
     max_tokens: int | None  # None: until the model stops or the context is full
     n_draft: int  # the most tokens that a round drafts
-    temperature: float  # 0: greedy
-    top_k: int  # 0: off
-    top_p: float  # 1: off
-    min_p: float  # 0: off
+    draft_temperature: float | str  # "auto": learned, so that most is accepted; 0: greedy
+    dry_sequence_breakers: Sequence[str]  # texts over which DRY sees no repetition
     seed: int | None  # None: a fresh one
     stop: str | Sequence[str]  # texts that end the generation, and are no part of it
     ignore_eos: bool  # forbid the tokens that end a text
     drafter: str | None  # "model", "none"; None: the draft model, if there is one
-    verify: str  # "rejection", "match"
+    verify: str  # "block", "rejection", "match"
     progress: PromptProgress | None  # hears of the prompt being read
 
 
@@ -64,16 +63,22 @@ class Request:
 
     max_tokens: int | None = None
     n_draft: int = defaults.N_DRAFT
-    temperature: float = defaults.TEMPERATURE
-    top_k: int = defaults.TOP_K
-    top_p: float = defaults.TOP_P
-    min_p: float = defaults.MIN_P
+    draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
+    dry_sequence_breakers: Sequence[str] = defaults.DRY_SEQUENCE_BREAKERS
     seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     drafter: str | None = None
     verify: str = defaults.VERIFY
     progress: PromptProgress | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+
+    @staticmethod
+    def of(options: GenerateOptions) -> Request:
+        """The request that these options make; those of sampling become its `sampling`."""
+        rest: dict[str, Any] = dict(options)
+        names = [name for name in SamplingOptions.__annotations__ if name in rest]
+        return Request(sampling=Sampling(**{name: rest.pop(name) for name in names}), **rest)
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -85,16 +90,6 @@ class Request:
             )
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
-
-    def sampling(self, banned: Sequence[int]) -> Sampling:
-        """What turns logits into distributions in this request; `banned` tokens are never drawn."""
-        return Sampling(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            logit_bias=tuple((token, -math.inf) for token in banned),
-        )
 
 
 def load(
@@ -229,7 +224,7 @@ class Engine:
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt, chunk by chunk. Options and errors: see generate."""
         tokens = self.tokenize(prompt)
-        request = Request(**options)
+        request = Request.of(options)
         seed = secrets.randbits(32) if request.seed is None else request.seed
         end_tokens = self.vocab.stop_tokens
         return Stream(
@@ -335,10 +330,17 @@ class Engine:
                 f"(at most {defaults.N_DRAFT_LIMIT})"
             )
         end_tokens = self.vocab.stop_tokens
-        sampling = request.sampling(sorted(end_tokens) if request.ignore_eos else ())
+        sampling = self._sampling(request)
         stop_tokens = frozenset() if request.ignore_eos else end_tokens
         verify_coins, draft_coins = coin_streams(seed)
-        materials = drafters.Materials(sampling, draft_coins, stop_tokens, self._draft_session)
+        materials = drafters.Materials(
+            sampling,
+            draft_coins,
+            stop_tokens,
+            self._draft_session,
+            draft_temperature=request.draft_temperature,
+            n_draft_max=request.n_draft,
+        )
         n_most = self.n_ctx if request.max_tokens is None else request.max_tokens
         return partial(
             speculate,
@@ -352,6 +354,22 @@ class Engine:
             n_end=min(len(tokens) + n_most, self.n_ctx),
             stop_tokens=stop_tokens,
         )
+
+    def _sampling(self, request: Request) -> Sampling:
+        """The sampling of a request, with what only the vocabulary knows."""
+        sampling = request.sampling
+        for token in sampling.logit_bias:
+            if not 0 <= token < self.vocab.n_tokens:
+                raise OptionError(
+                    f"logit_bias names token {token}; the vocabulary has {self.vocab.n_tokens:,}"
+                )
+        if request.ignore_eos:
+            banned = dict.fromkeys(self.vocab.stop_tokens, -math.inf)
+            sampling = replace(sampling, logit_bias={**sampling.logit_bias, **banned})
+        if sampling.dry_multiplier > 0:
+            breakers = self.vocab.sequence_breakers(tuple(request.dry_sequence_breakers))
+            sampling = replace(sampling, dry_breakers=breakers)
+        return sampling
 
     def _decode_seconds(self) -> float:
         return self.target.decode_seconds + (self.draft.decode_seconds if self.draft else 0.0)

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, MutableSequence
 from time import perf_counter
 
-import numpy as np
-
-from ggufspec.core import Coins, Drafter, Probs, Round, Session, Verify, first_rows
-from ggufspec.sampling import Sampling, to_probs
+from ggufspec.core import Coins, Drafter, Round, Session, Verify
+from ggufspec.sampling import Rows, Sampling, to_probs
 
 
 def speculate(
@@ -32,7 +30,7 @@ def speculate(
     rule the tokens have exactly the target's distribution under `sampling`. The caller may stop
     at any round: there is nothing to clean up.
     """
-    rows: list[Probs] = []  # views of (n_draft + 1, n_vocab), reused every round
+    rows: Rows | None = None  # (n_draft + 1, n_vocab), reused every round
     while len(tokens) < n_end:
         start = perf_counter()
         # A round adds one token more than it drafts: do not draft what could not be used.
@@ -40,11 +38,11 @@ def speculate(
         drafted_at = perf_counter()
         logits = target.score(tokens, draft.tokens)
         scored_at = perf_counter()
-        if not rows:
-            rows = first_rows(np.empty((n_draft + 1, logits.shape[1]), np.float32))
-        probs = to_probs(logits, sampling, out=rows[len(logits)])
+        if rows is None:
+            rows = Rows(n_draft + 1, logits.shape[1])
+        probs = to_probs(logits, sampling, tokens, draft.tokens, out=rows)
         verdict = verify(draft, probs, coins(len(logits)))
-        drafter.observe(draft, verdict)
+        drafter.observe(draft, probs, verdict)
         added = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
         stops = [i for i, token in enumerate(added) if token in stop_tokens]
         if stops:

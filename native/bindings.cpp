@@ -1,13 +1,14 @@
 // Types, shapes and the GIL. No arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <optional>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,9 +21,9 @@ using namespace nb::literals;
 
 namespace {
 
-using Matrix = nb::ndarray<float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ConstMatrix = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using TokenRow = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Tokens = std::vector<int32_t>;
 using Coins = std::vector<double>;
 using Verdict = std::pair<int32_t, int32_t>;
 
@@ -30,53 +31,131 @@ void require(bool holds, const std::string & message) {
     if (!holds) throw nb::value_error(message.c_str());
 }
 
-void to_probs(ConstMatrix logits, Matrix probs, const ggufspec::Sampling & sampling) {
-    const size_t n_rows = logits.shape(0), n_vocab = logits.shape(1);
-    require(probs.shape(0) == n_rows && probs.shape(1) == n_vocab, "to_probs: logits and probs differ in shape");
-    require(n_vocab > 0, "to_probs: a row has no tokens");
-    for (const auto & [token, bias] : sampling.logit_bias) {
-        require(token >= 0 && static_cast<size_t>(token) < n_vocab,
-                "to_probs: bias for token " + std::to_string(token) + ", outside the vocabulary");
+const std::unordered_map<std::string, ggufspec::Sampler> kSamplers{
+    {"penalties", ggufspec::Sampler::penalties}, {"dry", ggufspec::Sampler::dry},
+    {"top_n_sigma", ggufspec::Sampler::top_n_sigma}, {"top_k", ggufspec::Sampler::top_k},
+    {"typical_p", ggufspec::Sampler::typical_p}, {"top_p", ggufspec::Sampler::top_p},
+    {"min_p", ggufspec::Sampler::min_p}, {"temperature", ggufspec::Sampler::temperature},
+};
+
+void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & samplers, float temperature, int64_t top_k,
+                   float top_p, float min_p, float typical_p, float top_n_sigma, int64_t penalty_last_n, float repeat_penalty,
+                   float frequency_penalty, float presence_penalty, float dry_multiplier, float dry_base,
+                   int64_t dry_allowed_length, int64_t dry_last_n,
+                   const std::vector<std::pair<int32_t, Tokens>> & dry_breakers,
+                   std::vector<std::pair<int32_t, float>> logit_bias) {
+    ggufspec::Sampling made;
+    for (const std::string & name : samplers) {
+        const auto found = kSamplers.find(name);
+        require(found != kSamplers.end(), "Sampling: there is no sampler " + name);
+        made.order.push_back(found->second);
     }
-    size_t bad_row = n_rows;
-    {
-        nb::gil_scoped_release release;
-        for (size_t i = 0; i < n_rows && bad_row == n_rows; i++) {
-            if (!ggufspec::to_probs(logits.data() + i * n_vocab, n_vocab, sampling, probs.data() + i * n_vocab)) bad_row = i;
+    made.temperature = temperature;
+    made.top_k = top_k;
+    made.top_p = top_p;
+    made.min_p = min_p;
+    made.typical_p = typical_p;
+    made.top_n_sigma = top_n_sigma;
+    made.penalty_last_n = penalty_last_n;
+    made.repeat_penalty = repeat_penalty;
+    made.frequency_penalty = frequency_penalty;
+    made.presence_penalty = presence_penalty;
+    made.dry_multiplier = dry_multiplier;
+    made.dry_base = dry_base;
+    made.dry_allowed_length = dry_allowed_length;
+    made.dry_last_n = dry_last_n;
+    made.dry_breakers = {dry_breakers.begin(), dry_breakers.end()};
+    made.logit_bias = std::move(logit_bias);
+    new (self) ggufspec::Sampling(std::move(made));
+}
+
+// Rows of distributions. Those filled from logits without keeping them hold on to the array.
+struct Rows {
+    std::vector<ggufspec::Row> rows;
+    size_t n = 0, n_vocab;
+    ConstMatrix logits;
+
+    Rows(size_t n_most, size_t n_vocab) : rows(n_most), n_vocab(n_vocab) { require(n_vocab > 0, "Rows: a row has no tokens"); }
+
+    const ggufspec::Row & at(size_t i) const {
+        require(i < n, "Rows: there is no row " + std::to_string(i));
+        return rows[i];
+    }
+
+    // The distributions after `text`, then after each token of `draft`; `keep`: of logits that will not stay.
+    void add(const ConstMatrix & from, const ggufspec::Sampling & sampling, const TokenRow & text, const Tokens & draft, bool keep) {
+        const size_t n_new = from.shape(0);
+        require(from.shape(1) == n_vocab, "to_probs: logits and rows differ in shape");
+        require(n + n_new <= rows.size(), "to_probs: more rows than there is room for, in shape");
+        require(n_new <= draft.size() + 1, "to_probs: more rows than drafted tokens and one");
+        for (const auto & [token, bias] : sampling.logit_bias) {
+            require(token >= 0 && static_cast<size_t>(token) < n_vocab,
+                    "to_probs: bias for token " + std::to_string(token) + ", outside the vocabulary");
+        }
+        size_t bad_row = n_new;
+        {
+            nb::gil_scoped_release release;
+            const size_t n_text = text.shape(0);
+            const int64_t window = sampling.window();
+            const size_t n_seen = window < 0 ? n_text : std::min<size_t>(window, n_text);
+            thread_local Tokens seen;
+            if (window != 0) {
+                seen.assign(text.data() + (n_text - n_seen), text.data() + n_text);
+                seen.insert(seen.end(), draft.begin(), draft.end());
+            }
+            for (size_t i = 0; i < n_new && bad_row == n_new; i++) {
+                const ggufspec::Text before{seen.data(), window != 0 ? n_seen + i : 0};
+                if (!rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, keep)) bad_row = i;
+            }
+        }
+        require(bad_row == n_new, "to_probs: row " + std::to_string(bad_row) + " has no finite logit to draw from");
+        n += n_new;
+    }
+
+    void add_weights(const ConstMatrix & weights) {
+        require(weights.shape(1) == n_vocab && n + weights.shape(0) <= rows.size(), "Rows: weights and rows differ in shape");
+        for (size_t i = 0; i < weights.shape(0); i++) {
+            require(rows[n].set_weights(weights.data() + i * n_vocab, n_vocab), "Rows: a row has no weight to draw from");
+            n++;
         }
     }
-    require(bad_row == n_rows, "to_probs: row " + std::to_string(bad_row) + " has no finite logit to draw from");
+};
+
+nb::ndarray<nb::numpy, float, nb::ndim<2>> dense(const Rows & self) {
+    auto * probs = new float[self.n * self.n_vocab];
+    nb::capsule owner(probs, [](void * p) noexcept { delete[] static_cast<float *>(p); });
+    for (size_t i = 0; i < self.n; i++) self.rows[i].write(probs + i * self.n_vocab);
+    return {probs, {self.n, self.n_vocab}, owner};
 }
 
-int32_t pick(ConstMatrix probs, double coin) {
-    require(probs.shape(0) == 1 && probs.shape(1) > 0, "pick: needs one row of tokens");
-    return ggufspec::pick(probs.data(), probs.shape(1), coin);
-}
-
-ggufspec::Judged judged(const std::vector<int32_t> & tokens, const std::optional<ConstMatrix> & draft_probs,
-                        const ConstMatrix & target_probs, const Coins & coins) {
-    const size_t n_draft = tokens.size(), n_vocab = target_probs.shape(1);
-    require(target_probs.shape(0) == n_draft + 1, "verify: target_probs needs n_draft + 1 rows");
+ggufspec::Judged judged(const Tokens & tokens, const Rows * draft, const Rows & target, const Coins & coins) {
+    const size_t n_draft = tokens.size();
+    require(target.n == n_draft + 1, "verify: target_probs needs n_draft + 1 rows");
     require(coins.size() == n_draft + 1, "verify: needs n_draft + 1 coins");
-    if (draft_probs) {
-        require(draft_probs->shape(0) == n_draft && draft_probs->shape(1) == n_vocab,
-                "verify: draft_probs needs n_draft rows, as wide as the target's");
-    }
+    require(!draft || (draft->n == n_draft && draft->n_vocab == target.n_vocab),
+            "verify: draft.probs needs n_draft rows, as wide as the target's");
     for (int32_t token : tokens) {
-        require(token >= 0 && static_cast<size_t>(token) < n_vocab, "verify: a drafted token is outside the vocabulary");
+        require(token >= 0 && static_cast<size_t>(token) < target.n_vocab, "verify: a drafted token is outside the vocabulary");
     }
-    return {tokens.data(), draft_probs ? draft_probs->data() : nullptr, target_probs.data(), coins.data(), n_draft, n_vocab};
+    return {tokens.data(), draft ? draft->rows.data() : nullptr, target.rows.data(), coins.data(), n_draft};
 }
 
-Verdict match(const std::vector<int32_t> & tokens, ConstMatrix target_probs, const Coins & coins) {
-    const auto verdict = ggufspec::match(judged(tokens, std::nullopt, target_probs, coins));
-    return {verdict.n_accepted, verdict.next_token};
+std::vector<double> expected_lengths(const Rows & target, const Rows & draft, const Tokens & tokens, size_t horizon,
+                                     const std::vector<float> & temperatures) {
+    judged(tokens, &draft, target, Coins(tokens.size() + 1));
+    nb::gil_scoped_release release;
+    std::vector<double> lengths;
+    for (float temperature : temperatures) {
+        lengths.push_back(ggufspec::expected_length({tokens.data(), draft.rows.data(), target.rows.data(), nullptr,
+                                                     std::min(horizon, tokens.size())}, temperature));
+    }
+    return lengths;
 }
 
-Verdict rejection(const std::vector<int32_t> & tokens, const std::optional<ConstMatrix> & draft_probs,
-                  ConstMatrix target_probs, const Coins & coins) {
-    const auto verdict = ggufspec::rejection(judged(tokens, draft_probs, target_probs, coins));
-    return {verdict.n_accepted, verdict.next_token};
+template <ggufspec::Verdict (*rule)(const ggufspec::Judged &)>
+Verdict verdict(const Tokens & tokens, const Rows * draft, const Rows & target, const Coins & coins) {
+    const auto found = rule(judged(tokens, draft, target, coins));
+    return {found.n_accepted, found.next_token};
 }
 
 template <typename Function>
@@ -101,7 +180,7 @@ int32_t resume(ggufspec::Context & self, TokenRow tokens, size_t n_most) {
     return self.resume(tokens.data(), n_most);
 }
 
-int32_t decode(ggufspec::Context & self, const std::vector<int32_t> & tokens, size_t n_rows) {
+int32_t decode(ggufspec::Context & self, const Tokens & tokens, size_t n_rows) {
     require(!tokens.empty() && tokens.size() <= self.n_batch(), "decode: needs 1 to n_batch tokens");
     require(n_rows <= tokens.size(), "decode: more rows than tokens");
     nb::gil_scoped_release release;
@@ -118,21 +197,48 @@ ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
 NB_MODULE(_native, m) {
     m.doc() = "Sampling, verification and KV truncation, on plain rows of floats.";
     nb::class_<ggufspec::Sampling>(m, "Sampling", "What turns logits into a distribution.")
-        .def("__init__",
-             [](ggufspec::Sampling * self, double temperature, int64_t top_k, double top_p, double min_p,
-                std::vector<std::pair<int32_t, float>> logit_bias) {
-                 new (self) ggufspec::Sampling{temperature, top_k, top_p, min_p, std::move(logit_bias)};
-             },
-             nb::kw_only(), "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a, "logit_bias"_a);
-    m.def("to_probs", &to_probs, "logits"_a.noconvert(), "probs"_a.noconvert(), "sampling"_a,
-          "Write the distribution of each row of logits (n, n_vocab) into probs (n, n_vocab).");
+        .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
+             "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a,
+             "presence_penalty"_a, "dry_multiplier"_a, "dry_base"_a, "dry_allowed_length"_a, "dry_last_n"_a,
+             "dry_breakers"_a, "logit_bias"_a);
+    nb::class_<Rows>(m, "Rows", "Distributions over the vocabulary, at most n_most of them; numpy.asarray(rows): (n, n_vocab).")
+        .def(nb::init<size_t, size_t>(), "n_most"_a, "n_vocab"_a)
+        .def(
+            "fill",
+            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const Tokens & draft) {
+                self.n = 0;
+                self.logits = logits;
+                self.add(logits, sampling, tokens, draft, false);
+            },
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a,
+            "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
+            "The logits are read where they lie, then and later: the rows are valid as long as they are.")
+        .def(
+            "append",
+            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens) {
+                self.add(logits, sampling, tokens, {}, true);
+            },
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(),
+            "Add the distribution of logits (1, n_vocab) after tokens; the logits may change afterwards.")
+        .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
+        .def("clear", [](Rows & self) { self.n = 0; }, "Forget all rows.")
+        .def("__len__", [](const Rows & self) { return self.n; })
+        .def(
+            "__array__", [](const Rows & self, nb::object, nb::object) { return dense(self); }, "dtype"_a = nb::none(),
+            "copy"_a = nb::none(), "All probabilities (n, n_vocab).")
+        .def("pick", [](const Rows & self, size_t i, double coin) { return self.at(i).pick(coin); }, "i"_a, "coin"_a,
+             "Draw a token from row i with a uniform coin in [0, 1).");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as what lies there is.");
-    m.def("pick", &pick, "probs"_a.noconvert(), "coin"_a, "Draw a token from probs (1, n_vocab) with a uniform coin in [0, 1).");
-    m.def("match", &match, "tokens"_a, "target_probs"_a.noconvert(), "coins"_a,
+    m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "coins"_a,
           "Judge by equality with the target's own draws: (n_accepted, next_token).");
-    m.def("rejection", &rejection, "tokens"_a, "draft_probs"_a.none(), "target_probs"_a.noconvert(), "coins"_a,
+    m.def("rejection", &verdict<ggufspec::rejection>, "tokens"_a, "draft"_a.none(), "target"_a, "coins"_a,
           "Judge by token-wise rejection sampling: (n_accepted, next_token).");
+    m.def("block", &verdict<ggufspec::block>, "tokens"_a, "draft"_a.none(), "target"_a, "coins"_a,
+          "Judge by block verification: (n_accepted, next_token).");
+    m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
+          "What the block rule would keep, on average, of the first `horizon` tokens if the draft had had each of these\n"
+          "temperatures: an unbiased estimate from the tokens that it drew.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses, for one sequence.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a)

@@ -4,148 +4,333 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <vector>
 
 namespace ggufspec {
 namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
-constexpr size_t kLanes = 16;   // independent accumulators, so that loops over a row vectorise
-constexpr size_t kBlock = 256;  // a draw looks at blocks of this many tokens first
+constexpr float kLog2E = 1.44269504f;
+constexpr size_t kBlock = 1024;    // a draw looks at the sums of so many tokens first
+constexpr size_t kMostFast = 128;  // up to here, llama.cpp sorts in place
 
-// The largest logit, NaN passed over; -infinity if there is none.
-float largest_of(const float * row, size_t n) {
-    float lanes[kLanes];
-    std::fill(lanes, lanes + kLanes, kNever);
-    size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        for (size_t lane = 0; lane < kLanes; lane++) {
-            lanes[lane] = row[i + lane] > lanes[lane] ? row[i + lane] : lanes[lane];
+void all_of(const float * row, size_t n_vocab, Candidates & candidates) {
+    candidates = {};
+    candidates.list.resize(n_vocab);
+    for (size_t i = 0; i < n_vocab; i++) {
+        candidates.list[i] = {static_cast<int32_t>(i), std::isnan(row[i]) ? kNever : row[i], 0};
+    }
+}
+
+// Top-k in one pass over the row. k blocks have each a token at least as large as the least of their k largest
+// maxima: below that nobody is among the k largest.
+void select_largest(const float * row, size_t n_vocab, size_t k, Candidates & candidates) {
+    thread_local std::vector<float> largest, ranked;
+    const size_t n_block = std::clamp<size_t>(n_vocab / (8 * k), 16, 128);
+    largest.resize((n_vocab + n_block - 1) / n_block);
+    largest_of_blocks(row, n_vocab, n_block, largest.data());
+    float bound = std::numeric_limits<float>::lowest();
+    if (largest.size() > k) {
+        ranked = largest;
+        std::nth_element(ranked.begin(), ranked.begin() + (k - 1), ranked.end(), std::greater<float>());
+        bound = std::max(bound, ranked[k - 1]);
+    }
+    auto & list = candidates.list;
+    list.clear();
+    for (size_t block = 0; block < largest.size(); block++) {
+        if (!(largest[block] >= bound)) continue;
+        const size_t end = std::min(n_vocab, (block + 1) * n_block);
+        for (size_t i = block * n_block; i < end; i++) {
+            if (row[i] >= bound) list.push_back({static_cast<int32_t>(i), row[i], 0});
         }
     }
-    for (; i < n; i++) lanes[0] = row[i] > lanes[0] ? row[i] : lanes[0];
-    return *std::max_element(lanes, lanes + kLanes);
+    std::sort(list.begin(), list.end(), [](const Candidate & a, const Candidate & b) {
+        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+    });
+    candidates.sorted = true;
+    candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
+    list.resize(std::min(k, list.size()));
 }
 
-double sum_of(const float * row, size_t n) {
-    double lanes[kLanes] = {};
-    size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        for (size_t lane = 0; lane < kLanes; lane++) lanes[lane] += row[i + lane];
+// Min-p in one pass.
+void select_likely(const float * row, size_t n_vocab, float largest, float min_p, Candidates & candidates) {
+    const float bound = largest + std::log(min_p);
+    candidates = {};
+    for (size_t i = 0; i < n_vocab; i++) {
+        if (row[i] >= bound) candidates.list.push_back({static_cast<int32_t>(i), row[i], 0});
     }
-    for (; i < n; i++) lanes[0] += row[i];
-    return std::accumulate(lanes, lanes + kLanes, 0.0);
 }
 
-// Divides the kept weights by their sum; the sum is at least 1, because the largest weight is exp(0).
-void normalise(float * probs, size_t n_vocab) {
-    const float scale = static_cast<float>(1.0 / sum_of(probs, n_vocab));
-    for (size_t i = 0; i < n_vocab; i++) probs[i] *= scale;
+// Runs samplers over the row; `exact` takes no short cut.
+void truncate(const float * row, size_t n_vocab, float largest, const Sampling & sampling,
+              const std::vector<Sampler> & samplers, const Text & text, bool exact, Candidates & candidates) {
+    size_t next = 1;
+    candidates.cut_a_tie = false;
+    if (!exact && samplers[0] == Sampler::top_k && static_cast<size_t>(sampling.top_k) <= std::min(kMostFast, n_vocab)) {
+        select_largest(row, n_vocab, sampling.top_k, candidates);
+    } else if (!exact && samplers[0] == Sampler::min_p) {
+        select_likely(row, n_vocab, largest, sampling.min_p, candidates);
+    } else {
+        all_of(row, n_vocab, candidates);
+        next = 0;
+    }
+    for (; next < samplers.size(); next++) apply(samplers[next], sampling, text, candidates);
 }
 
-// How many of the sorted logits top-p and min-p keep. Both cut a tail, so the shorter prefix holds.
-size_t kept_prefix(const float * logits, const std::vector<int32_t> & sorted, double top_p, double min_p) {
-    const double largest = logits[sorted[0]];
-    size_t n = sorted.size();
-    if (top_p < 1) {
-        double total = 0, sum = 0;
-        for (int32_t token : sorted) total += std::exp(logits[token] - largest);
-        for (size_t i = 0; i < n; i++) {
-            sum += std::exp(logits[sorted[i]] - largest);
-            if (sum >= top_p * total) n = i + 1;
-        }
+// The index in a list at which the cumulative weight first exceeds coin * total; the last that has any, at rounding.
+template <typename Weight>
+size_t index_at(double goal, size_t n, const Weight & weight) {
+    double sum = 0;
+    size_t last = n;
+    for (size_t i = 0; i < n; i++) {
+        const double w = weight(i);
+        if (w <= 0) continue;
+        last = i;
+        sum += w;
+        if (sum > goal) break;
     }
-    if (min_p > 0) {
-        const double least = largest + std::log(min_p);
-        size_t i = 1;
-        while (i < n && logits[sorted[i]] >= least) i++;
-        n = i;
-    }
-    return n;
+    return last;
 }
 
-void truncated(float * row, size_t n_vocab, const Sampling & sampling) {
-    const auto more_likely = [row](int32_t a, int32_t b) { return row[a] != row[b] ? row[a] > row[b] : a < b; };
-    thread_local std::vector<int32_t> sorted;
-    thread_local std::vector<float> weights;
-
-    for (size_t i = 0; i < n_vocab; i++) row[i] = std::isnan(row[i]) ? kNever : row[i];
-    sorted.resize(n_vocab);
-    for (size_t i = 0; i < n_vocab; i++) sorted[i] = static_cast<int32_t>(i);
-    if (sampling.top_k > 0 && static_cast<size_t>(sampling.top_k) < n_vocab) {
-        std::nth_element(sorted.begin(), sorted.begin() + sampling.top_k - 1, sorted.end(), more_likely);
-        sorted.resize(sampling.top_k);
-    }
-    std::sort(sorted.begin(), sorted.end(), more_likely);
-    sorted.resize(kept_prefix(row, sorted, sampling.top_p, sampling.min_p));
-
-    const double largest = row[sorted[0]];
-    weights.resize(sorted.size());
-    for (size_t i = 0; i < sorted.size(); i++) {
-        weights[i] = static_cast<float>(std::exp((row[sorted[i]] - largest) / sampling.temperature));
-    }
-    std::fill(row, row + n_vocab, 0.0f);
-    for (size_t i = 0; i < sorted.size(); i++) row[sorted[i]] = weights[i];
+// A draw from weights that are known by blocks: sums[i] of a block, fill(begin, end, weights) within one.
+template <typename Fill>
+int32_t pick_block(const std::vector<double> & sums, size_t n_vocab, double coin, const Fill & fill) {
+    float weights[kBlock];
+    double goal = coin * std::accumulate(sums.begin(), sums.end(), 0.0);
+    size_t block = index_at(goal, sums.size(), [&sums](size_t i) { return sums[i]; });
+    if (block == sums.size()) return 0;
+    for (size_t i = 0; i < block; i++) goal -= sums[i];
+    const size_t begin = block * kBlock, end = std::min(n_vocab, begin + kBlock);
+    fill(begin, end, weights);
+    const size_t index = index_at(goal, end - begin, [&weights](size_t i) { return weights[i]; });
+    return static_cast<int32_t>(begin + std::min(index, end - begin - 1));
 }
 
 }  // namespace
 
-bool to_probs(const float * logits, size_t n_vocab, const Sampling & sampling, float * probs) {
-    const float * row = logits;
-    if (!sampling.logit_bias.empty()) {
-        std::copy(logits, logits + n_vocab, probs);
-        for (const auto & [token, bias] : sampling.logit_bias) probs[token] += bias;
-        row = probs;
+bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, bool keep) {
+    thread_local std::vector<Sampler> samplers;
+    thread_local Candidates candidates;
+    samplers.clear();
+    for (Sampler sampler : sampling.order) {
+        if (sampling.is_active(sampler)) samplers.push_back(sampler);
     }
-    const float largest = largest_of(row, n_vocab);
-    if (!std::isfinite(largest)) return false;
+    float temperature = 1;
+    if (!samplers.empty() && samplers.back() == Sampler::temperature) {
+        temperature = sampling.temperature;
+        samplers.pop_back();
+    }
+    const auto changes_few = [](Sampler sampler) { return sampler == Sampler::penalties || sampler == Sampler::dry; };
+    const auto truncation = std::find_if_not(samplers.begin(), samplers.end(), changes_few);
 
-    if (sampling.temperature <= 0) {
-        const size_t best = std::find(row, row + n_vocab, largest) - row;
-        std::fill(probs, probs + n_vocab, 0.0f);
-        probs[best] = 1.0f;
-        return true;
+    n_vocab_ = n_vocab;
+    row_ = logits;
+    if (!sampling.logit_bias.empty() || truncation != samplers.begin()) {
+        own_.assign(logits, logits + n_vocab);
+        for (const auto & [token, bias] : sampling.logit_bias) own_[token] += bias;
+        for (auto it = samplers.begin(); it != truncation; ++it) apply_to_row(*it, sampling, text, own_.data(), n_vocab);
+        row_ = own_.data();
     }
-    if (sampling.top_k > 0 || sampling.top_p < 1 || sampling.min_p > 0) {
-        if (row != probs) std::copy(row, row + n_vocab, probs);
-        truncated(probs, n_vocab, sampling);
+    samplers.erase(samplers.begin(), truncation);
+    largest_ = largest_of(row_, n_vocab);
+    if (!std::isfinite(largest_)) return false;
+
+    is_list_ = !samplers.empty();
+    if (is_list_) {
+        const auto ties_matter = [&] {
+            if (candidates.cut_a_tie) return true;
+            if (temperature > 0) return false;
+            const auto has_largest = [](const Candidate & candidate) { return candidate.logit == candidates.list[0].logit; };
+            return candidates.sorted && std::count_if(candidates.list.begin(), candidates.list.end(), has_largest) > 1;
+        };
+        truncate(row_, n_vocab, largest_, sampling, samplers, text, false, candidates);
+        if (ties_matter()) truncate(row_, n_vocab, largest_, sampling, samplers, text, true, candidates);
+        set_list(candidates);
+        if (tokens_.empty()) return false;
     } else {
-        const float inverse = static_cast<float>(1.0 / sampling.temperature);
-        for (size_t i = 0; i < n_vocab; i++) {
-            probs[i] = row[i] <= largest ? std::exp((row[i] - largest) * inverse) : 0.0f;  // NaN: never
+        if (keep && row_ == logits) {
+            own_.assign(logits, logits + n_vocab);
+            row_ = own_.data();
         }
+        likeliest_ = -1;  // not looked for yet
     }
-    normalise(probs, n_vocab);
+    set_temperature(temperature);
     return true;
 }
 
-int32_t pick(const float * probs, size_t n_vocab, double coin) {
-    thread_local std::vector<double> blocks;
-    blocks.clear();
-    double total = 0;
-    for (size_t i = 0; i < n_vocab; i += kBlock) {
-        blocks.push_back(sum_of(probs + i, std::min(kBlock, n_vocab - i)));
-        total += blocks.back();
+void Row::set_list(Candidates & candidates) {
+    auto & list = candidates.list;
+    const auto likeliest = std::max_element(list.begin(), list.end(), [](const auto & a, const auto & b) { return a.logit < b.logit; });
+    likeliest_ = likeliest == list.end() ? -1 : likeliest->token;
+    largest_ = likeliest == list.end() ? kNever : likeliest->logit;
+    const auto by_token = [](const Candidate & a, const Candidate & b) { return a.token < b.token; };
+    if (!std::is_sorted(list.begin(), list.end(), by_token)) std::sort(list.begin(), list.end(), by_token);
+    tokens_.clear();
+    logits_.clear();
+    for (const Candidate & candidate : list) {
+        if (candidate.logit == kNever) continue;
+        tokens_.push_back(candidate.token);
+        logits_.push_back(candidate.logit);
     }
-    const double goal = coin * total;
+}
+
+bool Row::set_weights(const float * weights, size_t n_vocab) {
+    n_vocab_ = n_vocab;
+    is_list_ = true;
+    Candidates candidates;
+    for (size_t i = 0; i < n_vocab; i++) {
+        if (weights[i] > 0) candidates.list.push_back({static_cast<int32_t>(i), std::log(weights[i]), weights[i]});
+    }
+    set_list(candidates);
+    is_certain_ = tokens_.size() == 1;
+    // Not by way of the logarithms: what was given is to be found again.
     double sum = 0;
-    size_t block = 0;
-    while (block + 1 < blocks.size() && sum + blocks[block] <= goal) sum += blocks[block++];
-    // Rounding may leave the goal just behind the last token of a block: then that one it is.
-    size_t last = n_vocab;
-    for (size_t i = block * kBlock; i < n_vocab; i++) {
-        if (probs[i] <= 0) continue;
-        last = i;
-        sum += probs[i];
-        if (sum > goal) break;
+    for (const Candidate & candidate : candidates.list) sum += candidate.prob;
+    probs_.clear();
+    for (const Candidate & candidate : candidates.list) probs_.push_back(static_cast<float>(candidate.prob / sum));
+    return !tokens_.empty();
+}
+
+void Row::set_temperature(float temperature) {
+    is_certain_ = temperature <= 0;
+    if (is_certain_) {
+        if (likeliest_ < 0) likeliest_ = static_cast<int32_t>(std::find(row_, row_ + n_vocab_, largest_) - row_);
+        return;
     }
-    while (last == n_vocab && block > 0) {  // nothing but zeros from here on
-        for (size_t i = block * kBlock; i-- > (block - 1) * kBlock && last == n_vocab;) {
-            if (probs[i] > 0) last = i;
+    if (is_list_) {
+        const float largest = largest_ / temperature;
+        double sum = 0;
+        probs_.resize(logits_.size());
+        for (size_t i = 0; i < probs_.size(); i++) sum += probs_[i] = std::exp(logits_[i] / temperature - largest);
+        for (float & prob : probs_) prob = static_cast<float>(prob / sum);
+        return;
+    }
+    softmax_ = {row_, largest_, kLog2E / temperature, 1.0f};
+    blocks_.clear();
+    double sum = 0;
+    for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
+        blocks_.push_back(weight_of(softmax_, begin, std::min(n_vocab_, begin + kBlock)));
+        sum += blocks_.back();
+    }
+    softmax_.scale = static_cast<float>(1 / sum);
+    for (double & block : blocks_) block /= sum;
+}
+
+Row Row::certain(int32_t token) {
+    Row row;
+    row.is_certain_ = true;
+    row.likeliest_ = token;
+    return row;
+}
+
+Row Row::at(float temperature) const {
+    Row other;
+    other.n_vocab_ = n_vocab_;
+    other.is_list_ = is_list_;
+    other.tokens_ = tokens_;
+    other.logits_ = logits_;
+    other.row_ = row_;
+    other.largest_ = largest_;
+    other.likeliest_ = likeliest_;
+    other.set_temperature(temperature);
+    return other;
+}
+
+float Row::of(int32_t token) const {
+    if (is_certain_) return token == likeliest_ ? 1.0f : 0.0f;
+    if (is_list_) {
+        const auto found = std::lower_bound(tokens_.begin(), tokens_.end(), token);
+        return found != tokens_.end() && *found == token ? probs_[found - tokens_.begin()] : 0.0f;
+    }
+    float prob;
+    weights_of(softmax_, token, token + 1, &prob);
+    return prob;
+}
+
+void Row::write(float * probs) const {
+    if (!is_certain_ && !is_list_) return weights_of(softmax_, 0, n_vocab_, probs);
+    std::fill(probs, probs + n_vocab_, 0.0f);
+    if (is_certain_) probs[likeliest_] = 1;
+    for (size_t i = 0; !is_certain_ && i < tokens_.size(); i++) probs[tokens_[i]] = probs_[i];
+}
+
+int32_t Row::pick(double coin) const {
+    if (is_certain_) return likeliest_;
+    if (is_list_) {
+        const double goal = coin * std::accumulate(probs_.begin(), probs_.end(), 0.0);
+        return tokens_[index_at(goal, tokens_.size(), [this](size_t i) { return probs_[i]; })];
+    }
+    return pick_block(blocks_, n_vocab_, coin,
+                      [this](size_t begin, size_t end, float * weights) { weights_of(softmax_, begin, end, weights); });
+}
+
+double Row::overlap(float factor, const Row & draft) const {
+    double sum = 0;
+    if (draft.is_certain_) return std::min(factor * of(draft.likeliest_), 1.0f);
+    if (is_certain_) return std::min(factor, draft.of(likeliest_));
+    if (is_list_ && draft.is_list_) {
+        for (size_t i = 0, j = 0; i < tokens_.size() && j < draft.tokens_.size();) {
+            if (tokens_[i] == draft.tokens_[j]) {
+                sum += std::min(factor * probs_[i++], draft.probs_[j++]);
+            } else if (tokens_[i] < draft.tokens_[j]) {
+                i++;
+            } else {
+                j++;
+            }
         }
-        block--;
+        return sum;
     }
-    return static_cast<int32_t>(last == n_vocab ? 0 : last);
+    if (is_list_) {
+        for (size_t i = 0; i < tokens_.size(); i++) sum += std::min(factor * probs_[i], draft.of(tokens_[i]));
+        return sum;
+    }
+    if (draft.is_list_) {
+        for (size_t i = 0; i < draft.tokens_.size(); i++) sum += std::min(factor * of(draft.tokens_[i]), draft.probs_[i]);
+        return sum;
+    }
+    return overlap_of(softmax_, factor, draft.softmax_, 0, n_vocab_);
+}
+
+void Row::excess(size_t begin, size_t end, float factor, const Row & draft, float * weights) const {
+    weights_of(softmax_, begin, end, weights);
+    float drafted[kBlock];
+    if (!draft.is_certain_ && !draft.is_list_) {
+        weights_of(draft.softmax_, begin, end, drafted);
+    } else {
+        std::fill(drafted, drafted + (end - begin), 0.0f);
+        const auto put = [&](size_t token, float prob) {
+            if (token >= begin && token < end) drafted[token - begin] = prob;
+        };
+        if (draft.is_certain_) put(draft.likeliest_, 1.0f);
+        for (size_t i = 0; !draft.is_certain_ && i < draft.tokens_.size(); i++) put(draft.tokens_[i], draft.probs_[i]);
+    }
+    for (size_t i = 0; i < end - begin; i++) weights[i] = std::max(factor * weights[i] - drafted[i], 0.0f);
+}
+
+int32_t Row::pick_excess(float factor, const Row & draft, double coin) const {
+    if (is_certain_) return likeliest_;
+    thread_local std::vector<double> sums;
+    sums.clear();
+    if (is_list_) {
+        for (size_t i = 0; i < tokens_.size(); i++) sums.push_back(std::max(factor * probs_[i] - draft.of(tokens_[i]), 0.0f));
+        const double total = std::accumulate(sums.begin(), sums.end(), 0.0);
+        const size_t index = index_at(coin * total, sums.size(), [](size_t i) { return sums[i]; });
+        return index < sums.size() ? tokens_[index] : pick(coin);
+    }
+    const bool both = !draft.is_certain_ && !draft.is_list_;
+    double total = 0;
+    for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
+        const size_t end = std::min(n_vocab_, begin + kBlock);
+        if (both) {
+            sums.push_back(excess_of(softmax_, factor, draft.softmax_, begin, end));
+        } else {
+            float weights[kBlock];
+            excess(begin, end, factor, draft, weights);
+            sums.push_back(std::accumulate(weights, weights + (end - begin), 0.0));
+        }
+        total += sums.back();
+    }
+    if (!(total > 0)) return pick(coin);
+    return pick_block(sums, n_vocab_, coin, [&](size_t begin, size_t end, float * weights) { excess(begin, end, factor, draft, weights); });
 }
 
 }  // namespace ggufspec

@@ -1,27 +1,69 @@
-// Logits -> probabilities, and the draw of a token. Knows rows of floats; no Python, no RNG, no llama.cpp.
+// Logits -> distributions -> tokens. Knows rows of floats; no Python, no RNG, no llama.cpp.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <utility>
 #include <vector>
+
+#include "chain.h"
+#include "kernels.h"
 
 namespace ggufspec {
 
-// What turns logits into a distribution. Order and meaning are llama.cpp's defaults:
-// bias, top-k, top-p, min-p, then temperature. A temperature of 0 (or below) is one-hot at the largest logit.
-struct Sampling {
-    double temperature;
-    int64_t top_k;  // <= 0: off
-    double top_p;   // >= 1: off
-    double min_p;   // <= 0: off
-    std::vector<std::pair<int32_t, float>> logit_bias;  // added to the logits; -infinity bans a token
+// A distribution over the vocabulary. What truncation leaves is few tokens, and a list; what nothing truncates is a
+// function of the logits, evaluated where it is asked. So nobody writes, or reads, a hundred thousand probabilities.
+class Row {
+public:
+    // The distribution of a row of logits after `text`. Unless `keep`, the logits have to outlive it.
+    // False where no token can be drawn: every logit is -infinity or NaN, or one is infinite.
+    bool set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, bool keep);
+
+    // The distribution in proportion to these weights (n_vocab). False where they are all 0.
+    bool set_weights(const float * weights, size_t n_vocab);
+
+    // The same tokens at another temperature of the last sampler; 0: the likeliest for certain.
+    void set_temperature(float temperature);
+
+    // One token for certain.
+    static Row certain(int32_t token);
+
+    // This row at another temperature; valid as long as this one.
+    Row at(float temperature) const;
+
+    float of(int32_t token) const;
+
+    // All probabilities (n_vocab).
+    void write(float * probs) const;
+
+    // The token at which the cumulative probability first exceeds the coin in [0, 1).
+    int32_t pick(double coin) const;
+
+    // The sum over all tokens of min(factor * this, draft).
+    double overlap(float factor, const Row & draft) const;
+
+    // A draw from max(factor * this - draft, 0), normalised. Where rounding leaves nothing of that, the two are equal,
+    // and a draw from this one is the same draw.
+    int32_t pick_excess(float factor, const Row & draft, double coin) const;
+
+private:
+    void set_list(Candidates & candidates);
+    void excess(size_t begin, size_t end, float factor, const Row & draft, float * weights) const;
+
+    size_t n_vocab_ = 0;
+    // What there is to draw from: a list of tokens, rising, and their logits; or, without a list, every token.
+    bool is_list_ = false;
+    std::vector<int32_t> tokens_;
+    std::vector<float> logits_;
+    const float * row_ = nullptr;
+    std::vector<float> own_;  // where the row lies, if it was changed or kept
+    float largest_ = 0;
+    int32_t likeliest_ = 0;
+
+    // And how: for certain, or with these probabilities of the list, or with those of the row, whose blocks have sums.
+    bool is_certain_ = false;
+    std::vector<float> probs_;
+    Softmax softmax_{};
+    std::vector<double> blocks_;
 };
-
-// Writes the distribution of one row. Returns false where no token can be drawn: every logit is -infinity or NaN.
-bool to_probs(const float * logits, size_t n_vocab, const Sampling & sampling, float * probs);
-
-// The token at which the cumulative probability first exceeds coin * total; coin in [0, 1).
-int32_t pick(const float * probs, size_t n_vocab, double coin);
 
 }  // namespace ggufspec

@@ -1,31 +1,24 @@
 #include "verify.h"
 
+#include <algorithm>
 #include <vector>
-
-#include "sampling.h"
 
 namespace ggufspec {
 namespace {
 
-// A draw from max(target - draft, 0). Where rounding leaves nothing of it, target and draft are equal there,
-// and a draw from the target is the same draw.
-int32_t pick_residual(const float * target, const float * draft, int32_t certain, size_t n_vocab, double coin) {
-    thread_local std::vector<float> residual;
-    residual.resize(n_vocab);
-    bool any = false;
-    for (size_t i = 0; i < n_vocab; i++) {
-        const float drafted = draft ? draft[i] : (static_cast<int32_t>(i) == certain ? 1.0f : 0.0f);
-        residual[i] = target[i] > drafted ? target[i] - drafted : 0.0f;
-        any = any || residual[i] > 0;
-    }
-    return pick(any ? residual.data() : target, n_vocab, coin);
+double drafted(const Judged & judged, size_t i) { return judged.draft ? judged.draft[i].of(judged.tokens[i]) : 1.0; }
+
+// A draw from max(factor * target - draft, 0) at position i.
+int32_t replacement(const Judged & judged, size_t i, double factor, double coin) {
+    if (judged.draft) return judged.target[i].pick_excess(static_cast<float>(factor), judged.draft[i], coin);
+    return judged.target[i].pick_excess(static_cast<float>(factor), Row::certain(judged.tokens[i]), coin);
 }
 
 }  // namespace
 
 Verdict match(const Judged & judged) {
     for (size_t i = 0;; i++) {
-        const int32_t drawn = pick(judged.target_probs + i * judged.n_vocab, judged.n_vocab, judged.coins[i]);
+        const int32_t drawn = judged.target[i].pick(judged.coins[i]);
         if (i == judged.n_draft || drawn != judged.tokens[i]) return {static_cast<int32_t>(i), drawn};
     }
 }
@@ -33,16 +26,51 @@ Verdict match(const Judged & judged) {
 Verdict rejection(const Judged & judged) {
     const double last_coin = judged.coins[judged.n_draft];
     for (size_t i = 0; i < judged.n_draft; i++) {
-        const float * target = judged.target_probs + i * judged.n_vocab;
-        const float * draft = judged.draft_probs ? judged.draft_probs + i * judged.n_vocab : nullptr;
-        const int32_t token = judged.tokens[i];
-        const double drafted = draft ? draft[token] : 1.0;
-        if (judged.coins[i] * drafted >= target[token]) {
-            return {static_cast<int32_t>(i), pick_residual(target, draft, token, judged.n_vocab, last_coin)};
+        if (judged.coins[i] * drafted(judged, i) >= judged.target[i].of(judged.tokens[i])) {
+            return {static_cast<int32_t>(i), replacement(judged, i, 1.0, last_coin)};
         }
     }
-    const float * target = judged.target_probs + judged.n_draft * judged.n_vocab;
-    return {static_cast<int32_t>(judged.n_draft), pick(target, judged.n_vocab, last_coin)};
+    return {static_cast<int32_t>(judged.n_draft), judged.target[judged.n_draft].pick(last_coin)};
+}
+
+Verdict block(const Judged & judged) {
+    const size_t n = judged.n_draft;
+    const double last_coin = judged.coins[n];
+    // ratios[i]: how much of the first i tokens' probability under the draft the target covers, at most all.
+    thread_local std::vector<double> ratios;
+    ratios.assign(1, 1.0);
+    for (size_t i = 0; i < n; i++) {
+        const double draft = drafted(judged, i);
+        const double covered = ratios[i] * judged.target[i].of(judged.tokens[i]);
+        ratios.push_back(covered < draft ? covered / draft : 1.0);
+    }
+    // The longest prefix that passes stands, so ask from behind; most rounds never look at a whole distribution.
+    if (n > 0 && judged.coins[n - 1] < ratios[n]) return {static_cast<int32_t>(n), judged.target[n].pick(last_coin)};
+    for (size_t i = n; i-- > 0;) {
+        if (i > 0) {
+            // The excess of a factor at most 1 over the draft: the target's whole minus what they share.
+            const double shared = judged.draft ? judged.target[i].overlap(static_cast<float>(ratios[i]), judged.draft[i])
+                                               : ratios[i] * judged.target[i].of(judged.tokens[i]);
+            const double excess = std::max(ratios[i] - shared, 0.0);
+            const double rest = excess + 1 - ratios[i];
+            if (rest > 0 && judged.coins[i - 1] * rest >= excess) continue;
+        }
+        return {static_cast<int32_t>(i), replacement(judged, i, ratios[i], last_coin)};
+    }
+    return {0, judged.target[0].pick(last_coin)};  // nothing was drafted
+}
+
+double expected_length(const Judged & judged, float temperature) {
+    double length = 0, weight = 1, ratio = 1;
+    for (size_t i = 0; i < judged.n_draft && weight > 0; i++) {
+        const Row other = judged.draft[i].at(temperature);
+        length += weight * judged.target[i].overlap(static_cast<float>(ratio), other);
+        const double drawn = drafted(judged, i), would = other.of(judged.tokens[i]);
+        weight *= drawn > 0 ? would / drawn : 0;
+        const double covered = ratio * judged.target[i].of(judged.tokens[i]);
+        ratio = covered < would ? covered / would : 1;
+    }
+    return length;
 }
 
 }  // namespace ggufspec

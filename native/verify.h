@@ -1,8 +1,10 @@
-// The verification rules over rows of probabilities, coins in. Knows no strategy names, no RNG, no models.
+// The verification rules over distributions, coins in. Knows no strategy names, no RNG, no models.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+
+#include "sampling.h"
 
 namespace ggufspec {
 
@@ -14,12 +16,11 @@ struct Verdict {
 
 // One round to be judged.
 struct Judged {
-    const int32_t * tokens;      // (n_draft): the drafted tokens
-    const float * draft_probs;   // (n_draft, n_vocab): what they were drawn from; null: every token was certain
-    const float * target_probs;  // (n_draft + 1, n_vocab)
-    const double * coins;        // (n_draft + 1): uniforms in [0, 1)
+    const int32_t * tokens;  // (n_draft): the drafted tokens
+    const Row * draft;       // (n_draft): what they were drawn from; null: every token was certain
+    const Row * target;      // (n_draft + 1)
+    const double * coins;    // (n_draft + 1): uniforms in [0, 1)
     size_t n_draft;
-    size_t n_vocab;
 };
 
 // Draws from the target at each position; a drafted token stands while it is the one that was drawn.
@@ -29,5 +30,13 @@ Verdict match(const Judged & judged);
 // that falls is replaced by a draw from max(target - draft, 0), normalised.
 // Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.org/abs/2302.01318
 Verdict rejection(const Judged & judged);
+
+// Block verification: the draft is judged as a whole, and its longest prefix that passes stands.
+// Sun et al., https://arxiv.org/abs/2403.10444
+Verdict block(const Judged & judged);
+
+// An unbiased estimate of how many tokens the block rule would keep if the draft had another temperature, from the
+// tokens that were drawn at this one: importance weights for the way there, whole distributions for each step.
+double expected_length(const Judged & judged, float temperature);
 
 }  // namespace ggufspec

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,7 +46,71 @@ def pick(probs: Row, coin: float) -> int:
     return int(np.nonzero(total > coin * total[-1])[0][0])
 
 
-def match(tokens: list[int], target: NDArray[np.float64], coins: Row) -> tuple[int, int]:
+# A rule is told by two things: with what chance each prefix of the draft passes, if the rule comes
+# to ask, and what the next token is drawn from behind each prefix. Coins make verdicts of it,
+# sums make its exact law.
+
+
+def excess(target: Row, draft: Row, factor: float = 1.0) -> Row:
+    """max(factor * target - draft, 0), normalised; the target where nothing is left."""
+    left = np.maximum(factor * target - draft, 0)
+    return left / left.sum() if left.sum() > 0 else target
+
+
+def rows_of(
+    tokens: list[int], draft: NDArray[np.float64] | None, n_vocab: int
+) -> NDArray[np.float64]:
+    """What the tokens were drawn from; one-hot where they were certain."""
+    return np.eye(n_vocab)[tokens] if draft is None else draft
+
+
+@dataclass
+class Judgement:
+    """`chances[i]`: that a prefix of i + 1 tokens passes. `rests[i]`: what follows i tokens."""
+
+    chances: list[float]
+    rests: list[Row]
+    from_behind: bool  # the longest that passes stands, or all before the first that does not
+
+    def verdict(self, coins: Row) -> tuple[int, int]:
+        """`coins` (n_draft + 1): one for each prefix, the last for the draw."""
+        passes = [coin < chance for coin, chance in zip(coins[:-1], self.chances, strict=True)]
+        if self.from_behind:
+            n = max((i + 1 for i, passed in enumerate(passes) if passed), default=0)
+        else:
+            n = next((i for i, passed in enumerate(passes) if not passed), len(passes))
+        return n, pick(self.rests[n], coins[-1])
+
+    def law(self) -> list[float]:
+        """The probability that exactly n tokens stand, n from 0 to n_draft."""
+        n_draft = len(self.chances)
+        kept = np.array([1.0, *self.chances])
+        fails = np.array([*(1 - chance for chance in self.chances), 1.0])
+        if self.from_behind:
+            return [float(kept[n] * fails[n:n_draft].prod()) for n in range(n_draft + 1)]
+        return [float(kept[: n + 1].prod() * fails[n]) for n in range(n_draft + 1)]
+
+
+def rejection(
+    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
+) -> Judgement:
+    drafted = rows_of(tokens, draft, target.shape[1])
+    chances = [min(1.0, target[i, x] / drafted[i, x]) for i, x in enumerate(tokens)]
+    rests = [excess(target[i], drafted[i]) for i in range(len(tokens))]
+    return Judgement(chances, [*rests, target[-1]], from_behind=False)
+
+
+def match(
+    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
+) -> Judgement:
+    """As a law; its coins mean something else (see match_verdict)."""
+    certain = np.eye(target.shape[1])[tokens]
+    chances = [float(target[i, x]) for i, x in enumerate(tokens)]
+    rests = [excess(target[i], certain[i]) for i in range(len(tokens))]
+    return Judgement(chances, [*rests, target[-1]], from_behind=False)
+
+
+def match_verdict(tokens: list[int], target: NDArray[np.float64], coins: Row) -> tuple[int, int]:
     for i in range(len(tokens)):
         drawn = pick(target[i], coins[i])
         if drawn != tokens[i]:
@@ -52,11 +118,31 @@ def match(tokens: list[int], target: NDArray[np.float64], coins: Row) -> tuple[i
     return len(tokens), pick(target[-1], coins[-1])
 
 
-def rejection(
-    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64], coins: Row
-) -> tuple[int, int]:
-    for i, token in enumerate(tokens):
-        drafted = np.eye(target.shape[1])[token] if draft is None else draft[i]
-        if coins[i] * drafted[token] >= target[i, token]:
-            return i, pick(np.maximum(target[i] - drafted, 0), coins[-1])
-    return len(tokens), pick(target[-1], coins[-1])
+def block(
+    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
+) -> Judgement:
+    drafted = rows_of(tokens, draft, target.shape[1])
+    ratios = [1.0]
+    for i, x in enumerate(tokens):
+        ratios.append(min(ratios[i] * target[i, x] / drafted[i, x], 1.0))
+    chances = []
+    for i in range(1, len(tokens)):
+        more = np.maximum(ratios[i] * target[i] - drafted[i], 0).sum()
+        whole = more + 1 - ratios[i]
+        chances.append(float(more / whole) if whole > 0 else 1.0)
+    rests = [excess(target[i], drafted[i], ratios[i]) for i in range(len(tokens))]
+    return Judgement([*chances, *ratios[1:][-1:]], [*rests, target[-1]], from_behind=True)
+
+
+def block_that_breaks(
+    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
+) -> Judgement:
+    """A known mistake: the first prefix that fails ends it."""
+    return replace(block(tokens, draft, target), from_behind=False)
+
+
+def block_with_token_residual(
+    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
+) -> Judgement:
+    """A known mistake: the residual of token-wise rejection."""
+    return replace(block(tokens, draft, target), rests=rejection(tokens, draft, target).rests)

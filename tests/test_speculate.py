@@ -10,7 +10,7 @@ from fakes import FakeSession, hashed_logits, scripted_logits
 
 from ggufspec import draft as drafters
 from ggufspec import verify
-from ggufspec.core import Draft, Drafter, Round, Verdict
+from ggufspec.core import Draft, Drafter, Probs, Round, Verdict
 from ggufspec.engine import coin_streams
 from ggufspec.errors import OptionError
 from ggufspec.sampling import Sampling
@@ -112,7 +112,7 @@ def test_a_draft_that_runs_past_a_stop_token_is_cut() -> None:
         def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
             return Draft([3, 9, 3, 4][:n_max])
 
-        def observe(self, draft: Draft, verdict: Verdict) -> None: ...
+        def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None: ...
 
     logits = scripted_logits([0, 0, 3, 9, 3, 4], N_VOCAB)
     text, rounds = run(FakeSession(logits), Eager(), stop_tokens=(9,))
@@ -129,7 +129,7 @@ def test_the_drafter_hears_every_verdict_and_knows_no_more_than_the_text() -> No
             self.tokens = tuple(tokens)
             return Draft([len(tokens) % N_VOCAB] * min(2, n_max))
 
-        def observe(self, draft: Draft, verdict: Verdict) -> None:
+        def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
             heard.append((self.tokens, len(draft.tokens), verdict.n_accepted))
 
     text, rounds = run(FakeSession(hashed_logits(N_VOCAB, 1)), Recorder(), n_tokens=12)

@@ -10,6 +10,7 @@ import pkgutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from ggufspec import defaults
 from ggufspec.core import Coins, Drafter, Session
 from ggufspec.errors import OptionError
 from ggufspec.sampling import Sampling
@@ -19,10 +20,12 @@ from ggufspec.sampling import Sampling
 class Materials:
     """What a drafter may be made of. `stop_tokens` end a text: nothing is drafted behind them."""
 
-    sampling: Sampling
+    sampling: Sampling  # the target's
     coins: Callable[[int], Coins]
     stop_tokens: Collection[int]
     session: Session | None = None  # the draft model, where there is one
+    draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
+    n_draft_max: int = defaults.N_DRAFT_MAX  # the most that will be asked for in a round
 
 
 def names() -> list[str]:

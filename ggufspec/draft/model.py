@@ -1,4 +1,4 @@
-"""A small model drafts, one token after the other, by the same sampling as the target.
+"""A small model drafts, one token after the other, by the target's sampling at its own temperature.
 
 Knows its session and its coins. Hears of no cache: what the target rejected is simply not in the
 next `tokens`.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 
-import numpy as np
-
-from ggufspec.core import Draft, Probs, Session, Verdict, first_rows
+from ggufspec.core import Draft, Probs, Session, Verdict
 from ggufspec.draft import Materials
 from ggufspec.errors import OptionError
-from ggufspec.sampling import pick, to_probs
+from ggufspec.sampling import Rows, append_probs
+from ggufspec.warmth import Warmth
 
 
 class ModelDrafter:
@@ -23,33 +23,37 @@ class ModelDrafter:
     def __init__(self, session: Session, materials: Materials) -> None:
         self._session = session
         self._materials = materials
-        self._probs: list[Probs] = []  # views of (n_max, n_vocab), reused every round
-        self._rows: list[Probs] = []  # and of each row, (1, n_vocab)
+        self._warmth = Warmth(materials.sampling.temperature, materials.draft_temperature)
+        self._samplings = {
+            temperature: replace(materials.sampling, temperature=temperature)
+            for temperature in self._warmth.choices
+        }
+        self._rows: Rows | None = None
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         if n_max == 0:
             return Draft(())
-        sampling, stop_tokens = self._materials.sampling, self._materials.stop_tokens
+        sampling = self._samplings[self._warmth.temperature]
+        stop_tokens = self._materials.stop_tokens
         coins = self._materials.coins(n_max)
         context = array("i", tokens)
+        rows = self._rows
+        if rows is not None:
+            rows.clear()
         for i in range(n_max):
             logits = self._session.score(context)
-            if len(self._rows) < n_max:
-                self._make_room(n_max, logits.shape[1])
-            token = pick(to_probs(logits, sampling, out=self._rows[i]), coins[i])
+            if rows is None:
+                rows = self._rows = Rows(self._materials.n_draft_max, logits.shape[1])
+            append_probs(rows, logits, sampling, context)
+            token = rows.pick(i, coins[i])
             context.append(token)
             if token in stop_tokens:
                 break
-        drafted = context[len(tokens) :].tolist()
-        return Draft(drafted, self._probs[len(drafted)])
+        return Draft(context[len(tokens) :].tolist(), rows)
 
-    def observe(self, draft: Draft, verdict: Verdict) -> None:
-        pass
-
-    def _make_room(self, n_max: int, n_vocab: int) -> None:
-        probs = np.empty((n_max, n_vocab), np.float32)
-        self._probs = first_rows(probs)
-        self._rows = [probs[i : i + 1] for i in range(n_max)]
+    def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
+        if draft.tokens and self._warmth.is_learning:
+            self._warmth.observe(draft, target_probs)
 
 
 def make(materials: Materials) -> ModelDrafter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ggufspec.core import Draft, Verdict
+from ggufspec.core import Draft, Probs, Verdict
 from ggufspec.draft import Materials
 
 
@@ -14,7 +14,7 @@ class NoDrafter:
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         return Draft(())
 
-    def observe(self, draft: Draft, verdict: Verdict) -> None:
+    def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         pass
 
 

@@ -18,9 +18,9 @@ from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
-from ggufspec.sampling import Sampling, pick, to_probs
+from ggufspec.sampling import Sampling, to_probs
 
-_GREEDY = Sampling(temperature=0)
+_GREEDY = Sampling(temperature=0, samplers=("temperature",))
 
 
 class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no types
@@ -59,8 +59,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         n_known = len(tokens)
         n_max = min(self.n_draft, self._context.n_ctx - n_known) if n_known else 0
         for _ in range(n_max):
-            probs = to_probs(self._session.score(tokens), _GREEDY)
-            tokens.append(pick(probs, 0.0))
+            tokens.append(to_probs(self._session.score(tokens), _GREEDY).pick(0, 0.0))
             if tokens[-1] in self._stop_tokens:
                 break
         return np.array(tokens[n_known:], dtype=np.intc)

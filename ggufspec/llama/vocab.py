@@ -13,6 +13,10 @@ from ggufspec.errors import PromptError, VocabError
 # Vocabularies of one family may be padded to different sizes.
 MAX_PADDING = 128
 
+# As in llama.cpp: longer sequence breakers are cut.
+_MAX_BREAKER_BYTES = 40
+_MAX_BREAKER_TOKENS = 20
+
 _TYPES = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
 
 
@@ -27,6 +31,7 @@ class Vocab:
         self.bos: int = llama_cpp.llama_vocab_bos(self._vocab)
         self.eos: int = llama_cpp.llama_vocab_eos(self._vocab)
         self._pieces: dict[int, bytes] = {}
+        self._breakers: dict[tuple[str, ...], list[tuple[int, tuple[int, ...]]]] = {}
 
     @cached_property
     def stop_tokens(self) -> frozenset[int]:
@@ -75,6 +80,39 @@ class Vocab:
     def special_text(self, token: int) -> str:
         """The text of a special token, for a chat template; empty where there is none."""
         return self._to_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+    def sequence_breakers(self, texts: tuple[str, ...]) -> list[tuple[int, tuple[int, ...]]]:
+        """Texts over which DRY sees no repetition, as tokens: (token, those that have to follow).
+
+        A token that holds a whole text needs nothing behind it; one that ends with the beginning of
+        a text needs the rest of it. Source: llama.cpp's get_overlapping_token_sequences.
+        """
+        if texts not in self._breakers:
+            found: set[tuple[int, tuple[int, ...]]] = set()
+            words = [self._to_piece(token, special=True) for token in range(self.n_tokens)]
+            for text in texts:
+                data = text.encode("utf-8", "replace")[:_MAX_BREAKER_BYTES]
+                if data:
+                    found |= self._overlaps(words, data)
+            self._breakers[texts] = sorted(found)
+        return self._breakers[texts]
+
+    def _overlaps(self, words: list[bytes], data: bytes) -> set[tuple[int, tuple[int, ...]]]:
+        found: set[tuple[int, tuple[int, ...]]] = set()
+        rests: dict[int, tuple[int, ...]] = {}
+        for token, word in enumerate(words):
+            if data in word:
+                found.add((token, ()))
+                continue
+            for n in range(1, min(len(word), len(data) - 1) + 1):
+                if not word.endswith(data[:n]):
+                    continue
+                if n not in rests:
+                    text = data[n:].decode("utf-8", "replace")
+                    rest = self.tokenize(text, add_special=False, parse_special=False)
+                    rests[n] = tuple(rest[:_MAX_BREAKER_TOKENS])
+                found.add((token, rests[n]))
+        return found
 
     def _to_piece(self, token: int, *, special: bool) -> bytes:
         size = 64

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ggufspec import _native
 from ggufspec.core import Coins, Draft, Probs, Verdict
+from ggufspec.sampling import as_rows
 
 
 def verify(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
     """Draw from the target at each position; a drafted token stands while it is the one drawn."""
-    return Verdict(*_native.match(draft.tokens, target_probs, coins))
+    return Verdict(*_native.match(draft.tokens, None, as_rows(target_probs), coins))

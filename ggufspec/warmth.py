@@ -1,0 +1,82 @@
+"""At which temperature a draft should be drawn. Pure: distributions in, a temperature out.
+
+Any proposal is lossless as long as the one tested is the one drawn from, so the draft's temperature
+is free. Where the target has judged, both distributions are known, and with them how much of the
+draft would have stood had it been drawn at another temperature: no model has to run for it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ggufspec import defaults
+from ggufspec.core import Draft, Probs
+from ggufspec.errors import OptionError
+from ggufspec.sampling import expected_lengths
+
+# Temperatures to choose from, as multiples of the target's; 0 is the draft's likeliest token.
+_FACTORS = (1.0, 0.0, 0.4, 0.6, 0.8, 1.25, 1.6)
+_HORIZON = 4  # tokens of a draft looked at: the further, the rarer another temperature draws them
+_MEMORY = 128  # rounds after which a round has lost most of its weight
+_N_FIRST = 8  # rounds before anything is concluded
+_CERTAINTY = 2.0  # standard errors by which another temperature has to be better than the target's
+_WARM_EVERY = 8  # the likeliest tokens say little of other temperatures: look again so often
+
+
+class Warmth:
+    """The draft's temperature: fixed, or learned, so that most of what is drafted stands.
+
+    It starts with the target's own, and leaves it for what has proved better.
+    """
+
+    def __init__(self, target: float, wanted: float | str = defaults.DRAFT_TEMPERATURE) -> None:
+        """`target`: its temperature. `wanted`: the draft's, or "auto". Raises OptionError."""
+        if isinstance(wanted, str) and wanted != "auto":
+            raise OptionError(f"draft_temperature is {wanted!r}; it must be a number, or 'auto'")
+        if not isinstance(wanted, str) and not (math.isfinite(wanted) and wanted >= 0):
+            raise OptionError(
+                f"draft_temperature is {wanted}; it must be 0 (the likeliest token) or more, and "
+                "finite, or 'auto'"
+            )
+        # A greedy target has one token: the best guess is the draft's likeliest.
+        self.is_learning = wanted == "auto" and target > 0
+        first = target if isinstance(wanted, str) else float(wanted)
+        self.choices = (
+            tuple(factor * target for factor in _FACTORS) if self.is_learning else (first,)
+        )
+        self._best = 0
+        self._n_rounds = 0
+        self._weight = self._weight_squared = 0.0
+        # Of each choice, against the first: sums of how much more would have stood, and of squares.
+        self._gain = [0.0] * len(self.choices)
+        self._gain_squared = [0.0] * len(self.choices)
+
+    @property
+    def temperature(self) -> float:
+        """What the next round is to be drawn at."""
+        if self.choices[self._best] == 0 and self._n_rounds % _WARM_EVERY == 0:
+            return self.choices[0]
+        return self.choices[self._best]
+
+    def observe(self, draft: Draft, target_probs: Probs) -> None:
+        """Learn from a round, and choose again."""
+        self._n_rounds += 1
+        lengths = expected_lengths(draft, target_probs, _HORIZON, self.choices)
+        keep = 1 - 1 / _MEMORY
+        self._weight = keep * self._weight + 1
+        self._weight_squared = keep**2 * self._weight_squared + 1
+        gains = [length - lengths[0] for length in lengths]
+        self._gain = [keep * old + new for old, new in zip(self._gain, gains, strict=True)]
+        self._gain_squared = [
+            keep * old + new * new for old, new in zip(self._gain_squared, gains, strict=True)
+        ]
+        if self._n_rounds >= _N_FIRST:
+            sure = [self._sure_gain(i) for i in range(len(self.choices))]
+            self._best = max(range(len(sure)), key=sure.__getitem__)
+
+    def _sure_gain(self, i: int) -> float:
+        """What a choice gains over the first at least, but for a chance of a few percent."""
+        mean = self._gain[i] / self._weight
+        variance = max(self._gain_squared[i] / self._weight - mean**2, 0.0)
+        n = self._weight**2 / self._weight_squared
+        return mean - _CERTAINTY * math.sqrt(variance / n)

@@ -1,0 +1,327 @@
+#include "chain.h"
+
+#include <algorithm>
+#include <cfloat>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace ggufspec {
+namespace {
+
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+bool more_likely(const Candidate & a, const Candidate & b) { return a.logit > b.logit; }
+
+// The n largest, in falling order, in `sorted`. Among equal logits the order is that of llama.cpp's: it sorts up to 128 in
+// place, and more of them by way of 128 buckets between the logits -10 and 10.
+void sort_by_buckets(const std::vector<Candidate> & list, size_t n, std::vector<Candidate> & sorted) {
+    constexpr int kBuckets = 128;
+    constexpr float kScale = kBuckets / 20.0f;
+    const auto bucket_of = [](const Candidate & candidate) {
+        const float at = kScale * candidate.logit + 10.0f * kScale;
+        return at >= kBuckets - 1 ? kBuckets - 1 : at >= 0 ? static_cast<int>(at) : 0;
+    };
+    std::vector<std::vector<Candidate>> buckets(kBuckets);
+    for (const Candidate & candidate : list) buckets[bucket_of(candidate)].push_back(candidate);
+    sorted.clear();
+    for (int i = kBuckets - 1; i >= 0 && sorted.size() < n; i--) {
+        auto & bucket = buckets[i];
+        if (sorted.size() + bucket.size() < n) {
+            std::sort(bucket.begin(), bucket.end(), more_likely);
+        } else {
+            std::partial_sort(bucket.begin(), bucket.begin() + (n - sorted.size()), bucket.end(), more_likely);
+        }
+        sorted.insert(sorted.end(), bucket.begin(), bucket.end());
+    }
+}
+
+void keep_first(Candidates & candidates, size_t n) {
+    auto & list = candidates.list;
+    if (n < list.size() && n > 0 && candidates.sorted && list[n - 1].logit == list[n].logit) candidates.cut_a_tie = true;
+    list.resize(std::min(n, list.size()));
+}
+
+// Keeps the n largest, in falling order.
+void sort_largest(Candidates & candidates, size_t n) {
+    auto & list = candidates.list;
+    if (n <= 128) {
+        std::partial_sort(list.begin(), list.begin() + n, list.end(), more_likely);
+        list.resize(n);
+    } else {
+        std::vector<Candidate> sorted;
+        sort_by_buckets(list, n, sorted);
+        sorted.resize(n);
+        list = std::move(sorted);
+    }
+    candidates.sorted = true;
+}
+
+void softmax(Candidates & candidates, bool sort) {
+    auto & list = candidates.list;
+    if (sort && !candidates.sorted) sort_largest(candidates, list.size());
+    float largest = list[0].logit;
+    if (!candidates.sorted) {
+        for (const Candidate & candidate : list) largest = std::max(largest, candidate.logit);
+    }
+    float sum = 0;
+    for (Candidate & candidate : list) sum += candidate.prob = std::exp(candidate.logit - largest);
+    for (Candidate & candidate : list) candidate.prob /= sum;
+}
+
+void top_k(const Sampling & sampling, Candidates & candidates) {
+    const size_t n = std::min<size_t>(sampling.top_k, candidates.list.size());
+    if (candidates.sorted) return keep_first(candidates, n);
+    sort_largest(candidates, n);
+}
+
+void top_p(const Sampling & sampling, Candidates & candidates) {
+    softmax(candidates, false);
+    auto & list = candidates.list;
+    std::vector<Candidate> few;
+    if (!candidates.sorted && list.size() > 1024) {
+        constexpr size_t kFew = 256;  // mostly enough of them
+        sort_by_buckets(list, kFew, few);
+        few.resize(kFew);
+    } else if (!candidates.sorted) {
+        sort_largest(candidates, list.size());
+    }
+    float sum = 0;
+    size_t n = 0;
+    for (; n < few.size() && sum < sampling.top_p; n++) sum += few[n].prob;
+    if (!few.empty() && sum >= sampling.top_p) {
+        list = std::move(few);
+    } else if (!few.empty()) {
+        sort_by_buckets(list, list.size(), few);
+        list = std::move(few);
+        sum = 0;
+        n = 0;
+    }
+    for (; n < list.size() && sum < sampling.top_p; n++) sum += list[n].prob;
+    candidates.sorted = true;
+    keep_first(candidates, n);
+}
+
+void min_p(const Sampling & sampling, Candidates & candidates) {
+    auto & list = candidates.list;
+    const auto least = [&sampling](float largest) { return largest + std::log(sampling.min_p); };
+    if (!candidates.sorted) {
+        float largest = -FLT_MAX;
+        for (const Candidate & candidate : list) largest = std::max(largest, candidate.logit);
+        const float bound = least(largest);
+        const auto kept = std::remove_if(list.begin(), list.end(), [bound](const Candidate & c) { return !(c.logit >= bound); });
+        if (kept != list.begin()) {
+            list.erase(kept, list.end());
+            return;
+        }
+        sort_largest(candidates, list.size());
+    }
+    const float bound = least(list[0].logit);
+    size_t n = 1;
+    while (n < list.size() && !(list[n].logit < bound)) n++;
+    keep_first(candidates, n);
+}
+
+// Meister et al., https://arxiv.org/abs/2202.00666
+void typical_p(const Sampling & sampling, Candidates & candidates) {
+    softmax(candidates, true);
+    const auto & list = candidates.list;
+    float entropy = 0;
+    for (const Candidate & candidate : list) entropy += -candidate.prob * std::log(candidate.prob);
+    std::vector<float> distance;
+    for (const Candidate & candidate : list) distance.push_back(std::fabs(-std::log(candidate.prob) - entropy));
+    std::vector<size_t> order(list.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::sort(order.begin(), order.end(), [&distance](size_t a, size_t b) { return distance[a] < distance[b]; });
+    std::vector<Candidate> kept;
+    float sum = 0;
+    for (size_t at : order) {
+        kept.push_back(list[at]);
+        sum += list[at].prob;
+        if (sum > sampling.typical_p) break;
+    }
+    if (kept.size() < list.size() && distance[order[kept.size() - 1]] == distance[order[kept.size()]]) candidates.cut_a_tie = true;
+    candidates.list = std::move(kept);
+    candidates.sorted = false;
+}
+
+// https://arxiv.org/abs/2411.07641
+void top_n_sigma(const Sampling & sampling, Candidates & candidates) {
+    auto & list = candidates.list;
+    if (list.size() <= 1) return;
+    float largest = list[0].logit, sum = 0;
+    size_t n = 0;
+    for (const Candidate & candidate : list) {
+        if (candidate.logit == kNever) continue;
+        largest = std::max(largest, candidate.logit);
+        sum += candidate.logit;
+        n++;
+    }
+    const float mean = n > 0 ? sum / n : 0;
+    float squares = 0;
+    for (const Candidate & candidate : list) {
+        if (candidate.logit != kNever) squares += static_cast<double>(candidate.logit - mean) * (candidate.logit - mean);
+    }
+    const float deviation = n > 0 ? std::sqrt(squares / n) : 0;
+    const float bound = largest - sampling.top_n_sigma * deviation;
+    for (Candidate & candidate : list) {
+        if (candidate.logit < bound) candidate.logit = kNever;
+    }
+}
+
+void temperature(const Sampling & sampling, Candidates & candidates) {
+    auto & list = candidates.list;
+    if (sampling.temperature > 0) {
+        for (Candidate & candidate : list) candidate.logit /= sampling.temperature;
+        return;
+    }
+    size_t best = 0;
+    for (size_t i = 1; i < list.size(); i++) {
+        if (list[i].logit > list[best].logit) best = i;
+    }
+    for (size_t i = 0; i < list.size(); i++) {
+        if (i == best) continue;
+        if (list[i].logit == list[best].logit) candidates.cut_a_tie = true;
+        list[i].logit = kNever;
+    }
+}
+
+Text last(const Text & text, int64_t n) {
+    if (n < 0 || static_cast<size_t>(n) >= text.n) return text;
+    return {text.tokens + (text.n - n), static_cast<size_t>(n)};
+}
+
+using Counts = std::unordered_map<int32_t, int32_t>;
+
+Counts counts_of(const Sampling & sampling, const Text & text) {
+    Counts counts;
+    const Text window = last(text, sampling.penalty_last_n);
+    for (size_t i = 0; i < window.n; i++) counts[window.tokens[i]]++;
+    return counts;
+}
+
+// How far from the end the text's last sequence breaker ends; the length of the text if there is none.
+size_t since_breaker(const Sampling & sampling, const Text & text) {
+    const auto from_end = [&text](size_t i) { return text.tokens[text.n - 1 - i]; };
+    for (size_t i = 0; i < text.n; i++) {
+        const auto [begin, end] = sampling.dry_breakers.equal_range(from_end(i));
+        size_t longest = 0;
+        bool found = false;
+        for (auto it = begin; it != end; ++it) {
+            const auto & tail = it->second;
+            bool matches = tail.size() <= i;
+            for (size_t j = 0; matches && j < tail.size(); j++) matches = tail[j] == from_end(i - j - 1);
+            if (matches) longest = std::max(longest, tail.size());
+            found = found || matches;
+        }
+        if (found) return i - longest;
+    }
+    return text.n;
+}
+
+// For each token that would continue a repetition: how long that is so far, where it counts.
+// "Don't repeat yourself", by p-e-w: https://github.com/oobabooga/text-generation-webui/pull/5677
+Counts repetitions_of(const Sampling & sampling, const Text & whole) {
+    Counts longest;
+    const Text text = last(whole, sampling.dry_last_n);
+    const int64_t n = static_cast<int64_t>(text.n), allowed = sampling.dry_allowed_length;
+    if (n <= allowed) return longest;
+    const int64_t limit = static_cast<int64_t>(since_breaker(sampling, text));
+    if (limit < allowed) return longest;
+    const auto from_end = [&text](int64_t i) { return text.tokens[text.n - 1 - i]; };
+    // The Z-algorithm on the reversed text: how much of its end stands again k tokens before the end.
+    std::vector<int64_t> repeated(n, 0);
+    int64_t left = 0, right = 0;  // the last repetition found covers [left, right)
+    for (int64_t k = 1; k < n; k++) {
+        int64_t length = k < right ? std::min(right - k, repeated[k - left]) : 0;
+        while (k + length < n && from_end(length) == from_end(k + length)) length++;
+        repeated[k] = length;
+        if (k + length > right) left = k, right = k + length;
+        const int64_t counted = std::min(length, limit);
+        if (counted < allowed) continue;
+        auto & known = longest[from_end(k - 1)];
+        known = std::max(known, static_cast<int32_t>(counted));
+    }
+    return longest;
+}
+
+// The logit of a token that stands n times in the window, or continues a repetition of n tokens.
+float adjusted(Sampler sampler, const Sampling & sampling, int32_t token, int32_t n, float logit) {
+    if (sampler == Sampler::penalties) {
+        logit = logit <= 0 ? logit * sampling.repeat_penalty : logit / sampling.repeat_penalty;
+        return logit - (static_cast<float>(n) * sampling.frequency_penalty + sampling.presence_penalty);
+    }
+    const auto [begin, end] = sampling.dry_breakers.equal_range(token);
+    if (std::any_of(begin, end, [](const auto & breaker) { return breaker.second.empty(); })) return logit;
+    int exponent = n - static_cast<int>(sampling.dry_allowed_length);
+    if (sampling.dry_base > 1.000001f) {
+        constexpr float kLogOfLargest = 88.7228391f;  // ln FLT_MAX: the power must not overflow
+        const int largest = static_cast<int>(kLogOfLargest / std::log(sampling.dry_base));
+        if (largest > 0) exponent = std::min(exponent, largest);
+    }
+    const float penalty = sampling.dry_multiplier * std::pow(static_cast<double>(sampling.dry_base), exponent);
+    return logit - penalty;
+}
+
+Counts counted(Sampler sampler, const Sampling & sampling, const Text & text) {
+    return sampler == Sampler::dry ? repetitions_of(sampling, text) : counts_of(sampling, text);
+}
+
+}  // namespace
+
+bool Sampling::is_active(Sampler sampler) const {
+    switch (sampler) {
+        case Sampler::penalties:
+            return penalty_last_n != 0 && (repeat_penalty != 1 || frequency_penalty != 0 || presence_penalty != 0);
+        case Sampler::dry: return dry_multiplier != 0 && dry_base >= 1 && dry_last_n != 0;
+        case Sampler::top_n_sigma: return top_n_sigma > 0;
+        case Sampler::top_k: return top_k > 0;
+        case Sampler::typical_p: return typical_p < 1;
+        case Sampler::top_p: return top_p < 1;
+        case Sampler::min_p: return min_p > 0;
+        case Sampler::temperature: return temperature != 1;
+    }
+    return false;
+}
+
+int64_t Sampling::window() const {
+    int64_t most = 0;
+    for (Sampler sampler : order) {
+        if (!is_active(sampler)) continue;
+        const int64_t n = sampler == Sampler::penalties ? penalty_last_n : sampler == Sampler::dry ? dry_last_n : 0;
+        if (n < 0) return -1;
+        most = std::max(most, n);
+    }
+    return most;
+}
+
+void apply(Sampler sampler, const Sampling & sampling, const Text & text, Candidates & candidates) {
+    if (!sampling.is_active(sampler) || candidates.list.empty()) return;
+    switch (sampler) {
+        case Sampler::penalties:
+        case Sampler::dry: {
+            const Counts counts = counted(sampler, sampling, text);
+            for (auto & [token, logit, prob] : candidates.list) {
+                const auto found = counts.find(token);
+                if (found != counts.end()) logit = adjusted(sampler, sampling, token, found->second, logit);
+            }
+            candidates.sorted = false;
+            return;
+        }
+        case Sampler::top_n_sigma: return top_n_sigma(sampling, candidates);
+        case Sampler::top_k: return top_k(sampling, candidates);
+        case Sampler::typical_p: return typical_p(sampling, candidates);
+        case Sampler::top_p: return top_p(sampling, candidates);
+        case Sampler::min_p: return min_p(sampling, candidates);
+        case Sampler::temperature: return temperature(sampling, candidates);
+    }
+}
+
+void apply_to_row(Sampler sampler, const Sampling & sampling, const Text & text, float * logits, size_t n_vocab) {
+    for (const auto & [token, n] : counted(sampler, sampling, text)) {
+        if (token < 0 || static_cast<size_t>(token) >= n_vocab) continue;
+        logits[token] = adjusted(sampler, sampling, token, n, logits[token]);
+    }
+}
+
+}  // namespace ggufspec

@@ -1,0 +1,65 @@
+// llama.cpp's samplers over a list of candidates, with its float arithmetic and its order among equal logits, so that
+// the same candidates remain. Slow and exact; sampling.cpp takes short cuts where they lead to the same distribution.
+// Source of the semantics: src/llama-sampler.cpp of llama.cpp.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace ggufspec {
+
+enum class Sampler { penalties, dry, top_n_sigma, top_k, typical_p, top_p, min_p, temperature };
+
+// What turns logits into a distribution.
+struct Sampling {
+    std::vector<Sampler> order;
+    float temperature = 1;      // 0: one-hot at the largest logit
+    int64_t top_k = 0;          // 0: off
+    float top_p = 1;            // 1: off
+    float min_p = 0;            // 0: off
+    float typical_p = 1;        // 1: off
+    float top_n_sigma = 0;      // 0: off
+    int64_t penalty_last_n = 0;  // tokens looked back upon; 0: off, -1: all
+    float repeat_penalty = 1;    // 1: off
+    float frequency_penalty = 0;
+    float presence_penalty = 0;
+    float dry_multiplier = 0;  // 0: off
+    float dry_base = 1.75f;
+    int64_t dry_allowed_length = 2;
+    int64_t dry_last_n = 0;                                                  // as penalty_last_n
+    std::unordered_multimap<int32_t, std::vector<int32_t>> dry_breakers;     // a token, and what has to follow it
+    std::vector<std::pair<int32_t, float>> logit_bias;                       // added first; -infinity bans a token
+
+    bool is_active(Sampler sampler) const;
+    // How many tokens of the text the samplers look back upon; -1: all.
+    int64_t window() const;
+};
+
+struct Candidate {  // llama_token_data
+    int32_t token;
+    float logit;
+    float prob;
+};
+
+struct Candidates {
+    std::vector<Candidate> list;
+    bool sorted = false;     // by falling logit
+    bool cut_a_tie = false;  // a sampler kept one of two equal logits: which one is a matter of the order
+};
+
+// The text before the token to be drawn.
+struct Text {
+    const int32_t * tokens;
+    size_t n;
+};
+
+// Applies one sampler. An inactive one does nothing.
+void apply(Sampler sampler, const Sampling & sampling, const Text & text, Candidates & candidates);
+
+// The same for the samplers that look back upon the text (penalties, dry), on a row of logits (n_vocab).
+void apply_to_row(Sampler sampler, const Sampling & sampling, const Text & text, float * logits, size_t n_vocab);
+
+}  // namespace ggufspec

@@ -1,0 +1,113 @@
+#include "kernels.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+// One build runs everywhere: where the compiler can, each loop exists once for every width of vectors, and the
+// processor chooses when the extension is loaded (CMakeLists.txt tries whether it can).
+#ifdef GGUFSPEC_CLONES
+#define GGUFSPEC_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define GGUFSPEC_WIDE
+#endif
+#ifdef __GNUC__
+#define GGUFSPEC_INLINE inline __attribute__((always_inline))
+#else
+#define GGUFSPEC_INLINE inline
+#endif
+
+namespace ggufspec {
+namespace {
+
+constexpr size_t kLanes = 64;  // independent accumulators: four vectors of the widest kind
+constexpr float kNever = -std::numeric_limits<float>::infinity();
+
+// 2^x for x <= 0, to about 2e-7 of itself; 0 from 2^-126 down and for NaN.
+// 2^n times a polynomial in the rest, on [-1/2, 1/2], fitted for the least relative error (8e-8).
+GGUFSPEC_INLINE float exp2_of(float x) {
+    constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    const float safe = x > -126.0f ? x : -126.0f;
+    const float rounded = safe + kRound;
+    const float f = safe - (rounded - kRound);
+    float series = 0.00132765f;
+    series = series * f + 0.00967554f;
+    series = series * f + 0.05550713f;
+    series = series * f + 0.2402212f;
+    series = series * f + 0.69314697f;
+    series = series * f + 1.00000007f;
+    int32_t bits;
+    std::memcpy(&bits, &rounded, sizeof bits);
+    bits = static_cast<int32_t>(static_cast<uint32_t>(bits) << 23) + 0x3f800000;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    return x > -126.0f ? series * power : 0.0f;
+}
+
+GGUFSPEC_INLINE float prob_of(const Softmax & row, size_t i) {
+    return exp2_of((row.logits[i] - row.largest) * row.rate) * row.scale;
+}
+
+GGUFSPEC_INLINE float least(float a, float b) { return a < b ? a : b; }
+GGUFSPEC_INLINE float excess(float a, float b) { return a > b ? a - b : 0.0f; }
+
+// Adds up value(i) for i from begin to end.
+template <typename Value>
+GGUFSPEC_INLINE double sum_over(size_t begin, size_t end, const Value & value) {
+    float lanes[kLanes] = {};
+    size_t i = begin;
+    for (; i + kLanes <= end; i += kLanes) {
+        for (size_t lane = 0; lane < kLanes; lane++) lanes[lane] += value(i + lane);
+    }
+    double sum = 0;
+    for (; i < end; i++) sum += value(i);
+    return std::accumulate(lanes, lanes + kLanes, sum);
+}
+
+}  // namespace
+
+GGUFSPEC_WIDE float largest_of(const float * values, size_t n) {
+    float lanes[kLanes];
+    for (size_t lane = 0; lane < kLanes; lane++) lanes[lane] = kNever;
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        for (size_t lane = 0; lane < kLanes; lane++) {
+            lanes[lane] = values[i + lane] > lanes[lane] ? values[i + lane] : lanes[lane];
+        }
+    }
+    for (; i < n; i++) lanes[0] = values[i] > lanes[0] ? values[i] : lanes[0];
+    for (size_t half = kLanes / 2; half > 0; half /= 2) {
+        for (size_t lane = 0; lane < half; lane++) {
+            lanes[lane] = lanes[lane] > lanes[lane + half] ? lanes[lane] : lanes[lane + half];
+        }
+    }
+    return lanes[0];
+}
+
+GGUFSPEC_WIDE void largest_of_blocks(const float * values, size_t n, size_t n_block, float * largest) {
+    for (size_t begin = 0; begin < n; begin += n_block) *largest++ = largest_of(values + begin, std::min(n_block, n - begin));
+}
+
+GGUFSPEC_WIDE double weight_of(const Softmax & row, size_t begin, size_t end) {
+    const Softmax bare{row.logits, row.largest, row.rate, 1.0f};
+    return row.scale * sum_over(begin, end, [&bare](size_t i) { return prob_of(bare, i); });
+}
+
+GGUFSPEC_WIDE void weights_of(const Softmax & row, size_t begin, size_t end, float * weights) {
+    const Softmax copy = row;
+    for (size_t i = begin; i < end; i++) weights[i - begin] = prob_of(copy, i);
+}
+
+GGUFSPEC_WIDE double overlap_of(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end) {
+    const Softmax a{target.logits, target.largest, target.rate, factor * target.scale}, b = draft;
+    return sum_over(begin, end, [&a, &b](size_t i) { return least(prob_of(a, i), prob_of(b, i)); });
+}
+
+GGUFSPEC_WIDE double excess_of(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end) {
+    const Softmax a{target.logits, target.largest, target.rate, factor * target.scale}, b = draft;
+    return sum_over(begin, end, [&a, &b](size_t i) { return excess(prob_of(a, i), prob_of(b, i)); });
+}
+
+}  // namespace ggufspec
