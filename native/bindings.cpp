@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "context.h"
+#include "grammar.h"
 #include "sampling.h"
 #include "verify.h"
 
@@ -187,6 +188,35 @@ int32_t decode(ggufspec::Context & self, const Tokens & tokens, size_t n_rows) {
     return self.decode(tokens.data(), tokens.size(), n_rows);
 }
 
+void make_grammar(ggufspec::Grammar * self, uintptr_t start, uintptr_t vocab, size_t n_vocab, uintptr_t llama_sampler_accept,
+                  uintptr_t llama_sampler_apply, uintptr_t llama_sampler_clone, uintptr_t llama_sampler_free,
+                  uintptr_t llama_vocab_is_eog) {
+    const ggufspec::GrammarFunctions functions{
+        borrowed<decltype(ggufspec::GrammarFunctions::accept)>(llama_sampler_accept),
+        borrowed<decltype(ggufspec::GrammarFunctions::apply)>(llama_sampler_apply),
+        borrowed<decltype(ggufspec::GrammarFunctions::clone)>(llama_sampler_clone),
+        borrowed<decltype(ggufspec::GrammarFunctions::free)>(llama_sampler_free),
+        borrowed<decltype(ggufspec::GrammarFunctions::is_end)>(llama_vocab_is_eog),
+    };
+    new (self) ggufspec::Grammar(functions, borrowed<void *>(start), borrowed<const void *>(vocab), n_vocab);
+}
+
+std::optional<std::vector<bool>> allowed(ggufspec::Grammar & self, TokenRow tokens, TokenRow candidates) {
+    require(tokens.shape(0) >= self.n_start(), "allowed: the text ends before its start");
+    for (const TokenRow & row : {tokens, candidates}) {
+        for (size_t i = 0; i < row.shape(0); i++) {
+            require(row.data()[i] >= 0 && static_cast<size_t>(row.data()[i]) < self.n_vocab(),
+                    "allowed: token " + std::to_string(row.data()[i]) + " is outside the vocabulary");
+        }
+    }
+    std::vector<ggufspec::Candidate> asked(candidates.shape(0));
+    for (size_t i = 0; i < asked.size(); i++) asked[i] = {candidates.data()[i], 0.0f, 0.0f};
+    if (!self.apply(tokens.data(), tokens.shape(0), asked.data(), asked.size())) return std::nullopt;
+    std::vector<bool> answers(asked.size());
+    for (size_t i = 0; i < asked.size(); i++) answers[i] = asked[i].logit == 0.0f;
+    return answers;
+}
+
 ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
     require(address != 0, "rows_at: there are no rows at a null address");
     return ConstMatrix(reinterpret_cast<const float *>(address), {n_rows, n_vocab}, nb::handle());
@@ -258,4 +288,10 @@ NB_MODULE(_native, m) {
         .def("truncate", &ggufspec::Context::truncate, "n_tokens"_a,
              "Forget all from position n_tokens on; false where a tail cannot be dropped.")
         .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");
+    nb::class_<ggufspec::Grammar>(m, "Grammar", "A grammar over tokens through borrowed addresses: text in, what may follow out.")
+        .def("__init__", &make_grammar, "start"_a, "vocab"_a, "n_vocab"_a, nb::kw_only(), "llama_sampler_accept"_a,
+             "llama_sampler_apply"_a, "llama_sampler_clone"_a, "llama_sampler_free"_a, "llama_vocab_is_eog"_a)
+        .def("begin", &ggufspec::Grammar::begin, "n_start"_a, "The text under the grammar is what stands behind n_start tokens.")
+        .def("allowed", &allowed, "tokens"_a.noconvert(), "candidates"_a.noconvert(),
+             "Whether each of candidates (m,) may follow tokens (n,); None where nothing can: the text has left or ended.");
 }

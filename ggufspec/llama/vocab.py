@@ -33,6 +33,11 @@ class Vocab:
         self._pieces: dict[int, bytes] = {}
         self._breakers: dict[tuple[str, ...], list[tuple[int, tuple[int, ...]]]] = {}
 
+    @property
+    def pointer(self) -> int:
+        """The llama_vocab pointer."""
+        return int(self._vocab)
+
     @cached_property
     def stop_tokens(self) -> frozenset[int]:
         """The tokens that end a generation."""

@@ -1,0 +1,89 @@
+#include "grammar.h"
+
+#include <algorithm>
+#include <cmath>
+#include <new>
+#include <utility>
+
+namespace ggufspec {
+
+namespace {
+
+// A draft goes back by a few tokens, and a state of a large grammar takes half a megabyte.
+constexpr size_t n_states_kept = 128;
+
+}  // namespace
+
+Grammar::Grammar(GrammarFunctions functions, void * start, const void * vocab, size_t n_vocab)
+    : functions_(functions), vocab_(vocab), n_vocab_(n_vocab), start_(start, functions.free) {
+    states_.push_back(copy_of(start_));
+}
+
+bool Grammar::apply(const int32_t * tokens, size_t n_tokens, Candidate * candidates, size_t n_candidates) {
+    const void * state = state_after(tokens + n_start_, n_tokens - n_start_);
+    if (!state) return false;
+    Candidates all{candidates, n_candidates, -1, false};
+    functions_.apply(state, &all);
+    return true;
+}
+
+// Null if nothing can follow the text. What is known of a longer text remains known, because a draft is
+// written first and then judged from its beginning.
+const void * Grammar::state_after(const int32_t * text, size_t n_text) {
+    const size_t n_known = std::min(n_text, tokens_.size());
+    const size_t n_common = std::mismatch(text, text + n_known, tokens_.begin()).first - text;
+    if (n_common < n_text || !is_kept(n_common)) rewind(n_common);
+    while (tokens_.size() < n_text) {
+        const size_t n_missing = n_text - tokens_.size();
+        if (!extend(text[tokens_.size()], n_missing <= n_states_kept)) return nullptr;
+    }
+    return states_[states_.size() - 1 - (tokens_.size() - n_text)].get();
+}
+
+// Drops all behind the first n_tokens, or everything where no state of so long ago is kept.
+void Grammar::rewind(size_t n_tokens) {
+    if (is_kept(n_tokens)) {
+        states_.erase(states_.end() - (tokens_.size() - n_tokens), states_.end());
+        tokens_.resize(n_tokens);
+        return;
+    }
+    State start = copy_of(start_);
+    states_.clear();
+    tokens_.clear();
+    states_.push_back(std::move(start));
+}
+
+// Adds a token to the text, and its state to those kept or in place of all. False if it may not follow:
+// then nothing has changed.
+bool Grammar::extend(int32_t token, bool keep) {
+    // Asked first, because llama.cpp throws or aborts where an impossible token is accepted. It accepts
+    // an end without noting it, so an ended text has no state.
+    if (!allows(token) || functions_.is_end(vocab_, token)) return false;
+    State next = copy_of(states_.back());
+    try {
+        functions_.accept(next.get(), token);
+    } catch (const std::bad_alloc &) {
+        throw;
+    } catch (...) {
+        return false;  // what llama.cpp allowed and then refused
+    }
+    tokens_.push_back(token);
+    states_.push_back(std::move(next));
+    while (states_.size() > (keep ? n_states_kept : 1)) states_.pop_front();
+    return true;
+}
+
+bool Grammar::allows(int32_t token) const {
+    Candidate candidate{token, 0.0f, 0.0f};
+    Candidates one{&candidate, 1, -1, false};
+    functions_.apply(states_.back().get(), &one);
+    return !std::isinf(candidate.logit);
+}
+
+Grammar::State Grammar::copy_of(const State & state) const {
+    State copy(functions_.clone(state.get()), functions_.free);
+    if (!copy) throw std::bad_alloc();
+    return copy;
+}
+
+}  // namespace ggufspec

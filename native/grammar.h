@@ -1,0 +1,73 @@
+// A grammar over the tokens of a vocabulary, as a function of the text: which tokens may follow it? The
+// states that llama.cpp keeps of it are a memo of the text, as the KV cache is in Context. Borrows the
+// sampler's functions from the loaded libllama and links none of it. No grammar's syntax, no Python.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+namespace ggufspec {
+
+// llama_token_data and llama_token_data_array of llama.h; Python compares them with llama-cpp-python's.
+struct Candidate {
+    int32_t token;
+    float logit;
+    float prob;
+};
+
+struct Candidates {
+    Candidate * data;
+    size_t size;
+    int64_t selected;
+    bool sorted;
+};
+
+struct GrammarFunctions {
+    void (*accept)(void *, int32_t);              // llama_sampler_accept
+    void (*apply)(const void *, Candidates *);    // llama_sampler_apply
+    void * (*clone)(const void *);                // llama_sampler_clone
+    void (*free)(void *);                         // llama_sampler_free
+    bool (*is_end)(const void *, int32_t);        // llama_vocab_is_eog
+};
+
+// Not for two threads at once. The vocabulary must outlive it.
+class Grammar {
+public:
+    // `start`: a llama_sampler of the grammar at its beginning, owned from here on. `vocab`: the
+    // llama_vocab of n_vocab tokens that it was made for.
+    Grammar(GrammarFunctions functions, void * start, const void * vocab, size_t n_vocab);
+
+    // From now on the text under the grammar is what stands behind n_start tokens (the prompt).
+    void begin(size_t n_start) { n_start_ = n_start; }
+
+    // Sets the logit of every candidate that may not follow `tokens` to -infinity. False if nothing can:
+    // the text has left the grammar, or a token that ends a generation has ended it; the candidates
+    // are then untouched. All ids lie in the vocabulary, and n_tokens is at least n_start.
+    bool apply(const int32_t * tokens, size_t n_tokens, Candidate * candidates, size_t n_candidates);
+
+    size_t n_start() const { return n_start_; }
+    size_t n_vocab() const { return n_vocab_; }
+
+private:
+    using State = std::unique_ptr<void, void (*)(void *)>;
+
+    const void * state_after(const int32_t * text, size_t n_text);
+    void rewind(size_t n_tokens);
+    bool extend(int32_t token, bool keep);
+    bool allows(int32_t token) const;
+    State copy_of(const State & state) const;
+    bool is_kept(size_t n_tokens) const { return tokens_.size() - n_tokens < states_.size(); }
+
+    GrammarFunctions functions_;
+    const void * vocab_;
+    size_t n_vocab_;
+    size_t n_start_ = 0;
+    State start_;
+    std::vector<int32_t> tokens_;  // the text that states_ tell of; none of it ends a generation
+    std::deque<State> states_;     // after the last tokens of it, the newest after all: never empty
+};
+
+}  // namespace ggufspec
