@@ -315,7 +315,12 @@ class _Reader:
 
 def _check_rules(rules: dict[str, _Rule]) -> None:
     """Refuse what llama.cpp's stacks would not survive: see N_WAYS, N_DEEP, and left recursion."""
-    empty = _may_be_empty(rules)
+    if ROOT not in _rules_that_can_be(rules, of_characters=True):
+        raise OptionError(
+            "no text of the grammar ever ends: its rules need each other without a way out; give "
+            "one of them an alternative, or make what it repeats optional"
+        )
+    empty = _rules_that_can_be(rules, of_characters=False)
     ways: dict[str, int] = {}
     depths: dict[str, int] = {}
     for group in _components(rules, empty):
@@ -326,7 +331,7 @@ def _check_rules(rules: dict[str, _Rule]) -> None:
                 if begins not in together:
                     ways[name] += times * ways[begins]
                     depths[name] = max(depths[name], 1 + depths[begins])
-                elif grows:
+                elif grows or _written(name) == name:
                     raise OptionError(
                         f"the grammar's rule {_written(name)!r} can begin with itself (left "
                         "recursion), so it never comes to a character; write the repeated part "
@@ -339,24 +344,24 @@ def _check_rules(rules: dict[str, _Rule]) -> None:
                 )
 
 
-def _may_be_empty(rules: dict[str, _Rule]) -> set[str]:
+def _rules_that_can_be(rules: dict[str, _Rule], *, of_characters: bool) -> set[str]:
+    """The rules that some text fulfils: one of characters, or only the empty one."""
     users: dict[str, list[str]] = {}
     for name, rule in rules.items():
         for alternative in rule.alternatives:
             for part, _ in alternative:
                 if part is not None:
                     users.setdefault(part, []).append(name)
-    empty: set[str] = set()
+    found: set[str | None] = {_TERMINAL} if of_characters else set()
     todo = list(rules)
     while todo:
         name = todo.pop()
-        if name not in empty and any(
-            all(part in empty for part, _ in alternative)
-            for alternative in rules[name].alternatives
+        if name not in found and any(
+            all(part in found for part, _ in sequence) for sequence in rules[name].alternatives
         ):
-            empty.add(name)
+            found.add(name)
             todo += users.get(name, [])
-    return empty
+    return {name for name in found if name is not None}
 
 
 def _beginnings(rule: _Rule, empty: set[str]) -> Iterator[tuple[str, int, bool]]:

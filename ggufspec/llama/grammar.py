@@ -1,7 +1,7 @@
 """Which tokens may follow a text, by a grammar in llama.cpp's notation (GBNF).
 
-Knows the vocabulary of one model; decides nothing about logits or draws. How the grammar got to where
-it is, is a private memo of the text: going back, branching and starting over need no call.
+Knows the vocabulary of one model; decides nothing about logits or draws. Where in the grammar a
+text stands is a private memo of it: going back, branching and starting over need no call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Grammar:
         )
 
     def begin(self, n_start: int) -> None:
-        """A new text begins behind `n_start` tokens, the prompt, which are not under the grammar."""
+        """A new text begins behind `n_start` tokens, which are the prompt and not under it."""
         self.native.begin(n_start)
 
     def allowed(self, tokens: Sequence[int], candidates: Sequence[int]) -> list[bool] | None:
