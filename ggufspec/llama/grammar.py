@@ -17,7 +17,10 @@ from ggufspec import _native
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.llama import gbnf as notation
 from ggufspec.llama.log import listening
+from ggufspec.llama.schema import gbnf_of_schema
 from ggufspec.llama.vocab import Vocab
+
+__all__ = ["Grammar", "gbnf_of_schema"]
 
 _DATA_FIELDS = [("id", ctypes.c_int32), ("logit", ctypes.c_float), ("p", ctypes.c_float)]
 _ARRAY_FIELDS = ["data", "size", "selected", "sorted"]
@@ -47,7 +50,8 @@ class Grammar:
             )
             if not start:
                 raise OptionError(
-                    "llama.cpp does not take the grammar; begin with a simpler one.\n"
+                    "llama.cpp does not take the grammar; if it finds left recursion, write no "
+                    "repetition of what may be empty, such as (a?)*.\n"
                     f"{heard.complaints()}"
                 )
         self.native = _native.Grammar(

@@ -40,7 +40,9 @@ _BUILT_IN = {
     # Bounded, so that no text of spaces goes on for ever.
     "ws": r'(" " | "\n" [ \t]{0,20})?',
     "hex": "[0-9a-fA-F]",
-    "plain": r'[^"\\\x00-\x1F\x7F]',
+    # Ranges, because llama.cpp takes bytes that are no UTF-8 for some [^x]: " and \\ are left out,
+    # and control characters, halves of surrogate pairs.
+    "plain": r"[ !#-\[\]-~\x80-\uD7FF\uE000-\U0010FFFF]",
     "char": f"plain | {_ESCAPED}",  # of halves of surrogate pairs none: one character each
     "string": r'"\"" char* "\""',
     "whole": f'"0" | [1-9] [0-9]{{0,{_N_DIGITS - 1}}}',
@@ -66,8 +68,9 @@ _FORMATS = {
     "date-time": 'date "T" time',
     "uuid": ' "-" '.join(f"hex{{{n}}}" for n in (8, 4, 4, 4, 12)),
     "ipv4": 'byte "." byte "." byte "." byte',
-    "email": '[a-zA-Z0-9_+-]+ ("." [a-zA-Z0-9_+-]+)* "@" label ("." label)+',
-    "uri": r'[a-z]+ "://" [a-zA-Z0-9._~:/?#@!$&()*+,;=%\-]+',
+    "email": '[a-zA-Z0-9_+-]{1,30} ("." [a-zA-Z0-9_+-]{1,20})? "@" label ("." label){1,3}',
+    "uri": '("http" "s"? | "ftp") "://" label ("." label)* (":" [0-9]{1,4})? '
+    '("/" [a-zA-Z0-9._~-]{0,60}){0,9}',
 }
 
 
@@ -78,7 +81,8 @@ def gbnf_of_schema(schema: str | Mapping[str, object]) -> str:
     JSON schema, and for whatever a grammar cannot promise.
     """
     try:
-        parsed = json.loads(schema if isinstance(schema, str) else json.dumps(dict(schema)))
+        text = schema if isinstance(schema, str) else json.dumps(dict(schema))
+        parsed = json.loads(text, parse_constant=_no_constant)
         grammar = _Converter(parsed).convert()
     except RecursionError as error:
         raise OptionError("the JSON schema is nested too deeply; make it flatter") from error
@@ -210,7 +214,8 @@ class _Converter:
         properties = schema.get("properties", {})
         required = schema.get("required", [])
         others = schema.get("additionalProperties", not (properties or required))
-        if not isinstance(properties, dict) or not isinstance(required, list):
+        named = isinstance(required, list) and all(isinstance(name, str) for name in required)
+        if not isinstance(properties, dict) or not isinstance(required, list) or not named:
             raise _wrong(at, "'properties' needs an object, 'required' a list of names")
         missing = [name for name in required if name not in properties]
         if missing and schema.get("additionalProperties") is False:
@@ -245,7 +250,7 @@ class _Converter:
         self._built_in("plain")
         names = list(names)
         starts = sorted({name[0] for name in names if name and _is_plain(name)})
-        branches = [r"[^" + _in_class(starts) + r'"\\\x00-\x1F\x7F] plain*']
+        branches = [f"{_class_of(_minus(_PLAIN, [(ord(c), ord(c)) for c in starts]))} plain*"]
         for start in starts:
             ends = [name[1:] for name in names if _is_plain(name) and name[:1] == start]
             branches.append(f"{_literal(start)} {self._other_name(ends)}")
@@ -287,7 +292,7 @@ class _Converter:
         if "pattern" in own:
             body = self._pattern(schema["pattern"], at)
         elif "format" in own:
-            if schema["format"] not in _FORMATS:
+            if schema["format"] not in list(_FORMATS):
                 raise _wrong(at, f"format {schema['format']!r} is none of {_listed(_FORMATS)}")
             body = _FORMATS[str(schema["format"])]
         elif own:
@@ -309,8 +314,15 @@ class _Converter:
             found = _PATTERN_PART.match(inside, place)
             if not found:
                 raise _wrong(at, f"pattern {pattern!r}: {inside[place:][:10]!r} cannot be used")
-            parts.append(_gbnf_of_part(found))
+            part = _gbnf_of_part(found)
+            if part == "[]":
+                raise _wrong(at, f"pattern {pattern!r}: {found.group()} leaves no character")
+            parts.append(part)
             place = found.end()
+        try:
+            notation.check(f"root ::= {' '.join(parts)}\nplain ::= [a]", lambda token: False)
+        except OptionError as error:
+            raise _wrong(at, f"pattern {pattern!r} cannot be used: {error}") from error
         body = f"({' '.join(parts)})" if parts else ""
         return f"{'' if begins else 'plain*'} {body} {'' if ends else 'plain*'}".strip() or '""'
 
@@ -370,22 +382,54 @@ _PATTERN_PART = re.compile(
     r"|(?P<open>\((?:\?:)?)(?!\?)|(?P<as_is>[)|]|[*+?](?![*+?{])|\{[0-9]+(?:,[0-9]*)?\}(?![*+?{]))"
     r'|(?P<char>[^\\"\x00-\x1F\x7F^$*+?{}\[\]().|])'
 )
+_Range = tuple[int, int]  # of code points, both ends included
+_PLAIN = [(0x20, 0x21), (0x23, 0x5B), (0x5D, 0x7E), (0x80, 0xD7FF), (0xE000, 0x10FFFF)]
+_DIGITS = (0x30, 0x39)
+_KNOWN_RANGES = {r"\d": [_DIGITS], r"\w": [_DIGITS, (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A)]}
 _KNOWN = {r"\d": "[0-9]", r"\w": "[a-zA-Z0-9_]", ".": "plain"}
 
 
 def _gbnf_of_part(found: re.Match[str]) -> str:
     if found["class"]:
         inside = found["class"][1:-1]
-        negated = inside.startswith("^")
-        inside = inside[1:] if negated else inside
-        inside = inside.replace(r"\d", "0-9").replace(r"\w", "a-zA-Z0-9_")
-        inside = re.sub(r"\\([.*+?^$|(){}/])", lambda match: _in_class([match[1]]), inside)
-        return rf'[^{inside}"\\\x00-\x1F\x7F]' if negated else f"[{inside}]"
+        without = _minus(_PLAIN, _ranges_of(inside.removeprefix("^")))
+        return _class_of(without if inside.startswith("^") else _minus(_PLAIN, without))
     if found["known"]:
         return _KNOWN[found["known"]]
     if found["open"]:
         return "("
     return found["as_is"] or _literal(found["quoted"] or found["char"])
+
+
+def _ranges_of(inside: str) -> list[_Range]:
+    """The characters of a regular expression's class."""
+    ranges: list[_Range] = []
+    chars = re.findall(r"\\?.", inside)
+    i = 0
+    while i < len(chars):
+        if chars[i] in _KNOWN_RANGES:
+            ranges += _KNOWN_RANGES[chars[i]]
+            i += 1
+            continue
+        step = 3 if i + 2 < len(chars) and chars[i + 1] == "-" else 1
+        ranges.append((ord(chars[i][-1]), ord(chars[i + step - 1][-1])))
+        i += step
+    return ranges
+
+
+def _minus(ranges: Iterable[_Range], taken: Iterable[_Range]) -> list[_Range]:
+    left = list(ranges)
+    for low, high in taken:
+        parts = [((a, min(b, low - 1)), (max(a, high + 1), b)) for a, b in left]
+        left = [part for pair in parts for part in pair if part[0] <= part[1]]
+    return left
+
+
+def _class_of(ranges: Iterable[_Range]) -> str:
+    def char(code: int) -> str:
+        return chr(code) if chr(code).isascii() and chr(code).isalnum() else f"\\U{code:08X}"
+
+    return f"[{''.join(char(a) if a == b else f'{char(a)}-{char(b)}' for a, b in ranges)}]"
 
 
 # Integers between two others, digit by digit
@@ -450,6 +494,10 @@ def _limit(schema: Schema, keyword: str, at: str) -> int | None:
 # Small parts
 
 
+def _no_constant(name: str) -> object:
+    raise ValueError(f"{name} is no number of JSON")
+
+
 def _times(least: int, most: int | None) -> str:
     return f"{{{least},{'' if most is None else most}}}"
 
@@ -481,13 +529,6 @@ def _dumped(value: object) -> str:
 
 def _literal(text: str) -> str:
     return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
-
-
-def _in_class(chars: Iterable[str]) -> str:
-    """Characters for within [ ], where some of ASCII mean something."""
-    return "".join(
-        char if char.isalnum() or ord(char) > 127 else f"\\x{ord(char):02X}" for char in chars
-    )
 
 
 def _is_plain(text: str) -> bool:
