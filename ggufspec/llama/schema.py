@@ -240,7 +240,7 @@ class _Converter:
             if name in required:
                 first, rest = f"{member} {behind}", f'"," ws {member} {behind}'
             else:
-                instead = f" | {self._rule(first)}" if first else " | "
+                instead = f" | {self._rule(first)}" if first else ' | ""'
                 first = f"{member} {behind}{instead}"
                 rest = f'("," ws {member})? {behind}'
         return f'"{{" ws ({first}) ws "}}"' if first else '"{" ws "}"'

@@ -17,8 +17,10 @@ import llama_cpp
 import pytest
 import tiny
 
+from ggufspec import _native
 from ggufspec.errors import OptionError
 from ggufspec.llama import gbnf as notation
+from ggufspec.llama import grammar as grammar_module
 from ggufspec.llama.grammar import Grammar, gbnf_of_schema
 from ggufspec.llama.log import listening
 from ggufspec.llama.model import Model
@@ -149,6 +151,31 @@ def test_a_draft_is_asked_from_its_start_twice(spm: Vocab) -> None:
             text = []
 
 
+def test_what_is_known_of_a_longer_text_is_not_read_again(spm: Vocab) -> None:
+    accepted: list[int] = []
+    prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
+    addresses = dict(grammar_module._borrowed())
+    theirs = prototype(addresses["llama_sampler_accept"])
+
+    @prototype
+    def accept(sampler: int, token: int) -> None:
+        accepted.append(token)
+        theirs(sampler, token)
+
+    addresses["llama_sampler_accept"] = ctypes.cast(accept, ctypes.c_void_p).value or 0
+    start = llama_cpp.llama_sampler_init_grammar(spm.pointer, JSON.encode(), b"root")
+    start_at = ctypes.cast(start, ctypes.c_void_p).value
+    native = _native.Grammar(start_at, spm.pointer, spm.n_tokens, **addresses)
+    text = array("i", spell(spm, "[1, 2, 3, 4, 5, 6]"))
+    other = array("i", spell(spm, "[1, 2, 3,,"))
+    for n in (*range(len(text) + 1), 3, *range(2, len(text) + 1)):
+        assert native.allowed(text[:n], text[:1]) is not None
+    assert accepted == list(text)
+    assert native.allowed(other, text[:1]) is None
+    assert native.allowed(text, text[:1]) is not None
+    assert accepted == [*text, *text[len(other) - 1 :]]
+
+
 def test_going_back_further_than_states_are_kept(spm: Vocab) -> None:
     grammar = Grammar(spm, JSON)
     text = spell(spm, "[" + "1, " * 150 + "[")
@@ -272,7 +299,7 @@ BAD = {
     "root ::= *": "nothing before it",
     'root ::= ""*': "nothing before it",
     'root ::= "x"\nroot ::= "y"': "twice",
-    'root ::= ("x"?)*': "may be empty",
+    'root ::= "x"**': "may be empty",
     "root ::= <no-such-token>": "no token",
     "root ::= <[99999]>": "no token",
     "root ::= <[99999999999999999999999]>": "no token",
@@ -365,6 +392,7 @@ TREE = {
 SCHEMAS: list[dict[str, object]] = [
     {},
     {"type": "object"},
+    {"type": "object", "properties": {"a": {}, "b": {"const": 1}, "c": {"type": "null"}}},
     {
         "type": "object",
         "title": "a person",
