@@ -535,7 +535,7 @@ def test_a_schema_that_says_nothing_accepts_any_json(spm: Vocab, text: str) -> N
 
 
 def test_integers_have_both_bounds_exactly(spm: Vocab) -> None:
-    for low, high in ((0, 0), (7, 132), (-45, 12), (-130, -99), (95, 1003)):
+    for low, high in ((0, 0), (7, 132), (-45, 12), (-130, -99), (95, 1003), (137, 245)):
         grammar = Grammar(spm, gbnf_of_schema({"type": "integer", "minimum": low, "maximum": high}))
         near = range(low - 12, high + 13)
         assert [n for n in near if may_end(grammar, spm, spell(spm, str(n)))] == list(
@@ -547,6 +547,32 @@ def test_other_properties_are_none_of_those_that_are_named(spm: Vocab) -> None:
     schema = {"properties": {"ab": {"type": "null"}, "a": {}}, "additionalProperties": {"const": 1}}
     for name, fine in (("ab", False), ("a", True), ("", True), ("abc", True), ("b", True)):
         assert accepts(spm, schema, json.dumps({name: 1})) == fine
+
+
+@pytest.mark.parametrize(
+    ("schema", "fine", "wrong"),
+    [
+        ({"items": {}, "minItems": 1, "maxItems": 2}, ["[1]", "[1,2]"], ["[]", "[1,2,3]"]),
+        ({"items": {}, "maxItems": 1}, ["[]", "[1]"], ["[1,2]"]),
+        ({"items": {}, "maxItems": 0}, ["[]"], ["[1]"]),
+        ({"prefixItems": [{}, {}], "maxItems": 3, "items": {}}, ["[1,2]", "[1,2,3]"], ["[1,2,3,4]"]),
+        ({"minLength": 1, "maxLength": 2}, ['"a"', '"\\u00e9b"'], ['""', '"abc"']),
+        ({"pattern": "^[ -~]$"}, ['"a"', '" "'], ['"""', '"\\"', '"\x7f"', '"ab"']),
+        ({"pattern": "^[^a]+$"}, ['"b\u00e9"'], ['"ba"', '"b""', '"\n"', '""']),
+        ({"pattern": "^(a|b.)c?$"}, ['"a"', '"bxc"'], ['"b"', '"axc"']),
+        ({"pattern": "a|b"}, ['"xbx"', '"a"'], ['"x"']),
+        ({"properties": {"a": {}, "b": {}}, "required": ["b"]}, ['{"b":1}', '{"a":1,"b":1}'],
+         ["{}", '{"a":1}', '{"a":1,}', '{,"b":1}', '{"b":1,"c":1}']),
+        ({"type": "number", "minimum": -2, "maximum": 1}, ["-2", "-1.5", "0.25", "1"],
+         ["-2.5", "1.5", "1e5"]),
+        ({"type": "string"}, ['"\U0001f642"'], ['"\n"', '"\\ud83d"', '"\\x"', "a"]),
+    ],
+)  # fmt: skip
+def test_a_schema_accepts_and_refuses(
+    spm: Vocab, schema: object, fine: list[str], wrong: list[str]
+) -> None:
+    assert [accepts(spm, schema, text) for text in fine] == [True] * len(fine)
+    assert [accepts(spm, schema, text) for text in wrong] == [False] * len(wrong)
 
 
 def test_a_long_text_needs_no_deep_brackets(spm: Vocab) -> None:
