@@ -2,6 +2,9 @@
 
 Knows the vocabulary of one model; decides nothing about logits or draws. Where in the grammar a
 text stands is a private memo of it: going back, branching and starting over need no call.
+What llama.cpp itself blurs stays blurred: it matches control tokens by their names, and takes
+characters in more bytes than they need. Nor can it be bounded how many readings of a text an
+ambiguous grammar keeps.
 """
 
 from __future__ import annotations
