@@ -23,7 +23,7 @@ from typing_extensions import Unpack
 from ggufspec import defaults
 from ggufspec import draft as drafters
 from ggufspec import verify as rules
-from ggufspec.core import Coins, Round
+from ggufspec.core import Coins, Logits, Round
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
@@ -284,6 +284,29 @@ class Engine:
                 "(n_ctx, -c)"
             )
         return tokens
+
+    def logits(
+        self, prompt: Sequence[int], text: Sequence[int], *, whose: str, n_together: int = 1
+    ) -> Iterator[Logits]:
+        """Logits before each token of `text`, which follows `prompt`: pieces (n, n_vocab).
+
+        `whose`: "target" or "draft". Each piece is a copy, from one batch of `n_together` rows (the
+        last: of what is left): 1 is plain decoding, more is a verification; at most n_draft_max + 1
+        of the target, 1 of the draft. Raises OptionError, DecodeError, ClosedError.
+        """
+        sessions = {"target": self._target_session, "draft": self._draft_session}
+        session = sessions.get(whose)
+        if session is None:
+            raise OptionError(f"there is no {whose!r} to score with in this engine")
+        n_most = self.n_draft_max + 1 if whose == "target" else 1
+        if not 1 <= n_together <= n_most:
+            raise OptionError(f"n_together is {n_together}; for the {whose} it is 1 to {n_most}")
+        tokens = array("i", [*prompt, *text])
+        for start in range(len(prompt), len(tokens), n_together):
+            ahead = tokens[start : min(start + n_together, len(tokens)) - 1]
+            with self._lock:
+                rows = session.score(tokens[:start], ahead).copy()
+            yield rows
 
     @property
     def vocab(self) -> Vocab:

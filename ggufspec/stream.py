@@ -101,6 +101,11 @@ class Stream(Iterator[Chunk]):
         )
         return Completion("".join(self._text), tuple(self._tokens), self.finish_reason, stats)
 
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The rounds so far: tokens as they were drawn, the end-of-generation token included."""
+        return tuple(self._rounds)
+
     def _run(self) -> Iterator[Chunk]:
         start = perf_counter()
         with self._work.turn:
