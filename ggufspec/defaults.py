@@ -40,3 +40,9 @@ KV_TYPE: Final = "f16"
 # The demo.
 DEMO_SIZE: Final = "250M"
 DEMO_TOKENS: Final = 80
+
+# The audit.
+AUDIT_RUNS: Final = 100  # texts of each kind
+AUDIT_TOKENS: Final = 32  # of a text
+AUDIT_ALPHA: Final = 0.01  # chance of a false alarm, of the whole audit
+AUDIT_NEAR_TIE: Final = 0.05  # logits

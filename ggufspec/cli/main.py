@@ -1,6 +1,6 @@
 """The `ggufspec` command: finds its subcommands, and turns errors into messages and exit codes.
 
-Exit codes: 0 done, 1 an error that is explained on stderr, 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 an error that is explained on stderr (or a difference that an audit found), 2 wrong usage, 130 interrupted.
 Nothing heavy is imported before a subcommand runs, so that --help is instant.
 """
 
@@ -17,6 +17,7 @@ from ggufspec.cli.exits import ERROR, INTERRUPTED, USAGE
 from ggufspec.errors import GgufspecError, OptionError
 
 _COMMANDS = {
+    "audit": "Test whether speculative text is what the target alone would write.",
     "demo": "Watch a large model write with the help of a small one; nothing to download.",
     "run": "Continue a prompt, or answer it, with a target and a draft model.",
 }

@@ -1,0 +1,280 @@
+"""The audit itself: writes texts both ways with an engine, and measures how they differ.
+
+Knows the order of the work and what it costs; the mathematics is next door.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from ggufspec import verify as rules
+from ggufspec.audit.laws import Law, distance, law_of_rule, place, temptation, to_laws
+from ggufspec.audit.report import BatchLaws, Greedy, Parting, Report, RuleLaws, Sequences, Settings
+from ggufspec.audit.statistics import (
+    Floats,
+    Test,
+    energy,
+    holm,
+    kolmogorov_smirnov,
+    smallest_shift,
+    text_profiles,
+    uniform_shift,
+)
+from ggufspec.core import Verify
+from ggufspec.engine import Engine
+from ggufspec.errors import OptionError, PromptError
+
+Progress = Callable[[str, int, int], None]  # (what is being done, done, of)
+
+_N_LAW_TEXTS = 8  # whose target laws are computed token by token as well
+_N_GREEDY_TEXTS = 8
+_N_RULE_POSITIONS = 8
+_N_WHOLE_TEXTS = 500  # of each kind are compared as wholes, each with each
+_ORDERS = ("likeliest by the draft", "likeliest by the target")
+_PLAIN, _SPECULATIVE = "none", "model"
+
+
+def audit(
+    engine: Engine,
+    prompts: Sequence[str | Sequence[int]],
+    settings: Settings | None = None,
+    *,
+    progress: Progress | None = None,
+) -> Report:
+    """Is what the engine writes speculatively what its target alone would write?
+
+    `prompts` are texts or token ids; they take turns. `progress` hears (what, done, of).
+    Raises OptionError (no draft model, n_draft beyond n_draft_max, an unknown rule), PromptError
+    (no prompt, or one that leaves too little of the context), DecodeError, ClosedError.
+    """
+    settings = settings or Settings()
+    if settings.seed is None:
+        settings = replace(settings, seed=secrets.randbits(32))
+    if engine.draft is None:
+        raise OptionError("an audit needs a draft model; load the engine with draft= (--draft)")
+    verify = rules.rule(settings.verify)
+    work = _Work(engine, _read(engine, prompts, settings), settings, progress)
+    greedy = work.greedy()
+    if settings.temperature == 0:
+        return Report(settings, len(prompts), None, None, None, greedy)
+    sequences, batch, laws = work.sequences()
+    return Report(settings, len(prompts), batch, _judge_rule(verify, laws), sequences, greedy)
+
+
+def _read(
+    engine: Engine, prompts: Sequence[str | Sequence[int]], settings: Settings
+) -> list[list[int]]:
+    """The prompts as tokens."""
+    if not prompts:
+        raise PromptError("there are no prompts; give at least one")
+    texts = [engine.tokenize(prompt) for prompt in prompts]
+    for i, text in enumerate(texts, 1):
+        if len(text) + settings.n_tokens > engine.n_ctx:
+            raise PromptError(
+                f"prompt {i} has {len(text):,} tokens, {settings.n_tokens:,} are to be written, but "
+                f"the context has {engine.n_ctx:,}; shorten the prompt, write less (n_tokens, -n), "
+                "or load with a larger context (n_ctx, -c)"
+            )
+    return texts
+
+
+@dataclass
+class _Kind:
+    """The texts of one way of decoding, and the places of their tokens in the target's laws."""
+
+    texts: list[list[int]] = field(default_factory=list)
+    places: list[tuple[float, float]] = field(default_factory=list)  # of each token, by _ORDERS
+    n_drafted: int = 0
+    n_accepted: int = 0
+    n_impossible: int = 0
+
+    def column(self, order: int) -> Floats:
+        """The places of all tokens by one order."""
+        return np.array(self.places, np.float64)[:, order]
+
+
+class _Work:
+    """An audit under way."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: list[list[int]],
+        settings: Settings,
+        progress: Progress | None,
+    ) -> None:
+        self._engine = engine
+        self._prompts = prompts
+        self._settings = settings
+        self._sampling = settings.sampling()
+        self._progress = progress
+        assert settings.seed is not None
+        seeds, coins, choices, labels = np.random.SeedSequence(settings.seed).spawn(4)
+        self._seeds = seeds.generate_state(2 * settings.n_runs).tolist()
+        self._coins = np.random.default_rng(coins)
+        self._choices = np.random.default_rng(choices)
+        self._labels = np.random.default_rng(labels)
+
+    def greedy(self) -> Greedy:
+        """Write each prompt's text at temperature 0 both ways, and see where they part."""
+        settings = self._settings
+        n_most = _N_GREEDY_TEXTS if settings.temperature else settings.n_runs
+        prompts = self._prompts[:n_most]
+        partings = []
+        for i, prompt in enumerate(prompts):
+            plain, speculative = (
+                self._write(prompt, _Kind(), drafter, 0, temperature=0.0)
+                for drafter in (_PLAIN, _SPECULATIVE)
+            )
+            pairs = zip(plain, speculative, strict=False)
+            at = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
+            if at is not None:
+                tokens = (plain[at], speculative[at])
+                (rows,) = self._engine.logits([*prompt, *plain[:at]], [tokens[0]], whose="target")
+                gap = float(rows[0].max() - rows[0][list(tokens)].min())
+                partings.append(Parting(i, at, tokens, gap))
+            self._tell("Writing at temperature 0", i + 1, len(prompts))
+        return Greedy(len(prompts), settings.near_tie, tuple(partings))
+
+    def sequences(self) -> tuple[Sequences, BatchLaws, list[tuple[Law, Law]]]:
+        """Sample texts both ways, in turns, and test whether they have one law.
+
+        Also returns laws (target's, draft's) of some positions, for the rule to be tried on.
+        """
+        n_runs = self._settings.n_runs
+        plain, speculative = _Kind(), _Kind()
+        batch: list[float] = []
+        laws: list[tuple[Law, Law]] = []
+        for i in range(n_runs):
+            prompt = self._prompts[i % len(self._prompts)]
+            for kind, drafter, seed in (
+                (plain, _PLAIN, self._seeds[2 * i]),
+                (speculative, _SPECULATIVE, self._seeds[2 * i + 1]),
+            ):
+                text = self._write(prompt, kind, drafter, seed)
+                found = list(self._place(prompt, text, kind, keep=i < _N_LAW_TEXTS))
+                if kind is plain and i < _N_LAW_TEXTS:
+                    batch += self._changes_by_batch(prompt, text, [law for law, _ in found])
+                    laws += found
+            self._tell("Writing texts both ways", i + 1, n_runs)
+        summary = BatchLaws(len(batch), float(np.median(batch)), max(batch))
+        return self._test(plain, speculative), summary, self._choose(laws)
+
+    def _write(
+        self,
+        prompt: list[int],
+        kind: _Kind,
+        drafter: str,
+        seed: int,
+        temperature: float | None = None,
+    ) -> list[int]:
+        """One text: token ids as they were drawn, with the one that ends it."""
+        settings = self._settings
+        stream = self._engine.stream(
+            prompt,
+            max_tokens=settings.n_tokens,
+            n_draft=settings.n_draft,
+            temperature=settings.temperature if temperature is None else temperature,
+            top_k=settings.top_k,
+            top_p=settings.top_p,
+            min_p=settings.min_p,
+            seed=seed,
+            drafter=drafter,
+            verify=settings.verify,
+        )
+        for _ in stream:
+            pass
+        text = [int(token) for turn in stream.rounds for token in turn.tokens]
+        kind.texts.append(text)
+        kind.n_drafted += sum(turn.n_drafted for turn in stream.rounds)
+        kind.n_accepted += sum(turn.n_accepted for turn in stream.rounds)
+        return text
+
+    def _place(
+        self, prompt: list[int], text: list[int], kind: _Kind, *, keep: bool
+    ) -> Iterator[tuple[Law, Law]]:
+        """Note the places of a text's tokens; yields the laws (target's, draft's) if to `keep`."""
+        engine = self._engine
+        draft_rows = engine.logits(prompt, text, whose="draft")
+        tokens = iter(text)
+        for piece in engine.logits(
+            prompt, text, whose="target", n_together=self._settings.n_draft + 1
+        ):
+            for law in to_laws(piece, self._sampling):
+                token = next(tokens)
+                draft_law = to_laws(next(draft_rows), self._sampling)[0]
+                coins = self._coins.random(2)
+                kind.places.append(
+                    (
+                        place(token, law, temptation(law, draft_law), coins[0]),
+                        place(token, law, law, coins[1]),
+                    )
+                )
+                kind.n_impossible += int(law[token] == 0)
+                if keep:
+                    yield law, draft_law
+
+    def _changes_by_batch(
+        self, prompt: list[int], text: list[int], batched: list[Law]
+    ) -> list[float]:
+        """How far the target's laws are from those that it has token by token."""
+        rows = self._engine.logits(prompt, text, whose="target")
+        return [
+            distance(to_laws(row, self._sampling)[0], law)
+            for row, law in zip(rows, batched, strict=True)
+        ]
+
+    def _choose(self, laws: list[tuple[Law, Law]]) -> list[tuple[Law, Law]]:
+        """Positions to try the rule on: at random, but not where both models say the same."""
+        open_ones = [pair for pair in laws if 0.02 < distance(*pair) < 0.98] or laws
+        n = min(_N_RULE_POSITIONS, len(open_ones))
+        chosen = self._choices.choice(len(open_ones), n, replace=False)
+        return [open_ones[i] for i in sorted(chosen)]
+
+    def _test(self, plain: _Kind, speculative: _Kind) -> Sequences:
+        alpha = self._settings.alpha
+        n_tests = 2 * len(_ORDERS) + 1
+        each = alpha / n_tests  # so that all intervals hold together with confidence 1 - alpha
+        tests: list[Test] = []
+        for i, order in enumerate(_ORDERS):
+            columns = plain.column(i), speculative.column(i)
+            tests.append(uniform_shift(f"shift to the {order}", *columns, each))
+            tests.append(kolmogorov_smirnov(f"spread over the {order}", *columns, each))
+        n_texts = min(len(plain.texts), _N_WHOLE_TEXTS)
+        prompts = np.tile(np.arange(n_texts) % len(self._prompts), 2)
+        tests.append(
+            energy(
+                "texts as wholes",
+                text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]]),
+                np.arange(2 * n_texts) >= n_texts,
+                prompts,
+                self._labels,
+            )
+        )
+        n_tokens = len(plain.places), len(speculative.places)
+        return Sequences(
+            n_texts=len(plain.texts),
+            n_tokens_plain=n_tokens[0],
+            n_tokens_speculative=n_tokens[1],
+            n_drafted=speculative.n_drafted,
+            n_accepted=speculative.n_accepted,
+            n_impossible=(plain.n_impossible, speculative.n_impossible),
+            alpha=alpha,
+            smallest_shift=smallest_shift(*n_tokens, alpha, n_tests),
+            tests=holm(tests),
+        )
+
+    def _tell(self, what: str, done: int, of: int) -> None:
+        if self._progress is not None:
+            self._progress(what, done, of)
+
+
+def _judge_rule(verify: Verify, laws: list[tuple[Law, Law]]) -> RuleLaws:
+    found = [law_of_rule(verify, target, draft) for target, draft in laws]
+    largest, resolution = max(found)
+    median = float(np.median([distance for distance, _ in found]))
+    return RuleLaws(len(found), median, largest, resolution)

@@ -1,0 +1,260 @@
+"""`ggufspec audit`: is speculative text what the target alone would write? On the user's own pair."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggufspec import defaults
+from ggufspec.cli import render
+from ggufspec.cli.exits import DIFFERENCE
+from ggufspec.cli.options import (
+    draft_n_option,
+    load_options,
+    sampling_options,
+    show_log,
+    verbose_option,
+)
+from ggufspec.cli.progress import late_bars
+from ggufspec.errors import PromptError
+
+if TYPE_CHECKING:
+    from ggufspec.audit import Report
+
+
+@click.command(name="audit", short_help="Test whether speculative text is the target's own.")
+@click.option(
+    "-m",
+    "--target",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="GGUF file of the target.",
+)
+@click.option(
+    "-md",
+    "--draft",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="GGUF file of the draft.",
+)
+@draft_n_option
+@click.option(
+    "--verify",
+    default=defaults.VERIFY,
+    show_default=True,
+    help="How drafted tokens are judged: the rule that is audited.",
+)
+@click.option(
+    "--prompts",
+    "prompt_file",
+    type=click.Path(path_type=Path),
+    help='Prompts: JSON lines with "prompt" or "turns", or plain text, one a paragraph (where there '
+    "are empty lines) or a line. [default: eight of our own]",
+)
+@click.option(
+    "--runs",
+    "n_runs",
+    type=click.IntRange(min=1),
+    default=defaults.AUDIT_RUNS,
+    show_default=True,
+    help="Texts to write in each way; the prompts take turns.",
+)
+@click.option(
+    "-n",
+    "--n-predict",
+    "n_tokens",
+    type=click.IntRange(min=2),
+    default=defaults.AUDIT_TOKENS,
+    show_default=True,
+    help="Tokens of a text at most.",
+)
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+    default=defaults.AUDIT_ALPHA,
+    show_default=True,
+    help="Chance of a false alarm, of the whole audit.",
+)
+@click.option(
+    "--near-tie",
+    type=click.FloatRange(min=0),
+    default=defaults.AUDIT_NEAR_TIE,
+    show_default=True,
+    help="Logits this close may change places at temperature 0.",
+)
+@sampling_options
+@load_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+@verbose_option
+def command(
+    target: Path,
+    draft: Path,
+    n_draft: int,
+    verify: str,
+    prompt_file: Path | None,
+    n_runs: int,
+    n_tokens: int,
+    alpha: float,
+    near_tie: float,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    seed: int | None,
+    n_ctx: int | None,
+    n_batch: int,
+    n_threads: int | None,
+    n_threads_draft: int | None,
+    n_gpu_layers: int,
+    n_gpu_layers_draft: int,
+    flash_attention: str,
+    type_k: str,
+    type_v: str,
+    mmap: bool,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Test whether speculative text is what the target alone would write.
+
+    Compares the laws of the next token exactly, sampled texts by two-sample tests, and greedy texts
+    token by token. Exit code 0: no difference was found; 1: one was.
+
+    \b
+      ggufspec audit --target large.gguf --draft small.gguf
+      ggufspec audit --target large.gguf --draft small.gguf --temp 0 --prompts mine.txt
+    """
+    prompts = _read_prompts(prompt_file)
+    show_log(verbose)
+    from ggufspec.audit import PROMPTS, Settings, audit
+    from ggufspec.engine import load
+
+    settings = Settings(
+        n_runs=n_runs,
+        n_tokens=n_tokens,
+        alpha=alpha,
+        near_tie=near_tie,
+        seed=seed,
+        n_draft=n_draft,
+        verify=verify,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
+    load_settings: dict[str, Any] = {
+        "n_ctx": n_ctx,
+        "n_batch": n_batch,
+        "n_draft_max": n_draft,
+        "n_gpu_layers": n_gpu_layers,
+        "n_gpu_layers_draft": n_gpu_layers_draft,
+        "n_threads": n_threads,
+        "n_threads_draft": n_threads_draft,
+        "flash_attention": flash_attention,
+        "type_k": type_k,
+        "type_v": type_v,
+        "mmap": mmap,
+    }
+    with late_bars() as bars:
+        engine = load(
+            target,
+            draft,
+            progress=lambda whose, share: bars.update(
+                f"Loading the {whose}", share, 1, unit="share"
+            ),
+            **load_settings,
+        )
+    with engine, late_bars() as bars:
+        report = audit(engine, prompts or PROMPTS, settings, progress=bars.update)
+    if as_json:
+        document = asdict(report)
+        document["verdict"] = report.verdict
+        document["differences"] = list(report.differences)
+        document["settings"].update(
+            {
+                "target": str(target),
+                "draft": str(draft),
+                "prompts": None if prompt_file is None else str(prompt_file),
+                **load_settings,
+            }
+        )
+        document["versions"] = render.versions()
+        render.echo_json(document)
+    else:
+        _print_report(report)
+    return DIFFERENCE if report.differences else 0
+
+
+def _read_prompts(path: Path | None) -> list[str] | None:
+    """The prompts of a file; None where there is no file. Raises PromptError."""
+    if path is None:
+        return None
+    from ggufspec.audit.prompts import parse_prompts
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise PromptError(f"the prompt file {path} cannot be read: {error.strerror}") from error
+    return parse_prompts(data, str(path))
+
+
+def _print_report(report: Report) -> None:
+    rows: list[list[str]] = []
+    if report.batch is not None:
+        batch = report.batch
+        rows.append(
+            ["batch, from single tokens", f"{batch.median:.1g}", f"{batch.largest:.1g}"]
+            + [str(batch.n_positions), ""]
+        )
+    if report.rule is not None:
+        rule = report.rule
+        rows.append(
+            [f"rule {report.settings.verify}, from the target", f"{rule.median:.1g}"]
+            + [f"{rule.largest:.1g}", str(rule.n_positions), f"{rule.resolution:.1g}"]
+        )
+    if rows:
+        render.echo_table(
+            ["Next-token laws: distance of", "median", "largest", "positions", "resolution"], rows
+        )
+    if report.sequences is not None:
+        _print_sequences(report)
+    greedy = report.greedy
+    n_same = greedy.n_texts - len(greedy.partings)
+    line = f"Temperature 0: {n_same} of {greedy.n_texts} texts are the same"
+    if greedy.partings:
+        where = ", ".join(
+            f"prompt {parting.prompt + 1} at token {parting.position + 1} (gap {parting.gap:.2g})"
+            for parting in greedy.partings
+        )
+        line += f"; the others part: {where}. A gap up to {greedy.near_tie:g} is a near-tie"
+    click.echo(f"{line}.\n\n{report.verdict}")
+
+
+def _print_sequences(report: Report) -> None:
+    found = report.sequences
+    assert found is not None
+    render.echo_table(
+        [
+            "Sampled texts, speculative - plain",
+            "effect",
+            f"{1 - found.alpha:.4g} interval",
+            "p (Holm)",
+        ],
+        [
+            [
+                test.name,
+                f"{test.effect:.3f}",
+                "" if test.low is None else f"{test.low:.3f} to {test.high:.3f}",
+                f"{test.p_holm:.2g}",
+            ]
+            for test in found.tests
+        ],
+    )
+    share = found.n_accepted / found.n_drafted if found.n_drafted else 0.0
+    click.echo(
+        f"{found.n_texts} texts of each kind, {found.n_tokens_plain} and "
+        f"{found.n_tokens_speculative} tokens; {found.n_drafted} drafted, {share:.0%} of them "
+        f"accepted; seed {report.settings.seed}."
+    )
