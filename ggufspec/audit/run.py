@@ -34,7 +34,7 @@ _N_LAW_TEXTS = 8  # whose target laws are computed token by token as well
 _N_GREEDY_TEXTS = 8
 _N_RULE_POSITIONS = 8
 _N_WHOLE_TEXTS = 500  # of each kind are compared as wholes, each with each
-_ORDERS = ("likeliest by the draft", "likeliest by the target")
+_ORDERS = ("draft/target", "target")  # tokens, falling, by the ratio or by the chance
 _PLAIN, _SPECULATIVE = "none", "model"
 
 
@@ -75,9 +75,9 @@ def _read(
     for i, text in enumerate(texts, 1):
         if len(text) + settings.n_tokens > engine.n_ctx:
             raise PromptError(
-                f"prompt {i} has {len(text):,} tokens, {settings.n_tokens:,} are to be written, but "
-                f"the context has {engine.n_ctx:,}; shorten the prompt, write less (n_tokens, -n), "
-                "or load with a larger context (n_ctx, -c)"
+                f"prompt {i} has {len(text):,} tokens, {settings.n_tokens:,} are to be written, "
+                f"but the context has {engine.n_ctx:,}; shorten the prompt, write less "
+                "(n_tokens, -n), or load with a larger context (n_ctx, -c)"
             )
     return texts
 
@@ -242,13 +242,13 @@ class _Work:
         tests: list[Test] = []
         for i, order in enumerate(_ORDERS):
             columns = plain.column(i), speculative.column(i)
-            tests.append(uniform_shift(f"shift to the {order}", *columns, each))
-            tests.append(kolmogorov_smirnov(f"spread over the {order}", *columns, each))
+            tests.append(uniform_shift(f"mean shift, by {order}", *columns, each))
+            tests.append(kolmogorov_smirnov(f"KS distance, by {order}", *columns, each))
         n_texts = min(len(plain.texts), _N_WHOLE_TEXTS)
         prompts = np.tile(np.arange(n_texts) % len(self._prompts), 2)
         tests.append(
             energy(
-                "texts as wholes",
+                "energy of whole texts",
                 text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]]),
                 np.arange(2 * n_texts) >= n_texts,
                 prompts,

@@ -1,4 +1,4 @@
-"""`ggufspec audit`: is speculative text what the target alone would write? On the user's own pair."""
+"""`ggufspec audit`: is speculative text what the target alone would write? Asks a user's pair."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     "--prompts",
     "prompt_file",
     type=click.Path(path_type=Path),
-    help='Prompts: JSON lines with "prompt" or "turns", or plain text, one a paragraph (where there '
-    "are empty lines) or a line. [default: eight of our own]",
+    help='Prompts: JSON lines with "prompt" or "turns", or plain text, one a paragraph (where '
+    "there are empty lines) or a line. [default: eight of our own]",
 )
 @click.option(
     "--runs",
@@ -204,16 +204,13 @@ def _print_report(report: Report) -> None:
     rows: list[list[str]] = []
     if report.batch is not None:
         batch = report.batch
-        rows.append(
-            ["batch, from single tokens", f"{batch.median:.1g}", f"{batch.largest:.1g}"]
-            + [str(batch.n_positions), ""]
-        )
+        distances = [f"{batch.median:.1g}", f"{batch.largest:.1g}"]
+        rows.append(["batch, from single tokens", *distances, str(batch.n_positions), ""])
     if report.rule is not None:
         rule = report.rule
-        rows.append(
-            [f"rule {report.settings.verify}, from the target", f"{rule.median:.1g}"]
-            + [f"{rule.largest:.1g}", str(rule.n_positions), f"{rule.resolution:.1g}"]
-        )
+        distances = [f"{rule.median:.1g}", f"{rule.largest:.1g}"]
+        name = f"rule {report.settings.verify}, from the target"
+        rows.append([name, *distances, str(rule.n_positions), f"{rule.resolution:.1g}"])
     if rows:
         render.echo_table(
             ["Next-token laws: distance of", "median", "largest", "positions", "resolution"], rows
@@ -235,6 +232,7 @@ def _print_report(report: Report) -> None:
 def _print_sequences(report: Report) -> None:
     found = report.sequences
     assert found is not None
+    interval = f"{100 * (1 - found.alpha):.4g} % interval"
     render.echo_table(
         [
             "Sampled texts, speculative - plain",

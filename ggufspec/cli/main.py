@@ -1,6 +1,7 @@
 """The `ggufspec` command: finds its subcommands, and turns errors into messages and exit codes.
 
-Exit codes: 0 done, 1 an error that is explained on stderr (or a difference that an audit found), 2 wrong usage, 130 interrupted.
+Exit codes: 0 done, 1 an error that is explained on stderr, or a difference that an audit found,
+2 wrong usage, 130 interrupted.
 Nothing heavy is imported before a subcommand runs, so that --help is instant.
 """
 
