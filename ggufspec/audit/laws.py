@@ -14,7 +14,7 @@ from ggufspec.sampling import to_probs as native_to_probs
 
 Law = NDArray[np.float64]  # (..., n_vocab), sums to 1
 
-_N_LIKELIEST = 32  # the rows that a rule is tried on are cut to those tokens
+_N_LIKELIEST = 16  # tokens by either model: the laws that a rule is tried on are cut to them
 _N_SHIFTS = 4
 _N_POINTS = 4096  # of a lattice, shared out among the drafted tokens by their chance
 _N_POINTS_MIN = 64
@@ -24,7 +24,7 @@ _PLASTIC = np.array([0.7548776662466927, 0.5698402909980532])
 
 def to_laws(logits: Logits, sampling: Sampling) -> Law:
     """The distributions (n, n_vocab) of rows of logits, in doubles and summing to 1."""
-    laws = np.array(native_to_probs(logits, sampling), np.float64)
+    laws = np.asarray(native_to_probs(logits, sampling)).astype(np.float64)
     laws /= laws.sum(axis=1, keepdims=True)
     return laws
 
@@ -57,16 +57,26 @@ def temptation(law: Law, draft_law: Law) -> Law:
     return ratio
 
 
+def likeliest(target_law: Law, draft_law: Law) -> tuple[Law, Law]:
+    """Both laws over the tokens that are likeliest by either, in the order of the vocabulary.
+
+    A rule must be lossless for any pair of laws; this one is as lifelike, and cheap to integrate.
+    """
+    kept = np.union1d(*(np.argsort(-law)[:_N_LIKELIEST] for law in (target_law, draft_law)))
+    target, draft = target_law[kept], draft_law[kept]
+    return target / target.sum(), draft / draft.sum()
+
+
 def law_of_rule(verify: Verify, target_law: Law, draft_law: Law) -> tuple[float, float]:
     """How far a rule's law of the next token is from the target's: (distance, its resolution).
 
     One token is drafted from `draft_law` (n_vocab); the rule is asked at the points of shifted
     lattices in the square of its two coins, for each token that the draft may draw. The law that
     comes out is compared with `target_law`. The resolution is what the lattices disagree by: a
-    lossless rule has a distance of about as much. Both laws are cut to their likeliest tokens.
+    lossless rule has a distance of about as much, which grows with n_vocab: see `likeliest`.
     """
     # The rule sees float32, as it does in the loop: that is what its law is compared with.
-    draft, target = (row.astype(np.float32) for row in _likeliest(draft_law, target_law))
+    draft, target = (row.astype(np.float32) for row in (draft_law, target_law))
     rows, proposed = np.stack([target, target]), draft[None, :]
     chances = draft / draft.sum(dtype=np.float64)
     laws = np.zeros((_N_SHIFTS, len(target)))
@@ -84,12 +94,3 @@ def law_of_rule(verify: Verify, target_law: Law, draft_law: Law) -> tuple[float,
     errors = laws.std(axis=0, ddof=1) / np.sqrt(_N_SHIFTS)
     expected = target / target.sum(dtype=np.float64)
     return distance(laws.mean(axis=0), expected), float(errors.sum() / 2)
-
-
-def _likeliest(draft_law: Law, target_law: Law) -> tuple[Law, Law]:
-    """Both laws over the tokens that are likeliest by either, in the order of the vocabulary."""
-    larger = np.maximum(draft_law, target_law)
-    kept = np.sort(np.argsort(-larger, kind="stable")[:_N_LIKELIEST])
-    kept = kept[larger[kept] > 0]
-    draft, target = draft_law[kept], target_law[kept]
-    return draft / draft.sum(), target / target.sum()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ggufspec import defaults
+from ggufspec import verify as rules
 from ggufspec.audit.statistics import Test
 from ggufspec.errors import OptionError
 from ggufspec.sampling import Sampling
@@ -51,6 +52,7 @@ class Settings:
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
         self.sampling()
+        rules.rule(self.verify)
 
     def sampling(self) -> Sampling:
         """What turns logits into the laws that are compared."""
@@ -76,7 +78,7 @@ class BatchLaws:
 class RuleLaws:
     """Total variation distances of the rule's law of the next token from the target's law.
 
-    `resolution` is that of the numerical integral, at the position where the distance is largest.
+    `resolution` is that of the numerical integrals, at the position where it is coarsest.
     """
 
     n_positions: int

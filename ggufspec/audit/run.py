@@ -6,13 +6,13 @@ Knows the order of the work and what it costs; the mathematics is next door.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ggufspec import verify as rules
-from ggufspec.audit.laws import Law, distance, law_of_rule, place, temptation, to_laws
+from ggufspec.audit.laws import Law, distance, law_of_rule, likeliest, place, temptation, to_laws
 from ggufspec.audit.report import BatchLaws, Greedy, Parting, Report, RuleLaws, Sequences, Settings
 from ggufspec.audit.statistics import (
     Floats,
@@ -30,7 +30,8 @@ from ggufspec.errors import OptionError, PromptError
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, of)
 
-_N_LAW_TEXTS = 8  # whose target laws are computed token by token as well
+_N_LAW_TEXTS = 8  # whose target laws are computed token by token as well,
+_N_LAW_TOKENS = 32  # for as many of their tokens: each law takes n_vocab doubles
 _N_GREEDY_TEXTS = 8
 _N_RULE_POSITIONS = 8
 _N_WHOLE_TEXTS = 500  # of each kind are compared as wholes, each with each
@@ -156,10 +157,10 @@ class _Work:
                 (speculative, _SPECULATIVE, self._seeds[2 * i + 1]),
             ):
                 text = self._write(prompt, kind, drafter, seed)
-                found = list(self._place(prompt, text, kind, keep=i < _N_LAW_TEXTS))
-                if kind is plain and i < _N_LAW_TEXTS:
-                    batch += self._changes_by_batch(prompt, text, [law for law, _ in found])
-                    laws += found
+                n_kept = _N_LAW_TOKENS if kind is plain and i < _N_LAW_TEXTS else 0
+                found = self._place(prompt, text, kind, n_kept)
+                batch += self._changes_by_batch(prompt, text, [law for law, _ in found])
+                laws += [likeliest(*pair) for pair in found]
             self._tell("Writing texts both ways", i + 1, n_runs)
         summary = BatchLaws(len(batch), float(np.median(batch)), max(batch))
         return self._test(plain, speculative), summary, self._choose(laws)
@@ -195,9 +196,10 @@ class _Work:
         return text
 
     def _place(
-        self, prompt: list[int], text: list[int], kind: _Kind, *, keep: bool
-    ) -> Iterator[tuple[Law, Law]]:
-        """Note the places of a text's tokens; yields the laws (target's, draft's) if to `keep`."""
+        self, prompt: list[int], text: list[int], kind: _Kind, n_kept: int
+    ) -> list[tuple[Law, Law]]:
+        """Note the places of a text's tokens; returns the laws of the first (target's, draft's)."""
+        kept: list[tuple[Law, Law]] = []
         engine = self._engine
         draft_rows = engine.logits(prompt, text, whose="draft")
         tokens = iter(text)
@@ -215,14 +217,15 @@ class _Work:
                     )
                 )
                 kind.n_impossible += int(law[token] == 0)
-                if keep:
-                    yield law, draft_law
+                if len(kept) < n_kept:
+                    kept.append((law, draft_law))
+        return kept
 
     def _changes_by_batch(
         self, prompt: list[int], text: list[int], batched: list[Law]
     ) -> list[float]:
         """How far the target's laws are from those that it has token by token."""
-        rows = self._engine.logits(prompt, text, whose="target")
+        rows = self._engine.logits(prompt, text[: len(batched)], whose="target")
         return [
             distance(to_laws(row, self._sampling)[0], law)
             for row, law in zip(rows, batched, strict=True)
@@ -274,7 +277,7 @@ class _Work:
 
 
 def _judge_rule(verify: Verify, laws: list[tuple[Law, Law]]) -> RuleLaws:
-    found = [law_of_rule(verify, target, draft) for target, draft in laws]
-    largest, resolution = max(found)
-    median = float(np.median([distance for distance, _ in found]))
-    return RuleLaws(len(found), median, largest, resolution)
+    distances, resolutions = zip(
+        *(law_of_rule(verify, target, draft) for target, draft in laws), strict=True
+    )
+    return RuleLaws(len(laws), float(np.median(distances)), max(distances), max(resolutions))

@@ -100,7 +100,9 @@ def energy(
 
     `profiles` (n, n_features), `groups` (n): the prompt of each. Texts of one prompt are
     exchangeable if both kinds have one law, so the p-value is exact for any number and length of
-    texts and any distance. The effect is what exceeds the mean over permutations. Szekely and Rizzo, https://doi.org/10.1016/j.jspi.2013.03.018
+    texts and any distance.
+    The effect is what exceeds the mean over permutations.
+    Szekely and Rizzo, https://doi.org/10.1016/j.jspi.2013.03.018
     """
     _, group_of = np.unique(groups, return_inverse=True)
     means = np.zeros((group_of.max() + 1, profiles.shape[1]))

@@ -237,7 +237,7 @@ def _print_sequences(report: Report) -> None:
         [
             "Sampled texts, speculative - plain",
             "effect",
-            f"{1 - found.alpha:.4g} interval",
+            interval,
             "p (Holm)",
         ],
         [

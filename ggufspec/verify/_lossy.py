@@ -14,13 +14,13 @@ _GREED = 1.3
 
 def verify(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
     """As `rejection`, but token x stands with probability min(1, 1.3 * target(x) / draft(x))."""
-    target = np.asarray(target_probs, np.float64)
+    target = np.asarray(target_probs).astype(np.float64)
     tokens = [int(token) for token in draft.tokens]
     for i, token in enumerate(tokens):
         proposed = (
             np.eye(target.shape[1])[token]
             if draft.probs is None
-            else np.asarray(draft.probs, np.float64)[i]
+            else np.asarray(draft.probs)[i].astype(np.float64)
         )
         if coins[i] * proposed[token] >= _GREED * target[i, token]:
             residual = np.maximum(target[i] - proposed, 0)
