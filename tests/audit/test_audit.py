@@ -1,0 +1,175 @@
+"""An audit passes what is honest, and refuses what cannot be audited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec import audit as auditing
+from ggufspec import verify
+from ggufspec.audit import PROMPTS, Settings, audit
+from ggufspec.engine import Engine
+from ggufspec.errors import ClosedError, OptionError, PromptError
+
+SMALL = Settings(n_runs=6, n_tokens=12, seed=0)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    target = tiny.write_llama(folder / "target.gguf")
+    return target, tiny.write_llama(folder / "draft.gguf", n_layer=1)
+
+
+@pytest.fixture(scope="module")
+def pair(paths: tuple[Path, Path]) -> Iterator[Engine]:
+    with ggufspec.load(*paths, n_threads=1, n_draft_max=4) as made:
+        yield made
+
+
+# What is honest
+
+
+@pytest.mark.parametrize("rule", verify.names())
+def test_honest_rules_pass(rule: str, pair: Engine) -> None:
+    report = audit(pair, PROMPTS, replace(SMALL, n_runs=20, verify=rule))
+    assert report.differences == ()
+    assert report.verdict.startswith("No difference was found; a mean shift of 0.1")
+    assert report.rule is not None
+    assert report.rule.n_positions == 8
+    assert report.batch is not None
+    assert report.batch.n_positions == 8 * 12
+    sequences = report.sequences
+    assert sequences is not None
+    assert sequences.n_tokens_plain == sequences.n_tokens_speculative == 20 * 12
+    assert 0 < sequences.n_accepted < sequences.n_drafted
+    assert len(sequences.tests) == 5
+
+
+def test_texts_that_end_early_pass(pair: Engine) -> None:
+    """At this temperature all tokens are as likely, and some texts meet one that ends them."""
+    hot = replace(SMALL, n_runs=12, n_tokens=60, temperature=50, top_k=0, top_p=1, min_p=0)
+    report = audit(pair, PROMPTS, hot)
+    assert report.differences == ()
+    assert report.sequences is not None
+    assert 0 < report.sequences.n_tokens_plain < 12 * 60
+
+
+def test_the_rounds_of_a_stream_have_the_token_that_ends_it(tmp_path: Path) -> None:
+    end = 2
+    story = tiny.write_timed(tmp_path / "story.gguf", [10, 11, 12, end], n_prompt=1)
+    with ggufspec.load(story, story, n_threads=1) as made:
+        stream = made.stream([1], temperature=0)
+        for _ in stream:
+            pass
+    assert [token for turn in stream.rounds for token in turn.tokens] == [10, 11, 12, end]
+    assert stream.completion.tokens == (10, 11, 12)
+
+
+def test_the_same_seed_makes_the_same_report(pair: Engine) -> None:
+    assert audit(pair, PROMPTS, SMALL) == audit(pair, PROMPTS, SMALL)
+    fresh = audit(pair, PROMPTS, replace(SMALL, seed=None))
+    assert fresh.settings.seed is not None
+
+
+def test_at_temperature_0_only_greedy_texts_are_compared(pair: Engine) -> None:
+    report = audit(pair, PROMPTS, replace(SMALL, temperature=0))
+    assert (report.batch, report.rule, report.sequences) == (None, None, None)
+    assert report.greedy.n_texts == 6
+    assert report.verdict.endswith("6 of 6 greedy texts are the same, 0 part at near-ties.")
+
+
+def test_progress_is_told(pair: Engine) -> None:
+    heard: list[tuple[str, int, int]] = []
+    audit(pair, [[1, 5]], SMALL, progress=lambda *told: heard.append(told))
+    assert heard[0] == ("Writing at temperature 0", 1, 1)
+    assert heard[-1] == ("Writing texts both ways", 6, 6)
+
+
+# What it stands on
+
+
+def test_hidden_rules_are_reachable_and_not_listed() -> None:
+    assert "_lossy" not in verify.names()
+    assert callable(verify.rule("_lossy"))
+    with pytest.raises(OptionError, match="choose from") as raised:
+        verify.rule("telepathy")
+    assert "_lossy" not in str(raised.value)
+
+
+@pytest.mark.parametrize("writer", [tiny.write_llama, tiny.write_mamba])
+def test_logits_of_a_text_are_those_of_its_prefixes(writer: object, tmp_path: Path) -> None:
+    path = writer(tmp_path / "model.gguf")  # type: ignore[operator]
+    prompt, text = [1, 9, 8], [7, 6, 5, 9, 9]
+    with ggufspec.load(path, path, n_threads=1, n_draft_max=2) as made:
+        singles = np.concatenate(list(made.logits(prompt, text, whose="target")))
+        pieces = list(made.logits(prompt, text, whose="target", n_together=3))
+        drafts = np.concatenate(list(made.logits(prompt, text, whose="draft")))
+        assert [len(piece) for piece in pieces] == [3, 2]
+        np.testing.assert_allclose(np.concatenate(pieces), singles, atol=0.02)
+        np.testing.assert_allclose(drafts, singles, atol=0.02)
+        last = next(made.logits([*prompt, *text[:-1]], text[-1:], whose="target"))
+        np.testing.assert_allclose(last, singles[-1:], atol=0.02)
+
+
+def test_logits_that_cannot_be_had_are_refused(pair: Engine, paths: tuple[Path, Path]) -> None:
+    for how in ({"whose": "oracle"}, {"whose": "draft", "n_together": 2}):
+        with pytest.raises(OptionError):
+            next(pair.logits([1], [2], **how))  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="it is 1 to 5"):
+        next(pair.logits([1], [2], whose="target", n_together=6))
+    with ggufspec.load(paths[0], n_threads=1) as alone, pytest.raises(OptionError):
+        next(alone.logits([1], [2], whose="draft"))
+    with pytest.raises(ClosedError):
+        next(alone.logits([1], [2], whose="target"))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"n_runs": 0},
+        {"n_tokens": 1},
+        {"alpha": 0.0},
+        {"alpha": 0.5},
+        {"near_tie": -1.0},
+        {"near_tie": float("nan")},
+        {"seed": -1},
+        {"temperature": -1.0},
+        {"verify": "telepathy"},
+    ],
+    ids=str,
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(OptionError):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_prompts_that_make_no_sense_are_refused(pair: Engine) -> None:
+    for prompts, named in (
+        ([], "there are no prompts"),
+        (["a", ""], "the prompt is empty"),
+        (["a", [5] * (pair.n_ctx - 5)], "prompt 2 has"),
+    ):
+        with pytest.raises(PromptError, match=named):
+            audit(pair, prompts, SMALL)
+
+
+def test_an_audit_needs_a_draft_and_room_for_it(pair: Engine, paths: tuple[Path, Path]) -> None:
+    with ggufspec.load(paths[0], n_threads=1) as alone:
+        with pytest.raises(OptionError, match="needs a draft model"):
+            audit(alone, PROMPTS, SMALL)
+    with pytest.raises(OptionError, match="loaded for at most 4"):
+        audit(pair, PROMPTS, replace(SMALL, n_draft=5))
+
+
+def test_public_names_exist() -> None:
+    assert all(hasattr(auditing, name) for name in auditing.__all__)

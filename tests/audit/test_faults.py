@@ -1,0 +1,137 @@
+"""An audit finds planted faults, and only those, with the real loop on real models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec import demo, engine
+from ggufspec.audit import PROMPTS, Greedy, Parting, Report, Settings, audit
+from ggufspec.core import Coins, Draft, Probs, Verdict
+from ggufspec.engine import Engine
+
+SMALL = Settings(n_runs=6, n_tokens=12, seed=0)
+# The embedded pair agrees so often that faults show: 58 % of its drafts are accepted.
+LARGE = Settings(n_runs=60, n_tokens=32, seed=0, temperature=1, top_k=0, top_p=1, min_p=0)
+TIE = Parting(prompt=0, position=3, tokens=(5, 6), gap=0.01)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    target = tiny.write_llama(folder / "target.gguf")
+    return target, tiny.write_llama(folder / "draft.gguf", n_layer=1)
+
+
+@pytest.fixture(scope="module")
+def pair(paths: tuple[Path, Path]) -> Iterator[Engine]:
+    with ggufspec.load(*paths, n_threads=1, n_draft_max=4) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Engine]:
+    target, draft = demo.embedded_target(), demo.embedded_draft()
+    with ggufspec.load(target, draft, n_threads=1, n_ctx=256, n_draft_max=3) as made:
+        yield made
+
+
+def test_the_embedded_pair_passes(embedded: Engine) -> None:
+    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=30))
+    assert report.differences == ()
+
+
+def test_a_lossy_rule_is_found_by_its_law(pair: Engine) -> None:
+    report = audit(pair, PROMPTS, replace(SMALL, verify="_lossy"))
+    assert report.rule is not None
+    assert report.rule.found
+    assert "the rule's law of the next token is off by" in report.verdict
+
+
+def test_a_lossy_rule_is_found_by_its_texts(embedded: Engine) -> None:
+    """It shifts by 0.036; at 1,920 tokens of each kind 0.041 is found with 90 % power."""
+    report = audit(embedded, PROMPTS, replace(LARGE, verify="_lossy"))
+    assert report.sequences is not None
+    shift = report.sequences.tests[0]
+    assert shift in report.sequences.found
+    assert shift.effect < 0  # towards what the draft prefers
+    assert shift.high is not None
+    assert shift.high < 0
+    assert "the sampled texts differ by mean shift, by draft/target" in report.verdict
+
+
+def test_a_draft_drawn_from_another_law_is_found_by_texts(
+    embedded: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each drafted token is the median of the law that it claims to be drawn from."""
+    honest = engine.coin_streams
+
+    def median(seed: int) -> object:
+        return honest(seed)[0], lambda n: [0.5] * n
+
+    monkeypatch.setattr(engine, "coin_streams", median)
+    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=30))
+    assert report.rule is not None
+    assert not report.rule.found  # the rule is honest, if its draft is
+    assert report.sequences is not None
+    assert report.sequences.found
+
+
+def test_a_credulous_rule_is_found_at_temperature_0(
+    pair: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def credulous(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+        return Verdict(len(draft.tokens), int(np.asarray(target_probs)[-1].argmax()))
+
+    monkeypatch.setattr("ggufspec.verify.rejection.verify", credulous)
+    report = audit(pair, PROMPTS, replace(SMALL, temperature=0))
+    assert report.greedy.found
+    assert "part where there is no near-tie" in report.verdict
+
+
+def test_a_batch_that_computes_something_else_is_found(
+    pair: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = Engine.logits
+
+    def off(self: Engine, *args: Sequence[int], n_together: int = 1, **how: str) -> object:
+        for rows in honest(self, *args, n_together=n_together, **how):  # type: ignore[arg-type]
+            if n_together > 1:
+                rows[:, ::2] += 0.3
+            yield rows
+
+    monkeypatch.setattr(Engine, "logits", off)
+    report = audit(pair, PROMPTS, SMALL)
+    assert report.batch is not None
+    assert report.batch.found
+    assert "batches change the target's law" in report.verdict
+
+
+def test_a_parting_at_a_near_tie_is_no_difference() -> None:
+    same = Report(SMALL, 2, None, None, None, Greedy(2, 0.05, (TIE,)))
+    assert same.differences == ()
+    assert same.verdict.endswith("1 of 2 greedy texts are the same, 1 part at near-ties.")
+    other = replace(same, greedy=Greedy(2, 0.05, (TIE, replace(TIE, gap=0.06))))
+    assert len(other.greedy.found) == 1
+
+
+def test_the_gap_of_a_parting_is_that_of_the_logits(
+    pair: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stubborn(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+        if not draft.tokens:  # as in plain decoding
+            return Verdict(0, int(np.asarray(target_probs)[0].argmax()))
+        return Verdict(0, 7)
+
+    monkeypatch.setattr("ggufspec.verify.rejection.verify", stubborn)
+    (parting,) = audit(pair, [[1, 5]], replace(SMALL, temperature=0)).greedy.partings
+    (row,) = next(pair.logits([1, 5], [0], whose="target"))
+    assert parting.position == 0
+    assert parting.tokens == (int(row.argmax()), 7)
+    assert parting.gap == pytest.approx(float(row.max() - row[7]), abs=1e-3)
