@@ -164,9 +164,9 @@ def test_prompts_that_make_no_sense_are_refused(pair: Engine) -> None:
 
 
 def test_an_audit_needs_a_draft_and_room_for_it(pair: Engine, paths: tuple[Path, Path]) -> None:
-    with ggufspec.load(paths[0], n_threads=1) as alone:
-        with pytest.raises(OptionError, match="needs a draft model"):
-            audit(alone, PROMPTS, SMALL)
+    alone = ggufspec.load(paths[0], n_threads=1)
+    with alone, pytest.raises(OptionError, match="needs a draft model"):
+        audit(alone, PROMPTS, SMALL)
     with pytest.raises(OptionError, match="loaded for at most 4"):
         audit(pair, PROMPTS, replace(SMALL, n_draft=5))
 

@@ -1,0 +1,177 @@
+"""`ggufspec audit`: a report on stdout, the verdict in the exit code, help for bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Command = Callable[..., Any]
+
+SAME, DIFFERENT, ERROR, USAGE, INTERRUPTED = 0, 1, 1, 2, 130
+QUICK = ("--runs", "6", "-n", "10", "--seed", "0")
+INTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from ggufspec.cli.main import main; main()"
+)
+
+
+@pytest.fixture
+def audit(command: Command, target: Path, draft: Path) -> Command:
+    pair = ("-m", target, "-md", draft, "-t", "1")
+    return lambda *args, **how: command("audit", *pair, *QUICK, *args, **how)
+
+
+def test_no_difference_is_exit_code_0_and_a_report(audit: Command) -> None:
+    result = audit()
+    assert (result.code, result.err) == (SAME, "")
+    for part in (
+        "batch, from single tokens",
+        "rule rejection, from the target",
+        "mean shift, by draft/target",
+        "energy of whole texts",
+        "99 % interval",
+        "6 texts of each kind, 60 and 60 tokens;",
+        "Temperature 0: 8 of 8 texts are the same.",
+    ):
+        assert part in result.out
+    assert result.out.splitlines()[-1].startswith("No difference was found; a mean shift of 0.2")
+
+
+def test_a_difference_is_exit_code_1_and_says_which(audit: Command) -> None:
+    result = audit("--verify", "_lossy")
+    assert (result.code, result.err) == (DIFFERENT, "")
+    assert result.out.splitlines()[-1].startswith("A difference was found: the rule's law")
+
+
+def test_at_temperature_0(audit: Command) -> None:
+    result = audit("--temp", "0")
+    assert result.code == SAME
+    assert result.out.splitlines()[-1].endswith(
+        "6 of 6 greedy texts are the same, 0 part at near-ties."
+    )
+    assert "Sampled texts" not in result.out
+
+
+def test_the_document(audit: Command, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "hello"}\n{"turns": ["world", "again"]}\n')
+    result = audit("--json", "--prompts", prompts, "--alpha", "0.05")
+    document = result.document
+    assert (result.code, result.err) == (SAME, "")
+    assert document["n_prompts"] == 2
+    assert document["differences"] == []
+    assert document["verdict"].startswith("No difference was found")
+    assert len(document["sequences"]["tests"]) == 5
+    assert {"name", "effect", "low", "high", "p", "p_holm"} == set(
+        document["sequences"]["tests"][0]
+    )
+    assert document["settings"]["seed"] == 0
+    assert document["settings"]["prompts"] == str(prompts)
+    assert document["settings"]["alpha"] == document["sequences"]["alpha"] == 0.05
+    assert document["greedy"] == {"n_texts": 2, "near_tie": 0.05, "partings": []}
+    assert "ggufspec" in document["versions"]
+    assert json.loads(audit("--json", "--prompts", prompts, "--alpha", "0.05").out) == document
+
+
+def test_the_seed_is_told_where_none_was_given(command: Command, target: Path, draft: Path) -> None:
+    result = command(
+        "audit", "-m", target, "-md", draft, "-t", "1", "--runs", "1", "-n", "4", "--json"
+    )
+    assert isinstance(result.document["settings"]["seed"], int)
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "has no prompts: it is empty"),
+        (b"\xff\xfe\x00", "not UTF-8: byte 0 is 0xff"),
+        (b"GGUF\x03\x00\x00\x00", "zero bytes"),
+        (b'{"prompt": "a"}\n{"promt": "b"}', "has no prompt but 'promt'"),
+        (b"a word " * 3000, "shorten"),
+    ],
+)
+def test_prompts_that_cannot_be_used(
+    content: bytes | None, named: str, audit: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "prompts.txt"
+    if content is not None:
+        path.write_bytes(content)
+    result = audit("--prompts", path, "-c", "256")
+    assert (result.code, result.out) == (ERROR, "")
+    assert named in result.err
+    assert "Traceback" not in result.err
+
+
+def test_prompts_that_are_a_folder(audit: Command, tmp_path: Path) -> None:
+    result = audit("--prompts", tmp_path)
+    assert (result.code, result.out) == (ERROR, "")
+    assert "Is a directory" in result.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--runs", "0"), "--runs"),
+        (("-n", "1"), "-n"),
+        (("--alpha", "0"), "--alpha"),
+        (("--alpha", "0.5"), "--alpha"),
+        (("--near-tie", "-1"), "--near-tie"),
+        (("--near-tie", "nan"), "near_tie is nan"),
+        (("--temp", "-1"), "--temp"),
+        (("--draft-n", "0"), "--draft-n"),
+        (("--verify", "telepathy"), "choose from"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_used(
+    arguments: tuple[str, ...], named: str, audit: Command
+) -> None:
+    result = audit(*arguments)
+    assert (result.code, result.out) == (USAGE, "")
+    assert named in result.err
+
+
+def test_an_audit_needs_a_draft(command: Command, target: Path) -> None:
+    result = command("audit", "-m", target)
+    assert (result.code, result.out) == (USAGE, "")
+    assert "--draft" in result.err
+
+
+def test_a_draft_that_is_not_there(command: Command, target: Path) -> None:
+    result = command("audit", "-m", target, "-md", target.with_name("none.gguf"))
+    assert (result.code, result.out) == (ERROR, "")
+    assert "there is no file" in result.err
+
+
+def test_ctrl_c_ends_it_without_a_trace(target: Path, draft: Path) -> None:
+    arguments = ["audit", "-m", target, "-md", draft, "-t", "1", "-v", "--runs", "100000"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    try:
+        assert process.stderr is not None
+        n_contexts = 0
+        while n_contexts < 2:
+            line = process.stderr.readline()
+            assert line, "it ended by itself"
+            n_contexts += b"sched_reserve: reserve took" in line
+        time.sleep(0.7)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (INTERRUPTED, b"")
+    assert b"Traceback" not in err
+    assert err.splitlines()[-1] == b"ggufspec: interrupted"
