@@ -190,6 +190,10 @@ class Report:
                 f"No difference was found: {self.greedy.n_texts - n_tied} of "
                 f"{self.greedy.n_texts} greedy texts are the same, {n_tied} part at near-ties."
             )
+        if not self.sequences.n_drafted:
+            return (
+                "Nothing was drafted, so nothing was tested: every text ended at its first token."
+            )
         return (
             "No difference was found; a mean shift of "
             f"{self.sequences.smallest_shift:.3f} would have been, with 90 % power."

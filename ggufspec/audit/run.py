@@ -24,7 +24,6 @@ from ggufspec.audit.statistics import (
     text_profiles,
     uniform_shift,
 )
-from ggufspec.core import Verify
 from ggufspec.engine import Engine
 from ggufspec.errors import OptionError, PromptError
 
@@ -37,6 +36,7 @@ _N_RULE_POSITIONS = 8
 _N_WHOLE_TEXTS = 500  # of each kind are compared as wholes, each with each
 _ORDERS = ("draft/target", "target")  # tokens, falling, by the ratio or by the chance
 _PLAIN, _SPECULATIVE = "none", "model"
+_PLAIN_RULE = "match"  # draws from the target: plain decoding owes nothing to the rule on trial
 
 
 def audit(
@@ -57,13 +57,12 @@ def audit(
         settings = replace(settings, seed=secrets.randbits(32))
     if engine.draft is None:
         raise OptionError("an audit needs a draft model; load the engine with draft= (--draft)")
-    verify = rules.rule(settings.verify)
     work = _Work(engine, _read(engine, prompts, settings), settings, progress)
     greedy = work.greedy()
     if settings.temperature == 0:
         return Report(settings, len(prompts), None, None, None, greedy)
     sequences, batch, laws = work.sequences()
-    return Report(settings, len(prompts), batch, _judge_rule(verify, laws), sequences, greedy)
+    return Report(settings, len(prompts), batch, work.rule(laws), sequences, greedy)
 
 
 def _read(
@@ -165,6 +164,17 @@ class _Work:
         summary = BatchLaws(len(batch), float(np.median(batch)), max(batch))
         return self._test(plain, speculative), summary, self._choose(laws)
 
+    def rule(self, laws: list[tuple[Law, Law]]) -> RuleLaws:
+        """Integrate the rule on trial over coins and drafted tokens, for each pair of laws."""
+        verify = rules.rule(self._settings.verify)
+        distances, resolutions = [], []
+        for i, (target_law, draft_law) in enumerate(laws, 1):
+            found, resolution = law_of_rule(verify, target_law, draft_law)
+            distances.append(found)
+            resolutions.append(resolution)
+            self._tell("Trying the rule", i, len(laws))
+        return RuleLaws(len(laws), float(np.median(distances)), max(distances), max(resolutions))
+
     def _write(
         self,
         prompt: list[int],
@@ -185,7 +195,7 @@ class _Work:
             min_p=settings.min_p,
             seed=seed,
             drafter=drafter,
-            verify=settings.verify,
+            verify=_PLAIN_RULE if drafter == _PLAIN else settings.verify,
         )
         for _ in stream:
             pass
@@ -274,10 +284,3 @@ class _Work:
     def _tell(self, what: str, done: int, of: int) -> None:
         if self._progress is not None:
             self._progress(what, done, of)
-
-
-def _judge_rule(verify: Verify, laws: list[tuple[Law, Law]]) -> RuleLaws:
-    distances, resolutions = zip(
-        *(law_of_rule(verify, target, draft) for target, draft in laws), strict=True
-    )
-    return RuleLaws(len(laws), float(np.median(distances)), max(distances), max(resolutions))

@@ -256,3 +256,9 @@ def _print_sequences(report: Report) -> None:
         f"{found.n_tokens_speculative} tokens; {found.n_drafted} drafted, {share:.0%} of them "
         f"accepted; seed {report.settings.seed}."
     )
+    if any(found.n_impossible):
+        plain, speculative = found.n_impossible
+        click.echo(
+            f"{plain} plain and {speculative} speculative tokens have no chance by the target's "
+            "law in batches; rounding at the edge of a truncation makes a few."
+        )

@@ -11,7 +11,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec import demo, engine
+from ggufspec import demo, engine, verify
 from ggufspec.audit import PROMPTS, Greedy, Parting, Report, Settings, audit
 from ggufspec.core import Coins, Draft, Probs, Verdict
 from ggufspec.engine import Engine
@@ -79,6 +79,23 @@ def test_a_draft_drawn_from_another_law_is_found_by_texts(
     report = audit(embedded, PROMPTS, replace(LARGE, n_runs=30))
     assert report.rule is not None
     assert not report.rule.found  # the rule is honest, if its draft is
+    assert report.sequences is not None
+    assert report.sequences.found
+
+
+def test_plain_texts_owe_nothing_to_the_rule_on_trial(
+    pair: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rule that draws wrongly even where nothing was drafted."""
+    honest = verify.rule("match")
+
+    def skewed(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+        return honest(draft, target_probs, [coin**1.5 for coin in coins])
+
+    monkeypatch.setattr("ggufspec.verify.rejection.verify", skewed)
+    report = audit(pair, PROMPTS, replace(SMALL, n_runs=30))
+    assert report.rule is not None
+    assert report.rule.found
     assert report.sequences is not None
     assert report.sequences.found
 
