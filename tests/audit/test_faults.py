@@ -86,13 +86,14 @@ def test_a_draft_drawn_from_another_law_is_found_by_texts(
 def test_plain_texts_owe_nothing_to_the_rule_on_trial(
     pair: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rule that draws wrongly even where nothing was drafted."""
+    """A rule that prefers what is likely, even where nothing was drafted."""
     honest = verify.rule("match")
 
-    def skewed(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
-        return honest(draft, target_probs, [coin**1.5 for coin in coins])
+    def sharpened(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+        rows = np.asarray(target_probs) ** 2
+        return honest(draft, rows / rows.sum(axis=1, keepdims=True), coins)
 
-    monkeypatch.setattr("ggufspec.verify.rejection.verify", skewed)
+    monkeypatch.setattr("ggufspec.verify.rejection.verify", sharpened)
     report = audit(pair, PROMPTS, replace(SMALL, n_runs=30))
     assert report.rule is not None
     assert report.rule.found
