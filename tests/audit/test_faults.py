@@ -18,7 +18,7 @@ from ggufspec.engine import Engine
 
 SMALL = Settings(n_runs=6, n_tokens=12, seed=0)
 # The embedded pair agrees so often that faults show: 58 % of its drafts are accepted.
-LARGE = Settings(n_runs=60, n_tokens=32, seed=0, temperature=1, top_k=0, top_p=1, min_p=0)
+LARGE = Settings(n_runs=40, n_tokens=32, seed=0, temperature=1, top_k=0, top_p=1, min_p=0)
 TIE = Parting(prompt=0, position=3, tokens=(5, 6), gap=0.01)
 
 
@@ -54,8 +54,11 @@ def test_a_lossy_rule_is_found_by_its_law(pair: Engine) -> None:
     assert "the rule's law of the next token is off by" in report.verdict
 
 
-def test_a_lossy_rule_is_found_by_its_texts(embedded: Engine) -> None:
-    """It shifts by 0.036; at 1,920 tokens of each kind 0.041 is found with 90 % power."""
+def test_a_lossy_rule_is_found_by_its_texts(
+    embedded: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accepting twice as often shifts by about 0.08; 0.050 is found with 90 % power here."""
+    monkeypatch.setattr("ggufspec.verify._lossy._GREED", 2.0)
     report = audit(embedded, PROMPTS, replace(LARGE, verify="_lossy"))
     assert report.sequences is not None
     shift = report.sequences.tests[0]
