@@ -71,6 +71,7 @@ class BatchLaws:
 
     @property
     def found(self) -> bool:
+        """Whether batches do more than round differently."""
         return self.median > LAW_TOLERANCE
 
 
@@ -88,6 +89,7 @@ class RuleLaws:
 
     @property
     def found(self) -> bool:
+        """Whether the rule is further off than its integral can be."""
         return self.largest > 3 * self.resolution + RULE_TOLERANCE
 
 
