@@ -9,7 +9,7 @@ import math
 import secrets
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,9 +23,10 @@ from typing_extensions import Unpack
 from ggufspec import defaults
 from ggufspec import draft as drafters
 from ggufspec import verify as rules
-from ggufspec.core import Coins, Logits, Round
+from ggufspec.core import Coins, Drafter, Logits, Round
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.grammar import Grammar, gbnf_of_schema
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab, check_same, check_tokens
@@ -49,6 +50,8 @@ class GenerateOptions(SamplingOptions, total=False):
     n_draft: int  # the most tokens that a round drafts
     draft_temperature: float | str  # "auto": learned, so that most is accepted; 0: greedy
     dry_sequence_breakers: Sequence[str]  # texts over which DRY sees no repetition
+    grammar: str | None  # GBNF, whose rule `root` is the whole text
+    json_schema: str | Mapping[str, object] | None  # the text is JSON that it accepts
     seed: int | None  # None: a fresh one
     stop: str | Sequence[str]  # texts that end the generation, and are no part of it
     ignore_eos: bool  # forbid the tokens that end a text
@@ -65,6 +68,8 @@ class Request:
     n_draft: int = defaults.N_DRAFT
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
     dry_sequence_breakers: Sequence[str] = defaults.DRY_SEQUENCE_BREAKERS
+    grammar: str | None = None
+    json_schema: str | Mapping[str, object] | None = None
     seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
@@ -87,6 +92,13 @@ class Request:
             raise OptionError(
                 f"n_draft is {self.n_draft}; it must be at least 1. "
                 "To decode without a draft, choose the drafter 'none'"
+            )
+        if self.grammar is not None and self.json_schema is not None:
+            raise OptionError("there are a grammar and a JSON schema; give one of them")
+        if self.ignore_eos and (self.grammar is not None or self.json_schema is not None):
+            raise OptionError(
+                "ignore_eos forbids the tokens that end a text, but under a grammar (or JSON "
+                "schema) it is the grammar that ends it; leave one of them out"
             )
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
@@ -227,11 +239,13 @@ class Engine:
         request = Request.of(options)
         seed = secrets.randbits(32) if request.seed is None else request.seed
         end_tokens = self.vocab.stop_tokens
+        drafter, rounds = self._loop(tokens, request, seed)
         return Stream(
             Work(
                 read=lambda: self._read(tokens[:-1], request),
-                rounds=self._rounds(tokens, request, seed),
+                rounds=rounds,
                 decode_seconds=self._decode_seconds,
+                notes=getattr(drafter, "notes", dict),
                 turn=self._lock,
             ),
             n_prompt=len(tokens),
@@ -308,6 +322,10 @@ class Engine:
                 rows = session.score(tokens[:start], ahead).copy()
             yield rows
 
+    def sampling(self, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> Sampling:
+        """What turns logits into distributions when `prompt` is continued with these options."""
+        return self._sampling(prompt, Request.of(options))
+
     @property
     def vocab(self) -> Vocab:
         """The vocabulary that target and draft share. Raises ClosedError."""
@@ -342,10 +360,10 @@ class Engine:
             self._draft_session.feed(tokens, progress and partial(progress, "draft"))
         return self._target_session.feed(tokens, progress and partial(progress, "target"))
 
-    def _rounds(
+    def _loop(
         self, tokens: list[int], request: Request, seed: int
-    ) -> Callable[[], Iterator[Round]]:
-        """The loop of one request, ready to start."""
+    ) -> tuple[Drafter, Callable[[], Iterator[Round]]]:
+        """The drafter and the loop of one request, ready to start."""
         if request.n_draft > self.n_draft_max and self._draft_session:
             raise OptionError(
                 f"n_draft is {request.n_draft}, but this engine was loaded for at most "
@@ -353,7 +371,7 @@ class Engine:
                 f"(at most {defaults.N_DRAFT_LIMIT})"
             )
         end_tokens = self.vocab.stop_tokens
-        sampling = self._sampling(request)
+        sampling = self._sampling(tokens, request)
         stop_tokens = frozenset() if request.ignore_eos else end_tokens
         verify_coins, draft_coins = coin_streams(seed)
         materials = drafters.Materials(
@@ -361,15 +379,16 @@ class Engine:
             draft_coins,
             stop_tokens,
             self._draft_session,
-            draft_temperature=request.draft_temperature,
+            draft_temperature=_draft_temperature(request),
             n_draft_max=request.n_draft,
         )
         n_most = self.n_ctx if request.max_tokens is None else request.max_tokens
-        return partial(
+        drafter = drafters.make(self._drafter_name(request), materials)
+        return drafter, partial(
             speculate,
             array("i", tokens),
             target=self._target_session,
-            drafter=drafters.make(self._drafter_name(request), materials),
+            drafter=drafter,
             verify=rules.rule(request.verify),
             sampling=sampling,
             coins=verify_coins,
@@ -378,8 +397,8 @@ class Engine:
             stop_tokens=stop_tokens,
         )
 
-    def _sampling(self, request: Request) -> Sampling:
-        """The sampling of a request, with what only the vocabulary knows."""
+    def _sampling(self, tokens: Sequence[int], request: Request) -> Sampling:
+        """The sampling of a request behind a prompt, with what only the vocabulary knows."""
         sampling = request.sampling
         for token in sampling.logit_bias:
             if not 0 <= token < self.vocab.n_tokens:
@@ -392,10 +411,33 @@ class Engine:
         if sampling.dry_multiplier > 0:
             breakers = self.vocab.sequence_breakers(tuple(request.dry_sequence_breakers))
             sampling = replace(sampling, dry_breakers=breakers)
-        return sampling
+        gbnf = request.grammar
+        if request.json_schema is not None:
+            gbnf = gbnf_of_schema(request.json_schema)
+        if gbnf is None:
+            return sampling
+        if not self.vocab.stop_tokens:
+            raise OptionError(
+                "this vocabulary has no token that ends a text, so that none could be complete by "
+                "a grammar; use a model that has one"
+            )
+        grammar = Grammar(self.vocab, gbnf)
+        grammar.begin(len(tokens))
+        if not grammar.names_tokens:
+            # They show nothing, so nothing that a grammar asks for is written by them.
+            silent = dict.fromkeys(self.vocab.control_tokens, -math.inf)
+            sampling = replace(sampling, logit_bias={**silent, **sampling.logit_bias})
+        return replace(sampling, grammar=grammar.native)
 
     def _decode_seconds(self) -> float:
         return self.target.decode_seconds + (self.draft.decode_seconds if self.draft else 0.0)
+
+
+def _draft_temperature(request: Request) -> float | str:
+    """By the rule `match`, a token stands as often as the target draws it: guess the likeliest."""
+    if request.draft_temperature == "auto" and request.verify == "match":
+        return 0.0
+    return request.draft_temperature
 
 
 def coin_streams(seed: int) -> tuple[Callable[[int], Coins], Callable[[int], Coins]]:

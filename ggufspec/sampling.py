@@ -49,8 +49,9 @@ class SamplingOptions(TypedDict, total=False):
 class Sampling:
     """What turns logits into a distribution; defaults, order and meaning are llama.cpp's.
 
-    `logit_bias` comes first, then `samplers` in their order. The penalties (repeat, frequency,
-    presence) and DRY look at the text before each position, drafted tokens among it.
+    The grammar comes first, then `logit_bias`, then `samplers` in their order. The penalties
+    (repeat, frequency, presence) and DRY look at the text before each position, drafted tokens
+    among it.
     Temperature 0 is a one-hot distribution at the largest logit.
 
     Raises OptionError for values outside their range, and for samplers that are no distribution.
@@ -75,6 +76,8 @@ class Sampling:
     samplers: Sequence[str] = defaults.SAMPLERS
     # Each sequence breaker of DRY as a token and those that have to follow it: see llama.vocab.
     dry_breakers: Sequence[tuple[int, Sequence[int]]] = ()
+    # What may follow a text at all: see llama.grammar. Asked before everything else.
+    grammar: _native.Grammar | None = None
 
     def __post_init__(self) -> None:
         most = 2**31 - 1
@@ -169,9 +172,9 @@ def to_probs(
     """
     rows = Rows(len(logits), logits.shape[1]) if out is None else out
     try:
-        rows.fill(logits, sampling.native, token_array(tokens), draft)  # type: ignore[arg-type]
+        rows.fill(logits, sampling.native, token_array(tokens), draft, sampling.grammar)  # type: ignore[arg-type]
     except ValueError as error:
-        raise _unusable(error) from error
+        raise unusable(str(error), sampling) from error
     return rows
 
 
@@ -181,9 +184,9 @@ def append_probs(rows: Rows, logits: Logits, sampling: Sampling, tokens: Sequenc
     Raises DecodeError as to_probs does.
     """
     try:
-        rows.append(logits, sampling.native, token_array(tokens))  # type: ignore[arg-type]
+        rows.append(logits, sampling.native, token_array(tokens), sampling.grammar)  # type: ignore[arg-type]
     except ValueError as error:
-        raise _unusable(error) from error
+        raise unusable(str(error), sampling) from error
 
 
 def as_rows(probs: Probs) -> Rows:
@@ -211,8 +214,14 @@ def expected_lengths(
     )
 
 
-def _unusable(error: ValueError) -> DecodeError:
+def unusable(complaint: str, sampling: Sampling) -> DecodeError:
+    """The error for rows that no token can be drawn from."""
+    if sampling.grammar is not None:
+        return DecodeError(
+            f"the text cannot go on ({complaint}): the grammar wants what no token of this "
+            "vocabulary can write, or what logit_bias bans; change the grammar"
+        )
     return DecodeError(
-        f"the model's output cannot be sampled ({error}); "
+        f"the model's output cannot be sampled ({complaint}); "
         "the file may be damaged, or its type unsupported on this device"
     )

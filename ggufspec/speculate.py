@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, MutableSequence
 from time import perf_counter
 
 from ggufspec.core import Coins, Drafter, Round, Session, Verify
-from ggufspec.sampling import Rows, Sampling, to_probs
+from ggufspec.sampling import Rows, Sampling, to_probs, unusable
 
 
 def speculate(
@@ -42,6 +42,8 @@ def speculate(
             rows = Rows(n_draft + 1, logits.shape[1])
         probs = to_probs(logits, sampling, tokens, draft.tokens, out=rows)
         verdict = verify(draft, probs, coins(len(logits)))
+        if verdict.next_token < 0:
+            raise unusable("a drafted token has led to where the grammar allows none", sampling)
         drafter.observe(draft, probs, verdict)
         added = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
         stops = [i for i, token in enumerate(added) if token in stop_tokens]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ggufspec.core import Round
@@ -41,6 +41,7 @@ class Stats:
     drafted_by_position: tuple[int, ...]
     accepted_by_position: tuple[int, ...]
     seconds: Seconds
+    notes: Mapping[str, float]  # what the drafter tells of itself, such as draft_temperature
 
     @property
     def tokens_per_second(self) -> float:
@@ -72,6 +73,7 @@ def summarize(
     prompt_seconds: float,
     generation_seconds: float,
     decode_seconds: float,
+    notes: Mapping[str, float] | None = None,
 ) -> Stats:
     """Add up the rounds of one generation."""
     draft = sum(turn.draft_seconds for turn in rounds)
@@ -95,6 +97,7 @@ def summarize(
             other=max(generation_seconds - draft - target - verify, 0.0),
             decode=decode_seconds,
         ),
+        notes=notes or {},
     )
 
 

@@ -5,7 +5,7 @@ Knows tokens and text; neither how the rounds are made, nor who reads the chunks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
@@ -47,12 +47,14 @@ class Completion:
 class Work:
     """What a stream runs on. `read` reads the prompt and returns how much of it was known;
 
-    `decode_seconds` is the time spent inside llama_decode up to now; `turn` is held for each step.
+    `decode_seconds` is the time spent inside llama_decode up to now; `notes` are what the drafter
+    tells of itself; `turn` is held for each step.
     """
 
     read: Callable[[], int]
     rounds: Callable[[], Iterator[Round]]
     decode_seconds: Callable[[], float]
+    notes: Callable[[], Mapping[str, float]]
     turn: AbstractContextManager[object]
 
 
@@ -98,6 +100,7 @@ class Stream(Iterator[Chunk]):
             prompt_seconds=self._prompt_seconds,
             generation_seconds=self._ended_at - self._started_at,
             decode_seconds=self._decode_seconds,
+            notes=self._work.notes(),
         )
         return Completion("".join(self._text), tuple(self._tokens), self.finish_reason, stats)
 

@@ -1,12 +1,14 @@
 // Types, shapes and the GIL. No arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -28,8 +30,15 @@ using Tokens = std::vector<int32_t>;
 using Coins = std::vector<double>;
 using Verdict = std::pair<int32_t, int32_t>;
 
-void require(bool holds, const std::string & message) {
-    if (!holds) throw nb::value_error(message.c_str());
+void require(bool holds, const char * message) {
+    if (!holds) throw nb::value_error(message);
+}
+
+void require_tokens(const int32_t * tokens, size_t n, size_t n_vocab) {
+    for (size_t i = 0; i < n; i++) {
+        if (tokens[i] >= 0 && static_cast<size_t>(tokens[i]) < n_vocab) continue;
+        throw nb::value_error(("token " + std::to_string(tokens[i]) + " is outside the vocabulary").c_str());
+    }
 }
 
 const std::unordered_map<std::string, ggufspec::Sampler> kSamplers{
@@ -48,7 +57,7 @@ void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & s
     ggufspec::Sampling made;
     for (const std::string & name : samplers) {
         const auto found = kSamplers.find(name);
-        require(found != kSamplers.end(), "Sampling: there is no sampler " + name);
+        require(found != kSamplers.end(), "Sampling: an unknown sampler");
         made.order.push_back(found->second);
     }
     made.temperature = temperature;
@@ -79,25 +88,28 @@ struct Rows {
     Rows(size_t n_most, size_t n_vocab) : rows(n_most), n_vocab(n_vocab) { require(n_vocab > 0, "Rows: a row has no tokens"); }
 
     const ggufspec::Row & at(size_t i) const {
-        require(i < n, "Rows: there is no row " + std::to_string(i));
+        require(i < n, "Rows: there is no row of that number");
         return rows[i];
     }
 
     // The distributions after `text`, then after each token of `draft`; `keep`: of logits that will not stay.
-    void add(const ConstMatrix & from, const ggufspec::Sampling & sampling, const TokenRow & text, const Tokens & draft, bool keep) {
+    void add(const ConstMatrix & from, const ggufspec::Sampling & sampling, const TokenRow & text, const Tokens & draft,
+             ggufspec::Grammar * grammar, bool keep) {
         const size_t n_new = from.shape(0);
         require(from.shape(1) == n_vocab, "to_probs: logits and rows differ in shape");
         require(n + n_new <= rows.size(), "to_probs: more rows than there is room for, in shape");
         require(n_new <= draft.size() + 1, "to_probs: more rows than drafted tokens and one");
-        for (const auto & [token, bias] : sampling.logit_bias) {
-            require(token >= 0 && static_cast<size_t>(token) < n_vocab,
-                    "to_probs: bias for token " + std::to_string(token) + ", outside the vocabulary");
+        for (const auto & [token, bias] : sampling.logit_bias) require_tokens(&token, 1, n_vocab);
+        if (grammar) {
+            require(text.shape(0) >= grammar->n_start() && n_vocab == grammar->n_vocab(), "to_probs: the grammar is of another text");
+            require_tokens(text.data(), text.shape(0), n_vocab);
         }
+        require_tokens(draft.data(), draft.size(), n_vocab);
         size_t bad_row = n_new;
         {
             nb::gil_scoped_release release;
             const size_t n_text = text.shape(0);
-            const int64_t window = sampling.window();
+            const int64_t window = grammar ? -1 : sampling.window();
             const size_t n_seen = window < 0 ? n_text : std::min<size_t>(window, n_text);
             thread_local Tokens seen;
             if (window != 0) {
@@ -106,10 +118,13 @@ struct Rows {
             }
             for (size_t i = 0; i < n_new && bad_row == n_new; i++) {
                 const ggufspec::Text before{seen.data(), window != 0 ? n_seen + i : 0};
-                if (!rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, keep)) bad_row = i;
+                if (rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, grammar, keep)) continue;
+                // Behind a drafted token that leads nowhere, nothing can be drawn: a matter for who accepts it.
+                if (grammar && i > 0) rows[n + i] = ggufspec::Row::certain(-1);
+                else bad_row = i;
             }
         }
-        require(bad_row == n_new, "to_probs: row " + std::to_string(bad_row) + " has no finite logit to draw from");
+        require(bad_row == n_new, grammar ? "a row has no token that the grammar allows" : "a row has no finite logit to draw from");
         n += n_new;
     }
 
@@ -135,9 +150,7 @@ ggufspec::Judged judged(const Tokens & tokens, const Rows * draft, const Rows & 
     require(coins.size() == n_draft + 1, "verify: needs n_draft + 1 coins");
     require(!draft || (draft->n == n_draft && draft->n_vocab == target.n_vocab),
             "verify: draft.probs needs n_draft rows, as wide as the target's");
-    for (int32_t token : tokens) {
-        require(token >= 0 && static_cast<size_t>(token) < target.n_vocab, "verify: a drafted token is outside the vocabulary");
-    }
+    require_tokens(tokens.data(), n_draft, target.n_vocab);
     return {tokens.data(), draft ? draft->rows.data() : nullptr, target.rows.data(), coins.data(), n_draft};
 }
 
@@ -203,12 +216,7 @@ void make_grammar(ggufspec::Grammar * self, uintptr_t start, uintptr_t vocab, si
 
 std::optional<std::vector<bool>> allowed(ggufspec::Grammar & self, TokenRow tokens, TokenRow candidates) {
     require(tokens.shape(0) >= self.n_start(), "allowed: the text ends before its start");
-    for (const TokenRow & row : {tokens, candidates}) {
-        for (size_t i = 0; i < row.shape(0); i++) {
-            require(row.data()[i] >= 0 && static_cast<size_t>(row.data()[i]) < self.n_vocab(),
-                    "allowed: token " + std::to_string(row.data()[i]) + " is outside the vocabulary");
-        }
-    }
+    for (const TokenRow & row : {tokens, candidates}) require_tokens(row.data(), row.shape(0), self.n_vocab());
     std::vector<ggufspec::Candidate> asked(candidates.shape(0));
     for (size_t i = 0; i < asked.size(); i++) asked[i] = {candidates.data()[i], 0.0f, 0.0f};
     if (!self.apply(tokens.data(), tokens.shape(0), asked.data(), asked.size())) return std::nullopt;
@@ -235,20 +243,21 @@ NB_MODULE(_native, m) {
         .def(nb::init<size_t, size_t>(), "n_most"_a, "n_vocab"_a)
         .def(
             "fill",
-            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const Tokens & draft) {
+            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const Tokens & draft,
+               ggufspec::Grammar * grammar) {
                 self.n = 0;
                 self.logits = logits;
-                self.add(logits, sampling, tokens, draft, false);
+                self.add(logits, sampling, tokens, draft, grammar, false);
             },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a,
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "grammar"_a.none(),
             "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
             "The logits are read where they lie, then and later: the rows are valid as long as they are.")
         .def(
             "append",
-            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens) {
-                self.add(logits, sampling, tokens, {}, true);
+            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, ggufspec::Grammar * grammar) {
+                self.add(logits, sampling, tokens, {}, grammar, true);
             },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(),
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "grammar"_a.none(),
             "Add the distribution of logits (1, n_vocab) after tokens; the logits may change afterwards.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def("clear", [](Rows & self) { self.n = 0; }, "Forget all rows.")
@@ -256,8 +265,11 @@ NB_MODULE(_native, m) {
         .def(
             "__array__", [](const Rows & self, nb::object, nb::object) { return dense(self); }, "dtype"_a = nb::none(),
             "copy"_a = nb::none(), "All probabilities (n, n_vocab).")
+        .def(
+            "overlap", [](const Rows & self, size_t i, const Rows & draft, size_t j) { return self.at(i).overlap(1.0f, draft.at(j)); },
+            "i"_a, "draft"_a, "j"_a, "The chance that a token from row j of a draft stands before row i of its target.")
         .def("pick", [](const Rows & self, size_t i, double coin) { return self.at(i).pick(coin); }, "i"_a, "coin"_a,
-             "Draw a token from row i with a uniform coin in [0, 1).");
+             "Draw a token from row i with a uniform coin in [0, 1); -1 where a grammar lets nothing follow.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as what lies there is.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "coins"_a,

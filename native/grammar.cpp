@@ -22,7 +22,7 @@ Grammar::Grammar(GrammarFunctions functions, void * start, const void * vocab, s
 bool Grammar::apply(const int32_t * tokens, size_t n_tokens, Candidate * candidates, size_t n_candidates) {
     const void * state = state_after(tokens + n_start_, n_tokens - n_start_);
     if (!state) return false;
-    Candidates all{candidates, n_candidates, -1, false};
+    CandidateArray all{candidates, n_candidates, -1, false};
     functions_.apply(state, &all);
     return true;
 }
@@ -75,7 +75,7 @@ bool Grammar::extend(int32_t token, bool keep) {
 
 bool Grammar::allows(int32_t token) const {
     Candidate candidate{token, 0.0f, 0.0f};
-    Candidates one{&candidate, 1, -1, false};
+    CandidateArray one{&candidate, 1, -1, false};
     functions_.apply(states_.back().get(), &one);
     return !std::isinf(candidate.logit);
 }

@@ -9,16 +9,11 @@
 #include <memory>
 #include <vector>
 
+#include "chain.h"
+
 namespace ggufspec {
 
-// llama_token_data and llama_token_data_array of llama.h; Python compares them with llama-cpp-python's.
-struct Candidate {
-    int32_t token;
-    float logit;
-    float prob;
-};
-
-struct Candidates {
+struct CandidateArray {  // llama_token_data_array of llama.h; Python compares it with llama-cpp-python's
     Candidate * data;
     size_t size;
     int64_t selected;
@@ -27,7 +22,7 @@ struct Candidates {
 
 struct GrammarFunctions {
     void (*accept)(void *, int32_t);              // llama_sampler_accept
-    void (*apply)(const void *, Candidates *);    // llama_sampler_apply
+    void (*apply)(const void *, CandidateArray *);  // llama_sampler_apply
     void * (*clone)(const void *);                // llama_sampler_clone
     void (*free)(void *);                         // llama_sampler_free
     bool (*is_end)(const void *, int32_t);        // llama_vocab_is_eog

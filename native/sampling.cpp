@@ -60,20 +60,62 @@ void select_likely(const float * row, size_t n_vocab, float largest, float min_p
     }
 }
 
-// Runs samplers over the row; `exact` takes no short cut.
-void truncate(const float * row, size_t n_vocab, float largest, const Sampling & sampling,
-              const std::vector<Sampler> & samplers, const Text & text, bool exact, Candidates & candidates) {
+void drop_impossible(std::vector<Candidate> & list) {
+    const auto impossible = [](const Candidate & candidate) { return candidate.logit == kNever; };
+    list.erase(std::remove_if(list.begin(), list.end(), impossible), list.end());
+}
+
+// A row and what happens to it.
+struct Job {
+    const float * row;
+    size_t n_vocab;
+    float largest;
+    const Sampling & sampling;
+    const std::vector<Sampler> & samplers;  // the active ones
+    const Text & text;
+    Grammar * grammar;
+};
+
+// The first sampler in one pass over the row, where that leads to the same list. False where it does not.
+bool first_fast(const Job & job, Candidates & candidates) {
+    if (job.samplers.empty()) return false;
+    if (job.samplers[0] == Sampler::top_k && static_cast<size_t>(job.sampling.top_k) <= std::min(kMostFast, job.n_vocab)) {
+        const size_t k = job.sampling.top_k;
+        if (!job.grammar) {
+            select_largest(job.row, job.n_vocab, k, candidates);
+            return true;
+        }
+        // Of some more than k, mostly enough may follow: not every token has to be asked.
+        select_largest(job.row, job.n_vocab, std::min(4 * k + 64, job.n_vocab), candidates);
+        candidates.cut_a_tie = false;
+        auto & list = candidates.list;
+        job.grammar->apply(job.text.tokens, job.text.n, list.data(), list.size());
+        drop_impossible(list);
+        if (list.size() < k) return false;
+        candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
+        list.resize(k);
+        return true;
+    }
+    if (job.samplers[0] == Sampler::min_p && !job.grammar) {
+        select_likely(job.row, job.n_vocab, job.largest, job.sampling.min_p, candidates);
+        return true;
+    }
+    return false;
+}
+
+// Runs the samplers over the row; `exact` takes no short cut.
+void truncate(const Job & job, bool exact, Candidates & candidates) {
     size_t next = 1;
     candidates.cut_a_tie = false;
-    if (!exact && samplers[0] == Sampler::top_k && static_cast<size_t>(sampling.top_k) <= std::min(kMostFast, n_vocab)) {
-        select_largest(row, n_vocab, sampling.top_k, candidates);
-    } else if (!exact && samplers[0] == Sampler::min_p) {
-        select_likely(row, n_vocab, largest, sampling.min_p, candidates);
-    } else {
-        all_of(row, n_vocab, candidates);
+    if (exact || !first_fast(job, candidates)) {
+        all_of(job.row, job.n_vocab, candidates);
+        if (job.grammar) {
+            job.grammar->apply(job.text.tokens, job.text.n, candidates.list.data(), candidates.list.size());
+            drop_impossible(candidates.list);
+        }
         next = 0;
     }
-    for (; next < samplers.size(); next++) apply(samplers[next], sampling, text, candidates);
+    for (; next < job.samplers.size(); next++) apply(job.samplers[next], job.sampling, job.text, candidates);
 }
 
 // The index in a list at which the cumulative weight first exceeds coin * total; the last that has any, at rounding.
@@ -107,7 +149,8 @@ int32_t pick_block(const std::vector<double> & sums, size_t n_vocab, double coin
 
 }  // namespace
 
-bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, bool keep) {
+bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, Grammar * grammar,
+              bool keep) {
     thread_local std::vector<Sampler> samplers;
     thread_local Candidates candidates;
     samplers.clear();
@@ -134,16 +177,17 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
     largest_ = largest_of(row_, n_vocab);
     if (!std::isfinite(largest_)) return false;
 
-    is_list_ = !samplers.empty();
+    is_list_ = !samplers.empty() || grammar;
     if (is_list_) {
+        const Job job{row_, n_vocab, largest_, sampling, samplers, text, grammar};
         const auto ties_matter = [&] {
             if (candidates.cut_a_tie) return true;
             if (temperature > 0) return false;
             const auto has_largest = [](const Candidate & candidate) { return candidate.logit == candidates.list[0].logit; };
             return candidates.sorted && std::count_if(candidates.list.begin(), candidates.list.end(), has_largest) > 1;
         };
-        truncate(row_, n_vocab, largest_, sampling, samplers, text, false, candidates);
-        if (ties_matter()) truncate(row_, n_vocab, largest_, sampling, samplers, text, true, candidates);
+        truncate(job, false, candidates);
+        if (ties_matter()) truncate(job, true, candidates);
         set_list(candidates);
         if (tokens_.empty()) return false;
     } else {
@@ -236,6 +280,7 @@ Row Row::at(float temperature) const {
 }
 
 float Row::of(int32_t token) const {
+    if (token < 0) return 0.0f;
     if (is_certain_) return token == likeliest_ ? 1.0f : 0.0f;
     if (is_list_) {
         const auto found = std::lower_bound(tokens_.begin(), tokens_.end(), token);
@@ -249,7 +294,7 @@ float Row::of(int32_t token) const {
 void Row::write(float * probs) const {
     if (!is_certain_ && !is_list_) return weights_of(softmax_, 0, n_vocab_, probs);
     std::fill(probs, probs + n_vocab_, 0.0f);
-    if (is_certain_) probs[likeliest_] = 1;
+    if (is_certain_ && likeliest_ >= 0) probs[likeliest_] = 1;
     for (size_t i = 0; !is_certain_ && i < tokens_.size(); i++) probs[tokens_[i]] = probs_[i];
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "chain.h"
+#include "grammar.h"
 #include "kernels.h"
 
 namespace ggufspec {
@@ -14,9 +15,9 @@ namespace ggufspec {
 // function of the logits, evaluated where it is asked. So nobody writes, or reads, a hundred thousand probabilities.
 class Row {
 public:
-    // The distribution of a row of logits after `text`. Unless `keep`, the logits have to outlive it.
-    // False where no token can be drawn: every logit is -infinity or NaN, or one is infinite.
-    bool set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, bool keep);
+    // The distribution of a row of logits after `text`, under a grammar or none (null). Unless `keep`, the logits have to
+    // outlive it. False where no token can be drawn: the grammar leaves none, all are -infinity or NaN, one is infinite.
+    bool set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, Grammar * grammar, bool keep);
 
     // The distribution in proportion to these weights (n_vocab). False where they are all 0.
     bool set_weights(const float * weights, size_t n_vocab);
@@ -24,7 +25,7 @@ public:
     // The same tokens at another temperature of the last sampler; 0: the likeliest for certain.
     void set_temperature(float temperature);
 
-    // One token for certain.
+    // One token for certain; -1: none can be drawn.
     static Row certain(int32_t token);
 
     // This row at another temperature; valid as long as this one.

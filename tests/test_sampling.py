@@ -173,7 +173,7 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         to_probs(logits, Sampling())
     with pytest.raises(DecodeError, match="outside the vocabulary"):
         to_probs(logits, Sampling(logit_bias={4: 1.0}), draft=[1])
-    with pytest.raises(ValueError, match="no row 0"):
+    with pytest.raises(ValueError, match="no row"):
         Rows(1, 4).pick(0, 0.5)
     with pytest.raises(ValueError, match="no weight"):
         as_rows(np.zeros((1, 4)))

@@ -5,6 +5,8 @@ Knows rows of logits and a rule as a black box; no texts, no sessions, no tests.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,9 +24,14 @@ _N_POINTS_MIN = 64
 _PLASTIC = np.array([0.7548776662466927, 0.5698402909980532])
 
 
-def to_laws(logits: Logits, sampling: Sampling) -> Law:
-    """The distributions (n, n_vocab) of rows of logits, in doubles and summing to 1."""
-    laws = np.asarray(native_to_probs(logits, sampling)).astype(np.float64)
+def to_laws(
+    logits: Logits, sampling: Sampling, tokens: Sequence[int] = (), ahead: Sequence[int] = ()
+) -> Law:
+    """The distributions (n, n_vocab) after `tokens`, then after each of `ahead` (n - 1).
+
+    In doubles, and summing to 1.
+    """
+    laws = np.asarray(native_to_probs(logits, sampling, tokens, ahead)).astype(np.float64)
     laws /= laws.sum(axis=1, keepdims=True)
     return laws
 

@@ -5,13 +5,13 @@ Pure: facts and their limits, no printing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ggufspec import defaults
 from ggufspec import verify as rules
 from ggufspec.audit.statistics import Test
+from ggufspec.engine import GenerateOptions, Request
 from ggufspec.errors import OptionError
-from ggufspec.sampling import Sampling
 
 # A batch that moves the law of an ordinary position by more than this is no rounding.
 LAW_TOLERANCE = 0.01
@@ -30,10 +30,8 @@ class Settings:
     seed: int | None = None  # None: a fresh one
     n_draft: int = defaults.N_DRAFT
     verify: str = defaults.VERIFY
-    temperature: float = defaults.TEMPERATURE
-    top_k: int = defaults.TOP_K
-    top_p: float = defaults.TOP_P
-    min_p: float = defaults.MIN_P
+    # What else `generate` is asked: the sampling, a grammar, the draft's temperature.
+    options: GenerateOptions = field(default_factory=GenerateOptions)
 
     def __post_init__(self) -> None:
         if self.n_runs < 1:
@@ -51,14 +49,13 @@ class Settings:
             raise OptionError(f"near_tie is {self.near_tie}; it must be 0 or more, and finite")
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
-        self.sampling()
+        Request.of(self.options)
         rules.rule(self.verify)
 
-    def sampling(self) -> Sampling:
-        """What turns logits into the laws that are compared."""
-        return Sampling(
-            temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p
-        )
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the texts are written at temperature 0."""
+        return self.options.get("temperature", defaults.TEMPERATURE) == 0
 
 
 @dataclass(frozen=True)

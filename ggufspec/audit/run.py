@@ -6,7 +6,7 @@ Knows the order of the work and what it costs; the mathematics is next door.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,7 +24,7 @@ from ggufspec.audit.statistics import (
     text_profiles,
     uniform_shift,
 )
-from ggufspec.engine import Engine
+from ggufspec.engine import Engine, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, of)
@@ -59,7 +59,7 @@ def audit(
         raise OptionError("an audit needs a draft model; load the engine with draft= (--draft)")
     work = _Work(engine, _read(engine, prompts, settings), settings, progress)
     greedy = work.greedy()
-    if settings.temperature == 0:
+    if settings.is_greedy:
         return Report(settings, len(prompts), None, None, None, greedy)
     sequences, batch, laws = work.sequences()
     return Report(settings, len(prompts), batch, work.rule(laws), sequences, greedy)
@@ -110,7 +110,6 @@ class _Work:
         self._engine = engine
         self._prompts = prompts
         self._settings = settings
-        self._sampling = settings.sampling()
         self._progress = progress
         assert settings.seed is not None
         seeds, coins, choices, labels = np.random.SeedSequence(settings.seed).spawn(4)
@@ -122,12 +121,12 @@ class _Work:
     def greedy(self) -> Greedy:
         """Write each prompt's text at temperature 0 both ways, and see where they part."""
         settings = self._settings
-        n_most = _N_GREEDY_TEXTS if settings.temperature else settings.n_runs
+        n_most = settings.n_runs if settings.is_greedy else _N_GREEDY_TEXTS
         prompts = self._prompts[:n_most]
         partings = []
         for i, prompt in enumerate(prompts):
             plain, speculative = (
-                self._write(prompt, _Kind(), drafter, 0, temperature=0.0)
+                self._write(prompt, _Kind(), drafter, 0, greedy=True)
                 for drafter in (_PLAIN, _SPECULATIVE)
             )
             pairs = zip(plain, speculative, strict=False)
@@ -181,22 +180,22 @@ class _Work:
         kind: _Kind,
         drafter: str,
         seed: int,
-        temperature: float | None = None,
+        *,
+        greedy: bool = False,
     ) -> list[int]:
         """One text: token ids as they were drawn, with the one that ends it."""
         settings = self._settings
-        stream = self._engine.stream(
-            prompt,
-            max_tokens=settings.n_tokens,
-            n_draft=settings.n_draft,
-            temperature=settings.temperature if temperature is None else temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            seed=seed,
-            drafter=drafter,
-            verify=_PLAIN_RULE if drafter == _PLAIN else settings.verify,
-        )
+        options: GenerateOptions = {
+            **settings.options,
+            "max_tokens": settings.n_tokens,
+            "n_draft": settings.n_draft,
+            "seed": seed,
+            "drafter": drafter,
+            "verify": _PLAIN_RULE if drafter == _PLAIN else settings.verify,
+        }
+        if greedy:
+            options["temperature"] = 0.0
+        stream = self._engine.stream(prompt, **options)
         for _ in stream:
             pass
         text = [int(token) for turn in stream.rounds for token in turn.tokens]
@@ -210,36 +209,38 @@ class _Work:
     ) -> list[tuple[Law, Law]]:
         """Note the places of a text's tokens; returns the laws of the first (target's, draft's)."""
         kept: list[tuple[Law, Law]] = []
-        engine = self._engine
-        draft_rows = engine.logits(prompt, text, whose="draft")
-        tokens = iter(text)
-        for piece in engine.logits(
-            prompt, text, whose="target", n_together=self._settings.n_draft + 1
-        ):
-            for law in to_laws(piece, self._sampling):
-                token = next(tokens)
-                draft_law = to_laws(next(draft_rows), self._sampling)[0]
-                coins = self._coins.random(2)
-                kind.places.append(
-                    (
-                        place(token, law, temptation(law, draft_law), coins[0]),
-                        place(token, law, law, coins[1]),
-                    )
+        draft_laws = self._laws(prompt, text, whose="draft")
+        laws = self._laws(prompt, text, whose="target", n_together=self._settings.n_draft + 1)
+        for token, law, draft_law in zip(text, laws, draft_laws, strict=True):
+            coins = self._coins.random(2)
+            kind.places.append(
+                (
+                    place(token, law, temptation(law, draft_law), coins[0]),
+                    place(token, law, law, coins[1]),
                 )
-                kind.n_impossible += int(law[token] == 0)
-                if len(kept) < n_kept:
-                    kept.append((law, draft_law))
+            )
+            kind.n_impossible += int(law[token] == 0)
+            if len(kept) < n_kept:
+                kept.append((law, draft_law))
         return kept
 
     def _changes_by_batch(
         self, prompt: list[int], text: list[int], batched: list[Law]
     ) -> list[float]:
         """How far the target's laws are from those that it has token by token."""
-        rows = self._engine.logits(prompt, text[: len(batched)], whose="target")
-        return [
-            distance(to_laws(row, self._sampling)[0], law)
-            for row, law in zip(rows, batched, strict=True)
-        ]
+        laws = self._laws(prompt, text[: len(batched)], whose="target")
+        return [distance(law, other) for law, other in zip(laws, batched, strict=True)]
+
+    def _laws(
+        self, prompt: list[int], text: list[int], *, whose: str, n_together: int = 1
+    ) -> Iterator[Law]:
+        """A model's law before each token of a text."""
+        sampling = self._engine.sampling(prompt, **self._settings.options)
+        tokens, at = [*prompt, *text], len(prompt)
+        for piece in self._engine.logits(prompt, text, whose=whose, n_together=n_together):
+            ahead = tokens[at : at + len(piece) - 1]
+            yield from to_laws(piece, sampling, tokens[:at], ahead)
+            at += len(piece)
 
     def _choose(self, laws: list[tuple[Law, Law]]) -> list[tuple[Law, Law]]:
         """Positions to try the rule on: at random, but not where both models say the same."""

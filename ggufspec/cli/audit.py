@@ -13,12 +13,15 @@ from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.options import (
     draft_n_option,
+    draft_temperature_option,
     load_options,
-    sampling_options,
+    seed_option,
     show_log,
     verbose_option,
+    verify_option,
 )
 from ggufspec.cli.progress import late_bars
+from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -41,12 +44,8 @@ if TYPE_CHECKING:
     help="GGUF file of the draft.",
 )
 @draft_n_option
-@click.option(
-    "--verify",
-    default=defaults.VERIFY,
-    show_default=True,
-    help="How drafted tokens are judged: the rule that is audited.",
-)
+@verify_option
+@draft_temperature_option
 @click.option(
     "--prompts",
     "prompt_file",
@@ -86,6 +85,7 @@ if TYPE_CHECKING:
     help="Logits this close may change places at temperature 0.",
 )
 @sampling_options
+@seed_option
 @load_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 @verbose_option
@@ -94,26 +94,15 @@ def command(
     draft: Path,
     n_draft: int,
     verify: str,
+    draft_temperature: float | str,
     prompt_file: Path | None,
     n_runs: int,
     n_tokens: int,
     alpha: float,
     near_tie: float,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
+    sampling: dict[str, Any],
     seed: int | None,
-    n_ctx: int | None,
-    n_batch: int,
-    n_threads: int | None,
-    n_threads_draft: int | None,
-    n_gpu_layers: int,
-    n_gpu_layers_draft: int,
-    flash_attention: str,
-    type_k: str,
-    type_v: str,
-    mmap: bool,
+    load_settings: dict[str, Any],
     as_json: bool,
     verbose: bool,
 ) -> int:
@@ -139,24 +128,9 @@ def command(
         seed=seed,
         n_draft=n_draft,
         verify=verify,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
+        options={**to_generate(sampling), "draft_temperature": draft_temperature},  # type: ignore[typeddict-item]
     )
-    load_settings: dict[str, Any] = {
-        "n_ctx": n_ctx,
-        "n_batch": n_batch,
-        "n_draft_max": n_draft,
-        "n_gpu_layers": n_gpu_layers,
-        "n_gpu_layers_draft": n_gpu_layers_draft,
-        "n_threads": n_threads,
-        "n_threads_draft": n_threads_draft,
-        "flash_attention": flash_attention,
-        "type_k": type_k,
-        "type_v": type_v,
-        "mmap": mmap,
-    }
+    load_settings["n_draft_max"] = n_draft
     with late_bars() as bars:
         engine = load(
             target,
@@ -172,6 +146,8 @@ def command(
         document = asdict(report)
         document["verdict"] = report.verdict
         document["differences"] = list(report.differences)
+        options = document["settings"].pop("options")
+        document["settings"].update(to_json(options))
         document["settings"].update(
             {
                 "target": str(target),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import reduce
+from functools import reduce, wraps
 from typing import Any, TypeVar
 
 import click
@@ -15,14 +15,33 @@ from ggufspec.cli import render
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def _all(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Apply decorators so that --help lists them in the order given."""
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
+def gathered(into: str, *options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Options whose values come to the command in one dict, its argument `into`."""
+
+    probe: Any = _all(*options)(lambda: None)
+    names = [option.name for option in probe.__click_params__ if option.expose_value]
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def gather(**given: Any) -> Any:
+            values = {name: given.pop(name) for name in names}
+            return command(**given, **{into: values})
+
+        made: Any = _all(*options)(gather)
+        return made  # type: ignore[no-any-return]
+
+    return decorate
+
+
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
-load_options = _all(
+load_options = gathered(
+    "load_settings",
     click.option(
         "-c",
         "--ctx-size",
@@ -104,42 +123,11 @@ load_options = _all(
     ),
 )
 
-sampling_options = _all(
-    click.option(
-        "--temp",
-        "temperature",
-        type=click.FloatRange(min=0),
-        default=defaults.TEMPERATURE,
-        show_default=True,
-        help="Temperature; 0: greedy.",
-    ),
-    click.option(
-        "--top-k",
-        type=click.IntRange(min=0),
-        default=defaults.TOP_K,
-        show_default=True,
-        help="Keep the k most likely tokens; 0: off.",
-    ),
-    click.option(
-        "--top-p",
-        type=click.FloatRange(min=0, max=1, min_open=True),
-        default=defaults.TOP_P,
-        show_default=True,
-        help="Keep the likeliest tokens that together have this probability; 1: off.",
-    ),
-    click.option(
-        "--min-p",
-        type=click.FloatRange(min=0, max=1),
-        default=defaults.MIN_P,
-        show_default=True,
-        help="Keep tokens at least this likely, relative to the likeliest; 0: off.",
-    ),
-    click.option(
-        "-s",
-        "--seed",
-        type=click.IntRange(min=0),
-        help="Seed of the random numbers. [default: a fresh one]",
-    ),
+seed_option = click.option(
+    "-s",
+    "--seed",
+    type=click.IntRange(min=0),
+    help="Seed of the random numbers. [default: a fresh one]",
 )
 
 draft_n_option = click.option(
@@ -149,6 +137,24 @@ draft_n_option = click.option(
     default=defaults.N_DRAFT,
     show_default=True,
     help="The most tokens that the draft writes ahead in a round.",
+)
+
+draft_temperature_option = click.option(
+    "--draft-temp",
+    "draft_temperature",
+    default=defaults.DRAFT_TEMPERATURE,
+    show_default=True,
+    callback=lambda context, option, value: _temperature_or_auto(value),
+    help="Temperature of the draft; 0: its likeliest token; auto: learned while it writes, so that "
+    "most is accepted. The text keeps the target's distribution at any.",
+)
+
+verify_option = click.option(
+    "--verify",
+    default=defaults.VERIFY,
+    show_default=True,
+    help="How drafted tokens are judged: block (as a whole), rejection (token by token), or match "
+    "(as llama.cpp does). The text has the target's distribution by each.",
 )
 
 color_option = click.option(
@@ -162,6 +168,15 @@ color_option = click.option(
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."
 )
+
+
+def _temperature_or_auto(value: str) -> float | str:
+    if value == "auto":
+        return value
+    try:
+        return float(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is neither a number nor 'auto'") from error
 
 
 def show_log(verbose: bool) -> None:

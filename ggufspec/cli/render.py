@@ -94,6 +94,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
         },
         "overhead": stats.overhead,
         "tokens_per_second": stats.tokens_per_second,
+        "notes": dict(stats.notes),
     }
 
 

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.options import (
     color_option,
     draft_n_option,
+    draft_temperature_option,
     load_options,
-    sampling_options,
+    seed_option,
     show_log,
     verbose_option,
+    verify_option,
 )
 from ggufspec.cli.progress import late_bars
+from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -43,12 +45,8 @@ if TYPE_CHECKING:
 )
 @draft_n_option
 @click.option("--drafter", help="model or none. [default: model, where there is a draft]")
-@click.option(
-    "--verify",
-    default=defaults.VERIFY,
-    show_default=True,
-    help="How drafted tokens are judged: rejection, or match (as llama.cpp does).",
-)
+@verify_option
+@draft_temperature_option
 @click.option("-p", "--prompt", help="The prompt.")
 @click.option(
     "-f",
@@ -73,6 +71,7 @@ if TYPE_CHECKING:
 )
 @click.option("--ignore-eos", is_flag=True, help="Forbid the tokens that end a text.")
 @sampling_options
+@seed_option
 @load_options
 @click.option(
     "--compare", is_flag=True, help="First decode without the draft, unseen, to tell the speed-up."
@@ -88,6 +87,7 @@ def command(
     n_draft: int,
     drafter: str | None,
     verify: str,
+    draft_temperature: float | str,
     prompt: str | None,
     prompt_file: Path | None,
     chat: bool,
@@ -95,21 +95,9 @@ def command(
     max_tokens: int,
     stop: tuple[str, ...],
     ignore_eos: bool,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
+    sampling: dict[str, Any],
     seed: int | None,
-    n_ctx: int | None,
-    n_batch: int,
-    n_threads: int | None,
-    n_threads_draft: int | None,
-    n_gpu_layers: int,
-    n_gpu_layers_draft: int,
-    flash_attention: str,
-    type_k: str,
-    type_v: str,
-    mmap: bool,
+    load_settings: dict[str, Any],
     compare: bool,
     color: str,
     as_json: bool,
@@ -132,34 +120,21 @@ def command(
         raise click.UsageError("--compare needs a draft model: name one with --draft")
     show_log(verbose)
 
-    load_settings: dict[str, Any] = {
-        "n_ctx": n_ctx,
-        "n_batch": n_batch,
-        "n_draft_max": n_draft,
-        "n_gpu_layers": n_gpu_layers,
-        "n_gpu_layers_draft": n_gpu_layers_draft,
-        "n_threads": n_threads,
-        "n_threads_draft": n_threads_draft,
-        "flash_attention": flash_attention,
-        "type_k": type_k,
-        "type_v": type_v,
-        "mmap": mmap,
-    }
+    load_settings["n_draft_max"] = n_draft
     settings: dict[str, Any] = {
         "max_tokens": None if max_tokens == -1 else max_tokens,
         "n_draft": n_draft,
         "drafter": drafter,
         "verify": verify,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
+        "draft_temperature": draft_temperature,
+        **to_generate(sampling),
         "seed": seed,
         "stop": stop,
         "ignore_eos": ignore_eos,
     }
-    from ggufspec.engine import load
+    from ggufspec.engine import Request, load
 
+    Request.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known before the models are read
     with late_bars() as bars:
         engine = load(
             target,
@@ -188,7 +163,7 @@ def command(
         document = run.document()
         document["speedup"] = speedup
         paths = {"target": str(target), "draft": None if draft is None else str(draft)}
-        document["settings"] = {**paths, **settings, "seed": run.seed, **load_settings}
+        document["settings"] = {**paths, **to_json(settings), "seed": run.seed, **load_settings}
         document["versions"] = render.versions()
         render.echo_json(document)
     else:

@@ -41,7 +41,10 @@ class Grammar:
         Raises OptionError, with the place, for a grammar that cannot be used.
         """
 
+        self.names_tokens = False  # whether it asks for tokens, beside characters
+
         def is_token(name: str) -> bool:
+            self.names_tokens = True
             if name.startswith("<["):
                 return len(name) < 15 and int(name[2:-2]) < vocab.n_tokens
             return len(vocab.tokenize(name, add_special=False, parse_special=True)) == 1

@@ -44,6 +44,13 @@ class Vocab:
         is_eog = llama_cpp.llama_vocab_is_eog
         return frozenset(token for token in range(self.n_tokens) if is_eog(self._vocab, token))
 
+    @cached_property
+    def control_tokens(self) -> tuple[int, ...]:
+        """The control tokens that do not end a generation: a text shows nothing of them."""
+        is_control = llama_cpp.llama_vocab_is_control
+        control = (token for token in range(self.n_tokens) if is_control(self._vocab, token))
+        return tuple(token for token in control if token not in self.stop_tokens)
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text. `add_special`: with the BOS that the model wants in front.
 

@@ -14,7 +14,7 @@ import ggufspec
 from ggufspec import audit as auditing
 from ggufspec import verify
 from ggufspec.audit import PROMPTS, Settings, audit
-from ggufspec.engine import Engine
+from ggufspec.engine import Engine, GenerateOptions
 from ggufspec.errors import ClosedError, OptionError, PromptError
 
 SMALL = Settings(n_runs=6, n_tokens=12, seed=0)
@@ -54,7 +54,8 @@ def test_honest_rules_pass(rule: str, pair: Engine) -> None:
 
 def test_texts_that_end_early_pass(pair: Engine) -> None:
     """At this temperature all tokens are as likely, and some texts meet one that ends them."""
-    hot = replace(SMALL, n_runs=12, n_tokens=60, temperature=50, top_k=0, top_p=1, min_p=0)
+    options: GenerateOptions = {"temperature": 50.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    hot = replace(SMALL, n_runs=12, n_tokens=60, options=options)
     report = audit(pair, PROMPTS, hot)
     assert report.differences == ()
     assert report.sequences is not None
@@ -79,7 +80,7 @@ def test_the_same_seed_makes_the_same_report(pair: Engine) -> None:
 
 
 def test_at_temperature_0_only_greedy_texts_are_compared(pair: Engine) -> None:
-    report = audit(pair, PROMPTS, replace(SMALL, temperature=0))
+    report = audit(pair, PROMPTS, replace(SMALL, options={"temperature": 0.0}))
     assert (report.batch, report.rule, report.sequences) == (None, None, None)
     assert report.greedy.n_texts == 6
     assert report.verdict.endswith("6 of 6 greedy texts are the same, 0 part at near-ties.")
@@ -144,7 +145,7 @@ def test_logits_that_cannot_be_had_are_refused(pair: Engine, paths: tuple[Path, 
         {"near_tie": -1.0},
         {"near_tie": float("nan")},
         {"seed": -1},
-        {"temperature": -1.0},
+        {"options": {"temperature": -1.0}},
         {"verify": "telepathy"},
     ],
     ids=str,

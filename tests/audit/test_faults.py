@@ -14,11 +14,12 @@ import ggufspec
 from ggufspec import demo, engine, verify
 from ggufspec.audit import PROMPTS, Greedy, Parting, Report, Settings, audit
 from ggufspec.core import Coins, Draft, Probs, Verdict
-from ggufspec.engine import Engine
+from ggufspec.engine import Engine, GenerateOptions
 
-SMALL = Settings(n_runs=6, n_tokens=12, seed=0)
+SMALL = Settings(n_runs=6, n_tokens=12, seed=0, verify="rejection")
 # The embedded pair agrees so often that faults show: 58 % of its drafts are accepted.
-LARGE = Settings(n_runs=40, n_tokens=32, seed=0, temperature=1, top_k=0, top_p=1, min_p=0)
+OPEN: GenerateOptions = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+LARGE = Settings(n_runs=40, n_tokens=32, seed=0, verify="rejection", options=OPEN)
 TIE = Parting(prompt=0, position=3, tokens=(5, 6), gap=0.01)
 
 
@@ -111,7 +112,7 @@ def test_a_credulous_rule_is_found_at_temperature_0(
         return Verdict(len(draft.tokens), int(np.asarray(target_probs)[-1].argmax()))
 
     monkeypatch.setattr("ggufspec.verify.rejection.verify", credulous)
-    report = audit(pair, PROMPTS, replace(SMALL, temperature=0))
+    report = audit(pair, PROMPTS, replace(SMALL, options={"temperature": 0.0}))
     assert report.greedy.found
     assert "part where there is no near-tie" in report.verdict
 
@@ -151,7 +152,7 @@ def test_the_gap_of_a_parting_is_that_of_the_logits(
         return Verdict(0, 7)
 
     monkeypatch.setattr("ggufspec.verify.rejection.verify", stubborn)
-    (parting,) = audit(pair, [[1, 5]], replace(SMALL, temperature=0)).greedy.partings
+    (parting,) = audit(pair, [[1, 5]], replace(SMALL, options={"temperature": 0.0})).greedy.partings
     (row,) = next(pair.logits([1, 5], [0], whose="target"))
     assert parting.position == 0
     assert parting.tokens == (int(row.argmax()), 7)

@@ -34,7 +34,7 @@ def test_no_difference_is_exit_code_0_and_a_report(audit: Command) -> None:
     assert (result.code, result.err) == (SAME, "")
     for part in (
         "batch, from single tokens",
-        "rule rejection, from the target",
+        "rule block, from the target",
         "mean shift, by draft/target",
         "energy of whole texts",
         "99 % interval",
