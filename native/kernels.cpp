@@ -22,7 +22,7 @@
 namespace ggufspec {
 namespace {
 
-constexpr size_t kLanes = 64;  // independent accumulators: four vectors of the widest kind
+// kLanes independent accumulators are four vectors of the widest kind.
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 // 2^x for x <= 0, to about 2e-7 of itself; 0 from 2^-126 down and for NaN.
@@ -86,8 +86,20 @@ GGUFSPEC_WIDE float largest_of(const float * values, size_t n) {
     return lanes[0];
 }
 
-GGUFSPEC_WIDE void largest_of_blocks(const float * values, size_t n, size_t n_block, float * largest) {
-    for (size_t begin = 0; begin < n; begin += n_block) *largest++ = largest_of(values + begin, std::min(n_block, n - begin));
+GGUFSPEC_WIDE void largest_of_lanes(const float * values, size_t n, size_t depth, float * largest) {
+    for (size_t begin = 0; begin < n; begin += kLanes * depth, largest += kLanes) {
+        float lanes[kLanes];
+        for (size_t lane = 0; lane < kLanes; lane++) lanes[lane] = kNever;
+        const size_t end = std::min(n, begin + kLanes * depth);
+        size_t i = begin;
+        for (; i + kLanes <= end; i += kLanes) {
+            for (size_t lane = 0; lane < kLanes; lane++) {
+                lanes[lane] = values[i + lane] > lanes[lane] ? values[i + lane] : lanes[lane];
+            }
+        }
+        for (size_t lane = 0; i < end; i++, lane++) lanes[lane] = values[i] > lanes[lane] ? values[i] : lanes[lane];
+        for (size_t lane = 0; lane < kLanes; lane++) largest[lane] = lanes[lane];
+    }
 }
 
 GGUFSPEC_WIDE double weight_of(const Softmax & row, size_t begin, size_t end) {

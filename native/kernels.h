@@ -16,8 +16,10 @@ struct Softmax {
 // The largest value, NaN passed over; -infinity if there is none.
 float largest_of(const float * values, size_t n);
 
-// The largest value of each run of n_block values, the last run being shorter where it must: (n / n_block, rounded up).
-void largest_of_blocks(const float * values, size_t n, size_t n_block, float * largest);
+// The row cut into pieces of kLanes * depth values, the last filled up with -infinity: of each piece, the largest value
+// of each lane. Lane j of piece i has the values i * kLanes * depth + j, and on in steps of kLanes.
+constexpr size_t kLanes = 64;
+void largest_of_lanes(const float * values, size_t n, size_t depth, float * largest);
 
 // The sum of p over the tokens from `begin` to `end`. A NaN or -infinity has no weight.
 double weight_of(const Softmax & row, size_t begin, size_t end);

@@ -21,43 +21,87 @@ void all_of(const float * row, size_t n_vocab, Candidates & candidates) {
     }
 }
 
-// Top-k in one pass over the row. k blocks have each a token at least as large as the least of their k largest
-// maxima: below that nobody is among the k largest.
-void select_largest(const float * row, size_t n_vocab, size_t k, Candidates & candidates) {
-    thread_local std::vector<float> largest, ranked;
-    const size_t n_block = std::clamp<size_t>(n_vocab / (8 * k), 16, 128);
-    largest.resize((n_vocab + n_block - 1) / n_block);
-    largest_of_blocks(row, n_vocab, n_block, largest.data());
-    float bound = std::numeric_limits<float>::lowest();
-    if (largest.size() > k) {
-        ranked = largest;
-        std::nth_element(ranked.begin(), ranked.begin() + (k - 1), ranked.end(), std::greater<float>());
-        bound = std::max(bound, ranked[k - 1]);
+// The largest values of the lanes of a row, and how to find from there those that reach a bound.
+class Lanes {
+public:
+    void read(const float * row, size_t n, size_t depth) {
+        row_ = row;
+        n_ = n;
+        depth_ = depth;
+        largest.resize((n + kLanes * depth - 1) / (kLanes * depth) * kLanes);
+        largest_of_lanes(row, n, depth, largest.data());
     }
-    auto & list = candidates.list;
-    list.clear();
-    for (size_t block = 0; block < largest.size(); block++) {
-        if (!(largest[block] >= bound)) continue;
-        const size_t end = std::min(n_vocab, (block + 1) * n_block);
-        for (size_t i = block * n_block; i < end; i++) {
-            if (row[i] >= bound) list.push_back({static_cast<int32_t>(i), row[i], 0});
+
+    // Calls found(i) for each i of the row, in no order, that reaches the bound.
+    template <typename Found>
+    void each(float bound, const Found & found) const {
+        for (size_t lane = 0; lane < largest.size(); lane++) {
+            if (largest[lane] >= bound) each_in(lane, bound, found);
         }
     }
-    std::sort(list.begin(), list.end(), [](const Candidate & a, const Candidate & b) {
-        return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
-    });
+
+    template <typename Found>
+    void each_in(size_t lane, float bound, const Found & found) const {
+        const size_t begin = lane / kLanes * kLanes * depth_ + lane % kLanes;
+        const size_t end = std::min(n_, begin + kLanes * depth_);
+        for (size_t i = begin; i < end; i += kLanes) {
+            if (row_[i] >= bound) found(i);
+        }
+    }
+
+    std::vector<float> largest;
+
+private:
+    const float * row_ = nullptr;
+    size_t n_ = 0, depth_ = 1;
+};
+
+// Whoever looks for large logits reads the row once, and from then on little: the lanes of it, and the lanes of those.
+class Large {
+public:
+    void read(const float * row, size_t n) {
+        row_ = row;
+        lower_.read(row, n, std::clamp<size_t>(n / 4096, 1, 16));
+        upper_.read(lower_.largest.data(), lower_.largest.size(), 32);
+        largest_ = largest_of(upper_.largest.data(), upper_.largest.size());
+    }
+
+    float largest() const { return largest_; }
+
+    // A logit that at least k tokens reach, not much below the k-th largest: that many lanes have one each.
+    float reached_by(size_t k) {
+        ranked_ = upper_.largest.size() > 2 * k ? upper_.largest : lower_.largest;
+        if (ranked_.size() <= k) return std::numeric_limits<float>::lowest();
+        std::nth_element(ranked_.begin(), ranked_.begin() + (k - 1), ranked_.end(), std::greater<float>());
+        return std::max(ranked_[k - 1], std::numeric_limits<float>::lowest());
+    }
+
+    // The tokens whose logits reach the bound, in no order.
+    void gather(float bound, std::vector<Candidate> & list) const {
+        list.clear();
+        const auto add = [this, &list](size_t i) { list.push_back({static_cast<int32_t>(i), row_[i], 0}); };
+        upper_.each(bound, [&](size_t lane) { lower_.each_in(lane, bound, add); });
+    }
+
+private:
+    const float * row_ = nullptr;
+    float largest_ = 0;
+    Lanes lower_, upper_;
+    std::vector<float> ranked_;
+};
+
+bool by_token(const Candidate & a, const Candidate & b) { return a.token < b.token; }
+
+bool by_logit(const Candidate & a, const Candidate & b) { return a.logit != b.logit ? a.logit > b.logit : a.token < b.token; }
+
+// The k largest, in falling order.
+void select_largest(Large & large, size_t k, Candidates & candidates) {
+    auto & list = candidates.list;
+    large.gather(large.reached_by(k), list);
+    std::sort(list.begin(), list.end(), by_logit);
     candidates.sorted = true;
     candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
     list.resize(std::min(k, list.size()));
-}
-
-// Min-p in one pass.
-void select_likely(const float * row, size_t n_vocab, float largest, float min_p, Candidates & candidates) {
-    const float bound = largest + std::log(min_p);
-    candidates = {};
-    for (size_t i = 0; i < n_vocab; i++) {
-        if (row[i] >= bound) candidates.list.push_back({static_cast<int32_t>(i), row[i], 0});
-    }
 }
 
 void drop_impossible(std::vector<Candidate> & list) {
@@ -69,45 +113,46 @@ void drop_impossible(std::vector<Candidate> & list) {
 struct Job {
     const float * row;
     size_t n_vocab;
-    float largest;
     const Sampling & sampling;
-    const std::vector<Sampler> & samplers;  // the active ones
+    const std::vector<Sampler> & samplers;  // the active ones, at least one
     const Text & text;
     Grammar * grammar;
+
+    bool starts_with_top_k() const {
+        return samplers[0] == Sampler::top_k && static_cast<size_t>(sampling.top_k) <= std::min(kMostFast, n_vocab);
+    }
+
+    bool starts_with_min_p() const { return samplers[0] == Sampler::min_p && !grammar; }
 };
 
 // The first sampler in one pass over the row, where that leads to the same list. False where it does not.
-bool first_fast(const Job & job, Candidates & candidates) {
-    if (job.samplers.empty()) return false;
-    if (job.samplers[0] == Sampler::top_k && static_cast<size_t>(job.sampling.top_k) <= std::min(kMostFast, job.n_vocab)) {
-        const size_t k = job.sampling.top_k;
-        if (!job.grammar) {
-            select_largest(job.row, job.n_vocab, k, candidates);
-            return true;
-        }
-        // Of some more than k, mostly enough may follow: not every token has to be asked.
-        select_largest(job.row, job.n_vocab, std::min(4 * k + 64, job.n_vocab), candidates);
-        candidates.cut_a_tie = false;
-        auto & list = candidates.list;
-        job.grammar->apply(job.text.tokens, job.text.n, list.data(), list.size());
-        drop_impossible(list);
-        if (list.size() < k) return false;
-        candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
-        list.resize(k);
+bool first_fast(const Job & job, Large & large, Candidates & candidates) {
+    auto & list = candidates.list;
+    candidates.sorted = candidates.cut_a_tie = false;
+    if (job.starts_with_min_p()) {
+        large.gather(large.largest() + std::log(job.sampling.min_p), list);
+        std::sort(list.begin(), list.end(), by_token);
         return true;
     }
-    if (job.samplers[0] == Sampler::min_p && !job.grammar) {
-        select_likely(job.row, job.n_vocab, job.largest, job.sampling.min_p, candidates);
+    const size_t k = job.sampling.top_k;
+    if (!job.grammar) {
+        select_largest(large, k, candidates);
         return true;
     }
-    return false;
+    // Of some more than k, mostly enough may follow: not every token has to be asked.
+    select_largest(large, std::min(4 * k + 64, job.n_vocab), candidates);
+    job.grammar->apply(job.text.tokens, job.text.n, list.data(), list.size());
+    drop_impossible(list);
+    if (list.size() < k) return false;
+    candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
+    list.resize(k);
+    return true;
 }
 
-// Runs the samplers over the row; `exact` takes no short cut.
-void truncate(const Job & job, bool exact, Candidates & candidates) {
+// Runs the samplers over the row, by the short cut that `large` is for, or (null) by none.
+void truncate(const Job & job, Large * large, Candidates & candidates) {
     size_t next = 1;
-    candidates.cut_a_tie = false;
-    if (exact || !first_fast(job, candidates)) {
+    if (!large || !first_fast(job, *large, candidates)) {
         all_of(job.row, job.n_vocab, candidates);
         if (job.grammar) {
             job.grammar->apply(job.text.tokens, job.text.n, candidates.list.data(), candidates.list.size());
@@ -153,6 +198,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
               bool keep) {
     thread_local std::vector<Sampler> samplers;
     thread_local Candidates candidates;
+    thread_local Large large;
     samplers.clear();
     for (Sampler sampler : sampling.order) {
         if (sampling.is_active(sampler)) samplers.push_back(sampler);
@@ -174,20 +220,22 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         row_ = own_.data();
     }
     samplers.erase(samplers.begin(), truncation);
-    largest_ = largest_of(row_, n_vocab);
+    is_list_ = !samplers.empty() || grammar;
+    const Job job{row_, n_vocab, sampling, samplers, text, grammar};
+    const bool is_fast = !samplers.empty() && (job.starts_with_top_k() || job.starts_with_min_p());
+    if (is_fast) large.read(row_, n_vocab);
+    largest_ = is_fast ? large.largest() : largest_of(row_, n_vocab);
     if (!std::isfinite(largest_)) return false;
 
-    is_list_ = !samplers.empty() || grammar;
     if (is_list_) {
-        const Job job{row_, n_vocab, largest_, sampling, samplers, text, grammar};
         const auto ties_matter = [&] {
             if (candidates.cut_a_tie) return true;
             if (temperature > 0) return false;
             const auto has_largest = [](const Candidate & candidate) { return candidate.logit == candidates.list[0].logit; };
             return candidates.sorted && std::count_if(candidates.list.begin(), candidates.list.end(), has_largest) > 1;
         };
-        truncate(job, false, candidates);
-        if (ties_matter()) truncate(job, true, candidates);
+        truncate(job, is_fast ? &large : nullptr, candidates);
+        if (is_fast && ties_matter()) truncate(job, nullptr, candidates);
         set_list(candidates);
         if (tokens_.empty()) return false;
     } else {
@@ -206,7 +254,6 @@ void Row::set_list(Candidates & candidates) {
     const auto likeliest = std::max_element(list.begin(), list.end(), [](const auto & a, const auto & b) { return a.logit < b.logit; });
     likeliest_ = likeliest == list.end() ? -1 : likeliest->token;
     largest_ = likeliest == list.end() ? kNever : likeliest->logit;
-    const auto by_token = [](const Candidate & a, const Candidate & b) { return a.token < b.token; };
     if (!std::is_sorted(list.begin(), list.end(), by_token)) std::sort(list.begin(), list.end(), by_token);
     tokens_.clear();
     logits_.clear();

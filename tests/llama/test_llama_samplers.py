@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import llama_cpp
 import numpy as np
 import pytest
 
 from ggufspec.demo import embedded_target
+from ggufspec.llama.chain import Chain
 from ggufspec.llama.model import Model
-from ggufspec.llama.vocab import Vocab
 from ggufspec.sampling import Sampling, to_probs
 
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
@@ -48,80 +45,6 @@ CHAINS: list[dict[str, Any]] = [
     {"samplers": ("top_k", "temperature", "min_p", "temperature"), "temperature": 0.5},
     {"samplers": ()},
 ]
-
-
-class Chain:
-    """llama.cpp's chain for a Sampling, with `dist` at its end, fed with a text."""
-
-    def __init__(self, sampling: Sampling, vocab: Vocab, n_vocab: int, n_ctx: int) -> None:
-        self._chain = llama_cpp.llama_sampler_chain_init(
-            llama_cpp.llama_sampler_chain_default_params()
-        )
-        self._n_vocab = n_vocab
-        if sampling.logit_bias:
-            biases = (llama_cpp.llama_logit_bias * len(sampling.logit_bias))(
-                *(llama_cpp.llama_logit_bias(*pair) for pair in sampling.logit_bias.items())
-            )
-            self._add(llama_cpp.llama_sampler_init_logit_bias(n_vocab, len(biases), biases))
-        texts = [b"\n", b":", b'"', b"*"]
-        breakers = (ctypes.c_char_p * len(texts))(*texts)
-
-        def window(n: int) -> int:
-            return n_ctx if n < 0 else n
-
-        made = {
-            "penalties": lambda: llama_cpp.llama_sampler_init_penalties(
-                n_vocab,
-                window(sampling.repeat_last_n),
-                sampling.repeat_penalty,
-                sampling.frequency_penalty,
-                sampling.presence_penalty,
-            ),
-            "dry": lambda: llama_cpp.llama_sampler_init_dry(
-                vocab._vocab,
-                sampling.dry_multiplier,
-                sampling.dry_base,
-                sampling.dry_allowed_length,
-                window(sampling.dry_penalty_last_n),
-                breakers,
-                len(texts),
-            ),
-            "top_n_sigma": lambda: llama_cpp.llama_sampler_init_top_n_sigma(sampling.top_n_sigma),
-            "top_k": lambda: llama_cpp.llama_sampler_init_top_k(sampling.top_k),
-            "typical_p": lambda: llama_cpp.llama_sampler_init_typical(sampling.typical_p, 0),
-            "top_p": lambda: llama_cpp.llama_sampler_init_top_p(sampling.top_p, 0),
-            "min_p": lambda: llama_cpp.llama_sampler_init_min_p(sampling.min_p, 0),
-            "temperature": lambda: llama_cpp.llama_sampler_init_temp_ext(
-                sampling.temperature, 0.0, 1.0
-            ),
-        }
-        for name in sampling.samplers:
-            self._add(made[name]())
-        self._add(llama_cpp.llama_sampler_init_dist(1))
-
-    def _add(self, sampler: Any) -> None:
-        assert sampler
-        llama_cpp.llama_sampler_chain_add(self._chain, sampler)
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            llama_cpp.llama_sampler_accept(self._chain, token)
-
-    def probs(self, logits: np.ndarray) -> np.ndarray:
-        """Of one row (n_vocab)."""
-        data = (llama_cpp.llama_token_data * self._n_vocab)()
-        rows = np.ctypeslib.as_array(data)
-        rows["id"] = np.arange(self._n_vocab)
-        rows["logit"] = logits
-        candidates = llama_cpp.llama_token_data_array(data, self._n_vocab, -1, False)
-        llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(candidates))
-        found = np.zeros(self._n_vocab)
-        for candidate in candidates.data[: candidates.size]:
-            found[candidate.id] = candidate.p
-        return found
-
-    def close(self) -> None:
-        llama_cpp.llama_sampler_free(self._chain)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +91,7 @@ def test_random_rows_have_llama_cpps_distribution(options: dict[str, Any], model
             row = random_row(rng, n_vocab)
             if sampling.logit_bias and n_vocab < 12:
                 continue
-            chain = Chain(sampling, model.vocab, n_vocab, n_ctx=4096)
+            chain = Chain(sampling, n_vocab, n_ctx=4096, vocab=model.vocab)
             chain.accept(tokens)
             check(np.asarray(to_probs(row[None], ours, tokens))[0], chain.probs(row))
             chain.close()
