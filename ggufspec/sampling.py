@@ -205,7 +205,8 @@ def expected_lengths(
     """How many of the first `horizon` tokens the block rule would keep, on average, if the draft
     had been drawn at each of these temperatures.
 
-    Unbiased estimates from the tokens that were drawn; `draft` needs its probs.
+    Estimates from the tokens that were drawn, on the low side for temperatures far from theirs;
+    `draft` needs its probs.
     """
     if draft.probs is None:
         raise ValueError("expected_lengths: certain tokens tell nothing of other temperatures")

@@ -261,6 +261,14 @@ NB_MODULE(_native, m) {
             "Add the distribution of logits (1, n_vocab) after tokens; the logits may change afterwards.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def("clear", [](Rows & self) { self.n = 0; }, "Forget all rows.")
+        .def_prop_ro(
+            "n_values",
+            [](const Rows & self) {
+                size_t n = 0;
+                for (size_t i = 0; i < self.n; i++) n += self.rows[i].n_values();
+                return n;
+            },
+            "How many probabilities there are to read: those that truncation leaves, or all.")
         .def("__len__", [](const Rows & self) { return self.n; })
         .def(
             "__array__", [](const Rows & self, nb::object, nb::object) { return dense(self); }, "dtype"_a = nb::none(),
@@ -280,7 +288,7 @@ NB_MODULE(_native, m) {
           "Judge by block verification: (n_accepted, next_token).");
     m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
           "What the block rule would keep, on average, of the first `horizon` tokens if the draft had had each of these\n"
-          "temperatures: an unbiased estimate from the tokens that it drew.");
+          "temperatures: estimates from the tokens that it drew.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses, for one sequence.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a)

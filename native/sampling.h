@@ -33,6 +33,9 @@ public:
 
     float of(int32_t token) const;
 
+    // How many probabilities there are to read.
+    size_t n_values() const { return is_list_ ? tokens_.size() : n_vocab_; }
+
     // All probabilities (n_vocab).
     void write(float * probs) const;
 

@@ -6,6 +6,8 @@
 namespace ggufspec {
 namespace {
 
+constexpr double kMostWeight = 2;  // of a way that another temperature takes more often
+
 double drafted(const Judged & judged, size_t i) { return judged.draft ? judged.draft[i].of(judged.tokens[i]) : 1.0; }
 
 // A draw from max(factor * target - draft, 0) at position i.
@@ -66,7 +68,7 @@ double expected_length(const Judged & judged, float temperature) {
         const Row other = judged.draft[i].at(temperature);
         length += weight * judged.target[i].overlap(static_cast<float>(ratio), other);
         const double drawn = drafted(judged, i), would = other.of(judged.tokens[i]);
-        weight *= drawn > 0 ? would / drawn : 0;
+        weight = std::min(weight * (drawn > 0 ? would / drawn : 0), kMostWeight);
         const double covered = ratio * judged.target[i].of(judged.tokens[i]);
         ratio = covered < would ? covered / would : 1;
     }

@@ -35,8 +35,9 @@ Verdict rejection(const Judged & judged);
 // Sun et al., https://arxiv.org/abs/2403.10444
 Verdict block(const Judged & judged);
 
-// An unbiased estimate of how many tokens the block rule would keep if the draft had another temperature, from the
-// tokens that were drawn at this one: importance weights for the way there, whole distributions for each step.
+// An estimate of how many tokens the block rule would keep if the draft had another temperature, from the tokens that
+// were drawn at this one: importance weights for the way there, whole distributions for each step. The weights are cut,
+// since a rare way with a large one would drown all others; so it errs, if at all, on the low side.
 double expected_length(const Judged & judged, float temperature);
 
 }  // namespace ggufspec

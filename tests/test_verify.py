@@ -186,7 +186,7 @@ def cases(certain: str = "none") -> Iterator[tuple[Tree, Tree, set[tuple[int, ..
     rng = np.random.default_rng(13)
     for n_vocab, n_draft in ((2, 1), (3, 1), (2, 2), (3, 2), (2, 3), (3, 3), (2, 4)):
         for early in (0.0, 0.3):
-            for _ in range(3):
+            for _ in range(2):
                 target = random_tree(rng, n_vocab, n_draft + 1)
                 draft = random_tree(rng, n_vocab, n_draft, certain)
                 yield target, draft, stops_of(rng, n_vocab, n_draft, early)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ggufspec import defaults
 from ggufspec.demo import embedded_target
 from ggufspec.llama.chain import Chain
+from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
+from ggufspec.llama.session import LlamaSession
 from ggufspec.sampling import Sampling, to_probs
 
+BREAKERS = defaults.DRY_SEQUENCE_BREAKERS
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
 CHAINS: list[dict[str, Any]] = [
     {},
@@ -84,7 +89,7 @@ def check(found: np.ndarray, expected: np.ndarray) -> None:
 def test_random_rows_have_llama_cpps_distribution(options: dict[str, Any], model: Model) -> None:
     rng = np.random.default_rng(7)
     sampling = Sampling(**options)
-    ours = replace(sampling, dry_breakers=model.vocab.sequence_breakers(("\n", ":", '"', "*")))
+    ours = replace(sampling, dry_breakers=model.vocab.sequence_breakers(BREAKERS))
     for n_vocab, n_rows in ((3, 20), (90, 30), (1500, 30), (4096, 30)):
         for _ in range(n_rows):
             tokens = [1, *text_of(rng, int(rng.integers(0, 100)), n_vocab)]
@@ -95,3 +100,55 @@ def test_random_rows_have_llama_cpps_distribution(options: dict[str, Any], model
             chain.accept(tokens)
             check(np.asarray(to_probs(row[None], ours, tokens))[0], chain.probs(row))
             chain.close()
+
+
+@pytest.fixture(scope="module")
+def session(model: Model) -> Iterator[LlamaSession]:
+    context = Context(model, ContextOptions(n_ctx=512, n_rows=9, n_threads=1))
+    yield LlamaSession(context)
+    context.close()
+
+
+TEXT = (
+    "The prince looked at her. The prince looked at him. The prince looked at the door: the prince"
+)
+
+
+@pytest.mark.parametrize("options", CHAINS, ids=str)
+def test_real_rows_have_llama_cpps_distribution_at_each_drafted_position(
+    options: dict[str, Any], model: Model, session: LlamaSession
+) -> None:
+    """A chain that accepts the draft token by token sees what each position has before it."""
+    sampling = Sampling(**options)
+    ours = replace(sampling, dry_breakers=model.vocab.sequence_breakers(BREAKERS))
+    text = model.vocab.tokenize(TEXT, add_special=True, parse_special=True)
+    chain = Chain(sampling, model.vocab.n_tokens, n_ctx=512, vocab=model.vocab)
+    known = len(text) - 16
+    chain.accept(text[:known])
+    for start in range(known, len(text) - 8, 4):
+        draft = text[start : start + 8]
+        logits = session.score(text[:start], draft)
+        found = np.asarray(to_probs(logits, ours, text[:start], draft))
+        for i, row in enumerate(logits):
+            if start + i > known:
+                chain.accept([text[start + i - 1]])
+                known = start + i
+            if start + i == known:
+                check(found[i], chain.probs(row))
+    chain.close()
+
+
+def test_sequence_breakers_are_those_of_llama_cpp(model: Model) -> None:
+    """Seen from outside: what DRY takes off the logits, around texts that break sequences."""
+    options: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
+    sampling = Sampling(**options, dry_multiplier=1.0, dry_allowed_length=1)
+    ours = replace(sampling, dry_breakers=model.vocab.sequence_breakers(BREAKERS))
+    n_vocab = model.vocab.n_tokens
+    for text in ('he said: "no". he said: "no', "a*b a*b a", "one\ntwo one\ntwo one\n", "::::"):
+        tokens = model.vocab.tokenize(text, add_special=True, parse_special=True)
+        chain = Chain(sampling, n_vocab, n_ctx=512, vocab=model.vocab)
+        row = np.zeros(n_vocab, np.float32)
+        for n, token in enumerate(tokens, 1):
+            chain.accept([token])
+            check(np.asarray(to_probs(row[None], ours, tokens[:n]))[0], chain.probs(row))
+        chain.close()
