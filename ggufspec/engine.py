@@ -34,6 +34,7 @@ from ggufspec.sampling import Sampling, SamplingOptions
 from ggufspec.speculate import speculate
 from ggufspec.stream import Completion, Stream, Work
 from ggufspec.text import Message, TextStream, render_chat
+from ggufspec.warmth import Warmth
 
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
 PromptProgress = Callable[[str, int, int], None]  # (whose, tokens done, tokens to read)
@@ -93,6 +94,7 @@ class Request:
                 f"n_draft is {self.n_draft}; it must be at least 1. "
                 "To decode without a draft, choose the drafter 'none'"
             )
+        Warmth(self.sampling.temperature, self.draft_temperature)
         if self.grammar is not None and self.json_schema is not None:
             raise OptionError("there are a grammar and a JSON schema; give one of them")
         if self.ignore_eos and (self.grammar is not None or self.json_schema is not None):

@@ -1,0 +1,107 @@
+"""The options that shape a distribution arrive where they belong, or are refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggufspec.demo import embedded_target
+
+Command = Callable[..., Any]
+TARGET = ("-m", str(embedded_target()), "-p", "The prince", "-n", "8", "--seed", "1")
+
+
+def test_all_of_them_arrive(run: Command) -> None:
+    result = run(
+        *TARGET,
+        *("--temp", "0.7", "--top-k", "20", "--top-p", "0.9", "--min-p", "0.01"),
+        *("--typical", "0.95", "--top-nsigma", "3", "--repeat-last-n", "32"),
+        *("--repeat-penalty", "1.1", "--presence-penalty", "0.2", "--frequency-penalty", "0.1"),
+        *("--dry-multiplier", "0.8", "--dry-base", "2", "--dry-allowed-length", "3"),
+        *(
+            "--dry-penalty-last-n",
+            "-1",
+            "--dry-sequence-breaker",
+            ";",
+            "-l",
+            "5+1.5",
+            "-l",
+            "7-inf",
+        ),
+        *("--samplers", "penalties;dry;top_k;typ_p;temperature", "--draft-temp", "0.5", "--json"),
+    )
+    assert result.code == 0
+    settings = result.document["settings"]
+    expected = {
+        **{"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.95},
+        **{"top_n_sigma": 3.0, "repeat_last_n": 32, "repeat_penalty": 1.1},
+        **{"presence_penalty": 0.2, "frequency_penalty": 0.1, "dry_multiplier": 0.8},
+        **{"dry_base": 2.0, "dry_allowed_length": 3, "dry_penalty_last_n": -1},
+        **{"dry_sequence_breakers": [";"], "logit_bias": {"5": 1.5, "7": "-inf"}},
+        **{"samplers": ["penalties", "dry", "top_k", "typical_p", "temperature"]},
+        **{"draft_temperature": 0.5, "grammar": None, "json_schema": None},
+    }
+    assert {name: settings[name] for name in expected} == expected
+
+
+def test_a_bias_bans_a_token(run: Command) -> None:
+    first = run(*TARGET, "--temp", "0", "--json").document["tokens"][0]
+    other = run(*TARGET, "--temp", "0", "-l", f"{first}-inf", "--json").document["tokens"]
+    assert first not in other
+
+
+def test_a_schema_from_a_file_holds_the_text(run: Command, tmp_path: Path) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 4}')
+    result = run(*TARGET, "-n", "60", "-jf", path)
+    assert result.code == 0
+    assert set(json.loads(result.out)) <= {1, 2}
+
+
+def test_a_grammar_from_a_file_is_the_same_as_one_on_the_line(run: Command, tmp_path: Path) -> None:
+    path = tmp_path / "yes.gbnf"
+    path.write_text('root ::= "yes" | "no"')
+    by_file, by_line = (
+        run(*TARGET, *given)
+        for given in (("--grammar-file", path), ("--grammar", path.read_text()))
+    )
+    assert by_file.out == by_line.out in ("yes\n", "no\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("-l", "five+1"), "is not a token id with a bias"),
+        (("-l", "5+inf"), "logit_bias of token 5"),
+        (("-l", "99999+1"), "the vocabulary has 4,096"),
+        (("--samplers", "top_k;xtc"), "no distribution"),
+        (("--samplers", "top_z"), "choose from penalties"),
+        (("--mirostat", "2"), "--mirostat cannot be used"),
+        (("--xtc-probability", "0.5"), "--xtc-probability cannot be used"),
+        (("--draft-temp", "warm"), "neither a number nor 'auto'"),
+        (("--draft-temp", "-1"), "draft_temperature is -1.0"),
+        (("--grammar", 'root ::= "a'), "grammar"),
+        (("--grammar", 'root ::= "a"', "--json-schema", "{}"), "give one of them"),
+        (("--json-schema", "{"), "JSON"),
+        (("--json-schema", '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+        (("--json-schema", "{}", "--ignore-eos"), "ignore_eos"),
+        (("--json-schema-file", "nowhere.json"), "nowhere.json cannot be read"),
+        (("--grammar-file", "nowhere.gbnf", "--grammar", "root ::= [a]"), "nowhere.gbnf"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used_is_wrong_usage(
+    args: tuple[str, ...], complaint: str, run: Command
+) -> None:
+    result = run(*TARGET, *args)
+    assert result.code == 2
+    assert complaint in " ".join(result.err.split())
+    assert result.out == ""
+
+
+def test_switching_off_what_is_refused_is_fine(run: Command) -> None:
+    assert run(*TARGET, "--mirostat", "0", "--xtc-probability", "0.0").code == 0

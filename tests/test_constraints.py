@@ -1,0 +1,154 @@
+"""Grammars, schemas and the whole sampler set, through the engine: plain and with a draft."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec import verify
+from ggufspec.demo import embedded_draft, embedded_target
+from ggufspec.engine import Engine, GenerateOptions
+from ggufspec.errors import DecodeError, OptionError
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 20},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "titles": {"type": "array", "items": {"enum": ["prince", "count"]}, "maxItems": 3},
+    },
+    "required": ["name", "age"],
+}
+DATES = 'root ::= day (", " day){2}\nday ::= [0-3] [0-9] " " ("May" | "June") " 18" [0-9]{2}'
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Engine]:
+    with ggufspec.load(embedded_target(), embedded_draft(), n_ctx=512, n_threads=1) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+@pytest.mark.parametrize("rule", verify.names())
+def test_what_is_written_under_a_schema_is_json_that_fits(
+    rule: str, drafter: str, pair: Engine
+) -> None:
+    for seed in range(6):
+        done = pair.generate(
+            "The prince is",
+            json_schema=PERSON,
+            verify=rule,
+            drafter=drafter,
+            seed=seed,
+            temperature=1.2,
+            max_tokens=200,
+        )
+        assert done.finish_reason == "stop"
+        person = json.loads(done.text)
+        assert set(person) <= set(PERSON["properties"])  # type: ignore[arg-type]
+        assert isinstance(person["name"], str)
+        assert len(person["name"]) <= 20
+        assert 0 <= person["age"] <= 120
+        assert set(person.get("titles", [])) <= {"prince", "count"}
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 0}, {"samplers": ("top_p",)}])
+def test_a_grammar_holds_with_any_sampling(options: GenerateOptions, pair: Engine) -> None:
+    import re
+
+    for seed in range(3):
+        done = pair.generate("It was on", grammar=DATES, seed=seed, **options)
+        day = "[0-3][0-9] (May|June) 18[0-9][0-9]"
+        assert re.fullmatch(f"{day}(, {day}){{2}}", done.text)
+
+
+def test_a_draft_held_to_the_grammar_is_accepted_more(pair: Engine) -> None:
+    stats = pair.generate("It was on", grammar=DATES, seed=1, temperature=1.0).stats
+    held = stats.notes["first_token_acceptance"]
+    free = stats.notes["first_token_acceptance_without_grammar"]
+    assert 0 <= free < held - 0.2 < held <= 1
+    assert stats.notes["draft_temperature"] > 0
+
+
+def test_greedy_text_under_a_grammar_is_that_of_plain_decoding(pair: Engine) -> None:
+    options: GenerateOptions = {"temperature": 0.0, "json_schema": PERSON, "max_tokens": 100}
+    plain = pair.generate("The count is", drafter="none", **options)
+    assert pair.generate("The count is", **options).tokens == plain.tokens
+
+
+def test_the_next_text_starts_with_a_fresh_grammar(pair: Engine) -> None:
+    options: GenerateOptions = {"grammar": 'root ::= "ab" | "cd"', "seed": 0}
+    assert pair.generate("A letter:", **options).text in ("ab", "cd")
+    assert pair.generate("A longer prompt. A letter:", **options).text in ("ab", "cd")
+    assert pair.generate("A letter:", max_tokens=3, seed=0).text not in ("ab", "cd")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"grammar": 'root ::= "a', "json_schema": None}, "grammar|string|quote"),
+        ({"grammar": 'root ::= "a"', "json_schema": {}}, "give one of them"),
+        ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos"),
+        ({"json_schema": "{"}, "JSON"),
+        ({"json_schema": {"type": "telepathy"}}, "telepathy"),
+        ({"logit_bias": {99999: 1.0}}, "token 99999; the vocabulary has 4,096"),
+        ({"draft_temperature": "warm"}, "draft_temperature"),
+        ({"samplers": ("top_k", "xtc")}, "xtc.*no distribution"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used_is_refused_before_anything_is_written(
+    options: GenerateOptions, complaint: str, pair: Engine
+) -> None:
+    with pytest.raises(OptionError, match=complaint):
+        pair.stream("The", **options)
+
+
+def test_a_grammar_that_a_bias_makes_impossible_is_an_error_not_a_wrong_text(pair: Engine) -> None:
+    banned = {token: float("-inf") for token in range(2, 4096) if b"b" in pair.vocab.piece(token)}
+    for drafter in ("none", "model"):
+        with pytest.raises(DecodeError, match="grammar"):
+            pair.generate("A", grammar='root ::= "a" "b"', logit_bias=banned, drafter=drafter)
+
+
+def test_a_vocabulary_without_an_end_is_refused_under_a_grammar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ggufspec.load(tiny.write_llama(tmp_path / "m.gguf"), n_threads=1) as engine:
+        monkeypatch.setitem(engine.vocab.__dict__, "stop_tokens", frozenset())
+        with pytest.raises(OptionError, match="no token that ends a text"):
+            engine.generate("a", grammar='root ::= "a"')
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_repetitions_are_penalised_in_drafts_too(drafter: str, pair: Engine) -> None:
+    """With every token allowed once only, none comes twice, in any round."""
+    options: GenerateOptions = {
+        "presence_penalty": 1000.0,
+        "repeat_last_n": -1,
+        "seed": 3,
+        "max_tokens": 100,
+        "n_draft": 8,
+        "ignore_eos": True,
+    }
+    prompt = pair.tokenize("It was a")
+    done = pair.generate(prompt, drafter=drafter, **options)
+    text = [*prompt, *done.tokens]
+    assert len(set(text)) == len(text)
+    assert done.stats.n_accepted > 20 or drafter == "none"
+
+
+def test_the_draft_has_coins_of_its_own(pair: Engine) -> None:
+    """Another draft temperature changes nothing in what plain decoding would draw."""
+    plain = pair.generate("The", seed=5, max_tokens=40, drafter="none")
+    again = pair.generate("The", seed=5, max_tokens=40, drafter="none", draft_temperature=0.3)
+    assert plain.text == again.text
+    first, second = (
+        pair.generate("The", seed=5, max_tokens=60, draft_temperature=t) for t in ("auto", "auto")
+    )
+    assert first.text == second.text
