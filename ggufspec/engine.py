@@ -9,13 +9,12 @@ import math
 import secrets
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 from typing_extensions import Unpack
@@ -30,80 +29,17 @@ from ggufspec.llama.grammar import Grammar, gbnf_of_schema
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab, check_same, check_tokens
-from ggufspec.sampling import Sampling, SamplingOptions
+from ggufspec.request import GenerateOptions, Request
+from ggufspec.sampling import Sampling
 from ggufspec.speculate import speculate
 from ggufspec.stream import Completion, Stream, Work
 from ggufspec.text import Message, TextStream, render_chat
-from ggufspec.warmth import Warmth
 
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
-PromptProgress = Callable[[str, int, int], None]  # (whose, tokens done, tokens to read)
 
 _MAX_THREADS = 512  # as in llama.cpp
 _TINY_BYTES = 32 * 2**20  # waiting for a second thread takes longer than doing its work
 _N_COINS_AHEAD = 4096
-
-
-class GenerateOptions(SamplingOptions, total=False):
-    """What can be asked of one generation; the defaults are those of Request and Sampling."""
-
-    max_tokens: int | None  # None: until the model stops or the context is full
-    n_draft: int  # the most tokens that a round drafts
-    draft_temperature: float | str  # "auto": learned, so that most is accepted; 0: greedy
-    dry_sequence_breakers: Sequence[str]  # texts over which DRY sees no repetition
-    grammar: str | None  # GBNF, whose rule `root` is the whole text
-    json_schema: str | Mapping[str, object] | None  # the text is JSON that it accepts
-    seed: int | None  # None: a fresh one
-    stop: str | Sequence[str]  # texts that end the generation, and are no part of it
-    ignore_eos: bool  # forbid the tokens that end a text
-    drafter: str | None  # "model", "none"; None: the draft model, if there is one
-    verify: str  # "block", "rejection", "match"
-    progress: PromptProgress | None  # hears of the prompt being read
-
-
-@dataclass(frozen=True)
-class Request:
-    """The options of one generation, checked. Raises OptionError."""
-
-    max_tokens: int | None = None
-    n_draft: int = defaults.N_DRAFT
-    draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
-    dry_sequence_breakers: Sequence[str] = defaults.DRY_SEQUENCE_BREAKERS
-    grammar: str | None = None
-    json_schema: str | Mapping[str, object] | None = None
-    seed: int | None = None
-    stop: str | Sequence[str] = ()
-    ignore_eos: bool = False
-    drafter: str | None = None
-    verify: str = defaults.VERIFY
-    progress: PromptProgress | None = None
-    sampling: Sampling = field(default_factory=Sampling)
-
-    @staticmethod
-    def of(options: GenerateOptions) -> Request:
-        """The request that these options make; those of sampling become its `sampling`."""
-        rest: dict[str, Any] = dict(options)
-        names = [name for name in SamplingOptions.__annotations__ if name in rest]
-        return Request(sampling=Sampling(**{name: rest.pop(name) for name in names}), **rest)
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise OptionError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if self.n_draft < 1:
-            raise OptionError(
-                f"n_draft is {self.n_draft}; it must be at least 1. "
-                "To decode without a draft, choose the drafter 'none'"
-            )
-        Warmth(self.sampling.temperature, self.draft_temperature)
-        if self.grammar is not None and self.json_schema is not None:
-            raise OptionError("there are a grammar and a JSON schema; give one of them")
-        if self.ignore_eos and (self.grammar is not None or self.json_schema is not None):
-            raise OptionError(
-                "ignore_eos forbids the tokens that end a text, but under a grammar (or JSON "
-                "schema) it is the grammar that ends it; leave one of them out"
-            )
-        if self.seed is not None and self.seed < 0:
-            raise OptionError(f"seed is {self.seed}; it must be 0 or more")
 
 
 def load(
@@ -381,7 +317,7 @@ class Engine:
             draft_coins,
             stop_tokens,
             self._draft_session,
-            draft_temperature=_draft_temperature(request),
+            draft_temperature=request.learned_temperature,
             n_draft_max=request.n_draft,
         )
         n_most = self.n_ctx if request.max_tokens is None else request.max_tokens
@@ -433,13 +369,6 @@ class Engine:
 
     def _decode_seconds(self) -> float:
         return self.target.decode_seconds + (self.draft.decode_seconds if self.draft else 0.0)
-
-
-def _draft_temperature(request: Request) -> float | str:
-    """By the rule `match`, a token stands as often as the target draws it: guess the likeliest."""
-    if request.draft_temperature == "auto" and request.verify == "match":
-        return 0.0
-    return request.draft_temperature
 
 
 def coin_streams(seed: int) -> tuple[Callable[[int], Coins], Callable[[int], Coins]]:

@@ -5,6 +5,8 @@
 #include <limits>
 #include <numeric>
 
+#include "large.h"
+
 namespace ggufspec {
 namespace {
 
@@ -20,75 +22,6 @@ void all_of(const float * row, size_t n_vocab, Candidates & candidates) {
         candidates.list[i] = {static_cast<int32_t>(i), std::isnan(row[i]) ? kNever : row[i], 0};
     }
 }
-
-// The largest values of the lanes of a row, and how to find from there those that reach a bound.
-class Lanes {
-public:
-    void read(const float * row, size_t n, size_t depth) {
-        row_ = row;
-        n_ = n;
-        depth_ = depth;
-        largest.resize((n + kLanes * depth - 1) / (kLanes * depth) * kLanes);
-        largest_of_lanes(row, n, depth, largest.data());
-    }
-
-    // Calls found(i) for each i of the row, in no order, that reaches the bound.
-    template <typename Found>
-    void each(float bound, const Found & found) const {
-        for (size_t lane = 0; lane < largest.size(); lane++) {
-            if (largest[lane] >= bound) each_in(lane, bound, found);
-        }
-    }
-
-    template <typename Found>
-    void each_in(size_t lane, float bound, const Found & found) const {
-        const size_t begin = lane / kLanes * kLanes * depth_ + lane % kLanes;
-        const size_t end = std::min(n_, begin + kLanes * depth_);
-        for (size_t i = begin; i < end; i += kLanes) {
-            if (row_[i] >= bound) found(i);
-        }
-    }
-
-    std::vector<float> largest;
-
-private:
-    const float * row_ = nullptr;
-    size_t n_ = 0, depth_ = 1;
-};
-
-// Whoever looks for large logits reads the row once, and from then on little: the lanes of it, and the lanes of those.
-class Large {
-public:
-    void read(const float * row, size_t n) {
-        row_ = row;
-        lower_.read(row, n, std::clamp<size_t>(n / 4096, 1, 16));
-        upper_.read(lower_.largest.data(), lower_.largest.size(), 32);
-        largest_ = largest_of(upper_.largest.data(), upper_.largest.size());
-    }
-
-    float largest() const { return largest_; }
-
-    // A logit that at least k tokens reach, not much below the k-th largest: that many lanes have one each.
-    float reached_by(size_t k) {
-        ranked_ = upper_.largest.size() > 2 * k ? upper_.largest : lower_.largest;
-        if (ranked_.size() <= k) return std::numeric_limits<float>::lowest();
-        std::nth_element(ranked_.begin(), ranked_.begin() + (k - 1), ranked_.end(), std::greater<float>());
-        return std::max(ranked_[k - 1], std::numeric_limits<float>::lowest());
-    }
-
-    // The tokens whose logits reach the bound, in no order.
-    void gather(float bound, std::vector<Candidate> & list) const {
-        list.clear();
-        const auto add = [this, &list](size_t i) { list.push_back({static_cast<int32_t>(i), row_[i], 0}); };
-        upper_.each(bound, [&](size_t lane) { lower_.each_in(lane, bound, add); });
-    }
-
-private:
-    const float * row_ = nullptr;
-    float largest_ = 0;
-    Lanes lower_, upper_;
-    std::vector<float> ranked_;
-};
 
 bool by_token(const Candidate & a, const Candidate & b) { return a.token < b.token; }
 

@@ -12,8 +12,9 @@ import tiny
 import ggufspec
 from ggufspec import verify
 from ggufspec.demo import embedded_draft, embedded_target
-from ggufspec.engine import Engine, GenerateOptions
+from ggufspec.engine import Engine
 from ggufspec.errors import DecodeError, OptionError
+from ggufspec.request import GenerateOptions
 
 PERSON = {
     "type": "object",

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from ggufspec import defaults
 from ggufspec import verify as rules
 from ggufspec.audit.statistics import Test
-from ggufspec.engine import GenerateOptions, Request
 from ggufspec.errors import OptionError
+from ggufspec.request import GenerateOptions, Request
 
 # A batch that moves the law of an ordinary position by more than this is no rounding.
 LAW_TOLERANCE = 0.01

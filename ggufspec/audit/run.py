@@ -24,8 +24,9 @@ from ggufspec.audit.statistics import (
     text_profiles,
     uniform_shift,
 )
-from ggufspec.engine import Engine, GenerateOptions
+from ggufspec.engine import Engine
 from ggufspec.errors import OptionError, PromptError
+from ggufspec.request import GenerateOptions
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, of)
 

@@ -17,10 +17,11 @@ from ggufspec.cli.options import (
     load_options,
     seed_option,
     show_log,
+    target_option,
     verbose_option,
     verify_option,
 )
-from ggufspec.cli.progress import late_bars
+from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
 from ggufspec.errors import PromptError
 
@@ -29,13 +30,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="audit", short_help="Test whether speculative text is the target's own.")
-@click.option(
-    "-m",
-    "--target",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="GGUF file of the target.",
-)
+@target_option
 @click.option(
     "-md",
     "--draft",
@@ -118,7 +113,6 @@ def command(
     prompts = _read_prompts(prompt_file)
     show_log(verbose)
     from ggufspec.audit import PROMPTS, Settings, audit
-    from ggufspec.engine import load
 
     settings = Settings(
         n_runs=n_runs,
@@ -131,15 +125,7 @@ def command(
         options={**to_generate(sampling), "draft_temperature": draft_temperature},  # type: ignore[typeddict-item]
     )
     load_settings["n_draft_max"] = n_draft
-    with late_bars() as bars:
-        engine = load(
-            target,
-            draft,
-            progress=lambda whose, share: bars.update(
-                f"Loading the {whose}", share, 1, unit="share"
-            ),
-            **load_settings,
-        )
+    engine = load_with_bars(target, draft, load_settings)
     with engine, late_bars() as bars:
         report = audit(engine, prompts or PROMPTS, settings, progress=bars.update)
     if as_json:

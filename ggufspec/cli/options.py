@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import reduce, wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -128,6 +129,14 @@ seed_option = click.option(
     "--seed",
     type=click.IntRange(min=0),
     help="Seed of the random numbers. [default: a fresh one]",
+)
+
+target_option = click.option(
+    "-m",
+    "--target",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="GGUF file of the target.",
 )
 
 draft_n_option = click.option(

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from ggufspec.engine import Engine
 
 _PATIENCE_SECONDS = 1.0
 
@@ -54,6 +57,21 @@ def late_bars() -> Iterator[LateBars]:
         yield bars
     finally:
         bars.close()
+
+
+def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, Any]) -> Engine:
+    """ggufspec.load, with a bar for each model that takes its time."""
+    from ggufspec.engine import load
+
+    with late_bars() as bars:
+        return load(
+            target,
+            draft,
+            progress=lambda whose, share: bars.update(
+                f"Loading the {whose}", share, 1, unit="share"
+            ),
+            **load_settings,
+        )
 
 
 def _make_progress(unit: str) -> Progress:

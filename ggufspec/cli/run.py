@@ -17,10 +17,11 @@ from ggufspec.cli.options import (
     load_options,
     seed_option,
     show_log,
+    target_option,
     verbose_option,
     verify_option,
 )
-from ggufspec.cli.progress import late_bars
+from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
 from ggufspec.errors import PromptError
 
@@ -30,13 +31,7 @@ if TYPE_CHECKING:
 
 
 @click.command(name="run", short_help="Continue a prompt, or answer it.")
-@click.option(
-    "-m",
-    "--target",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="GGUF file of the target.",
-)
+@target_option
 @click.option(
     "-md",
     "--draft",
@@ -132,18 +127,11 @@ def command(
         "stop": stop,
         "ignore_eos": ignore_eos,
     }
-    from ggufspec.engine import Request, load
+    from ggufspec.request import Request
 
-    Request.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known before the models are read
-    with late_bars() as bars:
-        engine = load(
-            target,
-            draft,
-            progress=lambda whose, share: bars.update(
-                f"Loading the {whose}", share, 1, unit="share"
-            ),
-            **load_settings,
-        )
+    # What is wrong with them is known before the models are read.
+    Request.of(settings)  # type: ignore[arg-type]
+    engine = load_with_bars(target, draft, load_settings)
     with engine:
         wanted: str | list[int] = text
         if chat or system is not None:

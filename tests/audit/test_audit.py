@@ -14,8 +14,9 @@ import ggufspec
 from ggufspec import audit as auditing
 from ggufspec import verify
 from ggufspec.audit import PROMPTS, Settings, audit
-from ggufspec.engine import Engine, GenerateOptions
+from ggufspec.engine import Engine
 from ggufspec.errors import ClosedError, OptionError, PromptError
+from ggufspec.request import GenerateOptions
 
 SMALL = Settings(n_runs=6, n_tokens=12, seed=0)
 

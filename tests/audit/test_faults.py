@@ -14,7 +14,8 @@ import ggufspec
 from ggufspec import demo, engine, verify
 from ggufspec.audit import PROMPTS, Greedy, Parting, Report, Settings, audit
 from ggufspec.core import Coins, Draft, Probs, Verdict
-from ggufspec.engine import Engine, GenerateOptions
+from ggufspec.engine import Engine
+from ggufspec.request import GenerateOptions
 
 SMALL = Settings(n_runs=6, n_tokens=12, seed=0, verify="rejection")
 # The embedded pair agrees so often that faults show: 58 % of its drafts are accepted.
