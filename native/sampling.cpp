@@ -50,6 +50,7 @@ struct Job {
     const std::vector<Sampler> & samplers;  // the active ones, at least one
     const Text & text;
     Grammar * grammar;
+    bool is_greedy;  // the likeliest of what remains is taken
 
     bool starts_with_top_k() const {
         return samplers[0] == Sampler::top_k && static_cast<size_t>(sampling.top_k) <= std::min(kMostFast, n_vocab);
@@ -58,42 +59,61 @@ struct Job {
     bool starts_with_min_p() const { return samplers[0] == Sampler::min_p && !grammar; }
 };
 
-// The first sampler in one pass over the row, where that leads to the same list. False where it does not.
-bool first_fast(const Job & job, Large & large, Candidates & candidates) {
-    auto & list = candidates.list;
-    candidates.sorted = candidates.cut_a_tie = false;
-    if (job.starts_with_min_p()) {
-        large.gather(large.largest() + std::log(job.sampling.min_p), list);
-        std::sort(list.begin(), list.end(), by_token);
-        return true;
-    }
+void apply_from(size_t next, const Job & job, Candidates & candidates) {
+    for (; next < job.samplers.size(); next++) apply(job.samplers[next], job.sampling, job.text, candidates);
+}
+
+// Of a few thousand tokens, which may follow? Mostly nothing behind them matters: not every token has to be asked.
+// True where that is certain, and `candidates` are what all samplers leave.
+bool truncate_few(const Job & job, Large & large, Candidates & candidates) {
+    const auto cuts_tail = [](Sampler sampler) { return sampler == Sampler::top_p || sampler == Sampler::min_p; };
+    if (!std::all_of(job.samplers.begin() + 1, job.samplers.end(), cuts_tail)) return false;
     const size_t k = job.sampling.top_k;
-    if (!job.grammar) {
-        select_largest(large, k, candidates);
-        return true;
+    for (size_t n_asked : {size_t{256}, size_t{2048}}) {
+        if (n_asked >= job.n_vocab) return false;
+        select_largest(large, n_asked, candidates);
+        const float bound = candidates.list.back().logit;
+        job.grammar->apply(job.text.tokens, job.text.n, candidates.list.data(), candidates.list.size());
+        drop_impossible(candidates.list);
+        candidates.cut_a_tie = false;
+        if (candidates.list.empty()) continue;
+        if (candidates.list.size() < k && job.is_greedy) {
+            if (candidates.list.size() > 1 && candidates.list[0].logit == candidates.list[1].logit) return false;
+            candidates.list.resize(1);  // the likeliest survives whatever cuts a tail
+            return true;
+        }
+        // What was not asked has at most that logit: if as much as there can be of it changes nothing, nothing of it does.
+        Candidates fuller = candidates;
+        fuller.list.resize(std::max(k, candidates.list.size()), {-1, bound, 0});
+        for (Candidates * list : {&candidates, &fuller}) apply_from(0, job, *list);
+        const auto same = [](const Candidate & a, const Candidate & b) { return a.token == b.token; };
+        if (std::equal(candidates.list.begin(), candidates.list.end(), fuller.list.begin(), fuller.list.end(), same)) return true;
     }
-    // Of some more than k, mostly enough may follow: not every token has to be asked.
-    select_largest(large, std::min(4 * k + 64, job.n_vocab), candidates);
-    job.grammar->apply(job.text.tokens, job.text.n, list.data(), list.size());
-    drop_impossible(list);
-    if (list.size() < k) return false;
-    candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
-    list.resize(k);
-    return true;
+    return false;
+}
+
+// The first sampler in one pass over the row.
+void first_fast(const Job & job, Large & large, Candidates & candidates) {
+    candidates.sorted = candidates.cut_a_tie = false;
+    if (job.starts_with_top_k()) return select_largest(large, job.sampling.top_k, candidates);
+    large.gather(large.largest() + std::log(job.sampling.min_p), candidates.list);
+    std::sort(candidates.list.begin(), candidates.list.end(), by_token);
 }
 
 // Runs the samplers over the row, by the short cut that `large` is for, or (null) by none.
 void truncate(const Job & job, Large * large, Candidates & candidates) {
-    size_t next = 1;
-    if (!large || !first_fast(job, *large, candidates)) {
-        all_of(job.row, job.n_vocab, candidates);
-        if (job.grammar) {
-            job.grammar->apply(job.text.tokens, job.text.n, candidates.list.data(), candidates.list.size());
-            drop_impossible(candidates.list);
-        }
-        next = 0;
+    if (large && !job.grammar) {
+        first_fast(job, *large, candidates);
+        return apply_from(1, job, candidates);
     }
-    for (; next < job.samplers.size(); next++) apply(job.samplers[next], job.sampling, job.text, candidates);
+    if (large && truncate_few(job, *large, candidates)) return;
+    candidates.cut_a_tie = false;
+    all_of(job.row, job.n_vocab, candidates);
+    if (job.grammar) {
+        job.grammar->apply(job.text.tokens, job.text.n, candidates.list.data(), candidates.list.size());
+        drop_impossible(candidates.list);
+    }
+    apply_from(0, job, candidates);
 }
 
 // The index in a list at which the cumulative weight first exceeds coin * total; the last that has any, at rounding.
@@ -154,7 +174,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
     }
     samplers.erase(samplers.begin(), truncation);
     is_list_ = !samplers.empty() || grammar;
-    const Job job{row_, n_vocab, sampling, samplers, text, grammar};
+    const Job job{row_, n_vocab, sampling, samplers, text, grammar, temperature <= 0};
     const bool is_fast = !samplers.empty() && (job.starts_with_top_k() || job.starts_with_min_p());
     if (is_fast) large.read(row_, n_vocab);
     largest_ = is_fast ? large.largest() : largest_of(row_, n_vocab);

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 
@@ -14,7 +16,9 @@ from ggufspec import verify
 from ggufspec.demo import embedded_draft, embedded_target
 from ggufspec.engine import Engine
 from ggufspec.errors import DecodeError, OptionError
+from ggufspec.llama.grammar import Grammar, gbnf_of_schema
 from ggufspec.request import GenerateOptions
+from ggufspec.sampling import to_probs
 
 PERSON = {
     "type": "object",
@@ -153,3 +157,43 @@ def test_the_draft_has_coins_of_its_own(pair: Engine) -> None:
         pair.generate("The", seed=5, max_tokens=60, draft_temperature=t) for t in ("auto", "auto")
     )
     assert first.text == second.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.0},
+        {"top_p": 1.0, "min_p": 0.0},
+        {"top_k": 100, "min_p": 0.0, "top_p": 0.5},
+        {"top_k": 3, "top_p": 1.0},
+        {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"typical_p": 0.7},
+    ],
+    ids=str,
+)
+def test_a_grammar_is_asked_of_few_tokens_with_the_law_of_asking_it_of_all(
+    options: GenerateOptions, pair: Engine
+) -> None:
+    """Against the same rows with -infinity wherever the grammar says no."""
+    prompt = pair.tokenize("It was")
+    everything = list(range(pair.vocab.n_tokens))
+    grammar = Grammar(pair.vocab, gbnf_of_schema(PERSON))
+    grammar.begin(len(prompt))
+    sampling = pair.sampling(prompt, **options)
+    held = replace(sampling, grammar=grammar.native)
+    done = pair.generate(prompt, json_schema=PERSON, seed=4, max_tokens=40)
+    text = [*prompt, *done.tokens]
+    n_open = 0
+    for n, (row,) in enumerate(pair.logits(prompt, done.tokens, whose="target"), len(prompt)):
+        for sharpness in (1.0, 3.0):
+            logits = row[None] * np.float32(sharpness)
+            allowed = grammar.allowed(text[:n], everything)
+            assert allowed is not None
+            masked = np.where(allowed, logits, -np.inf).astype(np.float32)
+            expected = np.asarray(to_probs(masked, sampling, text[:n]))
+            found = np.asarray(to_probs(logits, held, text[:n]))
+            np.testing.assert_array_equal(found > 0, expected > 0)
+            np.testing.assert_allclose(found, expected, atol=1e-6)
+            n_open += int((found > 0).sum() > 1)
+    assert n_open > 10 or options.get("temperature") == 0
