@@ -9,7 +9,7 @@ import math
 import secrets
 import threading
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from types import TracebackType
 import numpy as np
 from typing_extensions import Unpack
 
-from ggufspec import defaults
+from ggufspec import checks, defaults
 from ggufspec import draft as drafters
 from ggufspec import verify as rules
 from ggufspec.core import Coins, Drafter, Logits, Round
@@ -77,7 +77,7 @@ def load(
         ("n_gpu_layers", n_gpu_layers),
         ("n_gpu_layers_draft", n_gpu_layers_draft),
     ):
-        if abs(n_layers) >= 2**31:
+        if abs(checks.whole(name, n_layers)) >= 2**31:
             raise OptionError(f"{name} is {n_layers}; no model has so many layers (-1: all)")
     _check_count("n_threads", n_threads, _MAX_THREADS)
     _check_count("n_threads_draft", n_threads_draft, _MAX_THREADS)
@@ -125,7 +125,7 @@ def _default_n_ctx(models: Sequence[Model]) -> int:
 
 
 def _check_count(name: str, value: int | None, most: int) -> None:
-    if value is not None and not 1 <= value <= most:
+    if value is not None and not 1 <= checks.whole(name, value) <= most:
         raise OptionError(f"{name} is {value}; it must be from 1 to {most:,}")
 
 
@@ -225,7 +225,14 @@ class Engine:
             )
         else:
             wanted = "the prompt has no tokens; give at least one to continue"
-            tokens = [int(token) for token in prompt]
+            if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+                raise PromptError(
+                    f"the prompt is of type {type(prompt).__name__}; give a text, or token ids"
+                )
+            try:
+                tokens = [checks.whole("a token of the prompt", token) for token in prompt]
+            except OptionError as error:
+                raise PromptError(str(error)) from error
             check_tokens(tokens, self.vocab)
         if not tokens:
             raise PromptError(wanted)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ggufspec import defaults
+from ggufspec import checks, defaults
+from ggufspec import verify as rules
 from ggufspec.errors import OptionError
 from ggufspec.sampling import Sampling, SamplingOptions
 from ggufspec.warmth import Warmth
@@ -65,6 +66,7 @@ class Request:
         return Request(sampling=Sampling(**{name: rest.pop(name) for name in names}), **rest)
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.max_tokens is not None and self.max_tokens < 1:
             raise OptionError(f"max_tokens is {self.max_tokens}; it must be at least 1")
         if self.n_draft < 1:
@@ -72,6 +74,7 @@ class Request:
                 f"n_draft is {self.n_draft}; it must be at least 1. "
                 "To decode without a draft, choose the drafter 'none'"
             )
+        rules.rule(self.verify)
         Warmth(self.sampling.temperature, self.draft_temperature)
         if self.grammar is not None and self.json_schema is not None:
             raise OptionError("there are a grammar and a JSON schema; give one of them")
@@ -82,3 +85,23 @@ class Request:
             )
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
+
+    def _check_types(self) -> None:
+        checks.whole("n_draft", self.n_draft)
+        for name in ("max_tokens", "seed"):
+            if getattr(self, name) is not None:
+                checks.whole(name, getattr(self, name))
+        for name in ("grammar", "drafter"):
+            if getattr(self, name) is not None:
+                checks.text(name, getattr(self, name))
+        checks.text("verify", self.verify)
+        checks.switch("ignore_eos", self.ignore_eos)
+        if self.progress is not None and not callable(self.progress):
+            raise OptionError(f"progress is {self.progress!r}; it must be a function")
+        if not isinstance(self.json_schema, (str, Mapping, bool, type(None))):
+            raise OptionError(
+                f"json_schema is {self.json_schema!r}; it must be the text of a schema, or a dict"
+            )
+        checks.texts("dry_sequence_breakers", self.dry_sequence_breakers)
+        if not isinstance(self.stop, str):
+            checks.texts("stop", self.stop)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 import numpy as np
 from typing_extensions import TypedDict
 
-from ggufspec import _native, defaults
+from ggufspec import _native, checks, defaults
 from ggufspec.core import Draft, Logits, Probs, token_array
 from ggufspec.errors import DecodeError, OptionError
 
@@ -21,6 +21,16 @@ _REFUSED = {
     "mirostat": "mirostat steers by the tokens that it drew before",
     "adaptive_p": "adaptive_p steers by the tokens that it drew before",
     "infill": "infill merges tokens by their texts",
+}
+
+
+_CHECKS: dict[str, Callable[[str, object], object]] = {
+    "float": checks.number32,
+    "int": checks.whole,
+}
+_BY_NAME: dict[str, Callable[[str, object], object]] = {
+    "logit_bias": checks.biases,
+    "samplers": checks.texts,
 }
 
 
@@ -80,6 +90,11 @@ class Sampling:
     grammar: _native.Grammar | None = None
 
     def __post_init__(self) -> None:
+        for field_ in fields(self):
+            check = _CHECKS.get(str(field_.type), _BY_NAME.get(field_.name))
+            if check is not None:
+                checked = check(field_.name, getattr(self, field_.name))
+                object.__setattr__(self, field_.name, checked)
         most = 2**31 - 1
         finite = math.isfinite
         for name, holds, wanted in (
@@ -121,6 +136,9 @@ class Sampling:
                 raise OptionError(
                     f"logit_bias of token {token} is {bias}; it must be a number, or -inf to ban it"
                 )
+        names = tuple(name.replace("-", "_") for name in self.samplers)
+        names = tuple("typical_p" if name in ("typ_p", "typical") else name for name in names)
+        object.__setattr__(self, "samplers", names)
         for name in self.samplers:
             if name in _REFUSED:
                 raise OptionError(
@@ -221,6 +239,11 @@ def unusable(complaint: str, sampling: Sampling) -> DecodeError:
         return DecodeError(
             f"the text cannot go on ({complaint}): the grammar wants what no token of this "
             "vocabulary can write, or what logit_bias bans; change the grammar"
+        )
+    if sampling.logit_bias:
+        return DecodeError(
+            f"no token can be drawn ({complaint}): logit_bias, or ignore_eos, may ban all that the "
+            "model allows; if it does not, the model file may be damaged"
         )
     return DecodeError(
         f"the model's output cannot be sampled ({complaint}); "

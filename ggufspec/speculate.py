@@ -42,13 +42,13 @@ def speculate(
             rows = Rows(n_draft + 1, logits.shape[1])
         probs = to_probs(logits, sampling, tokens, draft.tokens, out=rows)
         verdict = verify(draft, probs, coins(len(logits)))
-        if verdict.next_token < 0:
-            raise unusable("a drafted token has led to where the grammar allows none", sampling)
         drafter.observe(draft, probs, verdict)
         added = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
         stops = [i for i, token in enumerate(added) if token in stop_tokens]
         if stops:
             del added[stops[0] + 1 :]
+        elif verdict.next_token < 0:
+            raise unusable("a drafted token has led to where the grammar allows none", sampling)
         tokens.extend(added)
         yield Round(
             added,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ggufspec import defaults
+from ggufspec import checks, defaults
 from ggufspec.core import Draft, Probs
 from ggufspec.errors import OptionError
 from ggufspec.sampling import as_rows, expected_lengths
@@ -39,14 +39,15 @@ class Warmth:
         """`target`: its temperature. `wanted`: the draft's, or "auto". Raises OptionError."""
         if isinstance(wanted, str) and wanted != "auto":
             raise OptionError(f"draft_temperature is {wanted!r}; it must be a number, or 'auto'")
-        if not isinstance(wanted, str) and not (math.isfinite(wanted) and wanted >= 0):
+        fixed = 0.0 if isinstance(wanted, str) else checks.number("draft_temperature", wanted)
+        if not (math.isfinite(fixed) and fixed >= 0):
             raise OptionError(
                 f"draft_temperature is {wanted}; it must be 0 (the likeliest token) or more, and "
                 "finite, or 'auto'"
             )
         # A greedy target has one token: the best guess is the draft's likeliest.
         self.is_learning = wanted == "auto" and target > 0
-        first = target if isinstance(wanted, str) else float(wanted)
+        first = target if isinstance(wanted, str) else fixed
         self.choices = (
             tuple(factor * target for factor in _FACTORS) if self.is_learning else (first,)
         )

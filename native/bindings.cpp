@@ -131,14 +131,14 @@ struct Rows {
     void add_weights(const ConstMatrix & weights) {
         require(weights.shape(1) == n_vocab && n + weights.shape(0) <= rows.size(), "Rows: weights and rows differ in shape");
         for (size_t i = 0; i < weights.shape(0); i++) {
-            require(rows[n].set_weights(weights.data() + i * n_vocab, n_vocab), "Rows: a row has no weight to draw from");
-            n++;
+            require(rows[n + i].set_weights(weights.data() + i * n_vocab, n_vocab), "Rows: a row has no weights to draw from");
         }
+        n += weights.shape(0);
     }
 };
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> dense(const Rows & self) {
-    auto * probs = new float[self.n * self.n_vocab];
+    auto * probs = new float[self.n * self.n_vocab]();
     nb::capsule owner(probs, [](void * p) noexcept { delete[] static_cast<float *>(p); });
     for (size_t i = 0; i < self.n; i++) self.rows[i].write(probs + i * self.n_vocab);
     return {probs, {self.n, self.n_vocab}, owner};
@@ -239,7 +239,8 @@ NB_MODULE(_native, m) {
              "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a,
              "presence_penalty"_a, "dry_multiplier"_a, "dry_base"_a, "dry_allowed_length"_a, "dry_last_n"_a,
              "dry_breakers"_a, "logit_bias"_a);
-    nb::class_<Rows>(m, "Rows", "Distributions over the vocabulary, at most n_most of them; numpy.asarray(rows): (n, n_vocab).")
+    nb::class_<Rows>(m, "Rows", "Distributions over the vocabulary, at most n_most of them; numpy.asarray(rows): (n, n_vocab).\n\n"
+                         "Not for two threads at once.")
         .def(nb::init<size_t, size_t>(), "n_most"_a, "n_vocab"_a)
         .def(
             "fill",
@@ -274,7 +275,11 @@ NB_MODULE(_native, m) {
             "__array__", [](const Rows & self, nb::object, nb::object) { return dense(self); }, "dtype"_a = nb::none(),
             "copy"_a = nb::none(), "All probabilities (n, n_vocab).")
         .def(
-            "overlap", [](const Rows & self, size_t i, const Rows & draft, size_t j) { return self.at(i).overlap(1.0f, draft.at(j)); },
+            "overlap",
+            [](const Rows & self, size_t i, const Rows & draft, size_t j) {
+                require(self.n_vocab == draft.n_vocab, "overlap: the rows differ in shape");
+                return self.at(i).overlap(1.0f, draft.at(j));
+            },
             "i"_a, "draft"_a, "j"_a, "The chance that a token from row j of a draft stands before row i of its target.")
         .def("pick", [](const Rows & self, size_t i, double coin) { return self.at(i).pick(coin); }, "i"_a, "coin"_a,
              "Draw a token from row i with a uniform coin in [0, 1); -1 where a grammar lets nothing follow.");

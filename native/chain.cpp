@@ -219,15 +219,14 @@ size_t since_breaker(const Sampling & sampling, const Text & text) {
     return text.n;
 }
 
-// For each token that would continue a repetition: how long that is so far, where it counts.
+// For each token that would continue a repetition: how long that is so far, where it counts. False: none can be.
 // "Don't repeat yourself", by p-e-w: https://github.com/oobabooga/text-generation-webui/pull/5677
-Counts repetitions_of(const Sampling & sampling, const Text & whole) {
-    Counts longest;
+bool repetitions_of(const Sampling & sampling, const Text & whole, Counts & longest) {
     const Text text = last(whole, sampling.dry_last_n);
     const int64_t n = static_cast<int64_t>(text.n), allowed = sampling.dry_allowed_length;
-    if (n <= allowed) return longest;
+    if (n <= allowed) return false;
     const int64_t limit = static_cast<int64_t>(since_breaker(sampling, text));
-    if (limit < allowed) return longest;
+    if (limit < allowed) return false;
     const auto from_end = [&text](int64_t i) { return text.tokens[text.n - 1 - i]; };
     // The Z-algorithm on the reversed text: how much of its end stands again k tokens before the end.
     std::vector<int64_t> repeated(n, 0);
@@ -242,7 +241,7 @@ Counts repetitions_of(const Sampling & sampling, const Text & whole) {
         auto & known = longest[from_end(k - 1)];
         known = std::max(known, static_cast<int32_t>(counted));
     }
-    return longest;
+    return true;
 }
 
 // The logit of a token that stands n times in the window, or continues a repetition of n tokens.
@@ -259,12 +258,15 @@ float adjusted(Sampler sampler, const Sampling & sampling, int32_t token, int32_
         const int largest = static_cast<int>(kLogOfLargest / std::log(sampling.dry_base));
         if (largest > 0) exponent = std::min(exponent, largest);
     }
-    const float penalty = sampling.dry_multiplier * std::pow(static_cast<double>(sampling.dry_base), exponent);
-    return logit - penalty;
+    const double penalty = sampling.dry_multiplier * std::pow(static_cast<double>(sampling.dry_base), exponent);
+    return logit - static_cast<float>(std::min<double>(penalty, FLT_MAX / 4));  // large, but no infinity: that would ban
 }
 
-Counts counted(Sampler sampler, const Sampling & sampling, const Text & text) {
-    return sampler == Sampler::dry ? repetitions_of(sampling, text) : counts_of(sampling, text);
+// False where the sampler leaves everything as it is, the order included.
+bool count(Sampler sampler, const Sampling & sampling, const Text & text, Counts & counts) {
+    if (sampler == Sampler::dry) return repetitions_of(sampling, text, counts);
+    counts = counts_of(sampling, text);
+    return true;
 }
 
 }  // namespace
@@ -300,7 +302,8 @@ void apply(Sampler sampler, const Sampling & sampling, const Text & text, Candid
     switch (sampler) {
         case Sampler::penalties:
         case Sampler::dry: {
-            const Counts counts = counted(sampler, sampling, text);
+            Counts counts;
+            if (!count(sampler, sampling, text, counts)) return;
             for (auto & [token, logit, prob] : candidates.list) {
                 const auto found = counts.find(token);
                 if (found != counts.end()) logit = adjusted(sampler, sampling, token, found->second, logit);
@@ -318,7 +321,9 @@ void apply(Sampler sampler, const Sampling & sampling, const Text & text, Candid
 }
 
 void apply_to_row(Sampler sampler, const Sampling & sampling, const Text & text, float * logits, size_t n_vocab) {
-    for (const auto & [token, n] : counted(sampler, sampling, text)) {
+    Counts counts;
+    count(sampler, sampling, text, counts);
+    for (const auto & [token, n] : counts) {
         if (token < 0 || static_cast<size_t>(token) >= n_vocab) continue;
         logits[token] = adjusted(sampler, sampling, token, n, logits[token]);
     }

@@ -47,6 +47,8 @@ struct Candidate {  // llama_token_data of llama.h; Python compares it with llam
 struct Candidates {
     std::vector<Candidate> list;
     bool sorted = false;     // by falling logit
+    bool is_short = false;   // top-k found fewer than k that can be drawn, and typical-p asks of the others too
+    bool has_ties = false;   // equal logits stand side by side in an order that is not llama.cpp's
     bool cut_a_tie = false;  // a sampler kept one of two equal logits: which one is a matter of the order
 };
 

@@ -13,6 +13,7 @@ namespace {
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
 constexpr size_t kBlock = 1024;    // a draw looks at the sums of so many tokens first
+constexpr float kColdest = 1e-30f;  // below it, a quotient of logits is no number: as good as 0
 constexpr size_t kMostFast = 128;  // up to here, llama.cpp sorts in place
 
 void all_of(const float * row, size_t n_vocab, Candidates & candidates) {
@@ -35,6 +36,8 @@ void select_largest(Large & large, size_t k, Candidates & candidates) {
     candidates.sorted = true;
     candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
     list.resize(std::min(k, list.size()));
+    const auto equal = [](const Candidate & a, const Candidate & b) { return a.logit == b.logit; };
+    candidates.has_ties = std::adjacent_find(list.begin(), list.end(), equal) != list.end();
 }
 
 void drop_impossible(std::vector<Candidate> & list) {
@@ -63,6 +66,12 @@ void apply_from(size_t next, const Job & job, Candidates & candidates) {
     for (; next < job.samplers.size(); next++) apply(job.samplers[next], job.sampling, job.text, candidates);
 }
 
+// What the grammar allows of the list. An empty one where the text has left the grammar already.
+void hold(const Job & job, std::vector<Candidate> & list) {
+    if (job.grammar->apply(job.text.tokens, job.text.n, list.data(), list.size())) return drop_impossible(list);
+    list.clear();
+}
+
 // Of a few thousand tokens, which may follow? Mostly nothing behind them matters: not every token has to be asked.
 // True where that is certain, and `candidates` are what all samplers leave.
 bool truncate_few(const Job & job, Large & large, Candidates & candidates) {
@@ -73,8 +82,7 @@ bool truncate_few(const Job & job, Large & large, Candidates & candidates) {
         if (n_asked >= job.n_vocab) return false;
         select_largest(large, n_asked, candidates);
         const float bound = candidates.list.back().logit;
-        job.grammar->apply(job.text.tokens, job.text.n, candidates.list.data(), candidates.list.size());
-        drop_impossible(candidates.list);
+        hold(job, candidates.list);
         candidates.cut_a_tie = false;
         if (candidates.list.empty()) continue;
         if (candidates.list.size() < k && job.is_greedy) {
@@ -94,8 +102,13 @@ bool truncate_few(const Job & job, Large & large, Candidates & candidates) {
 
 // The first sampler in one pass over the row.
 void first_fast(const Job & job, Large & large, Candidates & candidates) {
-    candidates.sorted = candidates.cut_a_tie = false;
-    if (job.starts_with_top_k()) return select_largest(large, job.sampling.top_k, candidates);
+    candidates.sorted = candidates.is_short = candidates.has_ties = candidates.cut_a_tie = false;
+    if (job.starts_with_top_k()) {
+        select_largest(large, job.sampling.top_k, candidates);
+        const bool asks = std::count(job.samplers.begin(), job.samplers.end(), Sampler::typical_p) > 0;
+        candidates.is_short = asks && candidates.list.size() < static_cast<size_t>(job.sampling.top_k);
+        return;
+    }
     large.gather(large.largest() + std::log(job.sampling.min_p), candidates.list);
     std::sort(candidates.list.begin(), candidates.list.end(), by_token);
 }
@@ -107,12 +120,8 @@ void truncate(const Job & job, Large * large, Candidates & candidates) {
         return apply_from(1, job, candidates);
     }
     if (large && truncate_few(job, *large, candidates)) return;
-    candidates.cut_a_tie = false;
     all_of(job.row, job.n_vocab, candidates);
-    if (job.grammar) {
-        job.grammar->apply(job.text.tokens, job.text.n, candidates.list.data(), candidates.list.size());
-        drop_impossible(candidates.list);
-    }
+    if (job.grammar) hold(job, candidates.list);
     apply_from(0, job, candidates);
 }
 
@@ -131,18 +140,19 @@ size_t index_at(double goal, size_t n, const Weight & weight) {
     return last;
 }
 
-// A draw from weights that are known by blocks: sums[i] of a block, fill(begin, end, weights) within one.
+// A draw from weights that are known by blocks: sums[i] of a block, fill(begin, end, weights) within one. -1: what the
+// sum has is rounding, and no weight is above 0.
 template <typename Fill>
 int32_t pick_block(const std::vector<double> & sums, size_t n_vocab, double coin, const Fill & fill) {
     float weights[kBlock];
     double goal = coin * std::accumulate(sums.begin(), sums.end(), 0.0);
     size_t block = index_at(goal, sums.size(), [&sums](size_t i) { return sums[i]; });
-    if (block == sums.size()) return 0;
+    if (block == sums.size()) return -1;
     for (size_t i = 0; i < block; i++) goal -= sums[i];
     const size_t begin = block * kBlock, end = std::min(n_vocab, begin + kBlock);
     fill(begin, end, weights);
     const size_t index = index_at(goal, end - begin, [&weights](size_t i) { return weights[i]; });
-    return static_cast<int32_t>(begin + std::min(index, end - begin - 1));
+    return index < end - begin ? static_cast<int32_t>(begin + index) : -1;
 }
 
 }  // namespace
@@ -174,23 +184,24 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
     }
     samplers.erase(samplers.begin(), truncation);
     is_list_ = !samplers.empty() || grammar;
-    const Job job{row_, n_vocab, sampling, samplers, text, grammar, temperature <= 0};
+    const Job job{row_, n_vocab, sampling, samplers, text, grammar, temperature < kColdest};
     const bool is_fast = !samplers.empty() && (job.starts_with_top_k() || job.starts_with_min_p());
     if (is_fast) large.read(row_, n_vocab);
     largest_ = is_fast ? large.largest() : largest_of(row_, n_vocab);
     if (!std::isfinite(largest_)) return false;
 
     if (is_list_) {
+        const auto looks_at_order = [](Sampler sampler) {
+            return sampler == Sampler::penalties || sampler == Sampler::dry || sampler == Sampler::typical_p;
+        };
         const auto ties_matter = [&] {
-            if (candidates.cut_a_tie) return true;
-            if (temperature > 0) return false;
-            const auto has_largest = [](const Candidate & candidate) { return candidate.logit == candidates.list[0].logit; };
-            return candidates.sorted && std::count_if(candidates.list.begin(), candidates.list.end(), has_largest) > 1;
+            if (candidates.cut_a_tie || candidates.is_short) return true;
+            return candidates.has_ties && (job.is_greedy || std::any_of(samplers.begin(), samplers.end(), looks_at_order));
         };
         truncate(job, is_fast ? &large : nullptr, candidates);
         if (is_fast && ties_matter()) truncate(job, nullptr, candidates);
         set_list(candidates);
-        if (tokens_.empty()) return false;
+        if (tokens_.empty() || !std::isfinite(largest_)) return false;
     } else {
         if (keep && row_ == logits) {
             own_.assign(logits, logits + n_vocab);
@@ -204,6 +215,8 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
 
 void Row::set_list(Candidates & candidates) {
     auto & list = candidates.list;
+    const auto impossible = [](const Candidate & candidate) { return !(candidate.logit > kNever); };  // NaN too
+    list.erase(std::remove_if(list.begin(), list.end(), impossible), list.end());
     const auto likeliest = std::max_element(list.begin(), list.end(), [](const auto & a, const auto & b) { return a.logit < b.logit; });
     likeliest_ = likeliest == list.end() ? -1 : likeliest->token;
     largest_ = likeliest == list.end() ? kNever : likeliest->logit;
@@ -211,7 +224,6 @@ void Row::set_list(Candidates & candidates) {
     tokens_.clear();
     logits_.clear();
     for (const Candidate & candidate : list) {
-        if (candidate.logit == kNever) continue;
         tokens_.push_back(candidate.token);
         logits_.push_back(candidate.logit);
     }
@@ -231,20 +243,19 @@ bool Row::set_weights(const float * weights, size_t n_vocab) {
     for (const Candidate & candidate : candidates.list) sum += candidate.prob;
     probs_.clear();
     for (const Candidate & candidate : candidates.list) probs_.push_back(static_cast<float>(candidate.prob / sum));
-    return !tokens_.empty();
+    return !tokens_.empty() && std::isfinite(sum);
 }
 
 void Row::set_temperature(float temperature) {
-    is_certain_ = temperature <= 0;
+    is_certain_ = temperature < kColdest;
     if (is_certain_) {
         if (likeliest_ < 0) likeliest_ = static_cast<int32_t>(std::find(row_, row_ + n_vocab_, largest_) - row_);
         return;
     }
     if (is_list_) {
-        const float largest = largest_ / temperature;
         double sum = 0;
         probs_.resize(logits_.size());
-        for (size_t i = 0; i < probs_.size(); i++) sum += probs_[i] = std::exp(logits_[i] / temperature - largest);
+        for (size_t i = 0; i < probs_.size(); i++) sum += probs_[i] = std::exp((logits_[i] - largest_) / temperature);
         for (float & prob : probs_) prob = static_cast<float>(prob / sum);
         return;
     }
@@ -267,6 +278,7 @@ Row Row::certain(int32_t token) {
 }
 
 Row Row::at(float temperature) const {
+    if (!is_list_ && !row_) return *this;  // a token that was certain from the start
     Row other;
     other.n_vocab_ = n_vocab_;
     other.is_list_ = is_list_;
@@ -375,7 +387,9 @@ int32_t Row::pick_excess(float factor, const Row & draft, double coin) const {
         total += sums.back();
     }
     if (!(total > 0)) return pick(coin);
-    return pick_block(sums, n_vocab_, coin, [&](size_t begin, size_t end, float * weights) { excess(begin, end, factor, draft, weights); });
+    const auto fill = [&](size_t begin, size_t end, float * weights) { excess(begin, end, factor, draft, weights); };
+    const int32_t token = pick_block(sums, n_vocab_, coin, fill);
+    return token < 0 ? pick(coin) : token;
 }
 
 }  // namespace ggufspec

@@ -15,7 +15,7 @@ import ggufspec
 from ggufspec import verify
 from ggufspec.demo import embedded_draft, embedded_target
 from ggufspec.engine import Engine
-from ggufspec.errors import DecodeError, OptionError
+from ggufspec.errors import DecodeError, OptionError, PromptError
 from ggufspec.llama.grammar import Grammar, gbnf_of_schema
 from ggufspec.request import GenerateOptions
 from ggufspec.sampling import to_probs
@@ -103,6 +103,25 @@ def test_the_next_text_starts_with_a_fresh_grammar(pair: Engine) -> None:
         ({"json_schema": {"type": "telepathy"}}, "telepathy"),
         ({"logit_bias": {99999: 1.0}}, "token 99999; the vocabulary has 4,096"),
         ({"draft_temperature": "warm"}, "draft_temperature"),
+        ({"temperature": True}, "must be a number"),
+        ({"n_draft": True}, "must be a whole number"),
+        ({"logit_bias": {5: 1e300}}, "too large"),
+        ({"top_p": 1e-60}, "too small"),
+        ({"logit_bias": {-1: 1.0}}, "no such id"),
+        ({"ignore_eos": "yes"}, "True or False"),
+        ({"draft_temperature": None}, "draft_temperature is None; it must be a number"),
+        ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
+        ({"top_k": 1.5}, "top_k is 1.5; it must be a whole number"),
+        ({"logit_bias": {"a": 1.0}}, "a token of logit_bias is 'a'"),
+        ({"logit_bias": [(1, 2.0)]}, "must map token ids to numbers"),
+        ({"samplers": "top_k"}, "must be a list of texts"),
+        ({"grammar": b"root"}, "grammar is b'root'; it must be a text"),
+        ({"json_schema": [1]}, "schema"),
+        ({"n_draft": 2.0}, "n_draft is 2.0"),
+        ({"seed": "1"}, "seed is '1'"),
+        ({"stop": [1]}, "an entry of stop is 1"),
+        ({"verify": None}, "verify is None"),
+        ({"dry_sequence_breakers": ":"}, "dry_sequence_breakers"),
         ({"samplers": ("top_k", "xtc")}, "xtc.*no distribution"),
     ],
     ids=str,
@@ -148,6 +167,48 @@ def test_repetitions_are_penalised_in_drafts_too(drafter: str, pair: Engine) -> 
     assert done.stats.n_accepted > 20 or drafter == "none"
 
 
+def test_behind_a_text_that_has_left_its_grammar_nothing_can_be_drawn(pair: Engine) -> None:
+    grammar = Grammar(pair.vocab, 'root ::= "a" "b"')
+    grammar.begin(1)
+    (good,) = pair.vocab.tokenize("a", add_special=False, parse_special=False)
+    (bad,) = pair.vocab.tokenize("z", add_special=False, parse_special=False)
+    row = np.zeros((1, pair.vocab.n_tokens), np.float32)
+    for options in ({}, {"top_k": 0}, {"temperature": 0.0}, {"top_k": 0, "top_p": 1, "min_p": 0}):
+        sampling = replace(pair.sampling([1], **options), grammar=grammar.native)  # type: ignore[arg-type]
+        assert np.asarray(to_probs(row, sampling, [1, good])).sum() == pytest.approx(1)
+        with pytest.raises(DecodeError, match="grammar"):
+            to_probs(row, sampling, [1, bad])
+        behind = to_probs(np.vstack([row, row]), sampling, [1], [bad])
+        assert np.asarray(behind)[1].sum() == 0
+        assert behind.pick(1, 0.5) == -1
+
+
+@pytest.mark.parametrize("prompt", [b"Once", 5, None, {"a": 1}, ["a"], [1.5], [True]], ids=str)
+def test_a_prompt_of_another_type_is_refused(prompt: object, pair: Engine) -> None:
+    with pytest.raises(PromptError):
+        pair.generate(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"n_ctx": "x"}, {"n_threads": 2.5}, {"n_gpu_layers": None}])
+def test_what_loads_is_checked_too(options: dict[str, object]) -> None:
+    with pytest.raises(OptionError, match="must be a whole number"):
+        ggufspec.load(embedded_target(), **options)  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers(pair: Engine) -> None:
+    options: dict[str, object] = {
+        "temperature": np.float32(0.5),
+        "top_k": np.int64(20),
+        "logit_bias": {np.int32(5): np.float64(-1)},
+        "seed": np.int64(1),
+    }
+    done = pair.generate("The", max_tokens=5, **options)  # type: ignore[arg-type]
+    plain = pair.generate(
+        "The", max_tokens=5, temperature=0.5, top_k=20, logit_bias={5: -1.0}, seed=1
+    )
+    assert done.text == plain.text
+
+
 def test_the_draft_has_coins_of_its_own(pair: Engine) -> None:
     """Another draft temperature changes nothing in what plain decoding would draw."""
     plain = pair.generate("The", seed=5, max_tokens=40, drafter="none")
@@ -168,7 +229,7 @@ def test_the_draft_has_coins_of_its_own(pair: Engine) -> None:
         {"top_k": 100, "min_p": 0.0, "top_p": 0.5},
         {"top_k": 3, "top_p": 1.0},
         {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
-        {"typical_p": 0.7},
+        {"top_n_sigma": 2.0},
     ],
     ids=str,
 )

@@ -163,6 +163,10 @@ def test_samplers_that_are_no_distribution_are_refused_with_the_reason(name: str
         Sampling(samplers=("top_q",))
 
 
+def test_samplers_may_be_spelled_as_llama_cpp_spells_them() -> None:
+    assert Sampling(samplers=["typ_p", "top-k"]).samplers == ("typical_p", "top_k")
+
+
 def test_shapes_that_do_not_fit_are_refused() -> None:
     logits = np.zeros((2, 4), np.float32)
     with pytest.raises(DecodeError, match="shape"):

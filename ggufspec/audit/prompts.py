@@ -67,5 +67,5 @@ def _prompt_of(line: str, number: int, where: str) -> str:
         found = turns[0] if isinstance(turns, list) and turns else None
     if not isinstance(found, str) or not found:
         keys = ", ".join(map(repr, entry)) or "nothing"
-        raise PromptError(f"line {number} of {where} has no prompt but {keys}; {_NEEDED}")
+        raise PromptError(f"line {number} of {where} has no text in {keys}; {_NEEDED}")
     return found

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ggufspec import defaults
+from ggufspec import checks, defaults
 from ggufspec import verify as rules
 from ggufspec.audit.statistics import Test
 from ggufspec.errors import OptionError
@@ -15,6 +15,8 @@ from ggufspec.request import GenerateOptions, Request
 
 # A batch that moves the law of an ordinary position by more than this is no rounding.
 LAW_TOLERANCE = 0.01
+# Places are uniform in [0, 1): their means cannot be further apart.
+LARGEST_SHIFT = 0.5
 # A rule's law may be this far off besides 3 times the resolution of its integral.
 RULE_TOLERANCE = 0.002
 
@@ -34,6 +36,12 @@ class Settings:
     options: GenerateOptions = field(default_factory=GenerateOptions)
 
     def __post_init__(self) -> None:
+        for name in ("n_runs", "n_tokens", "n_draft"):
+            checks.whole(name, getattr(self, name))
+        for name in ("alpha", "near_tie"):
+            checks.number(name, getattr(self, name))
+        if self.seed is not None:
+            checks.whole("seed", self.seed)
         if self.n_runs < 1:
             raise OptionError(
                 f"n_runs is {self.n_runs}; an audit needs at least 1 text of each kind, "
@@ -192,6 +200,11 @@ class Report:
         if not self.sequences.n_drafted:
             return (
                 "Nothing was drafted, so nothing was tested: every text ended at its first token."
+            )
+        if self.sequences.smallest_shift > LARGEST_SHIFT:
+            return (
+                "No difference was found, but these are too few texts to find one; write more "
+                "(n_runs, --runs)."
             )
         return (
             "No difference was found; a mean shift of "

@@ -70,6 +70,8 @@ def _read(
     engine: Engine, prompts: Sequence[str | Sequence[int]], settings: Settings
 ) -> list[list[int]]:
     """The prompts as tokens."""
+    if isinstance(prompts, str):
+        raise PromptError("the prompts are one text; give a list of them")
     if not prompts:
         raise PromptError("there are no prompts; give at least one")
     texts = [engine.tokenize(prompt) for prompt in prompts]

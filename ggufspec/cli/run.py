@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     help="GGUF file of the draft; none: plain decoding.",
 )
 @draft_n_option
-@click.option("--drafter", help="model or none. [default: model, where there is a draft]")
+@click.option(
+    "--drafter",
+    help="Who drafts: model, none, or a file of yours. [default: model, where there is a draft]",
+)
 @verify_option
 @draft_temperature_option
 @click.option("-p", "--prompt", help="The prompt.")
@@ -109,10 +112,6 @@ def command(
     text = read_prompt(prompt, prompt_file)
     if max_tokens != -1 and max_tokens < 1:
         raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
-    if draft is None and _was_given("n_draft"):
-        raise click.UsageError("--draft-n needs a draft model: name one with --draft")
-    if draft is None and compare:
-        raise click.UsageError("--compare needs a draft model: name one with --draft")
     show_log(verbose)
 
     load_settings["n_draft_max"] = n_draft
@@ -131,6 +130,8 @@ def command(
 
     # What is wrong with them is known before the models are read.
     Request.of(settings)  # type: ignore[arg-type]
+    if draft is None:
+        _check_needs_no_draft(drafter, compare=compare)
     engine = load_with_bars(target, draft, load_settings)
     with engine:
         wanted: str | list[int] = text
@@ -227,6 +228,26 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
             f"the prompt from {where} is not UTF-8: byte {error.start} is "
             f"0x{data[error.start]:02x}; convert it to UTF-8 first"
         ) from error
+
+
+_ABOUT_THE_DRAFT = {
+    "draft_temperature": "--draft-temp",
+    "n_threads_draft": "-td",
+    "n_gpu_layers_draft": "-ngld",
+}
+_ABOUT_DRAFTING = {"n_draft": "--draft-n", "verify": "--verify"}  # of a drafter without a model too
+
+
+def _check_needs_no_draft(drafter: str | None, *, compare: bool) -> None:
+    """Options that say something of a draft model need one. Raises UsageError."""
+    options = dict(_ABOUT_THE_DRAFT)
+    if drafter in (None, "none", "model"):
+        options.update(_ABOUT_DRAFTING)
+    given = [option for name, option in options.items() if _was_given(name)]
+    if compare and drafter in (None, "none", "model"):
+        given.append("--compare")
+    if given:
+        raise click.UsageError(f"{given[0]} needs a draft model: name one with --draft")
 
 
 def _was_given(name: str) -> bool:

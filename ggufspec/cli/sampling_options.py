@@ -29,9 +29,11 @@ def _biases(context: click.Context, option: click.Parameter, given: tuple[str, .
 
 
 def _names(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
-    """The samplers of a list with semicolons; llama.cpp's spelling of typical_p too."""
-    names = [name.strip().replace("-", "_") for name in text.split(";") if name.strip()]
-    return tuple({"typ_p": "typical_p", "typical": "typical_p"}.get(name, name) for name in names)
+    """The samplers of a list with semicolons."""
+    names = tuple(name.strip() for name in text.split(";") if name.strip())
+    if not names:
+        raise click.BadParameter("names no sampler; 'temperature' alone truncates nothing")
+    return names
 
 
 def _breakers(
@@ -186,7 +188,7 @@ sampling_options = gathered(
         "-j",
         "--json-schema",
         metavar="SCHEMA",
-        help="Write JSON that this schema accepts; {}: any JSON.",
+        help="Write JSON that this schema accepts (of oneOf, perhaps more than one); {}: any JSON.",
     ),
     click.option(
         "-jf",

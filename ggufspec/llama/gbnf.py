@@ -79,8 +79,8 @@ def check(gbnf: str, token_id: Callable[[str], bool]) -> None:
         )
     if "\0" in gbnf:
         raise OptionError(
-            rf"the grammar has a NUL character at {gbnf.index(chr(0))}: llama.cpp would read no "
-            r"further; write \x00"
+            f"the grammar has a NUL character at {gbnf.index(chr(0))}; no text has one, so leave "
+            "it out"
         )
     _check_rules(_Reader(gbnf, token_id).read())
 
@@ -164,14 +164,24 @@ class _Reader:
         if len(levels) > 1:
             raise self._wrong("a bracket is never closed", levels[-1].opened_at)
 
+    def _check_escapes(self, text: str, at: int) -> None:
+        """Each character must be one that a text can have: no NUL, no half of a surrogate pair."""
+        for escape in _CHAR.findall(text):
+            if len(escape) > 2:
+                code = int(escape[2:], 16)
+                if code == 0 or 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:
+                    raise self._wrong(f"{escape} is no character that a text can have", at)
+
     def _read_item(self, level: _Level) -> bool:
         """A literal, characters, a token, or the name of a rule; False if there is none."""
         char, at = self._text[self._at], self._at
         if char == '"':
             found = self._take(_LITERAL, 'a text that ends with " and has only escapes of GBNF')
+            self._check_escapes(found.group(), at)
             n_elements = len(_CHAR.findall(found.group()[1:-1]))
         elif char == "[":
             found = self._take(_CLASS, "characters that end with ] and have only escapes of GBNF")
+            self._check_escapes(found.group(), at)
             n_elements = self._check_ranges(found.group(2), at)
         elif char in "<!":
             found = self._take(_TOKEN, "a token: <text> or <[id]>")

@@ -1,9 +1,10 @@
 """JSON schema -> a grammar (GBNF) whose every text is JSON that the schema accepts. Pure.
 
-A grammar may be narrower than its schema, never wider: properties come in the schema's order, none
-is added where the schema only does not forbid it, and what a grammar cannot promise is refused, not
-left out. Nothing is ever fetched. llama-cpp-python's own converter is not used: its strings may
-hold line breaks, its literals lose their backslashes, and it passes over what it does not know.
+A grammar may be narrower than its schema, never wider, but that a text may match more than one of
+those that `oneOf` names. Properties come in the schema's order, none is added where the schema only
+does not forbid it, and what a grammar cannot promise is refused, not left out. Nothing is ever
+fetched. llama-cpp-python's own converter is not used: its strings may hold line breaks, its
+literals lose their backslashes, and it passes over what it does not know.
 """
 
 from __future__ import annotations
@@ -324,7 +325,8 @@ class _Converter:
             parts.append(part)
             place = found.end()
         try:
-            notation.check(f"root ::= {' '.join(parts)}\nplain ::= [a]", lambda token: False)
+            shape = " ".join(parts) or '""'
+            notation.check(f"root ::= {shape}\nplain ::= [a]", lambda token: False)
         except OptionError as error:
             raise _wrong(at, f"pattern {pattern!r} cannot be used: {error}") from error
         body = f"({' '.join(parts)})" if parts else ""
@@ -366,12 +368,12 @@ class _Converter:
     def _bounds(self, schema: Schema, low: str, high: str, at: str) -> tuple[int, int | None]:
         least, most = schema.get(low, 0), schema.get(high)
         for name, value in ((low, least), (high, most)):
-            if value is not None and not (_is_a(value, "integer") and int(str(value)) >= 0):
+            if value is not None and not (_is_a(value, "integer") and int(value) >= 0):  # type: ignore[call-overload]
                 raise _wrong(at, f"{name!r} needs a number of at least 0, not {value!r}")
-            if isinstance(value, int) and value > notation.N_REPEATED:
+            if value is not None and int(value) > notation.N_REPEATED:  # type: ignore[call-overload]
                 raise _wrong(at, f"{name!r} is {value}, at most {notation.N_REPEATED} can be used")
-        assert isinstance(least, int)
-        assert most is None or isinstance(most, int)
+        least = int(least)  # type: ignore[call-overload]
+        most = None if most is None else int(most)  # type: ignore[call-overload]
         if most is not None and most < least:
             raise _wrong(at, f"{low!r} is {least}, more than {high!r}, {most}")
         return least, most

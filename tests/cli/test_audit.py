@@ -95,7 +95,7 @@ def test_the_seed_is_told_where_none_was_given(command: Command, target: Path, d
         (b"", "has no prompts: it is empty"),
         (b"\xff\xfe\x00", "not UTF-8: byte 0 is 0xff"),
         (b"GGUF\x03\x00\x00\x00", "zero bytes"),
-        (b'{"prompt": "a"}\n{"promt": "b"}', "has no prompt but 'promt'"),
+        (b'{"prompt": "a"}\n{"promt": "b"}', "has no text in 'promt'"),
         (b"a word " * 3000, "shorten"),
     ],
 )

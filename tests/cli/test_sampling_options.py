@@ -32,7 +32,8 @@ def test_all_of_them_arrive(run: Command) -> None:
             "-l",
             "7-inf",
         ),
-        *("--samplers", "penalties;dry;top_k;typ_p;temperature", "--draft-temp", "0.5", "--json"),
+        *("--samplers", "penalties;dry;top_k;typical_p;temperature", "--json"),
+        *("-md", TARGET[1], "--draft-temp", "0.5"),
     )
     assert result.code == 0
     settings = result.document["settings"]
@@ -80,10 +81,14 @@ def test_a_grammar_from_a_file_is_the_same_as_one_on_the_line(run: Command, tmp_
         (("-l", "99999+1"), "the vocabulary has 4,096"),
         (("--samplers", "top_k;xtc"), "no distribution"),
         (("--samplers", "top_z"), "choose from penalties"),
+        (("--samplers", ""), "names no sampler"),
+        (("--draft-temp", "0.5"), "--draft-temp needs a draft model"),
+        (("--verify", "match"), "--verify needs a draft model"),
+        (("-td", "1"), "-td needs a draft model"),
         (("--mirostat", "2"), "--mirostat cannot be used"),
         (("--xtc-probability", "0.5"), "--xtc-probability cannot be used"),
-        (("--draft-temp", "warm"), "neither a number nor 'auto'"),
-        (("--draft-temp", "-1"), "draft_temperature is -1.0"),
+        (("-md", TARGET[1], "--draft-temp", "warm"), "neither a number nor 'auto'"),
+        (("-md", TARGET[1], "--draft-temp", "-1"), "draft_temperature is -1.0"),
         (("--grammar", 'root ::= "a'), "grammar"),
         (("--grammar", 'root ::= "a"', "--json-schema", "{}"), "give one of them"),
         (("--json-schema", "{"), "JSON"),

@@ -636,3 +636,19 @@ def test_what_is_no_json_at_all_is_refused() -> None:
     for schema in schemas:
         with pytest.raises(OptionError):
             gbnf_of_schema(schema)
+
+
+@pytest.mark.parametrize("escape", [r"\x00", r"\uD800", r"\U00110000", r"\UFFFFFFFF"])
+def test_what_no_text_can_have_is_refused_in_a_grammar(escape: str) -> None:
+    for gbnf in (f'root ::= "a{escape}"', f"root ::= [a{escape}]"):
+        with pytest.raises(OptionError, match="no character that a text can have"):
+            notation.check(gbnf, lambda name: False)
+
+
+def test_whole_numbers_of_json_and_empty_patterns_are_understood() -> None:
+    for schema in (
+        {"type": "string", "minLength": 2.0, "maxLength": 3.0},
+        {"type": "string", "pattern": ""},
+        {"type": "string", "pattern": "^$"},
+    ):
+        notation.check(gbnf_of_schema(schema), lambda name: False)

@@ -1,0 +1,76 @@
+"""Values as they should be, or an OptionError that says what was found. Knows no meanings."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ggufspec.errors import OptionError
+
+
+def number(name: str, value: object) -> float:
+    """Any real number, numpy's too, as a float."""
+    if isinstance(value, (str, bytes, bool)):
+        raise OptionError(f"{name} is {value!r}; it must be a number")
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError(f"{name} is {value!r}; it must be a number") from error
+
+
+def number32(name: str, value: object) -> float:
+    """The same where it will be a float of 32 bits: neither lost in 0 nor beyond its range."""
+    found = number(name, value)
+    with np.errstate(over="ignore", under="ignore"):
+        kept = float(np.float32(found))
+    if math.isfinite(found) and (math.isinf(kept) or (kept == 0) != (found == 0)):
+        raise OptionError(f"{name} is {found}; that is too {'large' if kept else 'small'}")
+    return found
+
+
+def whole(name: str, value: object) -> int:
+    """Any integer, numpy's too, as an int."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError as error:
+        raise OptionError(f"{name} is {value!r}; it must be a whole number") from error
+
+
+def switch(name: str, value: object) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} is {value!r}; it must be True or False")
+    return value
+
+
+def text(name: str, value: object) -> str:
+    """A text."""
+    if not isinstance(value, str):
+        raise OptionError(f"{name} is {value!r}; it must be a text")
+    return value
+
+
+def texts(name: str, value: object) -> tuple[str, ...]:
+    """Several texts; one alone is no sequence of its letters."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise OptionError(f"{name} is {value!r}; it must be a list of texts")
+    return tuple(text(f"an entry of {name}", entry) for entry in value)
+
+
+def biases(name: str, value: object) -> dict[int, float]:
+    """A number for each of some tokens."""
+    if not isinstance(value, Mapping):
+        raise OptionError(f"{name} is {value!r}; it must map token ids to numbers")
+    found = {
+        whole(f"a token of {name}", token): number32(f"{name} of token {token}", bias)
+        for token, bias in value.items()
+    }
+    for token in found:
+        if not 0 <= token < 2**31:
+            raise OptionError(f"{name} names token {token}; there is no such id")
+    return found
