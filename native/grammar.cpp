@@ -16,20 +16,37 @@ constexpr size_t n_states_kept = 128;
 
 Grammar::Grammar(GrammarFunctions functions, void * start, const void * vocab, size_t n_vocab)
     : functions_(functions), vocab_(vocab), n_vocab_(n_vocab), start_(start, functions.free) {
-    states_.push_back(copy_of(start_));
+    states_.push_back({copy_of(start_), {}});
 }
 
 bool Grammar::apply(const int32_t * tokens, size_t n_tokens, Candidate * candidates, size_t n_candidates) {
-    const void * state = state_after(tokens + n_start_, n_tokens - n_start_);
-    if (!state) return false;
-    CandidateArray all{candidates, n_candidates, -1, false};
-    functions_.apply(state, &all);
+    Kept * kept = kept_after(tokens + n_start_, n_tokens - n_start_);
+    if (!kept) return false;
+    // Who asks of all asks again: the draft first, and then the target at the same place.
+    if (n_candidates >= n_vocab_ && kept->allowed.empty()) ask_of_all(*kept);
+    if (kept->allowed.empty()) {
+        CandidateArray all{candidates, n_candidates, -1, false};
+        functions_.apply(kept->state.get(), &all);
+        return true;
+    }
+    for (size_t i = 0; i < n_candidates; i++) {
+        if (!kept->allowed[candidates[i].token]) candidates[i].logit = -INFINITY;
+    }
     return true;
+}
+
+void Grammar::ask_of_all(Kept & kept) const {
+    std::vector<Candidate> every(n_vocab_);
+    for (size_t i = 0; i < n_vocab_; i++) every[i] = {static_cast<int32_t>(i), 0.0f, 0.0f};
+    CandidateArray all{every.data(), n_vocab_, -1, false};
+    functions_.apply(kept.state.get(), &all);
+    kept.allowed.resize(n_vocab_);
+    for (size_t i = 0; i < n_vocab_; i++) kept.allowed[i] = !std::isinf(every[i].logit);
 }
 
 // Null if nothing can follow the text. What is known of a longer text remains known, because a draft is
 // written first and then judged from its beginning.
-const void * Grammar::state_after(const int32_t * text, size_t n_text) {
+Grammar::Kept * Grammar::kept_after(const int32_t * text, size_t n_text) {
     const size_t n_known = std::min(n_text, tokens_.size());
     const size_t n_common = std::mismatch(text, text + n_known, tokens_.begin()).first - text;
     if (n_common < n_text || !is_kept(n_common)) rewind(n_common);
@@ -37,7 +54,7 @@ const void * Grammar::state_after(const int32_t * text, size_t n_text) {
         const size_t n_missing = n_text - tokens_.size();
         if (!extend(text[tokens_.size()], n_missing <= n_states_kept)) return nullptr;
     }
-    return states_[states_.size() - 1 - (tokens_.size() - n_text)].get();
+    return &states_[states_.size() - 1 - (tokens_.size() - n_text)];
 }
 
 // Drops all behind the first n_tokens, or everything where no state of so long ago is kept.
@@ -50,7 +67,7 @@ void Grammar::rewind(size_t n_tokens) {
     State start = copy_of(start_);
     states_.clear();
     tokens_.clear();
-    states_.push_back(std::move(start));
+    states_.push_back({std::move(start), {}});
 }
 
 // Adds a token to the text, and its state to those kept or in place of all. False if it may not follow:
@@ -59,7 +76,7 @@ bool Grammar::extend(int32_t token, bool keep) {
     // Asked first, because llama.cpp throws or aborts where an impossible token is accepted. It accepts
     // an end without noting it, so an ended text has no state.
     if (!allows(token) || functions_.is_end(vocab_, token)) return false;
-    State next = copy_of(states_.back());
+    State next = copy_of(states_.back().state);
     try {
         functions_.accept(next.get(), token);
     } catch (const std::bad_alloc &) {
@@ -68,15 +85,16 @@ bool Grammar::extend(int32_t token, bool keep) {
         return false;  // what llama.cpp allowed and then refused
     }
     tokens_.push_back(token);
-    states_.push_back(std::move(next));
+    states_.push_back({std::move(next), {}});
     while (states_.size() > (keep ? n_states_kept : 1)) states_.pop_front();
     return true;
 }
 
 bool Grammar::allows(int32_t token) const {
+    if (!states_.back().allowed.empty()) return states_.back().allowed[token];
     Candidate candidate{token, 0.0f, 0.0f};
     CandidateArray one{&candidate, 1, -1, false};
-    functions_.apply(states_.back().get(), &one);
+    functions_.apply(states_.back().state.get(), &one);
     return !std::isinf(candidate.logit);
 }
 

@@ -49,10 +49,16 @@ public:
 private:
     using State = std::unique_ptr<void, void (*)(void *)>;
 
-    const void * state_after(const int32_t * text, size_t n_text);
+    struct Kept {
+        State state;
+        std::vector<bool> allowed;  // (n_vocab) what may follow, once every token has been asked of; else empty
+    };
+
+    Kept * kept_after(const int32_t * text, size_t n_text);
     void rewind(size_t n_tokens);
     bool extend(int32_t token, bool keep);
     bool allows(int32_t token) const;
+    void ask_of_all(Kept & kept) const;
     State copy_of(const State & state) const;
     bool is_kept(size_t n_tokens) const { return tokens_.size() - n_tokens < states_.size(); }
 
@@ -62,7 +68,7 @@ private:
     size_t n_start_ = 0;
     State start_;
     std::vector<int32_t> tokens_;  // the text that states_ tell of; none of it ends a generation
-    std::deque<State> states_;     // after the last tokens of it, the newest after all: never empty
+    std::deque<Kept> states_;      // after the last tokens of it, the newest after all: never empty
 };
 
 }  // namespace ggufspec
