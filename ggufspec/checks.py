@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 
 import numpy as np
 
@@ -53,6 +55,13 @@ def text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise OptionError(f"{name} is {value!r}; it must be a text")
     return value
+
+
+def path(name: str, value: object) -> Path:
+    """The path of a file."""
+    if not isinstance(value, (str, PathLike)) or not str(value):
+        raise OptionError(f"{name} is {value!r}; it must be the path of a file")
+    return Path(value)
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:

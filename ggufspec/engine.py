@@ -71,8 +71,8 @@ def load(
     Raises ModelError, VocabError, OptionError, OutOfMemoryError.
     """
     _check_count("n_ctx", n_ctx, 2**31 - 1)
-    _check_count("n_batch", n_batch, 2**20)
-    _check_count("n_draft_max", n_draft_max, defaults.N_DRAFT_LIMIT)
+    _check_count("n_batch", checks.whole("n_batch", n_batch), 2**20)
+    _check_count("n_draft_max", checks.whole("n_draft_max", n_draft_max), defaults.N_DRAFT_LIMIT)
     for name, n_layers in (
         ("n_gpu_layers", n_gpu_layers),
         ("n_gpu_layers_draft", n_gpu_layers_draft),
@@ -83,13 +83,16 @@ def load(
     _check_count("n_threads_draft", n_threads_draft, _MAX_THREADS)
     with ExitStack() as stack:
         target_model = Model(
-            target, n_gpu_layers=n_gpu_layers, mmap=mmap, progress=_named(progress, "target")
+            checks.path("target", target),
+            n_gpu_layers=n_gpu_layers,
+            mmap=mmap,
+            progress=_named(progress, "target"),
         )
         stack.callback(target_model.close)
         models = [target_model]
         if draft is not None:
             draft_model = Model(
-                draft,
+                checks.path("draft", draft),
                 n_gpu_layers=n_gpu_layers_draft,
                 mmap=mmap,
                 progress=_named(progress, "draft"),

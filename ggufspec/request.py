@@ -63,6 +63,9 @@ class Request:
         """The request that these options make; those of sampling become its `sampling`."""
         rest: dict[str, Any] = dict(options)
         names = [name for name in SamplingOptions.__annotations__ if name in rest]
+        unknown = sorted(set(rest) - set(Request.__annotations__) - set(names))
+        if unknown:
+            raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
         return Request(sampling=Sampling(**{name: rest.pop(name) for name in names}), **rest)
 
     def __post_init__(self) -> None:
