@@ -110,6 +110,22 @@ def test_a_greedy_target_and_a_fixed_temperature_learn_nothing() -> None:
     assert not Warmth(0.8, 0.3).is_learning
 
 
+@pytest.mark.parametrize("samplers", [("temperature", "top_k"), ("top_k",), ()])
+def test_where_temperature_is_not_the_last_step_the_targets_is_kept(
+    samplers: tuple[str, ...],
+) -> None:
+    sampling = Sampling(temperature=0.7, samplers=samplers)
+    materials = drafters.Materials(sampling, coin_streams(0)[1], (), FakeSession(logits_after))
+    drafter = drafters.make("model", materials)
+    assert drafter.notes() == {"draft_temperature": 0.7}  # type: ignore[attr-defined]
+    for _ in range(30):
+        draft = drafter.draft([1, 2], 3)
+        logits = np.array([logits_after((1, i)) for i in range(len(draft.tokens) + 1)], np.float32)
+        target = to_probs(logits, sampling, [1, 2], draft.tokens)
+        drafter.observe(draft, target, verify.rule("block")(draft, target, [0.5] * len(target)))
+    assert drafter.notes() == {"draft_temperature": 0.7}  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf"), "warm"])
 def test_a_temperature_that_is_none_is_refused(wrong: float | str) -> None:
     with pytest.raises(OptionError, match="draft_temperature"):

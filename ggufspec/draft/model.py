@@ -23,15 +23,19 @@ class ModelDrafter:
     def __init__(self, session: Session, materials: Materials) -> None:
         self._session = session
         self._materials = materials
-        self._warmth = Warmth(materials.sampling.temperature, materials.draft_temperature)
+        sampling = materials.sampling
+        wanted = materials.draft_temperature
+        if wanted == "auto" and list(sampling.samplers[-1:]) != ["temperature"]:
+            wanted = sampling.temperature  # what another would change is not only the last step
+        self._warmth = Warmth(sampling.temperature, wanted)
         self._samplings = {
-            temperature: replace(materials.sampling, temperature=temperature)
+            temperature: replace(sampling, temperature=temperature)
             for temperature in self._warmth.choices
         }
         self._rows: Rows | None = None
         # Under a grammar: what the first token of a draft would have been drawn from without it.
         self._free: Rows | None = None
-        self._free_sampling = replace(materials.sampling, grammar=None)
+        self._free_sampling = replace(sampling, grammar=None)
         self._n_judged = 0
         self._chance_held = self._chance_free = 0.0
 
