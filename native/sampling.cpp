@@ -28,20 +28,26 @@ bool by_token(const Candidate & a, const Candidate & b) { return a.token < b.tok
 
 bool by_logit(const Candidate & a, const Candidate & b) { return a.logit != b.logit ? a.logit > b.logit : a.token < b.token; }
 
+void note_ties(Candidates & candidates) {
+    const auto & list = candidates.list;
+    const auto equal = [](const Candidate & a, const Candidate & b) { return a.logit == b.logit; };
+    candidates.has_ties = std::adjacent_find(list.begin(), list.end(), equal) != list.end();
+}
+
 // The k largest, in falling order.
 void select_largest(Large & large, size_t k, Candidates & candidates) {
     auto & list = candidates.list;
     large.gather(large.reached_by(k), list);
     std::sort(list.begin(), list.end(), by_logit);
     candidates.sorted = true;
+    candidates.is_short = false;
     candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
     list.resize(std::min(k, list.size()));
-    const auto equal = [](const Candidate & a, const Candidate & b) { return a.logit == b.logit; };
-    candidates.has_ties = std::adjacent_find(list.begin(), list.end(), equal) != list.end();
+    note_ties(candidates);
 }
 
 void drop_impossible(std::vector<Candidate> & list) {
-    const auto impossible = [](const Candidate & candidate) { return candidate.logit == kNever; };
+    const auto impossible = [](const Candidate & candidate) { return !(candidate.logit > kNever); };  // NaN too
     list.erase(std::remove_if(list.begin(), list.end(), impossible), list.end());
 }
 
@@ -84,10 +90,12 @@ bool truncate_few(const Job & job, Large & large, Candidates & candidates) {
         const float bound = candidates.list.back().logit;
         hold(job, candidates.list);
         candidates.cut_a_tie = false;
+        note_ties(candidates);  // those that the grammar forbids count no more
         if (candidates.list.empty()) continue;
         if (candidates.list.size() < k && job.is_greedy) {
             if (candidates.list.size() > 1 && candidates.list[0].logit == candidates.list[1].logit) return false;
             candidates.list.resize(1);  // the likeliest survives whatever cuts a tail
+            candidates.has_ties = false;
             return true;
         }
         // What was not asked has at most that logit: if as much as there can be of it changes nothing, nothing of it does.
@@ -102,13 +110,13 @@ bool truncate_few(const Job & job, Large & large, Candidates & candidates) {
 
 // The first sampler in one pass over the row.
 void first_fast(const Job & job, Large & large, Candidates & candidates) {
-    candidates.sorted = candidates.is_short = candidates.has_ties = candidates.cut_a_tie = false;
     if (job.starts_with_top_k()) {
         select_largest(large, job.sampling.top_k, candidates);
         const bool asks = std::count(job.samplers.begin(), job.samplers.end(), Sampler::typical_p) > 0;
         candidates.is_short = asks && candidates.list.size() < static_cast<size_t>(job.sampling.top_k);
         return;
     }
+    candidates.sorted = candidates.is_short = candidates.has_ties = candidates.cut_a_tie = false;
     large.gather(large.largest() + std::log(job.sampling.min_p), candidates.list);
     std::sort(candidates.list.begin(), candidates.list.end(), by_token);
 }
@@ -215,8 +223,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
 
 void Row::set_list(Candidates & candidates) {
     auto & list = candidates.list;
-    const auto impossible = [](const Candidate & candidate) { return !(candidate.logit > kNever); };  // NaN too
-    list.erase(std::remove_if(list.begin(), list.end(), impossible), list.end());
+    drop_impossible(list);
     const auto likeliest = std::max_element(list.begin(), list.end(), [](const auto & a, const auto & b) { return a.logit < b.logit; });
     likeliest_ = likeliest == list.end() ? -1 : likeliest->token;
     largest_ = likeliest == list.end() ? kNever : likeliest->logit;
