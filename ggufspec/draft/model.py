@@ -35,7 +35,11 @@ class ModelDrafter:
         self._rows: Rows | None = None
         # Under a grammar: what the first token of a draft would have been drawn from without it.
         self._free: Rows | None = None
-        self._free_sampling = replace(sampling, grammar=None)
+        self._free_samplings = {
+            temperature: replace(held, grammar=None)
+            for temperature, held in self._samplings.items()
+            if held.grammar is not None
+        }
         self._n_judged = 0
         self._chance_held = self._chance_free = 0.0
 
@@ -93,8 +97,7 @@ class ModelDrafter:
         if self._free is None:
             self._free = Rows(1, logits.shape[1])
         self._free.clear()
-        sampling = replace(self._free_sampling, temperature=self._warmth.temperature)
-        append_probs(self._free, logits, sampling, context)
+        append_probs(self._free, logits, self._free_samplings[self._warmth.temperature], context)
 
 
 def make(materials: Materials) -> ModelDrafter:
