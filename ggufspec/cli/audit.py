@@ -11,6 +11,7 @@ import click
 from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
+from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.options import (
     draft_n_option,
     draft_temperature_option,
@@ -23,7 +24,6 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
-from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
     from ggufspec.audit import Report
@@ -155,11 +155,7 @@ def _read_prompts(path: Path | None) -> list[str] | None:
         return None
     from ggufspec.audit.prompts import parse_prompts
 
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise PromptError(f"the prompt file {path} cannot be read: {error.strerror}") from error
-    return parse_prompts(data, str(path))
+    return parse_prompts(read_prompt_file(path), str(path))
 
 
 def _print_report(report: Report) -> None:

@@ -10,6 +10,7 @@ import click
 
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
+from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.options import (
     color_option,
     draft_n_option,
@@ -211,10 +212,7 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     if prompt is not None:
         return prompt
     if path is not None and str(path) != "-":
-        try:
-            data, where = path.read_bytes(), str(path)
-        except OSError as error:
-            raise PromptError(f"the prompt file {path} cannot be read: {error.strerror}") from error
+        data, where = read_prompt_file(path), str(path)
     else:
         if sys.stdin.isatty():
             raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
