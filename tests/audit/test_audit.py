@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,19 +18,6 @@ from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.request import GenerateOptions
 
 SMALL = Settings(n_runs=6, n_tokens=12, seed=0)
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    target = tiny.write_llama(folder / "target.gguf")
-    return target, tiny.write_llama(folder / "draft.gguf", n_layer=1)
-
-
-@pytest.fixture(scope="module")
-def pair(paths: tuple[Path, Path]) -> Iterator[Engine]:
-    with ggufspec.load(*paths, n_threads=1, n_draft_max=4) as made:
-        yield made
 
 
 # What is honest

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny
 
 import ggufspec
 from ggufspec import demo, engine, verify
@@ -22,19 +20,6 @@ SMALL = Settings(n_runs=6, n_tokens=12, seed=0, verify="rejection")
 OPEN: GenerateOptions = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 LARGE = Settings(n_runs=40, n_tokens=32, seed=0, verify="rejection", options=OPEN)
 TIE = Parting(prompt=0, position=3, tokens=(5, 6), gap=0.01)
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    target = tiny.write_llama(folder / "target.gguf")
-    return target, tiny.write_llama(folder / "draft.gguf", n_layer=1)
-
-
-@pytest.fixture(scope="module")
-def pair(paths: tuple[Path, Path]) -> Iterator[Engine]:
-    with ggufspec.load(*paths, n_threads=1, n_draft_max=4) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
