@@ -25,12 +25,13 @@ from ggufspec import verify as rules
 from ggufspec.core import Coins, Drafter, Logits, Round
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.llama.context import Context, ContextOptions
-from ggufspec.llama.grammar import Grammar, gbnf_of_schema
+from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab, check_same, check_tokens
 from ggufspec.request import GenerateOptions, Request
 from ggufspec.sampling import Sampling
+from ggufspec.schema import gbnf_of_schema
 from ggufspec.speculate import speculate
 from ggufspec.stream import Completion, Stream, Work
 from ggufspec.text import Message, TextStream, render_chat

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import unquote
 
+from ggufspec import gbnf as notation
 from ggufspec.errors import OptionError
-from ggufspec.llama import gbnf as notation
 
 Schema = Mapping[str, object]
 

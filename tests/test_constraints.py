@@ -16,9 +16,10 @@ from ggufspec import verify
 from ggufspec.demo import embedded_draft, embedded_target
 from ggufspec.engine import Engine
 from ggufspec.errors import DecodeError, OptionError, PromptError
-from ggufspec.llama.grammar import Grammar, gbnf_of_schema
+from ggufspec.llama.grammar import Grammar
 from ggufspec.request import GenerateOptions
 from ggufspec.sampling import to_probs
+from ggufspec.schema import gbnf_of_schema
 
 PERSON = {
     "type": "object",

@@ -17,13 +17,10 @@ from functools import cache
 import llama_cpp
 
 from ggufspec import _native
+from ggufspec import gbnf as notation
 from ggufspec.errors import ModelError, OptionError
-from ggufspec.llama import gbnf as notation
 from ggufspec.llama.log import listening
-from ggufspec.llama.schema import gbnf_of_schema
 from ggufspec.llama.vocab import Vocab
-
-__all__ = ["Grammar", "gbnf_of_schema"]
 
 _DATA_FIELDS = [("id", ctypes.c_int32), ("logit", ctypes.c_float), ("p", ctypes.c_float)]
 _ARRAY_FIELDS = ["data", "size", "selected", "sorted"]

@@ -18,13 +18,14 @@ import pytest
 import tiny
 
 from ggufspec import _native
+from ggufspec import gbnf as notation
 from ggufspec.errors import OptionError
-from ggufspec.llama import gbnf as notation
 from ggufspec.llama import grammar as grammar_module
-from ggufspec.llama.grammar import Grammar, gbnf_of_schema
+from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.log import listening
 from ggufspec.llama.model import Model
 from ggufspec.llama.vocab import Vocab
+from ggufspec.schema import gbnf_of_schema
 
 JSON = gbnf_of_schema("true")
 GRAMMARS = {
