@@ -1,0 +1,152 @@
+"""What passes cost on this machine: a staircase over batch sizes. Pure: seconds come in.
+
+Four tokens may cost less than three (kernels of four rows), eight little more than five, and every
+device has stairs of its own: nothing is assumed that can be measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+_MEMORY = 12  # measurements of a size after which an older one has lost most of its weight
+_OUTLIER = 1.7  # a pass that much slower than known was disturbed: it counts as that much
+_DRIFT = 0.5  # of what one size is found to have changed, what is believed of the others
+_SLOPE = 0.3  # of an unknown machine: what each further token of a batch adds to the cost of one
+_STEP = 0.08  # likewise: a draft step beside a pass of the target
+
+
+class Costs:
+    """Seconds of a target pass over 1, 2 ... `n_most` tokens, judged; and of one draft step.
+
+    Sizes that were never measured lie on a line between those that were.
+    """
+
+    def __init__(self, n_most: int) -> None:
+        self.n_most = n_most
+        self.is_frozen = False  # measurements then change nothing
+        self._known: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+        self._step = 0.0
+        self._n_steps = 0
+        self._read = 0.0
+        self._curve: list[float] | None = None
+
+    def observe_target(self, n_tokens: int, seconds: float) -> None:
+        """A pass over `n_tokens` took that long, with what it takes to judge them."""
+        if self.is_frozen or not 1 <= n_tokens <= self.n_most or not seconds > 0:
+            return
+        count = self._counts.get(n_tokens, 0)
+        old = self._known.get(n_tokens)
+        if old is None:
+            self._known[n_tokens] = seconds
+        else:
+            new = _blend(old, seconds, count)
+            drift = math.sqrt(new / old) if count >= 2 else 1.0
+            for n in self._known:
+                self._known[n] *= drift
+            self._known[n_tokens] = new
+        self._counts[n_tokens] = count + 1
+        self._curve = None
+
+    def observe_draft(self, n_steps: int, seconds: float) -> None:
+        """So many draft steps, one after the other, took that long together."""
+        if self.is_frozen or n_steps < 1 or not seconds > 0:
+            return
+        each = seconds / n_steps
+        self._step = _blend(self._step, each, self._n_steps) if self._n_steps else each
+        self._n_steps += 1
+
+    def observe_reading(self, n_tokens: int, seconds: float) -> None:
+        """The draft read `n_tokens` in one batch."""
+        if not self.is_frozen and n_tokens >= 1 and seconds > 0:
+            self._read = seconds / n_tokens
+
+    def is_known(self, n_tokens: int) -> bool:
+        """Whether a pass over that many tokens was ever measured."""
+        return n_tokens in self._known
+
+    @property
+    def curve(self) -> Sequence[float]:
+        """Seconds of a pass over 1, 2 ... n_most tokens; a guess while nothing was measured."""
+        if self._curve is None:
+            self._curve = self._interpolated()
+        return self._curve
+
+    @property
+    def step(self) -> float:
+        """Seconds of a draft step: one more token, one more distribution."""
+        return self._step if self._n_steps else _STEP * self.curve[0]
+
+    @property
+    def read(self) -> float:
+        """Seconds that the draft takes for each token that it reads in a batch."""
+        return self._read or self.step
+
+    def to_document(self) -> dict[str, object]:
+        """What is known, for JSON: see of_document."""
+        return {
+            "target_seconds": {str(n): self._known[n] for n in sorted(self._known)},
+            "draft_seconds": self._step,
+            "draft_read_seconds": self._read,
+        }
+
+    @staticmethod
+    def of_document(document: Mapping[str, object], n_most: int) -> Costs:
+        """The costs of a document. Raises ValueError where it is not one."""
+        costs = Costs(n_most)
+        known = document.get("target_seconds")
+        if not isinstance(known, Mapping) or not known:
+            raise ValueError("no target_seconds")
+        for key, seconds in known.items():
+            if int(key) <= n_most:
+                costs._known[int(key)] = _seconds(seconds)
+                costs._counts[int(key)] = 2
+        if 1 not in costs._known:
+            raise ValueError("no target_seconds of one token")
+        costs._step = _seconds(document.get("draft_seconds"), or_zero=True)
+        costs._n_steps = 2 if costs._step else 0
+        costs._read = _seconds(document.get("draft_read_seconds"), or_zero=True)
+        return costs
+
+    def copy(self) -> Costs:
+        """The same, to be learned from apart."""
+        made = Costs(self.n_most)
+        made._known, made._counts = dict(self._known), dict(self._counts)
+        made._step, made._n_steps, made._read = self._step, self._n_steps, self._read
+        return made
+
+    def _interpolated(self) -> list[float]:
+        sizes = sorted(self._known)
+        if not sizes:
+            sizes, seconds = [1], [1.0]
+        else:
+            seconds = [self._known[n] for n in sizes]
+        first, last = sizes[0], sizes[-1]
+        one = seconds[0] / (1 + _SLOPE * (first - 1))
+        slope = (seconds[-1] - one) / (last - 1) if last > 1 else _SLOPE * one
+        if first > 1:
+            sizes, seconds = [1, *sizes], [one, *seconds]
+        curve = []
+        for n in range(1, self.n_most + 1):
+            if n >= last:
+                curve.append(seconds[-1] + max(slope, 0.0) * (n - last))
+                continue
+            i = max(i for i, size in enumerate(sizes) if size <= n)
+            share = (n - sizes[i]) / (sizes[i + 1] - sizes[i])
+            curve.append(seconds[i] + share * (seconds[i + 1] - seconds[i]))
+        return curve
+
+
+def _blend(old: float, new: float, count: int) -> float:
+    """A running mean that forgets; the second measurement may correct a first that was too slow."""
+    if count == 1:
+        return min(old, new)
+    return old + (min(new, _OUTLIER * old) - old) / min(count + 1, _MEMORY)
+
+
+def _seconds(value: object, *, or_zero: bool = False) -> float:
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        if value > 0 or (or_zero and value == 0):
+            return float(value)
+    raise ValueError(f"{value!r} are no seconds")
