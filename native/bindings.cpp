@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -18,6 +19,7 @@
 
 #include "context.h"
 #include "grammar.h"
+#include "ngrams.h"
 #include "pace.h"
 #include "sampling.h"
 #include "verify.h"
@@ -228,6 +230,22 @@ std::optional<std::vector<bool>> allowed(ggufspec::Grammar & self, TokenRow toke
     return answers;
 }
 
+size_t update(ggufspec::Ngrams & self, TokenRow tokens) {
+    require(tokens.shape(0) <= std::numeric_limits<int32_t>::max(), "update: the text is too long");
+    return self.update(tokens.data(), tokens.shape(0));
+}
+
+std::tuple<Tokens, Tokens, std::vector<double>> guess(ggufspec::Ngrams & self, size_t n_most) {
+    auto [tokens, lengths, shares] = self.guess(n_most);
+    return {std::move(tokens), std::move(lengths), std::move(shares)};
+}
+
+void observe(ggufspec::Ngrams & self, size_t n_accepted, size_t n_guessed) {
+    require(n_guessed <= self.n_guessed(), "observe: the last guess has fewer tokens");
+    require(n_accepted <= n_guessed, "observe: more tokens accepted than guessed");
+    self.observe(n_accepted, n_guessed);
+}
+
 ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
     require(address != 0, "rows_at: there are no rows at a null address");
     return ConstMatrix(reinterpret_cast<const float *>(address), {n_rows, n_vocab}, nb::handle());
@@ -398,4 +416,18 @@ NB_MODULE(_native, m) {
         .def("begin", &ggufspec::Grammar::begin, "n_start"_a, "The text under the grammar is what stands behind n_start tokens.")
         .def("allowed", &allowed, "tokens"_a.noconvert(), "candidates"_a.noconvert(),
              "Whether each of candidates (m,) may follow tokens (n,); None where nothing can: the text has left or ended.");
+    nb::class_<ggufspec::Ngrams>(m, "Ngrams", "What may follow a text: what followed the same tokens earlier in it.\n\n"
+                                              "Not for two threads at once.")
+        .def(nb::init<>())
+        .def("update", &update, "tokens"_a.noconvert(),
+             "Follow the text to tokens (n,): usually what it was, and a few more. Returns how many were kept.")
+        .def("guess", &guess, "n_most"_a,
+             "Up to n_most tokens that may follow, by the longest matches of the text's end: (tokens, lengths, shares).\n\n"
+             "For each token, if those before it stand: how many tokens before it agree with its sources (32 at most), and\n"
+             "its share of the votes, where 1 says that nothing speaks against it. Empty where the last token is new.\n"
+             "More than 1024 tokens are never guessed.")
+        .def("observe", &observe, "n_accepted"_a, "n_guessed"_a,
+             "Of the last guess n_guessed tokens were tried: n_accepted came true, the next, if it was tried, did not.\n\n"
+             "The guess is then forgotten.")
+        .def_prop_ro("n_examined", &ggufspec::Ngrams::n_examined, "How many earlier occurrences guesses have looked at so far.");
 }
