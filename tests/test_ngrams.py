@@ -217,6 +217,14 @@ def test_a_long_text_costs_little(period: int) -> None:
     assert ngrams.n_examined <= 100 * SOURCES_MOST * 5
 
 
+def test_no_more_is_looked_at_where_most_matches_are_shorter_than_the_longest() -> None:
+    many = [token for i in range(10_000) for token in (100 + i, 1, 2)]
+    ngrams = Ngrams()
+    ngrams.update(array("i", [*many, 9, 1, 2, 7, 9, 1, 2]))
+    assert ngrams.guess(1)[:2] == ([7], [3])
+    assert ngrams.n_examined <= SOURCES_MOST * 5
+
+
 @pytest.mark.parametrize(("n_accepted", "n_guessed"), [(0, 4), (2, 1), (4, 4)])
 def test_more_than_was_guessed_cannot_come_true(n_accepted: int, n_guessed: int) -> None:
     ngrams = Ngrams()
@@ -253,8 +261,8 @@ def test_each_kind_of_match_has_a_chance_of_its_own() -> None:
     for seed in range(20):
         short = rounds(guesser, 2, 0.1, 20, seed)
         long = rounds(guesser, 9, 0.9, 20, seed + 100)
-    assert short.chances[0] < 0.25
-    assert long.chances[0] > 0.75
+    assert 0.06 < short.chances[0] < 0.13
+    assert 0.86 < long.chances[0] < 0.94
 
 
 def test_chances_follow_a_text_that_changes() -> None:
@@ -307,10 +315,11 @@ def test_a_guess_teaches_once_and_only_while_it_is_the_last() -> None:
     assert guesser.guess(text, 2) == last
     last = guesser.guess(text, 2)
     guesser.learn(last, 1, 1)
-    once = guesser.guess(text, 2)
     guesser.learn(last, 1, 0)
-    assert guesser.guess(text, 2) == once
-    assert once.chances[0] > before[0]
+    twin = Guesser()
+    twin.learn(twin.guess(text, 2), 1, 1)
+    assert guesser.guess(text, 2) == twin.guess(text, 2)
+    assert guesser.guess(text, 2).chances[0] > before[0]
 
 
 def test_lists_and_arrays_are_texts_alike() -> None:
