@@ -44,6 +44,7 @@ LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
 _MAX_THREADS = 512  # as in llama.cpp
 _TINY_BYTES = 32 * 2**20  # waiting for a second thread takes longer than doing its work
 _N_COINS_AHEAD = 4096
+_READS_NOTHING = ("none", "ngram")  # drafters that do not ask the draft model
 
 
 def load(
@@ -306,12 +307,16 @@ class Engine:
         self.close()
 
     def _drafter_name(self, request: Request) -> str:
-        return request.drafter or ("model" if self._draft_session else "none")
+        if request.drafter is not None:
+            return request.drafter
+        if request.n_draft == "auto":
+            return "auto"
+        return "model" if self._draft_session else "none"
 
     def _read(self, tokens: list[int], request: Request) -> int:
         """Read a prompt's tokens into the sessions that will be asked to continue it."""
         progress = request.progress
-        if self._draft_session and self._drafter_name(request) != "none":
+        if self._draft_session and self._drafter_name(request) not in _READS_NOTHING:
             self._draft_session.feed(tokens, progress and partial(progress, "draft"))
         return self._target_session.feed(tokens, progress and partial(progress, "target"))
 

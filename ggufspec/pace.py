@@ -29,6 +29,10 @@ _THIN = 1.4  # speed-up below which it matters
 _PROBE_SHARE = 0.015  # of all time, at most, for asking what a draft would have said
 
 
+_RECENT = 0.98  # of what the last rounds weigh, what they weigh after each further one
+_CAUTION = 0.95  # what recent rounds brought by luck is not asked of the next
+
+
 class Line(NamedTuple):
     """A logistic line: chance = 1 / (1 + exp(-(at_zero + slope * gap))).
 
@@ -38,6 +42,17 @@ class Line(NamedTuple):
     at_zero: float
     slope: float
     weight: float
+
+
+class Weighed(NamedTuple):
+    """A draft that is there already: how many tokens of it to take, and what that gains.
+
+    `gain` compares rounds: tokens - rate * seconds, where it is known what seconds are worth.
+    """
+
+    n_draft: int
+    gain: float
+    expected: float
 
 
 class Pace(Protocol):
@@ -66,6 +81,18 @@ class Pace(Protocol):
         """Nothing was worth a look: shall the draft be asked what it would have said?"""
         ...
 
+    def weigh(self, chances: Sequence[float]) -> Weighed:
+        """How much to take of a draft that is there already, whose tokens stand with `chances`.
+
+        Each if those before it do.
+        """
+        ...
+
+    @property
+    def prospect(self) -> float:
+        """What a round with the draft model gains, as Weighed has it."""
+        ...
+
     def learn(self, n_accepted: int) -> None:
         """So many of the tokens that were taken stood."""
         ...
@@ -73,6 +100,9 @@ class Pace(Protocol):
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
         """What a probe found: how sure the draft was, and how likely it would have stood."""
         ...
+
+
+_NOTHING = Weighed(0, -1e9, 0.0)
 
 
 class Fixed:
@@ -83,6 +113,14 @@ class Fixed:
 
     def __init__(self) -> None:
         self.native = _native.Pace()
+        self._n_rounds, self._n_accepted = 1, 1  # by the model
+
+    @property
+    def prospect(self) -> float:
+        return self._n_accepted / self._n_rounds
+
+    def weigh(self, chances: Sequence[float]) -> Weighed:
+        return Weighed(*self.native.weigh(chances))
 
     def begin(self, n_max: int, n_unread: int) -> bool:
         self.native.begin(n_max)
@@ -92,7 +130,8 @@ class Fixed:
         return False
 
     def learn(self, n_accepted: int) -> None:
-        pass
+        self._n_rounds += 1
+        self._n_accepted += n_accepted
 
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
         pass
@@ -112,6 +151,7 @@ class Chosen:
         self._n_rounds = self._n_until_reckoned = 0
         self._n_since_plain = 0
         self._seconds = self._probe_seconds = 0.0
+        self._recent_tokens = self._recent_seconds = 0.0
         # The round under way.
         self._why = ""
         self._n_unread = self._n_read = 0
@@ -128,8 +168,7 @@ class Chosen:
 
     def begin(self, n_max: int, n_unread: int) -> bool:
         self._n_unread = n_unread
-        if self._n_until_reckoned <= 0:
-            self._reckon()
+        self._reckon_if_due()
         self.native.begin(min(n_max, self._limit))
         self._why = ""
         if n_max == 0:
@@ -139,6 +178,17 @@ class Chosen:
         elif not self.native.pays:
             self._why = "a draft would not pay"
         return not self._why
+
+    def weigh(self, chances: Sequence[float]) -> Weighed:
+        self.native.begin(0)
+        self._reckon_if_due()
+        if not chances or self._wants_plain():
+            return _NOTHING
+        return Weighed(*self.native.weigh(chances))
+
+    @property
+    def prospect(self) -> float:
+        return self.native.prospect
 
     def probes(self) -> bool:
         if self.native.pays or self._n_unread < defaults.N_PROBED:
@@ -179,7 +229,10 @@ class Chosen:
             costs.observe_draft(n_looked, turn.draft_seconds)
         n_drafted = turn.n_drafted
         costs.observe_target(n_drafted + 1, turn.target_seconds + turn.verify_seconds)
-        self._seconds += costs.curve[n_drafted] + n_looked * costs.step
+        seconds = costs.curve[n_drafted] + n_looked * costs.step
+        self._seconds += seconds
+        self._recent_tokens = _RECENT * self._recent_tokens + len(turn.tokens)
+        self._recent_seconds = _RECENT * self._recent_seconds + seconds
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1
         self._n_until_reckoned -= 1
@@ -192,9 +245,14 @@ class Chosen:
             return True
         return self._n_since_plain >= _PLAIN_EVERY and self.native.rate * costs.curve[0] < _THIN
 
+    def _reckon_if_due(self) -> None:
+        if self._n_until_reckoned <= 0:
+            self._reckon()
+
     def _reckon(self) -> None:
         self._n_until_reckoned = _EVERY_EARLY if self._n_rounds < _N_EARLY else _EVERY
         gaps = sorted(self._gaps)
         n = len(gaps)
         kinds = [gaps[(2 * k + 1) * n // (2 * _N_KINDS)] for k in range(_N_KINDS)]
-        self.native.reckon(self.costs.curve, self.costs.step, kinds)
+        worth = _CAUTION * self._recent_tokens / self._recent_seconds if self._n_rounds else 0.0
+        self.native.reckon(self.costs.curve, self.costs.step, kinds, worth)
