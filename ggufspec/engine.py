@@ -188,13 +188,15 @@ class Engine:
         request = Request.of(options)
         seed = secrets.randbits(32) if request.seed is None else request.seed
         end_tokens = self.vocab.stop_tokens
-        drafter, rounds = self._loop(tokens, request, seed)
+        pace = self._pace(request)
+        drafter, rounds = self._loop(tokens, request, seed, pace)
         return Stream(
             Work(
                 read=lambda: self._read(tokens[:-1], request),
                 rounds=rounds,
                 decode_seconds=self._decode_seconds,
                 notes=getattr(drafter, "notes", dict),
+                advice=pace.advice,
                 turn=self._lock,
             ),
             n_prompt=len(tokens),
@@ -321,7 +323,7 @@ class Engine:
         return self._target_session.feed(tokens, progress and partial(progress, "target"))
 
     def _loop(
-        self, tokens: list[int], request: Request, seed: int
+        self, tokens: list[int], request: Request, seed: int, pace: Fixed | Chosen
     ) -> tuple[Drafter, Callable[[], Iterator[Round]]]:
         """The drafter and the loop of one request, ready to start."""
         n_draft = self.n_draft_max if isinstance(request.n_draft, str) else request.n_draft
@@ -335,7 +337,6 @@ class Engine:
         sampling = self._sampling(tokens, request)
         stop_tokens = frozenset() if request.ignore_eos else end_tokens
         verify_coins, draft_coins = coin_streams(seed)
-        pace = self._pace(request, n_draft)
         materials = drafters.Materials(
             sampling,
             draft_coins,
@@ -363,13 +364,13 @@ class Engine:
             return drafter, rounds
         return drafter, partial(self._learn, rounds, pace, sampling.temperature)
 
-    def _pace(self, request: Request, n_draft: int) -> Fixed | Chosen:
+    def _pace(self, request: Request) -> Fixed | Chosen:
         """How far to draft in one text."""
         if request.n_draft != "auto":
             return Fixed()
         temperature = request.sampling.temperature
         repeats = request.seed is not None and temperature > 0
-        return self._knowledge.pace(temperature, n_draft, repeats=repeats)
+        return self._knowledge.pace(temperature, self.n_draft_max, repeats=repeats)
 
     def _learn(
         self, rounds: Callable[[], Iterator[Round]], pace: Chosen, temperature: float

@@ -29,6 +29,10 @@ _THIN = 1.4  # speed-up below which it matters
 _PROBE_SHARE = 0.015  # of all time, at most, for asking what a draft would have said
 
 
+_UNPAID = "a draft would not pay"
+_N_UNPAID = 32  # such rounds after which it is told,
+_UNPAID_SHARE = 0.8  # if they were that many of all
+_SLOW_STEP = 0.5  # of a pass of the target: no draft pays that takes longer
 _RECENT = 0.98  # of what the last rounds weigh, what they weigh after each further one
 _CAUTION = 0.95  # what recent rounds brought by luck is not asked of the next
 
@@ -101,6 +105,10 @@ class Pace(Protocol):
         """What a probe found: how sure the draft was, and how likely it would have stood."""
         ...
 
+    def advice(self) -> str | None:
+        """What to change, where a draft of this pair does not pay."""
+        ...
+
 
 _NOTHING = Weighed(0, -1e9, 0.0)
 
@@ -136,6 +144,9 @@ class Fixed:
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
         pass
 
+    def advice(self) -> str | None:
+        return None
+
 
 class Chosen:
     """As many as bring the most tokens a second, by what costs and chances are known to be."""
@@ -149,7 +160,7 @@ class Chosen:
         self._limit = n_most if is_known else 1
         self.n_lessons = 0
         self._n_rounds = self._n_until_reckoned = 0
-        self._n_since_plain = 0
+        self._n_since_plain = self._n_unpaid = 0
         self._seconds = self._probe_seconds = 0.0
         self._recent_tokens = self._recent_seconds = 0.0
         # The round under way.
@@ -176,7 +187,7 @@ class Chosen:
         elif self._wants_plain():
             self._why = "plain decoding is measured"
         elif not self.native.pays:
-            self._why = "a draft would not pay"
+            self._why = _UNPAID
         return not self._why
 
     def weigh(self, chances: Sequence[float]) -> Weighed:
@@ -217,6 +228,23 @@ class Chosen:
         self._gaps.extend(gaps)
         self._reckon()
 
+    def advice(self) -> str | None:
+        if self._n_unpaid < _N_UNPAID or self._n_unpaid < _UNPAID_SHARE * self._n_rounds:
+            return None
+        share = self.costs.step / self.costs.curve[0]
+        if share > _SLOW_STEP:
+            return (
+                f"this draft cannot pay: one step of it takes {share:.0%} of a pass of its target. "
+                "Use a smaller draft, give it more of the GPU (-ngld), or leave it out"
+            )
+        gaps = sorted(self._gaps)
+        chance = self.native.chance(gaps[len(gaps) // 2])
+        return (
+            f"this draft did not pay: {chance:.0%} of its tokens would have stood, and a pass over "
+            f"two tokens takes {self.costs.curve[1] / self.costs.curve[0]:.1f} times as long as "
+            f"over one. {self._n_unpaid} of {self._n_rounds} rounds went without it"
+        )
+
     def clock(self, turn: Round) -> None:
         """A round has ended: what did it cost?"""
         costs = self.costs
@@ -235,6 +263,7 @@ class Chosen:
         self._recent_seconds = _RECENT * self._recent_seconds + seconds
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1
+        self._n_unpaid += self._why == _UNPAID
         self._n_until_reckoned -= 1
 
     def _wants_plain(self) -> bool:
