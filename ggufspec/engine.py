@@ -370,7 +370,7 @@ class Engine:
             return Fixed()
         temperature = request.sampling.temperature
         repeats = request.seed is not None and temperature > 0
-        return self._knowledge.pace(temperature, self.n_draft_max, repeats=repeats)
+        return self._knowledge.pace(temperature, repeats=repeats)
 
     def _learn(
         self, rounds: Callable[[], Iterator[Round]], pace: Chosen, temperature: float

@@ -22,7 +22,6 @@ _FIRST_GAPS = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)
 _N_EARLY = 24  # rounds at first, in which the rule is reckoned after each few
 _EVERY_EARLY = 2
 _EVERY = 8
-_N_SLOW_LESSONS = 16  # lessons until an unknown draft may go as far as it likes
 _N_PLAIN = 2  # passes over one token before anything is compared with them
 _PLAIN_EVERY = 64  # rounds without one until another is measured, where that matters
 _THIN = 1.4  # speed-up below which it matters
@@ -151,13 +150,16 @@ class Fixed:
 class Chosen:
     """As many as bring the most tokens a second, by what costs and chances are known to be."""
 
-    def __init__(self, costs: Costs, line: Line, n_most: int, *, is_known: bool) -> None:
-        """`is_known`: the line was learned with this pair; else the draft has to earn trust."""
+    def __init__(self, costs: Costs, line: Line, *, is_known: bool) -> None:
+        """`is_known`: the line was learned with this pair. A draft that nobody knows is first asked
+
+        what it would have said of some tokens that the target wrote alone: that costs next to
+        nothing, however wrong it is.
+        """
         self.costs = costs
         self.native = _native.Pace(*line)
-        self._n_most = n_most
         self._gaps: deque[float] = deque(_FIRST_GAPS, _N_GAPS)
-        self._limit = n_most if is_known else 1
+        self._is_known = is_known
         self.n_lessons = 0
         self._n_rounds = self._n_until_reckoned = 0
         self._n_since_plain = self._n_unpaid = 0
@@ -180,12 +182,14 @@ class Chosen:
     def begin(self, n_max: int, n_unread: int) -> bool:
         self._n_unread = n_unread
         self._reckon_if_due()
-        self.native.begin(min(n_max, self._limit))
+        self.native.begin(n_max)
         self._why = ""
         if n_max == 0:
             self._why = "the text ends"
         elif self._wants_plain():
             self._why = "plain decoding is measured"
+        elif not self._is_known:
+            self._why = "the draft is not known yet"
         elif not self.native.pays:
             self._why = _UNPAID
         return not self._why
@@ -202,7 +206,11 @@ class Chosen:
         return self.native.prospect
 
     def probes(self) -> bool:
-        if self.native.pays or self._n_unread < defaults.N_PROBED:
+        if self._n_unread < defaults.N_PROBED:
+            return False
+        if not self._is_known:
+            return True
+        if self.native.pays:
             return False
         seconds = self.costs.step + self._n_unread * self.costs.read
         return self._probe_seconds + seconds <= _PROBE_SHARE * self._seconds
@@ -214,15 +222,10 @@ class Chosen:
         n_taken = pace.n_taken
         pace.learn(n_accepted)
         self._gaps.extend(pace.seen)
-        if self._limit < self._n_most:
-            self.n_lessons += min(n_taken, n_accepted + 1)
-            if n_taken and n_accepted >= n_taken:
-                self._limit = min(2 * self._limit + 1, self._n_most)
-            if self.n_lessons >= _N_SLOW_LESSONS:
-                self._limit = self._n_most
+        self.n_lessons += min(n_taken, n_accepted + 1)
 
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
-        self._n_read = self._n_unread
+        self._n_read, self._is_known = self._n_unread, True
         for gap, chance in zip(gaps, chances, strict=True):
             self.native.learn_one(gap, chance)
         self._gaps.extend(gaps)
