@@ -98,8 +98,10 @@ void Chance::learn(double gap, double came) {
     h11_ = std::max(kForget * h11_, floor_) + h * x * x;
     const double determinant = h00_ * h11_ - h01_ * h01_;
     if (!(determinant > 1e-9)) return;
-    at_zero_ += (came - p) * (h11_ - h01_ * x) / determinant;
-    slope_ = std::max(slope_ + (came - p) * (h00_ * x - h01_) / determinant, 0.0);  // surer never means less likely
+    const double surprise = came - p;
+    const double rise = std::max(surprise * (h00_ * x - h01_) / determinant, -slope_);  // surer never means less likely
+    at_zero_ += (surprise - h01_ * rise) / h00_;
+    slope_ += rise;
 }
 
 Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate, double worth) {
