@@ -1,0 +1,344 @@
+"""Is `auto` as good as the best fixed length, never worse than plain, and ahead of llama.cpp?
+
+    python -m ggufspec.bench.auto --target large.gguf --llama llama-speculative-simple --grid
+
+In each cell (target, draft, sampling, kind of prompt) all contenders write the same number of
+tokens behind the same prompts, in turns; see cells.py for what becomes of the seconds. Knows when
+who writes; neither how it is done nor what the numbers say. Ctrl-C keeps what is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from ggufspec import defaults
+from ggufspec.bench import cells_text, first, rivals, ways
+from ggufspec.bench.auto_options import parser
+from ggufspec.bench.cells import (
+    AUTO,
+    FINALS,
+    FIXED,
+    GRID,
+    PLAIN,
+    RIVAL,
+    SURVEY,
+    Cell,
+    Text,
+    best,
+    gains_of,
+)
+from ggufspec.bench.rivals import Rival
+from ggufspec.bench.scrambled import write_scrambled
+from ggufspec.bench.workloads import KINDS
+from ggufspec.engine import Engine, load
+from ggufspec.errors import OptionError
+from ggufspec.llama.devices import n_threads_default
+from ggufspec.stats import Stats
+
+_N_FINALISTS = 3
+_INTERRUPTED = 130
+_FIRST_SEED_OF_FINALS = 1_000_000
+_STEP = 5  # contenders by which the order moves on in each turn
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print tables; exit code 130 if interrupted. Raises GgufspecError."""
+    options = parser().parse_args(arguments)
+    if options.report:
+        texts = [
+            text
+            for path in options.report
+            for text in cells_text.texts_from(json.loads(path.read_text()))
+        ]
+        sys.stdout.write(cells_text.tell(texts))
+        return
+    if not options.target:
+        raise OptionError("there is no target to measure; give --target large.gguf")
+    with tempfile.TemporaryDirectory(prefix="ggufspec-bench-") as folder:
+        pairs = _pairs(options, Path(folder))
+        interrupted = _first(options, pairs) if options.first else _cells(options, pairs)
+    if interrupted:
+        raise SystemExit(_INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    target: Path
+    draft: Path
+    adversarial: bool
+
+
+def _pairs(options: argparse.Namespace, folder: Path) -> list[_Pair]:
+    pairs = [_Pair(target, options.draft, False) for target in options.target]
+    if options.adversarial:
+        scrambled = write_scrambled(options.draft, folder)
+        pairs += [_Pair(target, scrambled, True) for target in options.target]
+    return pairs
+
+
+# Cells -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Bench:
+    """The texts so far, and who hears of them."""
+
+    options: argparse.Namespace
+    n_expected: int
+    texts: list[Text] = field(default_factory=list)
+    n_warm: int = 0
+    started_at: float = field(default_factory=perf_counter)
+
+    def talk(self, message: str) -> None:
+        """A line on stderr, with the time that is left if texts go on taking what they took."""
+        seconds = perf_counter() - self.started_at
+        n_done = len(self.texts) + self.n_warm
+        left = seconds / max(n_done, 1) * max(self.n_expected - n_done, 0)
+        about = f"about {left / 60:.1f} min left" if n_done else ""
+        sys.stderr.write(f"[{seconds / 60:6.1f} min] {message}  {about}\n")
+        sys.stderr.flush()
+
+
+def _cells(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
+    """Measure every cell; whether the user interrupted it."""
+    n_cells_of_pair = len(options.temps) * len(options.prompts)
+    n_expected = n_cells_of_pair * sum(_n_texts(options, pair) for pair in pairs)
+    bench = _Bench(options, n_expected)
+    settings = {**_circumstances(options), "mode": "cells"}
+    interrupted = False
+    try:
+        for pair in pairs:
+            with load(
+                pair.target,
+                pair.draft,
+                n_draft_max=max(*options.lengths, defaults.N_DRAFT_MAX),
+                n_threads=options.threads,
+            ) as engine:
+                rival = _rival(bench, pair, engine)
+                for sampling in options.temps:
+                    for kind in options.prompts:
+                        cell = Cell(
+                            pair.target.stem, pair.draft.stem, sampling, kind, pair.adversarial
+                        )
+                        _measure(bench, cell, engine, rival)
+                        _save(options.json, cells_text.document(bench.texts, settings))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        if bench.texts:
+            done = {**settings, "interrupted": interrupted}
+            _save(options.json, cells_text.document(bench.texts, done))
+            sys.stdout.write(cells_text.tell(bench.texts))
+    return interrupted
+
+
+def _measure(bench: _Bench, cell: Cell, engine: Engine, rival: Rival | None) -> None:
+    """The survey of one cell, then its finals."""
+    options = bench.options
+    ours = _ours(options)
+    for name in ours:  # warm-up; auto may learn what batches cost for a whole text
+        n_tokens = options.tokens if name == AUTO else min(options.warm_up, options.tokens)
+        prompt = KINDS[cell.prompts][0]
+        ways.write(engine, name, prompt, sampling=cell.sampling, n_tokens=n_tokens, seed=0)
+        bench.n_warm += 1
+    grid = [combination.name for combination in rivals.GRID] if rival and options.grid else []
+    at = len(bench.texts)
+    for run in range(options.survey_runs):
+        others = grid if run == 0 else []  # the grid once on each prompt
+        _turns(bench, cell, SURVEY, run, [*ours, *others], engine, rival)
+    gains = gains_of(bench.texts[at:])
+    fixed = [name for name in ours if name.startswith(FIXED)]
+    finalists = [name for name in ours if name not in fixed]
+    finalists += best(gains, FIXED, _N_FINALISTS) or fixed
+    if rival:
+        finalists += [RIVAL, *best(gains, GRID, _N_FINALISTS)]
+    for run in range(options.runs):
+        _turns(bench, cell, FINALS, run, finalists, engine, rival)
+
+
+def _turns(
+    bench: _Bench,
+    cell: Cell,
+    stage: str,
+    run: int,
+    contenders: Sequence[str],
+    engine: Engine,
+    rival: Rival | None,
+) -> None:
+    """Each contender behind each prompt; another one begins each time."""
+    n_tokens = bench.options.tokens
+    prompts = KINDS[cell.prompts][: bench.options.n_prompts]
+    for n_prompt, prompt in enumerate(prompts):
+        turn = run * len(prompts) + n_prompt
+        seed = turn + _FIRST_SEED_OF_FINALS * (stage == FINALS)
+        step = turn * _STEP % len(contenders)
+        bench.talk(f"{cell.name}: {stage}, run {run + 1}, prompt {n_prompt + 1}")
+        for name in [*contenders[step:], *contenders[:step]]:
+            found: Stats | rivals.Outcome
+            if rival and name.startswith((RIVAL, GRID)):
+                found = rivals.run(
+                    *(rival, name, prompt),
+                    sampling=cell.sampling,
+                    n_tokens=n_tokens,
+                    seed=seed,
+                )
+                _check_same_prompt(engine, prompt, found)
+            else:
+                found = ways.write(
+                    *(engine, name, prompt),
+                    sampling=cell.sampling,
+                    n_tokens=n_tokens,
+                    seed=seed,
+                )
+            bench.texts.append(
+                Text(
+                    cell=cell,
+                    stage=stage,
+                    turn=f"{run}.{n_prompt}",
+                    contender=name,
+                    tokens_per_second=found.tokens_per_second,
+                    n_generated=found.n_generated,
+                    n_drafted=found.n_drafted,
+                    n_accepted=found.n_accepted,
+                )
+            )
+
+
+def _rival(bench: _Bench, pair: _Pair, engine: Engine) -> Rival | None:
+    """llama.cpp with this pair, its draft on as many threads as suit it best."""
+    options = bench.options
+    if not options.llama or pair.adversarial:
+        return None
+    n_threads = options.threads or n_threads_default()
+    rates: dict[int, float] = {}
+    for n_threads_draft in sorted({1, n_threads}):
+        rival = Rival(
+            *(options.llama, pair.target, pair.draft, engine.n_ctx, n_threads, n_threads_draft)
+        )
+        found = [
+            rivals.run(rival, RIVAL, prompt, sampling="0", n_tokens=options.tokens, seed=0)
+            for prompt in KINDS["open"][: options.n_prompts]
+        ]
+        rates[n_threads_draft] = median(outcome.tokens_per_second for outcome in found)
+    n_best = max(rates, key=lambda n: rates[n])
+    told = ", ".join(f"{n}: {rate:.1f} t/s" for n, rate in rates.items())
+    bench.talk(f"llama.cpp's draft of {pair.target.stem} gets {n_best} of threads ({told})")
+    return replace(rival, n_threads_draft=n_best)
+
+
+def _check_same_prompt(engine: Engine, prompt: str, found: rivals.Outcome) -> None:
+    n_ours = len(engine.tokenize(prompt))
+    if found.n_prompt != n_ours:
+        raise OptionError(
+            f"llama.cpp read {found.n_prompt} tokens where we read {n_ours}, of {prompt!r}; they "
+            "must be the same: give a llama.cpp of the version that llama-cpp-python has"
+        )
+
+
+def _ours(options: argparse.Namespace) -> list[str]:
+    """Our contenders: "fixed" stands for every length."""
+    lengths = [f"{FIXED}{n}" for n in options.lengths]
+    expanded = {AUTO: [AUTO], "fixed": lengths}
+    others = (name for kind in options.contenders for name in expanded.get(kind, ()))
+    return [PLAIN, *others]  # without plain there is nothing to compare with
+
+
+def _n_texts(options: argparse.Namespace, pair: _Pair) -> int:
+    """About how many texts a cell of this pair takes, with its warm-up."""
+    n_ours = len(_ours(options))
+    n_fixed = len(options.lengths) if "fixed" in options.contenders else 0
+    n_prompts: int = min(options.n_prompts, max(map(len, KINDS.values())))
+    has_rival = bool(options.llama) and not pair.adversarial
+    n_grid = len(rivals.GRID) if has_rival and options.grid else 0
+    n_finalists = n_ours - n_fixed + min(n_fixed, _N_FINALISTS)
+    n_finalists += has_rival + min(n_grid, _N_FINALISTS)
+    n_turns: int = options.survey_runs * n_ours + options.runs * n_finalists + n_grid
+    return n_ours + n_turns * n_prompts
+
+
+# The first tokens --------------------------------------------------------------------------------
+
+
+def _first(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
+    """Measure fresh processes; whether the user interrupted it."""
+    settings = {**_circumstances(options), "mode": "first"}
+    contenders = [name for name in _ours(options) if name != PLAIN]
+    done: list[first.First] = []
+    interrupted = False
+    try:
+        for found in first.measure(
+            [(pair.target, pair.draft) for pair in pairs],
+            options.temps,
+            options.prompts,
+            [PLAIN, *contenders],
+            n_tokens=options.first_tokens,
+            n_runs=options.runs,
+        ):
+            done.append(found)
+            sys.stderr.write(f"{found.cell}: {found.contender} {found.tokens_per_second:.1f} t/s\n")
+            _save(options.json, {**settings, "texts": [text._asdict() for text in done]})
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        if done:
+            sys.stdout.write(first.tell(done))
+    return interrupted
+
+
+# Helpers -----------------------------------------------------------------------------------------
+
+
+def _save(path: Path | None, document: dict[str, Any]) -> None:
+    """Write a document whole, or leave the one before."""
+    if path is None:
+        return
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(unfinished, path)
+
+
+def _circumstances(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "machine": {
+            "platform": platform.platform(),
+            "processor": _processor(),
+            "n_cpus": os.cpu_count(),
+            "n_threads": options.threads or n_threads_default(),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("ggufspec", "llama-cpp-python", "numpy")},
+        },
+        "settings": {name: _plain(value) for name, value in vars(options).items()},
+    }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor())
+
+
+if __name__ == "__main__":
+    main()
