@@ -27,7 +27,9 @@ def parser() -> argparse.ArgumentParser:
     add("--tokens", type=_count, default=96, help="of a text")
     add("--warm-up", type=_count, default=32, help="tokens of each contender in each cell")
     add("--survey-runs", type=_count, default=1, help="in which every length is tried")
-    add("--runs", type=int, default=3, help="finals: the best three lengths and combinations anew")
+    add(
+        "--runs", type=_whole, default=3, help="finals: the best three lengths and grid points anew"
+    )
     add("--threads", type=_count, help="of the target, ours and llama.cpp's")
     add("--llama", type=Path, help="path of llama-speculative-simple")
     add("--grid", action="store_true", help="also its lengths and p-mins, not only its defaults")
@@ -38,9 +40,15 @@ def parser() -> argparse.ArgumentParser:
     return whole
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+    return int(text)
+
+
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 up")
+    if _whole(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be at least 1")
     return int(text)
 
 

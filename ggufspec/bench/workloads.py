@@ -1,7 +1,8 @@
 """The prompts of the benchmarks: texts to continue freely, and texts to copy from. Only constants.
 
 The embedded pair was trained on windows of 256 tokens and follows no instructions: a repetitive
-prompt says a passage twice or thrice and begins it again, and is short.
+prompt says a passage some times and begins it again, and is short. The pair copies little: the
+first of them goes on as it began at temperature 0, the second also at 0.7, the code not at all.
 """
 
 from __future__ import annotations
@@ -12,20 +13,15 @@ OPEN = (
     '"You are late," said the countess without turning from the window. The young man',
 )
 
-_CARTER = (
-    "The carter harnessed the grey horse, put on his hat, and drove slowly down to the mill; "
-    "and the dog ran behind him.\n"
-)
-_LETTER = (
-    '"My dear sister," wrote the captain, "we are all well, and we hope to be at home in June."\n'
-)
+_COUNTRY = "and I have been in the country, "
+_CONTENTS = "1. . . . 2. . . . 3. . . .\n"
 _FUNCTION = (
     "def add(first, second):\n    total = first + second\n    print(total)\n    return total\n\n"
 )
 
 REPETITIVE = (
-    3 * _CARTER + "The carter harnessed",
-    3 * _LETTER + '"My dear sister," wrote',
+    f"I have been in the house, {4 * _COUNTRY}and I",
+    3 * _CONTENTS + "1.",
     2 * _FUNCTION + "def add(first, second):\n    total =",
 )
 

@@ -1,0 +1,331 @@
+"""ggufspec.bench.auto: who writes when, what the numbers say, and what llama.cpp's log says."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ggufspec.bench import auto, first, rivals, ways
+from ggufspec.bench.auto_options import parser
+from ggufspec.bench.cells import (
+    FINALS,
+    SURVEY,
+    Cell,
+    Text,
+    best,
+    gains_of,
+    geometric_mean,
+    ratios,
+    report,
+    reports,
+    single_best,
+    verdicts,
+)
+from ggufspec.bench.cells_text import cell_lines, document, overview_lines, tell, texts_from
+from ggufspec.bench.scrambled import write_scrambled
+from ggufspec.demo import embedded_draft, embedded_target
+from ggufspec.engine import load
+from ggufspec.errors import OptionError
+
+CELL = Cell("large", "small", "0.7", "open", False)
+GREEDY = CELL._replace(sampling="0")
+ADVERSARIAL = CELL._replace(draft="small-scrambled", adversarial=True)
+
+LOG = """\
+ a text that says "decoded" and goes on
+0.00.891.033 I encoded    6 tokens in    0.021 seconds, speed:  283.943 t/s
+0.00.891.034 I decoded   97 tokens in    0.616 seconds, speed:  157.341 t/s
+0.00.891.034 I\x20
+0.00.891.034 I n_draft   = 3
+0.00.891.035 I n_predict = 97
+0.00.891.035 I n_drafted = 93
+0.00.891.035 I n_accept  = 65
+0.00.891.035 I accept    = 69.892%
+"""
+
+
+def _texts(rates: dict[str, list[float]], cell: Cell = CELL, stage: str = SURVEY) -> list[Text]:
+    return [
+        Text(cell, stage, f"{turn}.0", name, rate, 96, 0, 0)
+        for name, speeds in rates.items()
+        for turn, rate in enumerate(speeds)
+    ]
+
+
+def test_geometric_mean() -> None:
+    assert geometric_mean([0.5, 2.0]) == pytest.approx(1)
+    assert geometric_mean([2.0, 2.0, 16.0]) == pytest.approx(4)
+    assert math.isnan(geometric_mean([]))
+
+
+def test_ratios_are_of_the_same_turn() -> None:
+    texts = _texts({"plain": [100.0, 50.0], "auto": [150.0, 100.0, 999.0]})
+    assert ratios(texts, "auto", "plain") == [1.5, 2.0]
+    assert gains_of(texts) == {"plain": 1.0, "auto": 1.75}
+
+
+def test_a_turn_of_the_finals_is_not_one_of_the_survey() -> None:
+    texts = _texts({"plain": [100.0]}) + _texts({"auto": [150.0]}, stage=FINALS)
+    assert ratios(texts, "auto", "plain") == []
+
+
+def test_the_best_are_of_one_kind() -> None:
+    gains = {"plain": 1.0, "fixed 2": 1.3, "fixed 10": 1.5, "llama n 2 p 0": 9.0, "auto": 2.0}
+    assert best(gains, "fixed ", 3) == ["fixed 10", "fixed 2"]
+    assert best(gains, "fixed ") == ["fixed 10"]
+
+
+def test_the_finals_decide_and_the_survey_remembers() -> None:
+    survey = _texts({"plain": [100.0], "fixed 1": [110.0], "fixed 2": [160.0], "auto": [100.0]})
+    finals = _texts(
+        {
+            "plain": [100.0, 100.0],
+            "fixed 1": [120.0, 120.0],
+            "fixed 2": [118.0, 118.0],
+            "auto": [126.0, 114.0],
+            "llama default": [60.0, 60.0],
+            "llama n 2 p 0.3": [80.0, 80.0],
+            "llama n 7 p 0.9": [100.0, 100.0],
+        },
+        stage=FINALS,
+    )
+    found = report(CELL, survey + finals)
+    assert (found.best_fixed, found.best_rival) == ("fixed 1", "llama n 7 p 0.9")
+    assert found.surveyed["fixed 2"] == 1.6
+    assert found.against["fixed"].median == pytest.approx(1.0)
+    assert found.against["fixed"][1:] == (pytest.approx(0.95), pytest.approx(1.05), 2)
+    assert found.against["rival default"].median == pytest.approx(2.0)
+    assert found.against["rival best"].median == pytest.approx(1.2)
+
+
+def test_without_auto_ours_is_the_best_fixed_length() -> None:
+    found = report(CELL, _texts({"plain": [100.0], "fixed 1": [110.0], "fixed 3": [130.0]}))
+    assert found.ours == "fixed 3"
+    assert set(found.against) == {"plain"}
+    assert [verdict.what.split(":")[0] for verdict in verdicts([found])] == ["worst cell / plain"]
+
+
+def test_the_single_best_length_serves_all_cells() -> None:
+    one = _texts({"plain": [100.0], "fixed 1": [120.0], "fixed 8": [200.0], "auto": [195.0]})
+    other = _texts(
+        {"plain": [100.0], "fixed 1": [90.0], "fixed 8": [25.0], "auto": [99.0]}, ADVERSARIAL
+    )
+    single = single_best(reports(one + other))
+    assert single is not None
+    assert single.fixed == "fixed 1"
+    assert single.fixed_gain == pytest.approx(math.sqrt(1.2 * 0.9))
+    assert single.ratio == pytest.approx(math.sqrt(1.95 * 0.99 / (1.2 * 0.9)))
+    lines = "\n".join(overview_lines(reports(one + other)))
+    assert "best single length over all cells: fixed 1, 1.039 x plain; auto 1.389, 1.337" in lines
+    assert "over all but the adversarial cells: fixed 8, 2.000 x plain; auto 1.950" in lines
+
+
+def test_verdicts_name_the_worst_cell_and_the_sampling() -> None:
+    rates = {"plain": [100.0], "fixed 1": [150.0], "auto": [150.0], "llama default": [100.0]}
+    cells = reports(
+        _texts(rates) + _texts(rates, GREEDY) + _texts({**rates, "auto": [96.0]}, ADVERSARIAL)
+    )
+    found = {verdict.what: verdict for verdict in verdicts(cells)}
+    worst = found["worst cell / plain: large (small-scrambled), 0.7, open"]
+    assert (worst.found, worst.needed, worst.holds) == (pytest.approx(0.96), 0.97, False)
+    greedy = found["geometric mean / llama.cpp's defaults, sampling 0"]
+    assert (greedy.found, greedy.needed, greedy.holds) == (pytest.approx(1.5), 1.2, True)
+    warm = found["geometric mean / llama.cpp's defaults, sampling 0.7"]
+    assert (warm.found, warm.needed) == (pytest.approx(math.sqrt(1.5 * 0.96)), 1.7)
+    lines = overview_lines(cells)
+    assert any(line.startswith("FAILS  0.960 (needed 0.97)") for line in lines)
+    assert any(line.startswith("holds  1.500 (needed 1.20)") for line in lines)
+
+
+def test_the_document_is_json_and_keeps_every_text() -> None:
+    texts = _texts({"plain": [100.0, 90.0], "fixed 1": [150.0, 140.0]}) + _texts(
+        {"plain": [80.0]}, GREEDY
+    )
+    done = json.loads(json.dumps(document(texts, {"machine": {}}), allow_nan=False))
+    assert set(done) == {"machine", "cells", "verdicts", "texts"}
+    assert done["cells"][0]["best_fixed"] == "fixed 1"
+    assert texts_from(done) == texts
+    assert tell(texts_from(done)) == tell(texts)
+
+
+def test_an_unfinished_cell_is_told_as_far_as_it_goes() -> None:
+    assert cell_lines(report(CELL, _texts({"auto": [100.0]})))[0] == "large, 0.7, open"
+    assert tell(_texts({"plain": [100.0]}))
+
+
+def test_the_log_of_llama_cpp() -> None:
+    assert rivals.parse(LOG) == rivals.Outcome(6, 97, 93, 65, 157.341)
+    with pytest.raises(OptionError, match="has no lines"):
+        rivals.parse("error: invalid argument")
+
+
+def test_the_command_line_of_llama_cpp() -> None:
+    rival = rivals.Rival(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1)
+    name = rivals.Combination(7, 0.75).name
+    at_default = rivals.command(rival, "llama default", "x", sampling="0", n_tokens=96, seed=3)
+    at_grid = rivals.command(rival, name, "x", sampling="0.7", n_tokens=96, seed=3)
+    as_theirs = rivals.command(rival, name, "x", sampling="default", n_tokens=96, seed=3)
+    assert "--spec-draft-n-max" not in at_default
+    assert "--top-k" not in at_default
+    assert at_default[at_default.index("-n") + 1] == "95"
+    assert at_grid[at_grid.index("--spec-draft-n-max") + 1] == "7"
+    assert at_grid[at_grid.index("--spec-draft-p-min") + 1] == "0.75"
+    assert at_grid[at_grid.index("--temp") + 1] == "0.7"
+    assert at_grid[at_grid.index("--top-k") + 1] == "0"
+    assert "--temp" not in as_theirs
+    assert len({combination.name for combination in rivals.GRID}) == 30
+
+
+def test_a_rival_that_is_none_is_named(tmp_path: Path) -> None:
+    rival = rivals.Rival(tmp_path / "none", Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
+    with pytest.raises(OptionError, match="give the path of a llama-speculative-simple"):
+        rivals.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+    script = tmp_path / "fails"
+    script.write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
+    script.chmod(0o755)
+    rival = rivals.Rival(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
+    with pytest.raises(OptionError, match=r"code 3.*\n.*no such model"):
+        rivals.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+
+
+def test_contenders_by_name() -> None:
+    assert ways.options_of("fixed 12") == {"drafter": "model", "n_draft": 12}
+    assert ways.options_of("auto") == {"drafter": "auto", "n_draft": "auto"}
+    for name in ("fixed", "fixed x", "best"):
+        with pytest.raises(OptionError, match="there is no contender"):
+            ways.options_of(name)
+
+
+def test_options_are_parsed() -> None:
+    options = parser().parse_args([])
+    assert options.temps == ["0", "0.7", "1.0", "default"]
+    assert options.lengths == list(range(1, 17))
+    assert options.prompts == ["open", "repetitive"]
+    assert parser().parse_args(["--lengths", "8,2-4"]).lengths == [2, 3, 4, 8]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--temps", "0,warm"),
+        ("--temps", "nan"),
+        ("--temps", "-1"),
+        ("--lengths", "0-3"),
+        ("--prompts", "open,closed"),
+        ("--runs", "x"),
+        ("--runs", "-1"),
+        ("--tokens", "0"),
+    ],
+)
+def test_wrong_options_are_refused(wrong: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(wrong)
+
+
+def test_a_scrambled_draft_is_the_same_but_for_its_weights(tmp_path: Path) -> None:
+    import gguf
+
+    path = write_scrambled(embedded_draft(), tmp_path)
+    before, after = (gguf.GGUFReader(each) for each in (embedded_draft(), path))
+    header = int(before.tensors[0].data_offset)
+    assert path.read_bytes()[:header] == embedded_draft().read_bytes()[:header]
+    assert path.stat().st_size == embedded_draft().stat().st_size
+    for old, new in zip(before.tensors, after.tensors, strict=True):
+        is_same = np.array_equal(old.data, new.data)
+        assert is_same == (len(old.shape) < 2), old.name
+        assert sorted(old.data.tobytes()) == sorted(new.data.tobytes()), old.name
+    folder = tmp_path / "again"
+    folder.mkdir()
+    assert write_scrambled(embedded_draft(), folder).read_bytes() == path.read_bytes()
+
+
+def test_a_scrambled_draft_makes_a_pair_that_accepts_nearly_nothing(tmp_path: Path) -> None:
+    path = write_scrambled(embedded_draft(), tmp_path)
+    with load(embedded_target(), path, n_threads=1) as engine:
+        done = engine.generate("It was", max_tokens=48, temperature=0.0, n_draft=2, ignore_eos=True)
+    assert done.stats.n_generated == 48
+    assert done.stats.acceptance < 0.1
+
+
+def test_the_whole_bench_on_the_embedded_pair(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    auto.main(
+        [
+            *("--target", str(embedded_target()), "--adversarial"),
+            *("--contenders", "plain,fixed", "--lengths", "1,2", "--temps", "0"),
+            *("--prompts", "repetitive", "--n-prompts", "1", "--tokens", "8", "--runs", "1"),
+            *("--threads", "1", "--json", str(path)),
+        ]
+    )
+    told = capsys.readouterr()
+    assert "classics-target (classics-draft-scrambled), 0, repetitive" in told.out
+    assert "best single length over all cells" in told.out
+    assert "min left" in told.err
+    done = json.loads(path.read_text())
+    assert [path] == list(tmp_path.iterdir())
+    assert done["interrupted"] is False
+    assert done["settings"]["lengths"] == [1, 2]
+    assert len(done["cells"]) == 2
+    assert len(done["texts"]) == 2 * 2 * 3
+    assert all(text["n_generated"] == 8 for text in done["texts"])
+    auto.main(["--report", str(path)])
+    assert capsys.readouterr().out == told.out
+
+
+def test_an_interrupted_bench_keeps_what_is_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_written = 0
+
+    def write(*arguments: object, **options: object) -> object:
+        nonlocal n_written
+        n_written += 1
+        if n_written > 5:
+            raise KeyboardInterrupt
+        return rivals.Outcome(1, 8, 0, 0, 100.0)
+
+    monkeypatch.setattr(ways, "write", write)
+    path = tmp_path / "out.json"
+    with pytest.raises(SystemExit) as ended:
+        auto.main(
+            [
+                *("--target", str(embedded_target()), "--contenders", "plain,fixed"),
+                *("--lengths", "1,2", "--temps", "0", "--threads", "1", "--json", str(path)),
+            ]
+        )
+    assert ended.value.code == 130
+    done = json.loads(path.read_text())
+    assert done["interrupted"] is True
+    assert len(done["texts"]) == 2
+    assert "plain" in capsys.readouterr().out
+
+
+def test_first_tells_ratios_of_the_same_turn() -> None:
+    texts = [
+        first.First("cell", turn, name, rate, rate / 2, 1.0)
+        for name, rates in {"plain": [100.0, 200.0], "auto": [90.0, 196.0]}.items()
+        for turn, rate in enumerate(rates)
+    ]
+    told = first.tell(texts)
+    assert "cell: auto / plain, generation: 0.940 (0.900-0.980), 2 turns" in told
+    assert "FAILS  0.940 (needed 0.95)  worst cell of auto / plain, whole call" in told
+
+
+def test_first_runs_fresh_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "first.json"
+    auto.main(
+        [
+            *("--first", "--target", str(embedded_target()), "--first-tokens", "4"),
+            *("--contenders", "fixed", "--lengths", "1", "--temps", "0", "--prompts", "open"),
+            *("--runs", "1", "--threads", "1", "--json", str(path)),
+        ]
+    )
+    assert "fixed 1 / plain, generation" in capsys.readouterr().out
+    done = json.loads(path.read_text())
+    assert [text["contender"] for text in done["texts"]] == ["plain", "fixed 1"]
