@@ -222,20 +222,23 @@ def _rival(bench: _Bench, pair: _Pair, engine: Engine) -> Rival | None:
     if not options.llama or pair.adversarial:
         return None
     n_threads = options.threads or n_threads_default()
-    rates: dict[int, float] = {}
-    for n_threads_draft in sorted({1, n_threads}):
-        rival = Rival(
-            *(options.llama, pair.target, pair.draft, engine.n_ctx, n_threads, n_threads_draft)
-        )
-        found = [
+    any_rival = Rival(options.llama, pair.target, pair.draft, engine.n_ctx, n_threads, n_threads)
+    choices = [replace(any_rival, n_threads_draft=n) for n in sorted({1, n_threads})]
+    found = [
+        [
             rivals.run(rival, RIVAL, prompt, sampling="0", n_tokens=options.tokens, seed=0)
-            for prompt in KINDS["open"][: options.n_prompts]
+            for rival in choices
         ]
-        rates[n_threads_draft] = median(outcome.tokens_per_second for outcome in found)
+        for prompt in KINDS["open"][: options.n_prompts]
+    ]
+    rates = {
+        rival.n_threads_draft: median(turn[i].tokens_per_second for turn in found)
+        for i, rival in enumerate(choices)
+    }
     n_best = max(rates, key=lambda n: rates[n])
     told = ", ".join(f"{n}: {rate:.1f} t/s" for n, rate in rates.items())
-    bench.talk(f"llama.cpp's draft of {pair.target.stem} gets {n_best} of threads ({told})")
-    return replace(rival, n_threads_draft=n_best)
+    bench.talk(f"llama.cpp's draft of {pair.target.stem} gets {n_best} threads ({told})")
+    return replace(any_rival, n_threads_draft=n_best)
 
 
 def _check_same_prompt(engine: Engine, prompt: str, found: rivals.Outcome) -> None:

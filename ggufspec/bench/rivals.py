@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from ggufspec.errors import OptionError
 
 _N_MAX = (2, 3, 5, 7, 11, 15)
 _P_MIN = (0.0, 0.3, 0.5, 0.75, 0.9)
+_N_TRIES = 6  # now and then its last lines are lost: it does not flush its log as it ends
 _READ = re.compile(r"encoded\s+(\d+) tokens in")
 _WRITTEN = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds, speed:\s+([\d.]+) t/s")
 _DRAFTED = re.compile(r"n_drafted = (\d+)")
@@ -72,6 +74,13 @@ def run(
 ) -> Outcome:
     """One text, at its defaults or as a combination of the grid. Raises OptionError."""
     arguments = command(rival, name, prompt, sampling=sampling, n_tokens=n_tokens, seed=seed)
+    for _ in range(_N_TRIES - 1):
+        if outcome := _outcome(log := _log(arguments)):
+            return outcome
+    return parse(log)
+
+
+def _log(arguments: Sequence[str]) -> str:
     # What the user's shell says of llama.cpp would change what is compared.
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")
@@ -82,16 +91,16 @@ def run(
         )
     except OSError as error:
         raise OptionError(
-            f"{rival.binary} cannot be run: {error.strerror}; give the path of a "
+            f"{arguments[0]} cannot be run: {error.strerror}; give the path of a "
             "llama-speculative-simple"
         ) from error
     log = done.stdout + done.stderr
     if done.returncode:
         raise OptionError(
-            f"{rival.binary} ended with code {done.returncode}, it must be 0; its last words:\n"
-            f"{log[-800:]}\nTry it by hand: {' '.join(map(repr, arguments))}"
+            f"{arguments[0]} ended with code {done.returncode}, it must be 0; its last words:\n"
+            f"{log[-800:]}\nTry it by hand: {shlex.join(arguments)}"
         )
-    return parse(log)
+    return log
 
 
 def command(
@@ -120,13 +129,20 @@ def command(
 
 def parse(log: str) -> Outcome:
     """What a log says. Raises OptionError for one that does not have the lines."""
-    read, written = _READ.search(log), _WRITTEN.search(log)
-    drafted, accepted = _DRAFTED.search(log), _ACCEPTED.search(log)
-    if not (read and written and drafted and accepted):
+    outcome = _outcome(log)
+    if outcome is None:
         raise OptionError(
             "the log has no lines 'encoded ...', 'decoded ... speed ...', 'n_drafted', 'n_accept' "
             f"as those of llama-speculative-simple; it ends with:\n{log[-800:]}"
         )
+    return outcome
+
+
+def _outcome(log: str) -> Outcome | None:
+    found = [line.search(log) for line in (_READ, _WRITTEN, _DRAFTED, _ACCEPTED)]
+    read, written, drafted, accepted = found
+    if not (read and written and drafted and accepted):
+        return None
     return Outcome(
         n_prompt=int(read[1]),
         n_generated=int(written[1]),

@@ -35,6 +35,7 @@ CELL = Cell("large", "small", "0.7", "open", False)
 GREEDY = CELL._replace(sampling="0")
 ADVERSARIAL = CELL._replace(draft="small-scrambled", adversarial=True)
 
+N_FIRST_OPEN = 21  # tokens of the first open prompt
 LOG = """\
  a text that says "decoded" and goes on
 0.00.891.033 I encoded    6 tokens in    0.021 seconds, speed:  283.943 t/s
@@ -192,6 +193,18 @@ def test_a_rival_that_is_none_is_named(tmp_path: Path) -> None:
         rivals.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
 
 
+def test_a_log_that_lost_its_end_is_asked_for_again(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(LOG)
+    script = tmp_path / "loses"
+    script.write_text(
+        f'#!/bin/sh\ncd "{tmp_path}"\nif [ -e tried ]; then cat log; else touch tried; fi\n'
+    )
+    script.chmod(0o755)
+    rival = rivals.Rival(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
+    found = rivals.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+    assert found.n_generated == 97
+
+
 def test_contenders_by_name() -> None:
     assert ways.options_of("fixed 12") == {"drafter": "model", "n_draft": 12}
     assert ways.options_of("auto") == {"drafter": "auto", "n_draft": "auto"}
@@ -276,6 +289,35 @@ def test_the_whole_bench_on_the_embedded_pair(
     assert all(text["n_generated"] == 8 for text in done["texts"])
     auto.main(["--report", str(path)])
     assert capsys.readouterr().out == told.out
+
+
+def test_the_best_of_the_grid_meets_ours_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, path = tmp_path / "rival", tmp_path / "out.json"
+    log = LOG.replace("encoded    6", f"encoded {N_FIRST_OPEN}")
+    script.write_text(f"#!/bin/sh\ncat <<'END'\n{log}END\n")
+    script.chmod(0o755)
+    common = [
+        *("--target", str(embedded_target()), "--llama", str(script), "--grid"),
+        *("--contenders", "fixed", "--lengths", "1", "--temps", "0", "--prompts", "open"),
+        *("--tokens", "4", "--runs", "2", "--threads", "1", "--json", str(path)),
+    ]
+    auto.main([*common, "--n-prompts", "1"])
+    told = capsys.readouterr()
+    assert "geometric mean / llama.cpp's best of the grid, sampling 0" in told.out
+    assert "classics-target gets 1 threads" in told.err
+    texts = texts_from(json.loads(path.read_text()))
+    by_stage = {
+        stage: [text.contender for text in texts if text.stage == stage]
+        for stage in (SURVEY, FINALS)
+    }
+    assert len(by_stage[SURVEY]) == 2 + len(rivals.GRID)
+    assert by_stage[FINALS].count("llama default") == 2
+    assert sum(name.startswith("llama n") for name in by_stage[FINALS]) == 2 * 3
+    with pytest.raises(OptionError, match=r"llama\.cpp read 21 tokens where we read"):
+        auto.main([*common, "--n-prompts", "2"])  # the log always tells of the first
+    assert json.loads(path.read_text())["texts"]
 
 
 def test_an_interrupted_bench_keeps_what_is_done(
