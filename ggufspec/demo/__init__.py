@@ -10,7 +10,7 @@ from ggufspec.demo.standin import (
     parse_size,
     plan_shape,
 )
-from ggufspec.demo.store import default_cache_dir
+from ggufspec.cache import default_cache_dir
 
 __all__ = [
     "Shape",

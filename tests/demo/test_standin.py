@@ -26,7 +26,7 @@ from ggufspec.demo import (
     parse_size,
     plan_shape,
 )
-from ggufspec.demo.store import write_whole
+from ggufspec.cache import write_whole
 from ggufspec.errors import CacheError, OptionError
 
 SMALLEST = 10_000_000  # the embedded width, two layers more: 18 MB
