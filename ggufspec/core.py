@@ -46,10 +46,13 @@ class Draft(NamedTuple):
     `probs` (n_draft, n_vocab) are the distributions that the tokens were really drawn from, after
     temperature and truncation; None says that every token was certain (argmax, n-gram).
     The array is valid until the drafter's next draft.
+    `expected`: how many of them stand on average, where the drafter can tell. `why`: why no more.
     """
 
     tokens: Sequence[int]
     probs: Probs | None = None
+    expected: float | None = None
+    why: str = ""
 
 
 class Verdict(NamedTuple):
@@ -68,6 +71,8 @@ class Round(NamedTuple):
     draft_seconds: float
     target_seconds: float
     verify_seconds: float
+    expected: float | None = None  # as the Draft has it
+    why: str = ""
 
     @property
     def drafted(self) -> Sequence[bool]:

@@ -62,9 +62,9 @@ class Costs:
         if not self.is_frozen and n_tokens >= 1 and seconds > 0:
             self._read = seconds / n_tokens
 
-    def is_known(self, n_tokens: int) -> bool:
-        """Whether a pass over that many tokens was ever measured."""
-        return n_tokens in self._known
+    def n_measured(self, n_tokens: int) -> int:
+        """How often a pass over that many tokens was measured."""
+        return self._counts.get(n_tokens, 0)
 
     @property
     def curve(self) -> Sequence[float]:
@@ -146,7 +146,7 @@ def _blend(old: float, new: float, count: int) -> float:
 
 
 def _seconds(value: object, *, or_zero: bool = False) -> float:
-    if isinstance(value, (int, float)) and math.isfinite(value):
-        if value > 0 or (or_zero and value == 0):
-            return float(value)
+    is_number = isinstance(value, (int, float)) and math.isfinite(value)
+    if is_number and (value > 0 or (or_zero and value == 0)):  # type: ignore[operator]
+        return float(value)  # type: ignore[arg-type]
     raise ValueError(f"{value!r} are no seconds")

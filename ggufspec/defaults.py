@@ -25,9 +25,11 @@ SAMPLERS: Final = (
     "temperature",
 )
 
-N_DRAFT: Final = 3
+N_DRAFT: Final = "auto"  # chosen in each round, by what costs and chances are found to be
+N_DRAFT_FIXED: Final = 3  # where there is nobody to choose
 N_DRAFT_MAX: Final = 16  # what an engine is loaded for
 N_DRAFT_LIMIT: Final = 64  # what an engine can be loaded for
+N_PROBED: Final = 8  # tokens that a draft is asked about which others have written
 VERIFY: Final = "block"
 DRAFT_TEMPERATURE: Final = "auto"
 

@@ -23,12 +23,15 @@ from ggufspec import checks, defaults
 from ggufspec import draft as drafters
 from ggufspec import verify as rules
 from ggufspec.core import Coins, Drafter, Logits, Round
+from ggufspec.costs import Costs
 from ggufspec.errors import ClosedError, OptionError, PromptError
+from ggufspec.knowledge import Knowledge
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab, check_same, check_tokens
+from ggufspec.pace import Chosen, Fixed
 from ggufspec.request import GenerateOptions, Request
 from ggufspec.sampling import Sampling
 from ggufspec.schema import gbnf_of_schema
@@ -114,7 +117,9 @@ def load(
         draft_context = None
         if draft is not None:
             n_own = n_threads_draft or (1 if draft_model.n_bytes < _TINY_BYTES else n_threads)
-            draft_context = Context(draft_model, replace(options, n_threads=n_own))
+            draft_context = Context(
+                draft_model, replace(options, n_threads=n_own, n_rows=defaults.N_PROBED)
+            )
             stack.callback(draft_context.close)
         return Engine(
             target_context, draft_context, n_draft_max=n_draft_max, resources=stack.pop_all()
@@ -155,6 +160,7 @@ class Engine:
         self._draft_session = (
             LlamaSession(draft, n_vocab=target.n_vocab, drafts=True) if draft else None
         )
+        self._knowledge = Knowledge(Costs(n_draft_max + 1))
         self._resources = resources
         self._closed = False
         self._lock = threading.Lock()
@@ -313,9 +319,10 @@ class Engine:
         self, tokens: list[int], request: Request, seed: int
     ) -> tuple[Drafter, Callable[[], Iterator[Round]]]:
         """The drafter and the loop of one request, ready to start."""
-        if request.n_draft > self.n_draft_max and self._draft_session:
+        n_draft = self.n_draft_max if isinstance(request.n_draft, str) else request.n_draft
+        if n_draft > self.n_draft_max and self._draft_session:
             raise OptionError(
-                f"n_draft is {request.n_draft}, but this engine was loaded for at most "
+                f"n_draft is {n_draft}, but this engine was loaded for at most "
                 f"{self.n_draft_max}; load it with a larger n_draft_max "
                 f"(at most {defaults.N_DRAFT_LIMIT})"
             )
@@ -323,17 +330,19 @@ class Engine:
         sampling = self._sampling(tokens, request)
         stop_tokens = frozenset() if request.ignore_eos else end_tokens
         verify_coins, draft_coins = coin_streams(seed)
+        pace = self._pace(request, n_draft)
         materials = drafters.Materials(
             sampling,
             draft_coins,
             stop_tokens,
             self._draft_session,
             draft_temperature=request.learned_temperature,
-            n_draft_max=request.n_draft,
+            n_draft_max=n_draft,
+            pace=pace,
         )
         n_most = self.n_ctx if request.max_tokens is None else request.max_tokens
         drafter = drafters.make(self._drafter_name(request), materials)
-        return drafter, partial(
+        rounds = partial(
             speculate,
             array("i", tokens),
             target=self._target_session,
@@ -341,10 +350,32 @@ class Engine:
             verify=rules.rule(request.verify),
             sampling=sampling,
             coins=verify_coins,
-            n_draft=min(request.n_draft, self.n_draft_max),
+            n_draft=min(n_draft, self.n_draft_max),
             n_end=min(len(tokens) + n_most, self.n_ctx),
             stop_tokens=stop_tokens,
         )
+        if isinstance(pace, Fixed):
+            return drafter, rounds
+        return drafter, partial(self._learn, rounds, pace, sampling.temperature)
+
+    def _pace(self, request: Request, n_draft: int) -> Fixed | Chosen:
+        """How far to draft in one text."""
+        if request.n_draft != "auto":
+            return Fixed()
+        temperature = request.sampling.temperature
+        repeats = request.seed is not None and temperature > 0
+        return self._knowledge.pace(temperature, n_draft, repeats=repeats)
+
+    def _learn(
+        self, rounds: Callable[[], Iterator[Round]], pace: Chosen, temperature: float
+    ) -> Iterator[Round]:
+        """The same rounds; what they cost, and how they went, is known to the next text."""
+        try:
+            for turn in rounds():
+                pace.clock(turn)
+                yield turn
+        finally:
+            self._knowledge.keep(pace, temperature)
 
     def _sampling(self, tokens: Sequence[int], request: Request) -> Sampling:
         """The sampling of a request behind a prompt, with what only the vocabulary knows."""

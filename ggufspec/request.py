@@ -19,7 +19,7 @@ class GenerateOptions(SamplingOptions, total=False):
     """What can be asked of one generation; the defaults are those of Request and Sampling."""
 
     max_tokens: int | None  # None: until the model stops or the context is full
-    n_draft: int  # the most tokens that a round drafts
+    n_draft: int | str  # tokens that a round drafts at most; "auto": chosen in each round
     draft_temperature: float | str  # "auto": learned, so that most is accepted; 0: greedy
     dry_sequence_breakers: Sequence[str]  # texts over which DRY sees no repetition
     grammar: str | None  # GBNF, whose rule `root` is the whole text
@@ -37,7 +37,7 @@ class Request:
     """The options of one generation, checked. Raises OptionError."""
 
     max_tokens: int | None = None
-    n_draft: int = defaults.N_DRAFT
+    n_draft: int | str = defaults.N_DRAFT
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
     dry_sequence_breakers: Sequence[str] = defaults.DRY_SEQUENCE_BREAKERS
     grammar: str | None = None
@@ -72,9 +72,9 @@ class Request:
         self._check_types()
         if self.max_tokens is not None and self.max_tokens < 1:
             raise OptionError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if self.n_draft < 1:
+        if isinstance(self.n_draft, int) and self.n_draft < 1:
             raise OptionError(
-                f"n_draft is {self.n_draft}; it must be at least 1. "
+                f"n_draft is {self.n_draft}; it must be at least 1, or 'auto'. "
                 "To decode without a draft, choose the drafter 'none'"
             )
         rules.rule(self.verify)
@@ -90,7 +90,8 @@ class Request:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
 
     def _check_types(self) -> None:
-        checks.whole("n_draft", self.n_draft)
+        if self.n_draft != "auto":
+            checks.whole("n_draft", self.n_draft)
         for name in ("max_tokens", "seed"):
             if getattr(self, name) is not None:
                 checks.whole(name, getattr(self, name))

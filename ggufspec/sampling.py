@@ -207,6 +207,25 @@ def append_probs(rows: Rows, logits: Logits, sampling: Sampling, tokens: Sequenc
         raise unusable(str(error), sampling) from error
 
 
+def draw(
+    rows: Rows,
+    logits: Logits,
+    sampling: Sampling,
+    tokens: Sequence[int],
+    pace: _native.Pace,
+    coin: float,
+) -> int:
+    """Add the distribution of logits (1, n_vocab) after `tokens`, and draw a token from it.
+
+    -1, and no row more, where the pace wants no further token. Raises DecodeError as to_probs does.
+    """
+    try:
+        text = token_array(tokens)
+        return rows.draw(logits, sampling.native, text, sampling.grammar, pace, coin)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise unusable(str(error), sampling) from error
+
+
 def as_rows(probs: Probs) -> Rows:
     """The same distributions as the extension has them; from an array, those of its weights."""
     if isinstance(probs, Rows):
@@ -215,6 +234,11 @@ def as_rows(probs: Probs) -> Rows:
     rows = Rows(len(weights), weights.shape[1])
     rows.append_weights(weights)
     return rows
+
+
+def gap(logits: Logits, i: int = 0) -> float:
+    """By how much the largest logit of row i exceeds the second largest: how sure a model is."""
+    return _native.gap(logits, i)
 
 
 def expected_lengths(

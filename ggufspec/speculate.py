@@ -57,6 +57,8 @@ def speculate(
             draft_seconds=drafted_at - start,
             target_seconds=scored_at - drafted_at,
             verify_seconds=perf_counter() - scored_at,
+            expected=draft.expected,
+            why=draft.why,
         )
         if stops:
             return

@@ -4,18 +4,23 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "context.h"
 #include "grammar.h"
+#include "ngrams.h"
+#include "pace.h"
 #include "sampling.h"
 #include "verify.h"
 
@@ -225,6 +230,22 @@ std::optional<std::vector<bool>> allowed(ggufspec::Grammar & self, TokenRow toke
     return answers;
 }
 
+size_t update(ggufspec::Ngrams & self, TokenRow tokens) {
+    require(tokens.shape(0) <= std::numeric_limits<int32_t>::max(), "update: the text is too long");
+    return self.update(tokens.data(), tokens.shape(0));
+}
+
+std::tuple<Tokens, Tokens, std::vector<double>> guess(ggufspec::Ngrams & self, size_t n_most) {
+    auto [tokens, lengths, shares] = self.guess(n_most);
+    return {std::move(tokens), std::move(lengths), std::move(shares)};
+}
+
+void observe(ggufspec::Ngrams & self, size_t n_accepted, size_t n_guessed) {
+    require(n_guessed <= self.n_guessed(), "observe: the last guess has fewer tokens");
+    require(n_accepted <= n_guessed, "observe: more tokens accepted than guessed");
+    self.observe(n_accepted, n_guessed);
+}
+
 ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
     require(address != 0, "rows_at: there are no rows at a null address");
     return ConstMatrix(reinterpret_cast<const float *>(address), {n_rows, n_vocab}, nb::handle());
@@ -260,8 +281,26 @@ NB_MODULE(_native, m) {
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "grammar"_a.none(),
             "Add the distribution of logits (1, n_vocab) after tokens; the logits may change afterwards.")
+        .def(
+            "draw",
+            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, ggufspec::Grammar * grammar,
+               ggufspec::Pace & pace, double coin) -> int32_t {
+                self.add(logits, sampling, tokens, {}, grammar, true);
+                if (pace.takes(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(coin);
+                self.n--;
+                return -1;
+            },
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "grammar"_a.none(), "pace"_a, "coin"_a,
+            "Append the distribution of logits (1, n_vocab) after tokens, and draw from it if the pace takes another token.\n\n"
+            "If it does not, the row is forgotten: -1.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
-        .def("clear", [](Rows & self) { self.n = 0; }, "Forget all rows.")
+        .def(
+            "keep",
+            [](Rows & self, size_t n) {
+                require(n <= self.n, "keep: there are not so many rows");
+                self.n = n;
+            },
+            "n"_a, "Forget all rows but the first n.")
         .def_prop_ro(
             "n_values",
             [](const Rows & self) {
@@ -281,8 +320,22 @@ NB_MODULE(_native, m) {
                 return self.at(i).overlap(1.0f, draft.at(j));
             },
             "i"_a, "draft"_a, "j"_a, "The chance that a token from row j of a draft stands before row i of its target.")
+        .def(
+            "of",
+            [](const Rows & self, size_t i, int32_t token) {
+                require_tokens(&token, 1, self.n_vocab);
+                return self.at(i).of(token);
+            },
+            "i"_a, "token"_a, "The probability of a token in row i.")
         .def("pick", [](const Rows & self, size_t i, double coin) { return self.at(i).pick(coin); }, "i"_a, "coin"_a,
              "Draw a token from row i with a uniform coin in [0, 1); -1 where a grammar lets nothing follow.");
+    m.def(
+        "gap",
+        [](ConstMatrix logits, size_t i) {
+            require(i < logits.shape(0), "gap: there is no row of that number");
+            return ggufspec::gap_of(logits.data() + i * logits.shape(1), logits.shape(1));
+        },
+        "logits"_a.noconvert(), "i"_a, "By how much the largest logit of row i exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as what lies there is.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "coins"_a,
@@ -294,6 +347,50 @@ NB_MODULE(_native, m) {
     m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
           "What the block rule would keep, on average, of the first `horizon` tokens if the draft had had each of these\n"
           "temperatures: estimates from the tokens that it drew.");
+    nb::class_<ggufspec::Pace>(m, "Pace", "How far to draft in a round: see native/pace.h. Without a rule, as far as there may be.")
+        .def(
+            "__init__",
+            [](ggufspec::Pace * self, double at_zero, double slope, double weight) {
+                require(weight > 0, "Pace: the line has to weigh something");
+                new (self) ggufspec::Pace(ggufspec::Chance(at_zero, slope, weight));
+            },
+            "at_zero"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0)
+        .def(
+            "reckon",
+            [](ggufspec::Pace & self, const std::vector<double> & curve, double step, const std::vector<double> & gaps) {
+                std::vector<double> chances;
+                for (double gap : gaps) chances.push_back(self.chance.of(gap));
+                require(!curve.empty() && curve[0] > 0 && !gaps.empty(), "reckon: needs costs and gaps");
+                self.set_rule(ggufspec::best_rule(curve, step, chances, self.rule().rate));
+            },
+            "curve"_a, "step"_a, "gaps"_a, "Find the best rule for these costs in seconds, and for gaps like these.")
+        .def("begin", &ggufspec::Pace::begin, "n_max"_a, "A round of at most n_max drafted tokens starts.")
+        .def("looks", &ggufspec::Pace::looks, "Whether to ask the draft for its distribution of the next token.")
+        .def("takes", &ggufspec::Pace::takes, "gap"_a, "Whether to draw a token from a distribution with that gap.")
+        .def("learn", &ggufspec::Pace::learn, "n_accepted"_a, "So many of the tokens that were taken stood.")
+        .def(
+            "learn_one", [](ggufspec::Pace & self, double gap, double came) { self.chance.learn(gap, came); }, "gap"_a, "came"_a,
+            "A token with that gap would have stood with that chance.")
+        .def("chance", [](const ggufspec::Pace & self, double gap) { return self.chance.of(gap); }, "gap"_a,
+             "The chance that a token with that gap stands.")
+        .def_prop_ro("line", [](const ggufspec::Pace & self) { return std::pair(self.chance.at_zero(), self.chance.slope()); },
+                     "What has been learned: (at_zero, slope).")
+        .def_prop_ro("rate", [](const ggufspec::Pace & self) { return self.rule().rate; }, "Tokens a second that the rule brings; 0: no rule.")
+        .def_prop_ro("pays", [](const ggufspec::Pace & self) { return self.rule().look_from.empty() || self.rule().look_from[0] <= 1; },
+                     "Whether the rule drafts at all.")
+        .def_prop_ro("n_looked", &ggufspec::Pace::n_looked, "Distributions that were asked for in this round.")
+        .def_prop_ro("n_taken", &ggufspec::Pace::n_taken, "Tokens that were drawn in this round.")
+        .def_prop_ro("expected", &ggufspec::Pace::expected, "How many of them stand, on average.")
+        .def_prop_ro("end", [](const ggufspec::Pace & self) { return int(self.end()); }, "Why there are no more: an index of pace.ENDS.")
+        .def_prop_ro("seen", &ggufspec::Pace::seen, "The gaps of this round.");
+    m.def(
+        "best_rule",
+        [](const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate) {
+            require(!curve.empty() && curve[0] > 0 && !chances.empty(), "best_rule: needs costs and chances");
+            const auto rule = ggufspec::best_rule(curve, step, chances, rate);
+            return std::make_tuple(rule.look_from, rule.take_from, rule.rate);
+        },
+        "curve"_a, "step"_a, "chances"_a, "rate"_a = 0.0, "(look_from, take_from, rate): see native/pace.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses, for one sequence.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a)
@@ -319,4 +416,18 @@ NB_MODULE(_native, m) {
         .def("begin", &ggufspec::Grammar::begin, "n_start"_a, "The text under the grammar is what stands behind n_start tokens.")
         .def("allowed", &allowed, "tokens"_a.noconvert(), "candidates"_a.noconvert(),
              "Whether each of candidates (m,) may follow tokens (n,); None where nothing can: the text has left or ended.");
+    nb::class_<ggufspec::Ngrams>(m, "Ngrams", "What may follow a text: what followed the same tokens earlier in it.\n\n"
+                                              "Not for two threads at once.")
+        .def(nb::init<>())
+        .def("update", &update, "tokens"_a.noconvert(),
+             "Follow the text to tokens (n,): usually what it was, and a few more. Returns how many were kept.")
+        .def("guess", &guess, "n_most"_a,
+             "Up to n_most tokens that may follow, by the longest matches of the text's end: (tokens, lengths, shares).\n\n"
+             "For each token, if those before it stand: how many tokens before it agree with its sources (32 at most), and\n"
+             "its share of the votes, where 1 says that nothing speaks against it. Empty where the last token is new.\n"
+             "More than 1024 tokens are never guessed.")
+        .def("observe", &observe, "n_accepted"_a, "n_guessed"_a,
+             "Of the last guess n_guessed tokens were tried: n_accepted came true, the next, if it was tried, did not.\n\n"
+             "The guess is then forgotten.")
+        .def_prop_ro("n_examined", &ggufspec::Ngrams::n_examined, "How many earlier occurrences guesses have looked at so far.");
 }

@@ -86,6 +86,30 @@ GGUFSPEC_WIDE float largest_of(const float * values, size_t n) {
     return lanes[0];
 }
 
+GGUFSPEC_WIDE float gap_of(const float * values, size_t n) {
+    float first[kLanes], second[kLanes];
+    for (size_t lane = 0; lane < kLanes; lane++) first[lane] = second[lane] = kNever;
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        for (size_t lane = 0; lane < kLanes; lane++) {
+            const float value = values[i + lane];
+            const float loser = value > first[lane] ? first[lane] : value;
+            second[lane] = loser > second[lane] ? loser : second[lane];
+            first[lane] = value > first[lane] ? value : first[lane];
+        }
+    }
+    float largest = kNever, next = kNever;
+    const auto meet = [&](float value) {
+        const float loser = value > largest ? largest : value;
+        next = loser > next ? loser : next;
+        largest = value > largest ? value : largest;
+    };
+    for (size_t lane = 0; lane < kLanes; lane++) meet(first[lane]);
+    for (size_t lane = 0; lane < kLanes; lane++) meet(second[lane]);
+    for (; i < n; i++) meet(values[i]);
+    return next > kNever ? largest - next : -kNever;
+}
+
 GGUFSPEC_WIDE void largest_of_lanes(const float * values, size_t n, size_t depth, float * largest) {
     for (size_t begin = 0; begin < n; begin += kLanes * depth, largest += kLanes) {
         float lanes[kLanes];

@@ -16,6 +16,9 @@ struct Softmax {
 // The largest value, NaN passed over; -infinity if there is none.
 float largest_of(const float * values, size_t n);
 
+// By how much the largest value exceeds the second largest; infinity where there is no second.
+float gap_of(const float * values, size_t n);
+
 // The row cut into pieces of kLanes * depth values, the last filled up with -infinity: of each piece, the largest value
 // of each lane. Lane j of piece i has the values i * kLanes * depth + j, and on in steps of kLanes.
 constexpr size_t kLanes = 64;

@@ -30,7 +30,7 @@ class Settings:
     alpha: float = defaults.AUDIT_ALPHA  # chance of a false alarm, of all tests together
     near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may change places
     seed: int | None = None  # None: a fresh one
-    n_draft: int = defaults.N_DRAFT
+    n_draft: int = defaults.N_DRAFT_FIXED
     verify: str = defaults.VERIFY
     # What else `generate` is asked: the sampling, a grammar, the draft's temperature.
     options: GenerateOptions = field(default_factory=GenerateOptions)

@@ -13,8 +13,8 @@ from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.options import (
-    draft_n_option,
     draft_temperature_option,
+    fixed_draft_n_option,
     load_options,
     seed_option,
     show_log,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="GGUF file of the draft.",
 )
-@draft_n_option
+@fixed_draft_n_option
 @verify_option
 @draft_temperature_option
 @click.option(

@@ -142,8 +142,19 @@ target_option = click.option(
 draft_n_option = click.option(
     "--draft-n",
     "n_draft",
-    type=click.IntRange(1, defaults.N_DRAFT_LIMIT),
     default=defaults.N_DRAFT,
+    show_default=True,
+    callback=lambda context, option, value: _count_or_auto(value),
+    help="Tokens that are written ahead in a round; auto: as many as bring the most tokens a "
+    "second, none where none do.",
+)
+
+
+fixed_draft_n_option = click.option(
+    "--draft-n",
+    "n_draft",
+    type=click.IntRange(1, defaults.N_DRAFT_LIMIT),
+    default=defaults.N_DRAFT_FIXED,
     show_default=True,
     help="The most tokens that the draft writes ahead in a round.",
 )
@@ -177,6 +188,20 @@ color_option = click.option(
 verbose_option = click.option(
     "-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."
 )
+
+
+def _count_or_auto(value: str) -> int | str:
+    if value == "auto":
+        return value
+    try:
+        count = int(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is neither a whole number nor 'auto'") from error
+    if not 1 <= count <= defaults.N_DRAFT_LIMIT:
+        raise click.BadParameter(
+            f"{count} is not in the range 1<=x<={defaults.N_DRAFT_LIMIT}; or give 'auto'"
+        )
+    return count
 
 
 def _temperature_or_auto(value: str) -> float | str:

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 def command(
     target: Path,
     draft: Path | None,
-    n_draft: int,
+    n_draft: int | str,
     drafter: str | None,
     verify: str,
     draft_temperature: float | str,
@@ -115,7 +115,8 @@ def command(
         raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
     show_log(verbose)
 
-    load_settings["n_draft_max"] = n_draft
+    if n_draft != "auto":
+        load_settings["n_draft_max"] = n_draft
     settings: dict[str, Any] = {
         "max_tokens": None if max_tokens == -1 else max_tokens,
         "n_draft": n_draft,

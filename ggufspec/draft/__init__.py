@@ -8,11 +8,12 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ggufspec import defaults
 from ggufspec.core import Coins, Drafter, Session
 from ggufspec.errors import OptionError
+from ggufspec.pace import Fixed, Pace
 from ggufspec.sampling import Sampling
 
 
@@ -26,6 +27,7 @@ class Materials:
     session: Session | None = None  # the draft model, where there is one
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
     n_draft_max: int = defaults.N_DRAFT_MAX  # the most that will be asked for in a round
+    pace: Pace = field(default_factory=Fixed)  # how far a draft model goes
 
 
 def names() -> list[str]:

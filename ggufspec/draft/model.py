@@ -1,19 +1,21 @@
 """A small model drafts, one token after the other, by the target's sampling at its own temperature.
 
-Knows its session and its coins. Hears of no cache: what the target rejected is simply not in the
-next `tokens`.
+Knows its session, its coins and its pace. Hears of no cache: what the target rejected is simply not
+in the next `tokens`.
 """
 
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ggufspec.core import Draft, Logits, Probs, Session, Verdict
+from ggufspec import defaults
+from ggufspec.core import Draft, Logits, Probs, Session, Verdict, token_array
 from ggufspec.draft import Materials
 from ggufspec.errors import DecodeError, OptionError
-from ggufspec.sampling import Rows, append_probs, as_rows
+from ggufspec.sampling import Rows, append_probs, as_rows, draw, gap
 from ggufspec.warmth import Warmth
 
 
@@ -23,6 +25,7 @@ class ModelDrafter:
     def __init__(self, session: Session, materials: Materials) -> None:
         self._session = session
         self._materials = materials
+        self._pace = materials.pace
         sampling = materials.sampling
         wanted = materials.draft_temperature
         if wanted == "auto" and list(sampling.samplers[-1:]) != ["temperature"]:
@@ -33,6 +36,10 @@ class ModelDrafter:
             for temperature in self._warmth.choices
         }
         self._rows: Rows | None = None
+        self._drafted: Draft | None = None
+        self._n_read: int | None = None  # tokens that were read when it was last asked
+        # Of the last tokens that others wrote: the target's probability of each.
+        self._unread: deque[float] = deque(maxlen=defaults.N_PROBED)
         # Under a grammar: what the first token of a draft would have been drawn from without it.
         self._free: Rows | None = None
         self._free_samplings = {
@@ -44,36 +51,58 @@ class ModelDrafter:
         self._chance_held = self._chance_free = 0.0
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
-        if n_max == 0:
-            return Draft(())
+        self._drafted = None
+        pace = self._pace
+        if self._n_read is None:
+            self._n_read = len(tokens) - 1  # a prompt is read ahead
+        if not pace.begin(n_max, len(tokens) - self._n_read):
+            if n_max == 0 or not pace.probes():
+                return Draft((), why=pace.why)
+            self._probe(tokens)
+            if not pace.begin(n_max, 1):
+                return Draft((), why=pace.why)
+        return self._draft(tokens, n_max)
+
+    def _draft(self, tokens: Sequence[int], n_max: int) -> Draft:
+        steps = self._pace.native
         sampling = self._samplings[self._warmth.temperature]
         stop_tokens = self._materials.stop_tokens
         coins = self._materials.coins(n_max)
         context = array("i", tokens)
         rows = self._rows
         if rows is not None:
-            rows.clear()
-        for i in range(n_max):
+            rows.keep(0)
+        n = 0
+        while n < n_max and steps.looks():
             logits = self._session.score(context)
             if rows is None:
-                rows = self._rows = Rows(self._materials.n_draft_max, logits.shape[1])
+                rows = self._rows = Rows(self._materials.n_draft_max + 1, logits.shape[1])
             try:
-                append_probs(rows, logits, sampling, context)
+                token = draw(rows, logits, sampling, context, steps, coins[n])
             except DecodeError:
                 if sampling.grammar is None:
                     raise
                 break  # nothing can follow; if the target comes here, it will say so
-            if i == 0 and sampling.grammar is not None:
+            if n == 0 and sampling.grammar is not None:
                 self._remember_free(logits, context)
-            token = rows.pick(i, coins[i])
+            if token < 0:
+                break
             context.append(token)
+            n += 1
             if token in stop_tokens:
                 break
-        return Draft(context[len(tokens) :].tolist(), rows)
+        self._n_read = len(context)
+        self._unread.clear()
+        drafted = context[len(tokens) :].tolist()
+        pace = self._pace
+        self._drafted = Draft(drafted, rows if n else None, pace.expected, pace.why)
+        return self._drafted
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
-        if not draft.tokens:
+        if draft is not self._drafted or not draft.tokens:
+            self._watch(draft, target_probs, verdict)
             return
+        self._pace.learn(verdict.n_accepted)
         if self._warmth.is_learning:
             self._warmth.observe(draft, target_probs)
         if self._free is not None and draft.probs is not None:
@@ -93,10 +122,39 @@ class ModelDrafter:
             notes["first_token_acceptance_without_grammar"] = self._chance_free / self._n_judged
         return notes
 
+    def _watch(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
+        """Somebody else wrote: keep what it takes to tell later how this draft would have done."""
+        target = as_rows(target_probs)
+        for i, token in enumerate(draft.tokens[: verdict.n_accepted]):
+            self._unread.append(target.of(i, token))
+        if verdict.next_token >= 0:
+            self._unread.append(target.of(verdict.n_accepted, verdict.next_token))
+
+    def _probe(self, tokens: Sequence[int]) -> None:
+        """Read the last tokens in one batch, and tell the pace how well they could be foreseen.
+
+        The target has drawn them; the mean of min(1, draft / target) over its draws is the chance
+        that a token of this draft stands.
+        """
+        tokens = token_array(tokens)
+        n = min(len(self._unread), len(tokens) - 1)
+        ahead = tokens[len(tokens) - n :]
+        logits = self._session.score(tokens[: len(tokens) - n], ahead[:-1])
+        rows = Rows(n, logits.shape[1])
+        sampling = self._samplings[self._warmth.temperature]
+        gaps, chances = [], []
+        for i, of_target in enumerate(list(self._unread)[-n:]):
+            append_probs(rows, logits[i : i + 1], sampling, tokens[: len(tokens) - n + i])
+            gaps.append(gap(logits, i))
+            chances.append(min(1.0, rows.of(i, ahead[i]) / of_target) if of_target > 0 else 0.0)
+        self._n_read = len(tokens)
+        self._unread.clear()
+        self._pace.learn_unread(gaps, chances)
+
     def _remember_free(self, logits: Logits, context: Sequence[int]) -> None:
         if self._free is None:
             self._free = Rows(1, logits.shape[1])
-        self._free.clear()
+        self._free.keep(0)
         append_probs(self._free, logits, self._free_samplings[self._warmth.temperature], context)
 
 

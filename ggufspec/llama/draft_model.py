@@ -35,7 +35,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         self,
         path: str | Path,
         *,
-        n_draft: int = defaults.N_DRAFT,
+        n_draft: int = defaults.N_DRAFT_FIXED,
         n_ctx: int = defaults.N_CTX,
         n_gpu_layers: int = defaults.ALL_LAYERS,
         n_threads: int | None = None,

@@ -1,0 +1,160 @@
+#include "pace.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+namespace ggufspec {
+namespace {
+
+constexpr double kForget = 0.99;    // of what has been learned, what is left after each further lesson
+constexpr double kSpread = 0.2;     // what a lesson tells at an even chance, about: p * (1 - p)
+constexpr double kLeastTold = 0.02;
+constexpr double kCertain = 30;     // log-odds: nothing is ever more certain
+constexpr double kSurest = 8;       // a gap beyond that says no more
+
+constexpr size_t kLevels = 40;      // chances that a draft still stands, from kLowest to 1, evenly in their logarithm
+constexpr double kLowest = 1e-3;
+constexpr double kNever = 2;
+constexpr int kTurns = 4;
+constexpr double kClose = 0.005;
+
+using Levels = std::vector<double>;  // a value for each level
+
+const Levels & levels() {
+    static const Levels made = [] {
+        Levels of(kLevels);
+        for (size_t k = 0; k < kLevels; k++) of[k] = std::exp(std::log(kLowest) * (1 - double(k) / (kLevels - 1)));
+        return of;
+    }();
+    return made;
+}
+
+// Where a chance leads on the grid: so many levels down.
+double levels_down(double chance) { return -std::log(std::max(chance, 1e-6)) / -std::log(kLowest) * (kLevels - 1); }
+
+// The value `down` levels below level k.
+double below(const Levels & values, size_t k, double down) {
+    const double place = std::max(double(k) - down, 0.0);
+    const size_t low = std::min(size_t(place), kLevels - 2);
+    return values[low] + (place - double(low)) * (values[low + 1] - values[low]);
+}
+
+// The level from which rising values are above 0.
+double first_positive(const Levels & values) {
+    const auto found = std::find_if(values.begin(), values.end(), [](double value) { return value > 0; });
+    if (found == values.end()) return kNever;
+    const size_t k = found - values.begin();
+    if (k == 0) return 0;
+    const double share = values[k] / (values[k] - values[k - 1]);
+    return levels()[k] + share * (levels()[k - 1] - levels()[k]);
+}
+
+// The best rule where a second is worth `rate` tokens, and the rate that it reaches.
+Rule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs) {
+    const size_t n_most = curve.size() - 1;
+    Rule rule{Levels(n_most, kNever), Levels(n_most, kNever), 0};
+    Levels value(kLevels, 0), seconds(kLevels, 0);  // tokens - rate * seconds still to be gained, and what that takes
+    Levels take(kLevels), look(kLevels), spent(kLevels);
+    for (size_t n = n_most; n-- > 0;) {
+        const double stair = curve[n + 1] - curve[n];
+        for (size_t k = 0; k < kLevels; k++) take[k] = levels()[k] + value[k] - rate * stair;
+        for (size_t k = 0; k < kLevels; k++) {
+            double gained = 0, paid = 0;
+            for (double down : downs) {
+                const double taken = below(take, k, down);
+                if (!(taken > 0)) continue;
+                gained += taken;
+                paid += below(seconds, k, down) + stair;
+            }
+            look[k] = gained / double(downs.size()) - rate * step;
+            spent[k] = paid / double(downs.size()) + step;
+        }
+        rule.take_from[n] = first_positive(take);
+        rule.look_from[n] = first_positive(look);
+        for (size_t k = 0; k < kLevels; k++) {
+            value[k] = std::max(look[k], 0.0);
+            seconds[k] = look[k] > 0 ? spent[k] : 0;
+        }
+    }
+    rule.rate = (1 + value.back() + rate * seconds.back()) / (curve[0] + seconds.back());
+    return rule;
+}
+
+}  // namespace
+
+Chance::Chance(double at_zero, double slope, double weight)
+    : at_zero_(at_zero), slope_(slope), floor_(kSpread * weight), h00_(floor_), h01_(floor_), h11_(2 * floor_) {}
+
+double Chance::of(double gap) const {
+    return 1 / (1 + std::exp(-std::clamp(at_zero_ + slope_ * std::min(gap, kSurest), -kCertain, kCertain)));
+}
+
+void Chance::learn(double gap, double came) {
+    const double x = std::min(gap, kSurest), p = of(x), h = std::max(p * (1 - p), kLeastTold);
+    h00_ = std::max(kForget * h00_, floor_) + h;
+    h01_ = kForget * h01_ + h * x;
+    h11_ = std::max(kForget * h11_, floor_) + h * x * x;
+    const double determinant = h00_ * h11_ - h01_ * h01_;
+    if (!(determinant > 1e-9)) return;
+    at_zero_ += (came - p) * (h11_ - h01_ * x) / determinant;
+    slope_ = std::max(slope_ + (came - p) * (h00_ * x - h01_) / determinant, 0.0);  // surer never means less likely
+}
+
+Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate) {
+    std::vector<double> downs;
+    for (double chance : chances) downs.push_back(levels_down(chance));
+    const double plain = 1 / curve[0];
+    rate = std::max(rate, plain);
+    Rule rule;
+    for (int turn = 0; turn < kTurns; turn++) {
+        rule = rule_at(rate, curve, step, downs);
+        const bool is_close = std::abs(rule.rate - rate) < kClose * rate;
+        rule.rate = rate = std::max(rule.rate, plain);
+        if (is_close) break;
+    }
+    return rule;
+}
+
+void Pace::begin(size_t n_max) {
+    n_max_ = n_max;
+    n_looked_ = 0;
+    still_ = 1;
+    expected_ = 0;
+    taken_.clear();
+    seen_.clear();
+    end_ = End::none;
+}
+
+bool Pace::looks() {
+    const size_t n = taken_.size();
+    if (n >= n_max_) {
+        end_ = End::limit;
+    } else if (n < rule_.look_from.size() && still_ < rule_.look_from[n]) {
+        end_ = End::unlikely;
+    } else {
+        n_looked_++;
+        return true;
+    }
+    return false;
+}
+
+bool Pace::takes(double gap) {
+    const size_t n = taken_.size();
+    const double still = still_ * chance.of(gap);
+    seen_.push_back(gap);
+    if (n < rule_.take_from.size() && still < rule_.take_from[n]) {
+        end_ = End::unsure;
+        return false;
+    }
+    still_ = still;
+    expected_ += still;
+    taken_.push_back(gap);
+    return true;
+}
+
+void Pace::learn(size_t n_accepted) {
+    for (size_t i = 0; i < std::min(taken_.size(), n_accepted + 1); i++) chance.learn(taken_[i], i < n_accepted ? 1 : 0);
+}
+
+}  // namespace ggufspec
