@@ -61,7 +61,7 @@ def recall(facts: Mapping[str, object]) -> dict[str, Any] | None:
         record = _read(_path(key(facts)))
     except CacheError:
         return None
-    return record and record.document
+    return record.document if record else None
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def remember_settings(facts: Mapping[str, object], found: Settings) -> bool:
 
 
 def _about_settings(facts: Mapping[str, object]) -> dict[str, object]:
-    return {**facts, "about": "settings"}
+    return {"about": "settings", "pair": facts}
 
 
 def _is_count(value: object) -> bool:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import IO, TYPE_CHECKING, Any
 
@@ -19,6 +21,10 @@ if TYPE_CHECKING:
 
 COLOR_CHOICES = ("auto", "on", "off")
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_PLAIN_BLOCKS = "__..::##"
+_PLOT_HEIGHT = 8  # lines
+_WIDEST_COLUMN = 5
 _PACKAGES = ("ggufspec", "llama-cpp-python", "numpy")
 
 
@@ -110,6 +116,52 @@ def echo_table(header: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout, highlight=False).print(table)
+
+
+def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain: bool) -> list[str]:
+    """Lines of a plot: a column for each value over its name, no wider than `width`.
+
+    `plain`: of ASCII alone. Where there is no room, names are left out, and then columns.
+    """
+    top = max(values, default=0.0)
+    if not top > 0:
+        return []
+    labels = [_number(top), _number(top / 2), "0"]
+    margin = max(map(len, labels))
+    room = width - margin - 1
+    step = -(-len(values) // max(room, 1))  # of more values than there is room for, each so many-th
+    shown, named = list(values)[::step], list(names)[::step]
+    each = max(min(room // len(shown), _WIDEST_COLUMN), 1)
+    eighths = [round(value / top * _PLOT_HEIGHT * 8) for value in shown]
+    steps = _PLAIN_BLOCKS if plain else _BLOCKS
+    lines = []
+    for row in range(_PLOT_HEIGHT - 1, -1, -1):
+        label = {_PLOT_HEIGHT - 1: labels[0], _PLOT_HEIGHT // 2 - 1: labels[1]}.get(row, "")
+        cells = (min(max(height - 8 * row, 0), 8) for height in eighths)
+        bar = max(each - 1, 1)
+        body = "".join((steps[n - 1] if n else " ") * bar + " " * (each - bar) for n in cells)
+        lines.append(f"{label:>{margin}} {body}".rstrip())
+    widest = max(map(len, named)) + 1
+    every = -(-widest // each)
+    body = "".join(f"{name:<{each * every}}" for i, name in enumerate(named) if i % every == 0)
+    return [*lines, f"{'':>{margin}} {body}".rstrip()]
+
+
+def echo_columns(values: Sequence[float], names: Sequence[str]) -> None:
+    """The same on stdout, as wide as the terminal, of characters that it has."""
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    try:
+        _BLOCKS.encode(encoding)
+        plain = False
+    except (UnicodeEncodeError, LookupError):
+        plain = True
+    width = shutil.get_terminal_size().columns
+    for line in columns(values, names, width=width, plain=plain):
+        click.echo(line)
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def versions() -> dict[str, str]:
