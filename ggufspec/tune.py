@@ -33,7 +33,6 @@ from ggufspec.remembered import Settings
 Progress = Callable[[str, int, int], None]  # what, measurements done, of
 Way = TypeVar("Way", int, str)
 
-_ROUND = defaults.N_DRAFT_FIXED + 1  # tokens of the pass that stands for all that judge a draft
 _CLEARLY = 0.96  # of the usual setting's seconds; what is no faster than that is not taken
 _HALF = 0.5
 _AT_LEAST = 1.5  # seconds that each question is worth, where passes are short
@@ -119,17 +118,16 @@ def tune(
             f"{engine.n_draft_max} (n_draft_max)"
         )
     target, draft = engine.target, engine.draft
-    trial = _Trials(depth, n_runs, min(_ROUND, n_most + 1), progress)
+    depth = max(min(depth, target.n_ctx - n_most - 1), 0)
+    trials = _Trials(depth, n_runs, n_most, progress)
     with ExitStack() as stack:
-        if given.flash_attention is None and trial.flash_attention(target, draft) == "off":
-            target = stack.enter_context(closing(_sibling(target, flash_attention="off")))
-            if draft:
-                draft = stack.enter_context(closing(_sibling(draft, flash_attention="off")))
+        trials.fill(target, "target")
+        if given.flash_attention is None:
+            target, draft = trials.flash_attention(target, draft, stack)
         if given.n_threads is None:
-            sizes = trial.sizes if draft else [1]
-            target.use_threads(trial.threads("n_threads", target, sizes, n_logical_cores()))
+            trials.threads("target", target, trials.sizes(draft), n_logical_cores())
         if draft and given.n_threads_draft is None:
-            draft.use_threads(trial.threads("n_threads_draft", draft, [1], n_threads_default()))
+            trials.threads("draft", draft, [1], n_threads_default())
         sizes = list(range(1, n_most + 2))
         seconds = time_target(
             target,
@@ -155,8 +153,8 @@ def tune(
                 n_threads_draft=draft.n_threads if draft and not given.n_threads_draft else None,
                 flash_attention=None if given.flash_attention else target.options.flash_attention,
             ),
-            trials=tuple(trial.made),
-            depth=min(depth, target.n_ctx - sizes[-1]),
+            trials=tuple(trials.made),
+            depth=depth,
             n_runs=n_runs,
             passes=tuple(_summed_up(size, seconds[size]) for size in sizes),
             step=_summed_up(1, steps.steps) if steps else None,
@@ -243,15 +241,24 @@ def needed_chance(costs: Costs, n_draft: int) -> float | None:
 class _Trials:
     """Tries ways to run, and keeps the story of it."""
 
-    def __init__(self, depth: int, n_runs: int, n_round: int, progress: Progress | None) -> None:
+    def __init__(self, depth: int, n_runs: int, n_most: int, progress: Progress | None) -> None:
         self.made: list[Trial] = []
-        self.sizes = [1, n_round]  # of the passes of a target with a draft
         self._depth = depth
         self._n_runs = max(n_runs, 2)
+        self._n_most = n_most
         self._progress = progress
 
-    def threads(self, what: str, context: Context, sizes: Sequence[int], n_most: int) -> int:
-        """The best number of threads for passes over these sizes."""
+    def sizes(self, draft: Context | None) -> list[int]:
+        """The passes of a target by which ways to run it are judged."""
+        return [1, min(defaults.N_DRAFT_FIXED, self._n_most) + 1] if draft else [1]
+
+    def fill(self, context: Context, whose: str) -> Filled:
+        """Read the text behind which passes are timed: what is read once is known to all trials."""
+        progress = _named(self._progress, f"Filling the cache of the {whose}")
+        return Filled(context, depth=self._depth, n_most=self._n_most + 1, progress=progress)
+
+    def threads(self, whose: str, context: Context, sizes: Sequence[int], n_most: int) -> None:
+        """Let a context compute with the best number of threads for passes over these sizes."""
         usual = context.n_threads
         times = time_threads(
             context,
@@ -260,62 +267,72 @@ class _Trials:
             depth=self._depth,
             n_repeats=self._n_runs,
             at_least=_AT_LEAST / 2,
-            progress=_named(
-                self._progress,
-                f"Trying threads of the {'target' if what == 'n_threads' else 'draft'}",
-            ),
+            progress=_named(self._progress, f"Trying threads of the {whose}"),
         )
         medians = {n: {size: median(times[n][size]) for size in sizes} for n in sorted(times)}
         chosen = _choose({n: sum(found.values()) for n, found in medians.items()}, usual)
         for n, found in medians.items():
-            if what == "n_threads":
-                self.made.append(Trial(what, n, found, None, n == chosen))
+            if whose == "target":
+                self.made.append(Trial("n_threads", n, found, None, n == chosen))
             else:
-                self.made.append(Trial(what, n, {}, found[1], n == chosen))
-        return chosen
+                self.made.append(Trial("n_threads_draft", n, {}, found[1], n == chosen))
+        context.use_threads(chosen)
 
-    def flash_attention(self, target: Context, draft: Context | None) -> str:
-        """Whether the pair is faster without; llama.cpp's own choice where it is not."""
+    def flash_attention(
+        self, target: Context, draft: Context | None, stack: ExitStack
+    ) -> tuple[Context, Context | None]:
+        """The contexts, or others without flash attention, which the stack closes."""
         usual = target.options.flash_attention
         if not {target.options.type_k, target.options.type_v} <= {"f32", "f16", "bf16"}:
-            return usual
-        ways = (usual, "off")
-        target_sizes = self.sizes if draft else [1]
-        with ExitStack() as stack:
-            passes: dict[tuple[str, int], Callable[[], None]] = {}
+            return target, draft  # such caches need it
+        sizes = self.sizes(draft)
+        with ExitStack() as trial:
             try:
-                for way in ways:
-                    for context, sizes in ((target, target_sizes), (draft, [0])):
-                        if context is None:
-                            continue
-                        n_most = max(*sizes, 1)
-                        # Of a size of its own: a second cache as large might not fit.
-                        small = _sibling(
-                            context,
-                            flash_attention=way,
-                            n_ctx=min(self._depth + n_most, context.n_ctx),
-                        )
-                        stack.callback(small.close)
-                        filled = Filled(small, depth=self._depth, n_most=n_most)
-                        for size in sizes:
-                            passes[way, size] = partial(filled.score, size or 1)
+                target_without = trial.enter_context(closing(self._without(target)))
+                draft_without = draft and trial.enter_context(closing(self._without(draft)))
+                passes = {
+                    **self._passes(usual, target, draft, sizes),
+                    **self._passes("off", target_without, draft_without, sizes),
+                }
             except OutOfMemoryError:
-                return usual
-            progress = _named(self._progress, "Trying flash attention")
-            times = time_in_turns(passes, self._n_runs, at_least=_AT_LEAST / 2, progress=progress)
-        medians = {what: median(seconds) for what, seconds in times.items()}
-        totals = {
-            way: sum(medians[way, size] for size in target_sizes)
-            + (defaults.N_DRAFT_FIXED * medians[way, 0] if draft else 0.0)
-            for way in ways
-        }
-        chosen = _choose(totals, usual)
-        for way in ways:
-            of_target = {size: medians[way, size] for size in target_sizes}
-            self.made.append(
-                Trial("flash_attention", way, of_target, medians.get((way, 0)), way == chosen)
+                return target, draft
+            times = time_in_turns(
+                passes,
+                self._n_runs,
+                at_least=_AT_LEAST / 2,
+                progress=_named(self._progress, "Trying flash attention"),
             )
-        return chosen
+            seconds: dict[str, float] = {}
+            for way in (usual, "off"):
+                of_target = {size: median(times[way, size]) for size in sizes}
+                of_draft = median(times[way, 0]) if draft else None
+                self.made.append(Trial("flash_attention", way, of_target, of_draft, False))
+                seconds[way] = sum(of_target.values())
+                seconds[way] += defaults.N_DRAFT_FIXED * (of_draft or 0.0)
+            chosen = _choose(seconds, usual)
+            self.made = [replace(made, is_chosen=made.value == chosen) for made in self.made]
+            if chosen == usual:
+                return target, draft
+            stack.enter_context(trial.pop_all())
+            return target_without, draft_without
+
+    def _passes(
+        self, way: str, target: Context, draft: Context | None, sizes: Sequence[int]
+    ) -> dict[tuple[str, int], Callable[[], None]]:
+        """Passes of the target by size, and as size 0 the step of the draft."""
+        filled = self.fill(target, "target")
+        passes: dict[tuple[str, int], Callable[[], None]] = {
+            (way, size): partial(filled.score, size) for size in sizes
+        }
+        if draft:
+            passes[way, 0] = partial(self.fill(draft, "draft").score, 1)
+        return passes
+
+    def _without(self, context: Context) -> Context:
+        """Another context over the same model, no larger than it has to be."""
+        n_ctx = min(self._depth + self._n_most + 1, context.n_ctx)
+        options = replace(context.options, flash_attention="off", n_ctx=n_ctx)
+        return Context(context.model, options)
 
 
 def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
@@ -332,14 +349,6 @@ def _choose(seconds: Mapping[Way, float], usual: Way) -> Way:
     """The fastest way, if it is clearly faster than the usual one."""
     best = min(seconds, key=lambda way: seconds[way])
     return best if seconds[best] < _CLEARLY * seconds[usual] else usual
-
-
-def _sibling(context: Context, *, flash_attention: str, n_ctx: int | None = None) -> Context:
-    """Another context over the same model."""
-    options = replace(
-        context.options, flash_attention=flash_attention, n_ctx=n_ctx or context.n_ctx
-    )
-    return Context(context.model, options)
 
 
 def _summed_up(n_tokens: int, seconds: Sequence[float]) -> Pass:

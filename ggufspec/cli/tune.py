@@ -91,8 +91,7 @@ def command(
         return
     if target is None:
         raise click.UsageError("name a target to measure, with --target; or give --forget")
-    needed = depth + n_most + 1
-    _check_room(load_settings["n_ctx"], depth, n_most)
+    n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
     show_log(verbose)
     from ggufspec import tune
     from ggufspec.remembered import Settings
@@ -103,9 +102,7 @@ def command(
         load_settings["n_threads_draft"],
         None if flash_attention == defaults.FLASH_ATTENTION else flash_attention,
     )
-    # A context as small as will do: what passes cost depends on the tokens in it, not on its size.
-    loaded = {**load_settings, "n_ctx": load_settings["n_ctx"] or needed}
-    loaded.update(n_draft_max=n_most, tuned=False)
+    loaded = {**load_settings, "n_ctx": n_ctx, "n_draft_max": n_most, "tuned": False}
     engine = load_with_bars(target, draft, loaded)
     with engine, late_bars() as bars:
         tuned = tune.tune(
@@ -145,20 +142,19 @@ def _forget(target: Path | None, draft: Path | None, *, as_json: bool) -> None:
         click.echo(f"Forgot {n_forgotten} record{'' if n_forgotten == 1 else 's'}.")
 
 
-def _check_room(n_ctx: int | None, depth: int, n_most: int) -> None:
-    """Raise BadParameter where a context was asked for that cannot hold what was asked for."""
-    if n_ctx is None:
-        return
+def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
+    """The context to load. Raises BadParameter where it cannot hold what was asked for."""
     context = click.get_current_context()
     asked = context.get_parameter_source("depth") is not click.core.ParameterSource.DEFAULT
     needed = n_most + 1 + (depth if asked else 0)
-    if n_ctx < needed:
+    if n_ctx is not None and n_ctx < needed:
         tokens = f"{depth} tokens and " if asked else ""
         raise click.BadParameter(
-            f"a context of {n_ctx} has no room for {tokens}a batch of {n_most + 1}; it takes "
-            f"{needed} (-c), or a smaller --max-n" + (" or --depth" if asked else ""),
+            f"a context of {n_ctx} has no room for {tokens}a batch of {n_most + 1}: it takes "
+            f"{needed}, or a smaller --max-n{' or --depth' if asked else ''}",
             param_hint="-c",
         )
+    return needed if asked and n_ctx is None else n_ctx
 
 
 def _document(tuned: Tuned) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab
 
-Progress = Callable[[int, int], None]  # measurements done, of
+Progress = Callable[[int, int], None]  # done, of: measurements, or tokens that are read before
 What = TypeVar("What")
 
 # A model of experts reads of all of them where tokens are arbitrary: they are of a text.
@@ -47,7 +47,9 @@ class Filled:
     text and `n - 1` more, and gives logits after each.
     """
 
-    def __init__(self, context: Context, *, depth: int, n_most: int) -> None:
+    def __init__(
+        self, context: Context, *, depth: int, n_most: int, progress: Progress | None = None
+    ) -> None:
         """`depth`: tokens before a pass over at most `n_most`; fewer where the context is small.
 
         Raises OptionError where not even `n_most` tokens fit, DecodeError, ClosedError.
@@ -63,7 +65,7 @@ class Filled:
         self._text, self._ahead = array("i", tokens[: self.depth + 1]), tokens[self.depth + 1 :]
         # Every pass is taken back: a model that cannot drop its tail saves its state before one.
         self._session = LlamaSession(context, drafts=True)
-        self._session.feed(self._text[:-1])
+        self._session.feed(self._text[:-1], progress)
         self._session.score(self._text)
 
     def score(self, n_tokens: int) -> None:
