@@ -112,7 +112,12 @@ def echo_table(header: list[str], rows: list[list[str]]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+        table.add_column(
+            name,
+            justify="left" if i == 0 else "right",
+            no_wrap=True,
+            overflow="ellipsis" if _can_write("…") else "crop",
+        )
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout, highlight=False).print(table)
@@ -141,23 +146,28 @@ def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain:
         bar = max(each - 1, 1)
         body = "".join((steps[n - 1] if n else " ") * bar + " " * (each - bar) for n in cells)
         lines.append(f"{label:>{margin}} {body}".rstrip())
-    widest = max(map(len, named)) + 1
-    every = -(-widest // each)
-    body = "".join(f"{name:<{each * every}}" for i, name in enumerate(named) if i % every == 0)
-    return [*lines, f"{'':>{margin}} {body}".rstrip()]
+    every = -(-(max(map(len, named)) + 1) // each)
+    under = ""
+    for i, name in enumerate(named):
+        if i % every == 0 and i * each + len(name) <= room:
+            under = f"{under:<{i * each}}{name}"
+    return [*lines, f"{'':>{margin}} {under}"]
 
 
 def echo_columns(values: Sequence[float], names: Sequence[str]) -> None:
     """The same on stdout, as wide as the terminal, of characters that it has."""
-    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    try:
-        _BLOCKS.encode(encoding)
-        plain = False
-    except (UnicodeEncodeError, LookupError):
-        plain = True
     width = shutil.get_terminal_size().columns
-    for line in columns(values, names, width=width, plain=plain):
+    for line in columns(values, names, width=width, plain=not _can_write(_BLOCKS)):
         click.echo(line)
+
+
+def _can_write(text: str) -> bool:
+    """Whether stdout has these characters."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 def _number(value: float) -> str:
