@@ -13,6 +13,7 @@ _MEMORY = 12  # measurements of a size after which an older one has lost most of
 _OUTLIER = 1.7  # a pass that much slower than known was disturbed: it counts as that much
 _DRIFT = 0.5  # of what one size is found to have changed, what is believed of the others
 _SLOPE = 0.3  # of an unknown machine: what each further token of a batch adds to the cost of one
+_READ = 0.25  # and a token that a draft reads in a batch beside one that it writes
 _STEP = 0.08  # likewise: a draft step beside a pass of the target
 
 
@@ -81,7 +82,7 @@ class Costs:
     @property
     def read(self) -> float:
         """Seconds that the draft takes for each token that it reads in a batch."""
-        return self._read or self.step
+        return self._read or _READ * self.step
 
     def to_document(self) -> dict[str, object]:
         """What is known, for JSON: see of_document."""

@@ -45,6 +45,7 @@ LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
 _MAX_THREADS = 512  # as in llama.cpp
 _TINY_BYTES = 32 * 2**20  # waiting for a second thread takes longer than doing its work
 _N_COINS_AHEAD = 4096
+_READS_NOTHING = ("none", "ngram")  # drafters that do not ask the draft model
 
 
 def load(
@@ -197,13 +198,15 @@ class Engine:
         request = Request.of(options)
         seed = secrets.randbits(32) if request.seed is None else request.seed
         end_tokens = self.vocab.stop_tokens
-        drafter, rounds = self._loop(tokens, request, seed)
+        pace = self._pace(request)
+        drafter, rounds = self._loop(tokens, request, seed, pace)
         return Stream(
             Work(
                 read=lambda: self._read(tokens[:-1], request),
                 rounds=rounds,
                 decode_seconds=self._decode_seconds,
                 notes=getattr(drafter, "notes", dict),
+                advice=pace.advice,
                 turn=self._lock,
             ),
             n_prompt=len(tokens),
@@ -316,17 +319,21 @@ class Engine:
         self.close()
 
     def _drafter_name(self, request: Request) -> str:
-        return request.drafter or ("model" if self._draft_session else "none")
+        if request.drafter is not None:
+            return request.drafter
+        if request.n_draft == "auto":
+            return "auto"
+        return "model" if self._draft_session else "none"
 
     def _read(self, tokens: list[int], request: Request) -> int:
         """Read a prompt's tokens into the sessions that will be asked to continue it."""
         progress = request.progress
-        if self._draft_session and self._drafter_name(request) != "none":
+        if self._draft_session and self._drafter_name(request) not in _READS_NOTHING:
             self._draft_session.feed(tokens, progress and partial(progress, "draft"))
         return self._target_session.feed(tokens, progress and partial(progress, "target"))
 
     def _loop(
-        self, tokens: list[int], request: Request, seed: int
+        self, tokens: list[int], request: Request, seed: int, pace: Fixed | Chosen
     ) -> tuple[Drafter, Callable[[], Iterator[Round]]]:
         """The drafter and the loop of one request, ready to start."""
         n_draft = self.n_draft_max if isinstance(request.n_draft, str) else request.n_draft
@@ -340,7 +347,6 @@ class Engine:
         sampling = self._sampling(tokens, request)
         stop_tokens = frozenset() if request.ignore_eos else end_tokens
         verify_coins, draft_coins = coin_streams(seed)
-        pace = self._pace(request, n_draft)
         materials = drafters.Materials(
             sampling,
             draft_coins,
@@ -368,13 +374,13 @@ class Engine:
             return drafter, rounds
         return drafter, partial(self._learn, rounds, pace, sampling.temperature)
 
-    def _pace(self, request: Request, n_draft: int) -> Fixed | Chosen:
+    def _pace(self, request: Request) -> Fixed | Chosen:
         """How far to draft in one text."""
         if request.n_draft != "auto":
             return Fixed()
         temperature = request.sampling.temperature
         repeats = request.seed is not None and temperature > 0
-        return self._knowledge.pace(temperature, n_draft, repeats=repeats)
+        return self._knowledge.pace(temperature, repeats=repeats)
 
     def _learn(
         self, rounds: Callable[[], Iterator[Round]], pace: Chosen, temperature: float

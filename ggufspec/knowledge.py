@@ -33,13 +33,13 @@ class Knowledge:
         """From now on, texts with a seed begin from what is known now."""
         self._first_costs, self._first_lines = self.costs.copy(), dict(self._lines)
 
-    def pace(self, temperature: float, n_most: int, *, repeats: bool) -> Chosen:
+    def pace(self, temperature: float, *, repeats: bool) -> Chosen:
         """How far to draft in a text; one that `repeats` begins from what was settled."""
         lines = self._first_lines if repeats else self._lines
         costs = self._first_costs.copy() if repeats else self.costs
         costs.is_frozen = repeats
         line = lines.get(_kind(temperature))
-        return Chosen(costs, line or _FIRST_LINE, n_most, is_known=line is not None)
+        return Chosen(costs, line or _FIRST_LINE, is_known=line is not None)
 
     def keep(self, pace: Chosen, temperature: float) -> None:
         """A text has ended: what did it teach?"""

@@ -22,11 +22,18 @@ _FIRST_GAPS = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)
 _N_EARLY = 24  # rounds at first, in which the rule is reckoned after each few
 _EVERY_EARLY = 2
 _EVERY = 8
-_N_SLOW_LESSONS = 16  # lessons until an unknown draft may go as far as it likes
 _N_PLAIN = 2  # passes over one token before anything is compared with them
 _PLAIN_EVERY = 64  # rounds without one until another is measured, where that matters
 _THIN = 1.4  # speed-up below which it matters
 _PROBE_SHARE = 0.015  # of all time, at most, for asking what a draft would have said
+
+
+_UNPAID = "a draft would not pay"
+_N_UNPAID = 32  # such rounds after which it is told,
+_UNPAID_SHARE = 0.8  # if they were that many of all
+_SLOW_STEP = 0.5  # of a pass of the target: no draft pays that takes longer
+_RECENT = 0.98  # of what the last rounds weigh, what they weigh after each further one
+_CAUTION = 0.95  # what recent rounds brought by luck is not asked of the next
 
 
 class Line(NamedTuple):
@@ -38,6 +45,17 @@ class Line(NamedTuple):
     at_zero: float
     slope: float
     weight: float
+
+
+class Weighed(NamedTuple):
+    """A draft that is there already: how many tokens of it to take, and what that gains.
+
+    `gain` compares rounds: tokens - rate * seconds, where it is known what seconds are worth.
+    """
+
+    n_draft: int
+    gain: float
+    expected: float
 
 
 class Pace(Protocol):
@@ -66,6 +84,18 @@ class Pace(Protocol):
         """Nothing was worth a look: shall the draft be asked what it would have said?"""
         ...
 
+    def weigh(self, chances: Sequence[float]) -> Weighed:
+        """How much to take of a draft that is there already, whose tokens stand with `chances`.
+
+        Each if those before it do.
+        """
+        ...
+
+    @property
+    def prospect(self) -> float:
+        """What a round with the draft model gains, as Weighed has it."""
+        ...
+
     def learn(self, n_accepted: int) -> None:
         """So many of the tokens that were taken stood."""
         ...
@@ -73,6 +103,13 @@ class Pace(Protocol):
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
         """What a probe found: how sure the draft was, and how likely it would have stood."""
         ...
+
+    def advice(self) -> str | None:
+        """What to change, where a draft of this pair does not pay."""
+        ...
+
+
+_NOTHING = Weighed(0, -1e9, 0.0)
 
 
 class Fixed:
@@ -83,6 +120,14 @@ class Fixed:
 
     def __init__(self) -> None:
         self.native = _native.Pace()
+        self._n_rounds, self._n_accepted = 1, 1  # by the model
+
+    @property
+    def prospect(self) -> float:
+        return self._n_accepted / self._n_rounds
+
+    def weigh(self, chances: Sequence[float]) -> Weighed:
+        return Weighed(*self.native.weigh(chances))
 
     def begin(self, n_max: int, n_unread: int) -> bool:
         self.native.begin(n_max)
@@ -92,26 +137,34 @@ class Fixed:
         return False
 
     def learn(self, n_accepted: int) -> None:
-        pass
+        self._n_rounds += 1
+        self._n_accepted += n_accepted
 
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
         pass
+
+    def advice(self) -> str | None:
+        return None
 
 
 class Chosen:
     """As many as bring the most tokens a second, by what costs and chances are known to be."""
 
-    def __init__(self, costs: Costs, line: Line, n_most: int, *, is_known: bool) -> None:
-        """`is_known`: the line was learned with this pair; else the draft has to earn trust."""
+    def __init__(self, costs: Costs, line: Line, *, is_known: bool) -> None:
+        """`is_known`: the line was learned with this pair. A draft that nobody knows is first asked
+
+        what it would have said of some tokens that the target wrote alone: that costs next to
+        nothing, however wrong it is.
+        """
         self.costs = costs
         self.native = _native.Pace(*line)
-        self._n_most = n_most
         self._gaps: deque[float] = deque(_FIRST_GAPS, _N_GAPS)
-        self._limit = n_most if is_known else 1
+        self._is_known = is_known
         self.n_lessons = 0
         self._n_rounds = self._n_until_reckoned = 0
-        self._n_since_plain = 0
+        self._n_since_plain = self._n_unpaid = 0
         self._seconds = self._probe_seconds = 0.0
+        self._recent_tokens = self._recent_seconds = 0.0
         # The round under way.
         self._why = ""
         self._n_unread = self._n_read = 0
@@ -128,20 +181,36 @@ class Chosen:
 
     def begin(self, n_max: int, n_unread: int) -> bool:
         self._n_unread = n_unread
-        if self._n_until_reckoned <= 0:
-            self._reckon()
-        self.native.begin(min(n_max, self._limit))
+        self._reckon_if_due()
+        self.native.begin(n_max)
         self._why = ""
         if n_max == 0:
             self._why = "the text ends"
         elif self._wants_plain():
             self._why = "plain decoding is measured"
+        elif not self._is_known:
+            self._why = "the draft is not known yet"
         elif not self.native.pays:
-            self._why = "a draft would not pay"
+            self._why = _UNPAID
         return not self._why
 
+    def weigh(self, chances: Sequence[float]) -> Weighed:
+        self.native.begin(0)
+        self._reckon_if_due()
+        if not chances or self._wants_plain():
+            return _NOTHING
+        return Weighed(*self.native.weigh(chances))
+
+    @property
+    def prospect(self) -> float:
+        return self.native.prospect
+
     def probes(self) -> bool:
-        if self.native.pays or self._n_unread < defaults.N_PROBED:
+        if self._n_unread < defaults.N_PROBED:
+            return False
+        if not self._is_known:
+            return True
+        if self.native.pays:
             return False
         seconds = self.costs.step + self._n_unread * self.costs.read
         return self._probe_seconds + seconds <= _PROBE_SHARE * self._seconds
@@ -153,19 +222,31 @@ class Chosen:
         n_taken = pace.n_taken
         pace.learn(n_accepted)
         self._gaps.extend(pace.seen)
-        if self._limit < self._n_most:
-            self.n_lessons += min(n_taken, n_accepted + 1)
-            if n_taken and n_accepted >= n_taken:
-                self._limit = min(2 * self._limit + 1, self._n_most)
-            if self.n_lessons >= _N_SLOW_LESSONS:
-                self._limit = self._n_most
+        self.n_lessons += min(n_taken, n_accepted + 1)
 
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
-        self._n_read = self._n_unread
+        self._n_read, self._is_known = self._n_unread, True
         for gap, chance in zip(gaps, chances, strict=True):
             self.native.learn_one(gap, chance)
         self._gaps.extend(gaps)
         self._reckon()
+
+    def advice(self) -> str | None:
+        if self._n_unpaid < _N_UNPAID or self._n_unpaid < _UNPAID_SHARE * self._n_rounds:
+            return None
+        share = self.costs.step / self.costs.curve[0]
+        if share > _SLOW_STEP:
+            return (
+                f"this draft cannot pay: one step of it takes {share:.0%} of a pass of its target. "
+                "Use a smaller draft, give it more of the GPU (-ngld), or leave it out"
+            )
+        gaps = sorted(self._gaps)
+        chance = self.native.chance(gaps[len(gaps) // 2])
+        return (
+            f"this draft did not pay: {chance:.0%} of its tokens would have stood, and a pass over "
+            f"two tokens takes {self.costs.curve[1] / self.costs.curve[0]:.1f} times as long as "
+            f"over one. {self._n_unpaid} of {self._n_rounds} rounds went without it"
+        )
 
     def clock(self, turn: Round) -> None:
         """A round has ended: what did it cost?"""
@@ -179,9 +260,13 @@ class Chosen:
             costs.observe_draft(n_looked, turn.draft_seconds)
         n_drafted = turn.n_drafted
         costs.observe_target(n_drafted + 1, turn.target_seconds + turn.verify_seconds)
-        self._seconds += costs.curve[n_drafted] + n_looked * costs.step
+        seconds = costs.curve[n_drafted] + n_looked * costs.step
+        self._seconds += seconds
+        self._recent_tokens = _RECENT * self._recent_tokens + len(turn.tokens)
+        self._recent_seconds = _RECENT * self._recent_seconds + seconds
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1
+        self._n_unpaid += self._why == _UNPAID
         self._n_until_reckoned -= 1
 
     def _wants_plain(self) -> bool:
@@ -192,9 +277,14 @@ class Chosen:
             return True
         return self._n_since_plain >= _PLAIN_EVERY and self.native.rate * costs.curve[0] < _THIN
 
+    def _reckon_if_due(self) -> None:
+        if self._n_until_reckoned <= 0:
+            self._reckon()
+
     def _reckon(self) -> None:
         self._n_until_reckoned = _EVERY_EARLY if self._n_rounds < _N_EARLY else _EVERY
         gaps = sorted(self._gaps)
         n = len(gaps)
         kinds = [gaps[(2 * k + 1) * n // (2 * _N_KINDS)] for k in range(_N_KINDS)]
-        self.native.reckon(self.costs.curve, self.costs.step, kinds)
+        worth = _CAUTION * self._recent_tokens / self._recent_seconds if self._n_rounds else 0.0
+        self.native.reckon(self.costs.curve, self.costs.step, kinds, worth)

@@ -27,7 +27,9 @@ class GenerateOptions(SamplingOptions, total=False):
     seed: int | None  # None: a fresh one
     stop: str | Sequence[str]  # texts that end the generation, and are no part of it
     ignore_eos: bool  # forbid the tokens that end a text
-    drafter: str | None  # "model", "none"; None: the draft model, if there is one
+    drafter: (
+        str | None
+    )  # "auto", "model", "ngram", "none"; None: auto, or the model for a fixed n_draft
     verify: str  # "block", "rejection", "match"
     progress: PromptProgress | None  # hears of the prompt being read
 

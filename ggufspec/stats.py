@@ -38,6 +38,8 @@ class Stats:
     n_rounds: int
     n_drafted: int
     n_accepted: int
+    n_expected: float | None  # accepted tokens, as they were expected; None: nobody could tell
+    n_rounds_without_draft: int
     drafted_by_position: tuple[int, ...]
     accepted_by_position: tuple[int, ...]
     seconds: Seconds
@@ -87,6 +89,8 @@ def summarize(
         n_rounds=len(rounds),
         n_drafted=sum(turn.n_drafted for turn in rounds),
         n_accepted=sum(turn.n_accepted for turn in rounds),
+        n_expected=sum(expected) if (expected := _known(rounds)) else None,
+        n_rounds_without_draft=sum(not turn.n_drafted for turn in rounds),
         drafted_by_position=_reach((turn.n_drafted for turn in rounds), n_positions),
         accepted_by_position=_reach((turn.n_accepted for turn in rounds), n_positions),
         seconds=Seconds(
@@ -99,6 +103,10 @@ def summarize(
         ),
         notes=notes or {},
     )
+
+
+def _known(rounds: Iterable[Round]) -> list[float]:
+    return [turn.expected for turn in rounds if turn.expected is not None]
 
 
 def _reach(lengths: Iterable[int], n_positions: int) -> tuple[int, ...]:

@@ -35,12 +35,14 @@ class Completion:
 
     `tokens` are without the end-of-generation token; `finish_reason` is "stop" (the model ended,
     or a stop string came), "length" (max_tokens, or the context is full), None if cut short.
+    `advice`: what to change, where a draft of this pair does not pay.
     """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None
     stats: Stats
+    advice: str | None = None
 
 
 @dataclass(frozen=True)
@@ -48,13 +50,14 @@ class Work:
     """What a stream runs on. `read` reads the prompt and returns how much of it was known;
 
     `decode_seconds` is the time spent inside llama_decode up to now; `notes` are what the drafter
-    tells of itself; `turn` is held for each step.
+    tells of itself, `advice` what to do if it does not pay; `turn` is held for each step.
     """
 
     read: Callable[[], int]
     rounds: Callable[[], Iterator[Round]]
     decode_seconds: Callable[[], float]
     notes: Callable[[], Mapping[str, float]]
+    advice: Callable[[], str | None]
     turn: AbstractContextManager[object]
 
 
@@ -102,7 +105,8 @@ class Stream(Iterator[Chunk]):
             decode_seconds=self._decode_seconds,
             notes=self._work.notes(),
         )
-        return Completion("".join(self._text), tuple(self._tokens), self.finish_reason, stats)
+        text, tokens = "".join(self._text), tuple(self._tokens)
+        return Completion(text, tokens, self.finish_reason, stats, self._work.advice())
 
     @property
     def rounds(self) -> tuple[Round, ...]:

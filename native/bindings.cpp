@@ -357,13 +357,20 @@ NB_MODULE(_native, m) {
             "at_zero"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0)
         .def(
             "reckon",
-            [](ggufspec::Pace & self, const std::vector<double> & curve, double step, const std::vector<double> & gaps) {
-                std::vector<double> chances;
-                for (double gap : gaps) chances.push_back(self.chance.of(gap));
+            [](ggufspec::Pace & self, std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {
                 require(!curve.empty() && curve[0] > 0 && !gaps.empty(), "reckon: needs costs and gaps");
-                self.set_rule(ggufspec::best_rule(curve, step, chances, self.rule().rate));
+                self.reckon(std::move(curve), step, gaps, worth);
             },
-            "curve"_a, "step"_a, "gaps"_a, "Find the best rule for these costs in seconds, and for gaps like these.")
+            "curve"_a, "step"_a, "gaps"_a, "worth"_a = 0.0,
+            "Find the best rule for these costs in seconds, for gaps like these, where a second is worth so many tokens at least.")
+        .def(
+            "weigh",
+            [](const ggufspec::Pace & self, const std::vector<double> & chances) {
+                const auto best = self.weigh(chances);
+                return std::make_tuple(best.n_draft, best.gain, best.expected);
+            },
+            "chances"_a, "Of a draft that is there already, how much to take: (n_draft, gain, expected).")
+        .def_prop_ro("prospect", &ggufspec::Pace::prospect, "What a round by the rule gains: to be compared with weigh's.")
         .def("begin", &ggufspec::Pace::begin, "n_max"_a, "A round of at most n_max drafted tokens starts.")
         .def("looks", &ggufspec::Pace::looks, "Whether to ask the draft for its distribution of the next token.")
         .def("takes", &ggufspec::Pace::takes, "gap"_a, "Whether to draw a token from a distribution with that gap.")
@@ -385,12 +392,12 @@ NB_MODULE(_native, m) {
         .def_prop_ro("seen", &ggufspec::Pace::seen, "The gaps of this round.");
     m.def(
         "best_rule",
-        [](const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate) {
+        [](const std::vector<double> & curve, double step, const std::vector<double> & chances, double worth) {
             require(!curve.empty() && curve[0] > 0 && !chances.empty(), "best_rule: needs costs and chances");
-            const auto rule = ggufspec::best_rule(curve, step, chances, rate);
-            return std::make_tuple(rule.look_from, rule.take_from, rule.rate);
+            const auto rule = ggufspec::best_rule(curve, step, chances, 0, worth);
+            return std::make_tuple(rule.look_from, rule.take_from, rule.tokens, rule.seconds);
         },
-        "curve"_a, "step"_a, "chances"_a, "rate"_a = 0.0, "(look_from, take_from, rate): see native/pace.h.");
+        "curve"_a, "step"_a, "chances"_a, "worth"_a = 0.0, "(look_from, take_from, tokens, seconds): see native/pace.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses, for one sequence.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a)

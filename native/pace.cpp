@@ -53,7 +53,7 @@ double first_positive(const Levels & values) {
 // The best rule where a second is worth `rate` tokens, and the rate that it reaches.
 Rule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs) {
     const size_t n_most = curve.size() - 1;
-    Rule rule{Levels(n_most, kNever), Levels(n_most, kNever), 0};
+    Rule rule{Levels(n_most, kNever), Levels(n_most, kNever)};
     Levels value(kLevels, 0), seconds(kLevels, 0);  // tokens - rate * seconds still to be gained, and what that takes
     Levels take(kLevels), look(kLevels), spent(kLevels);
     for (size_t n = n_most; n-- > 0;) {
@@ -77,7 +77,8 @@ Rule rule_at(double rate, const std::vector<double> & curve, double step, const 
             seconds[k] = look[k] > 0 ? spent[k] : 0;
         }
     }
-    rule.rate = (1 + value.back() + rate * seconds.back()) / (curve[0] + seconds.back());
+    rule.tokens = 1 + value.back() + rate * seconds.back();
+    rule.seconds = curve[0] + seconds.back();
     return rule;
 }
 
@@ -101,19 +102,40 @@ void Chance::learn(double gap, double came) {
     slope_ = std::max(slope_ + (came - p) * (h00_ * x - h01_) / determinant, 0.0);  // surer never means less likely
 }
 
-Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate) {
+Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate, double worth) {
     std::vector<double> downs;
     for (double chance : chances) downs.push_back(levels_down(chance));
-    const double plain = 1 / curve[0];
-    rate = std::max(rate, plain);
+    const double least = std::max(1 / curve[0], worth);
+    rate = std::max(rate, least);
     Rule rule;
     for (int turn = 0; turn < kTurns; turn++) {
         rule = rule_at(rate, curve, step, downs);
-        const bool is_close = std::abs(rule.rate - rate) < kClose * rate;
-        rule.rate = rate = std::max(rule.rate, plain);
+        const double found = std::max(rule.tokens / rule.seconds, least);
+        const bool is_close = std::abs(found - rate) < kClose * rate;
+        rule.rate = rate = found;
         if (is_close) break;
     }
     return rule;
+}
+
+void Pace::reckon(std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {
+    std::vector<double> chances;
+    for (double gap : gaps) chances.push_back(chance.of(gap));
+    curve_ = std::move(curve);
+    rule_ = best_rule(curve_, step, chances, rule_.rate, worth);
+}
+
+Weighed Pace::weigh(const std::vector<double> & chances) const {
+    Weighed best;
+    double still = 1, expected = 0;
+    if (!curve_.empty()) best.gain = 1 - rule_.rate * curve_[0];
+    for (size_t n = 1; n <= chances.size() && (curve_.empty() || n < curve_.size()); n++) {
+        still *= chances[n - 1];
+        expected += still;
+        const double gain = curve_.empty() ? expected : 1 + expected - rule_.rate * curve_[n];
+        if (gain > best.gain) best = {n, gain, expected};
+    }
+    return best;
 }
 
 void Pace::begin(size_t n_max) {

@@ -33,7 +33,8 @@ private:
 struct Rule {
     std::vector<double> look_from;  // (n_most): to ask the draft for the next distribution; above 1: never
     std::vector<double> take_from;  // (n_most): to draw from it, its own chance included
-    double rate = 0;                // tokens a second that the rule brings
+    double tokens = 0, seconds = 0; // what a round brings, and takes
+    double rate = 0;                // what a second is worth: the tokens that it brings
 };
 
 // The rule that brings the most tokens a second.
@@ -45,8 +46,15 @@ struct Rule {
 // and so looks past a stair to the landing.
 //
 // curve (n_most + 1): seconds of a pass over 1, 2 ... tokens; step: of a draft step; chances: that the next token stands,
-// each as often; rate: where to start to look.
-Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate);
+// each as often; rate: where to start to look; worth: tokens that a second brings at least, by whatever else is done.
+Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate, double worth);
+
+// The best length of a draft that is there already, at no cost.
+struct Weighed {
+    size_t n_draft = 0;
+    double gain = 0;      // tokens - rate * seconds of the round
+    double expected = 0;  // drafted tokens that stand
+};
 
 // What a round asks: begin, then looks and takes in turns. Without a rule, always on.
 class Pace {
@@ -55,8 +63,15 @@ public:
 
     explicit Pace(const Chance & chance) : chance(chance) {}
 
-    void set_rule(Rule rule) { rule_ = std::move(rule); }
+    // Finds the best rule for these costs, and for tokens with gaps like these.
+    void reckon(std::vector<double> curve, double step, const std::vector<double> & gaps, double worth);
     const Rule & rule() const { return rule_; }
+
+    // What a round by the rule gains, as Weighed has it.
+    double prospect() const { return rule_.tokens - rule_.rate * rule_.seconds; }
+
+    // How much of a draft to take whose tokens stand with these chances, each if those before it do.
+    Weighed weigh(const std::vector<double> & chances) const;
 
     void begin(size_t n_max);
 
@@ -79,6 +94,7 @@ public:
 
 private:
     Rule rule_;
+    std::vector<double> curve_;
     size_t n_max_ = 0, n_looked_ = 0;
     double still_ = 1, expected_ = 0;
     std::vector<double> taken_, seen_;  // gaps of this round: of the tokens that were taken, of all that were looked at

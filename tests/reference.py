@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,3 +148,58 @@ def block_with_token_residual(
 ) -> Judgement:
     """A known mistake: the residual of token-wise rejection."""
     return replace(block(tokens, draft, target), rests=rejection(tokens, draft, target).rests)
+
+
+class Rule(NamedTuple):
+    """The twin of native/pace.h's, and what a round by it brings and takes."""
+
+    look_from: list[float]
+    take_from: list[float]
+    tokens: float
+    seconds: float
+
+
+_LOG_LEVELS = np.linspace(math.log(1e-3), 0.0, 40)
+_LEVELS = np.exp(_LOG_LEVELS)
+
+
+def best_rule(curve: list[float], step: float, chances: list[float], worth: float = 0.0) -> Rule:
+    """Dinkelbach's iteration around a backward induction on a grid of chances to still stand."""
+    least = max(1 / curve[0], worth)
+    rate = least
+    for _ in range(4):
+        rule = rule_at(rate, curve, step, chances)
+        found = max(rule.tokens / rule.seconds, least)
+        is_close = abs(found - rate) < 0.005 * rate
+        rate = found
+        if is_close:
+            break
+    return rule
+
+
+def rule_at(rate: float, curve: list[float], step: float, chances: list[float]) -> Rule:
+    n_most = len(curve) - 1
+    look_from, take_from = [2.0] * n_most, [2.0] * n_most
+    value, seconds = np.zeros(40), np.zeros(40)
+    ahead = np.maximum(_LOG_LEVELS[:, None] + np.log(chances), _LOG_LEVELS[0])  # (40, n_kinds)
+    for n in reversed(range(n_most)):
+        stair = curve[n + 1] - curve[n]
+        take = _LEVELS + value - rate * stair
+        taken = np.interp(ahead, _LOG_LEVELS, take)
+        look = np.maximum(taken, 0).mean(axis=1) - rate * step
+        later = np.interp(ahead, _LOG_LEVELS, seconds) + stair
+        spent = np.where(taken > 0, later, 0).mean(axis=1) + step
+        take_from[n], look_from[n] = _first_positive(take), _first_positive(look)
+        value, seconds = np.maximum(look, 0), np.where(look > 0, spent, 0)
+    tokens = 1 + value[-1] + rate * seconds[-1]
+    return Rule(look_from, take_from, float(tokens), float(curve[0] + seconds[-1]))
+
+
+def _first_positive(values: NDArray[np.float64]) -> float:
+    k = int(np.argmax(values > 0))
+    if not values[k] > 0:
+        return 2.0
+    if k == 0:
+        return 0.0
+    share = values[k] / (values[k] - values[k - 1])
+    return float(_LEVELS[k] + share * (_LEVELS[k - 1] - _LEVELS[k]))

@@ -13,6 +13,7 @@ import tiny
 import ggufspec
 from ggufspec.demo import embedded_draft, embedded_target
 from ggufspec.engine import Engine
+from ggufspec.request import GenerateOptions
 
 PROMPTS = [
     "The prince looked at her and",
@@ -135,9 +136,13 @@ def test_sampled_text_repeats_with_its_seed(pair: Engine) -> None:
         return pair.generate(PROMPTS[0], max_tokens=20, seed=seed, temperature=1).text
 
     assert text(1) == text(1) != text(2)
-    stream = pair.stream(PROMPTS[0], max_tokens=20, temperature=1)
+
+
+def test_a_seed_that_is_told_repeats_the_text_of_a_fixed_length(pair: Engine) -> None:
+    options: GenerateOptions = {"max_tokens": 20, "temperature": 1, "n_draft": 3}
+    stream = pair.stream(PROMPTS[0], **options)
     fresh = "".join(chunk.text for chunk in stream)
-    assert text(stream.seed) == fresh
+    assert pair.generate(PROMPTS[0], seed=stream.seed, **options).text == fresh
 
 
 def test_chunks_tell_the_text_its_tokens_and_their_authors(pair: Engine) -> None:

@@ -10,13 +10,14 @@ import pytest
 import reference
 import tiny
 
+from ggufspec import _native, verify
 from ggufspec import draft as drafters
-from ggufspec import verify
-from ggufspec.core import Coins, Draft, Logits, Probs, Session, Verdict, Verify
+from ggufspec.core import Coins, Draft, Drafter, Logits, Probs, Session, Verdict, Verify
 from ggufspec.engine import coin_streams
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
+from ggufspec.pace import Fixed, Pace
 from ggufspec.sampling import Sampling, to_probs
 from ggufspec.speculate import speculate
 
@@ -76,13 +77,45 @@ def law(session: Session) -> dict[tuple[int, ...], float]:
     return found
 
 
-def chi_square(pair: Pair, rule: Verify, n_runs: int, seed: int) -> tuple[float, int]:
+def model_drafter(pair: Pair, coins: Callable[[int], Coins], pace: Pace) -> Drafter:
+    own = SAMPLING.temperature
+    materials = drafters.Materials(
+        SAMPLING, coins, (), pair.draft, draft_temperature=own, pace=pace
+    )
+    return drafters.make("model", materials)
+
+
+class Dropping:
+    """A known mistake: draws a token, and drops it where it turned out to be an unlikely one."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
+        draft = self._drafter.draft(tokens, n_max)
+        if draft.probs is None:
+            return draft
+        probs = np.asarray(draft.probs)
+        n = next((i for i, x in enumerate(draft.tokens) if probs[i, x] < 0.5), len(probs))
+        return Draft(draft.tokens[:n], probs[:n] if n else None)
+
+    def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None: ...
+
+
+def chi_square(
+    pair: Pair,
+    rule: Verify,
+    n_runs: int,
+    seed: int,
+    pace: Pace | None = None,
+    *,
+    drops: bool = False,
+) -> tuple[float, int]:
     """The statistic over all texts expected at least 5 times, and its degrees of freedom."""
     verify_coins, draft_coins = coin_streams(seed)
-    materials = drafters.Materials(
-        SAMPLING, draft_coins, (), pair.draft, draft_temperature=SAMPLING.temperature
-    )
-    drafter = drafters.make("model", materials)
+    drafter = model_drafter(pair, draft_coins, pace or Fixed())
+    if drops:
+        drafter = Dropping(drafter)
     counts: dict[tuple[int, ...], int] = {}
     n_prompt = len(PROMPT)
     for _ in range(n_runs):
@@ -143,4 +176,31 @@ def test_so_many_texts_show_what_is_wrong(
     With 20,000 texts they were 63 to 105 and 45 to 65: a wrong residual mostly passes.
     """
     statistic, n_free = chi_square(pair, mutant(judge), N_RUNS, seed=1)
+    assert statistic > limit(n_free)
+
+
+class Picky(Fixed):
+    """Goes on only where the draft is sure enough, and has been so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        gaps = [0.2, 0.5, 1.0, 2.0]
+        self.native = _native.Pace(at_zero=0.8, slope=1.0)
+        self.native.reckon([1.0, 1.2, 1.7], 0.01, gaps)
+        self.lengths: set[tuple[int, int]] = set()  # of drafts, and distributions looked at
+
+    def learn(self, n_accepted: int) -> None:
+        self.lengths.add((self.native.n_taken, self.native.n_looked))
+
+
+@pytest.mark.parametrize("name", ["block", "rejection"])
+def test_a_draft_that_stops_by_what_it_knows_keeps_the_law(name: str, pair: Pair) -> None:
+    pace = Picky()
+    statistic, n_free = chi_square(pair, verify.rule(name), N_RUNS, seed=1, pace=pace)
+    assert {(1, 2), (2, 2)} <= pace.lengths  # it stopped where it had looked, and it went on
+    assert statistic < limit(n_free)
+
+
+def test_a_draft_that_drops_what_it_has_drawn_does_not(pair: Pair) -> None:
+    statistic, n_free = chi_square(pair, verify.rule("block"), N_RUNS, seed=1, drops=True)
     assert statistic > limit(n_free)

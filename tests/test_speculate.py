@@ -194,9 +194,9 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
 
 
 def test_drafters_are_found_by_file_name() -> None:
-    assert {"none", "model"} <= set(drafters.names())
+    assert {"none", "model", "ngram", "auto"} <= set(drafters.names())
     materials = drafters.Materials(GREEDY, coin_streams(0)[1], ())
-    with pytest.raises(OptionError, match="choose from model, none"):
+    with pytest.raises(OptionError, match="choose from auto, model, ngram, none"):
         drafters.make("oracle", materials)
     with pytest.raises(OptionError, match="needs a draft model"):
         drafters.make("model", materials)

@@ -28,7 +28,7 @@ PROMPTS = (
     '"My dear Watson," said Holmes,',
     "In the morning they went down to the harbour, where",
 )
-_MODES = {"plain": "none", "speculative": "model"}  # and their drafters
+_MODES = {"plain": "none", "speculative": None}  # and their drafters
 _WARM_UP_TOKENS = 16
 _EMBEDDED_PARAMS = 7.2  # millions
 
@@ -81,7 +81,7 @@ _EMBEDDED_PARAMS = 7.2  # millions
 @verbose_option
 def command(
     size: str,
-    n_draft: int,
+    n_draft: int | str,
     max_tokens: int,
     temperature: float,
     seed: int,
@@ -111,7 +111,10 @@ def command(
         "ignore_eos": True,
     }
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
-    with load(target, demo.embedded_draft(), n_draft_max=n_draft, n_threads=n_threads) as engine:
+    load_settings: dict[str, Any] = {"n_threads": n_threads}
+    if n_draft != "auto":
+        load_settings["n_draft_max"] = n_draft
+    with load(target, demo.embedded_draft(), **load_settings) as engine:
         pairs, interrupted = _perform(engine, list(PROMPTS) * runs, settings, writer)
     if pairs:
         shape = demo.plan_shape(n_params)

@@ -186,7 +186,10 @@ color_option = click.option(
 )
 
 verbose_option = click.option(
-    "-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."
+    "-v",
+    "--verbose",
+    is_flag=True,
+    help="Show why each round had its length, and llama.cpp's log.",
 )
 
 

@@ -16,6 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from ggufspec.core import Round
     from ggufspec.stats import Stats
     from ggufspec.stream import Chunk
 
@@ -73,8 +74,24 @@ def stats_line(stats: Stats, speedup: float | None = None) -> str:
             f"drafted {stats.n_drafted}, accepted {stats.n_accepted} ({stats.acceptance:.1%}), "
             f"{stats.mean_length:.2f} tokens a round"
         )
+    if 0 < stats.n_rounds_without_draft < stats.n_rounds:
+        share = stats.n_rounds_without_draft / stats.n_rounds
+        parts.append(f"{share:.0%} of rounds without a draft")
     parts.append(f"prompt {stats.n_prompt} tokens in {stats.seconds.prompt:.2f} s")
     return "; ".join(parts)
+
+
+def rounds_text(rounds: Sequence[Round]) -> str:
+    """A line for each round: what was drafted, what was expected, what came, and why no more."""
+    lines = []
+    for i, turn in enumerate(rounds):
+        expected = "" if turn.expected is None else f" ({turn.expected:.1f} expected)"
+        why = f"; {turn.why}" if turn.why else ""
+        lines.append(
+            f"round {i + 1}: drafted {turn.n_drafted}, accepted {turn.n_accepted}{expected}, "
+            f"{1e3 * turn.draft_seconds:.1f} + {1e3 * turn.target_seconds:.1f} ms{why}"
+        )
+    return "\n".join(lines)
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:
@@ -86,6 +103,8 @@ def stats_json(stats: Stats) -> dict[str, Any]:
         "n_rounds": stats.n_rounds,
         "n_drafted": stats.n_drafted,
         "n_accepted": stats.n_accepted,
+        "n_expected": stats.n_expected,
+        "n_rounds_without_draft": stats.n_rounds_without_draft,
         "acceptance": stats.acceptance,
         "mean_length": stats.mean_length,
         "drafted_by_position": list(stats.drafted_by_position),

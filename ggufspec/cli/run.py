@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
+    from ggufspec.core import Round
     from ggufspec.engine import Engine
     from ggufspec.stream import Completion
 
@@ -37,12 +39,13 @@ if TYPE_CHECKING:
     "-md",
     "--draft",
     type=click.Path(path_type=Path),
-    help="GGUF file of the draft; none: plain decoding.",
+    help="GGUF file of the draft; without one, only the text so far drafts.",
 )
 @draft_n_option
 @click.option(
     "--drafter",
-    help="Who drafts: model, none, or a file of yours. [default: model, where there is a draft]",
+    help="Who drafts: model, ngram (the text so far, without a model), auto (whoever gains more), "
+    "none, or a file of yours. [default: auto; model with a number for --draft-n]",
 )
 @verify_option
 @draft_temperature_option
@@ -133,7 +136,7 @@ def command(
     # What is wrong with them is known before the models are read.
     Request.of(settings)  # type: ignore[arg-type]
     if draft is None:
-        _check_needs_no_draft(drafter, compare=compare)
+        _check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=compare)
     engine = load_with_bars(target, draft, load_settings)
     with engine:
         wanted: str | list[int] = text
@@ -158,15 +161,22 @@ def command(
         document["versions"] = render.versions()
         render.echo_json(document)
     else:
+        if verbose:
+            click.echo(render.rounds_text(run.rounds), err=True)
         click.echo(render.stats_line(run.completion.stats, speedup), err=True)
+        if run.completion.advice:
+            click.echo(f"ggufspec: {run.completion.advice}", err=True)
     return INTERRUPTED if run.interrupted else 0
 
 
 class Run:
     """A generation that has ended, one way or the other."""
 
-    def __init__(self, completion: Completion, seed: int, *, interrupted: bool) -> None:
+    def __init__(
+        self, completion: Completion, rounds: Sequence[Round], seed: int, *, interrupted: bool
+    ) -> None:
         self.completion = completion
+        self.rounds = rounds
         self.seed = seed
         self.interrupted = interrupted
 
@@ -177,6 +187,7 @@ class Run:
             "tokens": list(self.completion.tokens),
             "finish_reason": "interrupted" if self.interrupted else self.completion.finish_reason,
             **render.stats_json(self.completion.stats),
+            "advice": self.completion.advice,
         }
 
 
@@ -203,7 +214,7 @@ def generate(
             interrupted = True
     if writer is not None:
         writer.finish()
-    return Run(stream.completion, stream.seed, interrupted=interrupted)
+    return Run(stream.completion, stream.rounds, stream.seed, interrupted=interrupted)
 
 
 def read_prompt(prompt: str | None, path: Path | None) -> str:
@@ -237,13 +248,13 @@ _ABOUT_THE_DRAFT = {
 _ABOUT_DRAFTING = {"n_draft": "--draft-n", "verify": "--verify"}  # of a drafter without a model too
 
 
-def _check_needs_no_draft(drafter: str | None, *, compare: bool) -> None:
+def _check_needs_no_draft(drafter: str, *, compare: bool) -> None:
     """Options that say something of a draft model need one. Raises UsageError."""
     options = dict(_ABOUT_THE_DRAFT)
-    if drafter in (None, "none", "model"):
+    if drafter in ("none", "model"):
         options.update(_ABOUT_DRAFTING)
     given = [option for name, option in options.items() if _was_given(name)]
-    if compare and drafter in (None, "none", "model"):
+    if compare and drafter in ("none", "model"):
         given.append("--compare")
     if given:
         raise click.UsageError(f"{given[0]} needs a draft model: name one with --draft")

@@ -187,7 +187,7 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
     [
         (["--nope"], ["--nope"]),
         (["--draft-n", "3"], ["--draft-n needs a draft", "--draft"]),
-        (["--compare"], ["--compare needs a draft", "--draft"]),
+        (["--compare", "--drafter", "none"], ["--compare needs a draft", "--draft"]),
         (["--drafter", "model"], ["'model' needs a draft", "--draft"]),
         (["--drafter", "oracle"], ["'oracle'", "choose from", "model", "none"]),
         (["--verify", "maybe"], ["'maybe'", "choose from", "match", "rejection"]),

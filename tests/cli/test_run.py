@@ -138,22 +138,24 @@ def test_without_a_limit_the_context_is_filled(run: Command, target: Path, draft
 
 def test_a_seed_repeats_the_text(run: Command, target: Path, draft: Path) -> None:
     def tokens(*seed: str) -> list[int]:
-        args = ("-m", target, "-md", draft, "-p", PROMPT, "-n", "30", "--json", *seed)
+        args = ("-m", target, "-md", draft, "-p", PROMPT, "-n", "30", "--json", *length, *seed)
         document = run(*args).document
         seeds.append(document["settings"]["seed"])
         return document["tokens"]
 
     seeds: list[int] = []
+    length: tuple[str, ...] = ()
     first = tokens("--seed", "7")
     assert tokens("--seed", "7") == first
     assert tokens("--seed", "8") != first
+    length = ("--draft-n", "3")  # without a seed, auto learns as it writes
     fresh = tokens()
     assert fresh != tokens(), "without a seed, a fresh one"
     assert tokens("--seed", str(seeds[-2])) == fresh, "which --json tells"
 
 
 def test_without_a_draft_nothing_is_drafted(run: Command, target: Path, draft: Path) -> None:
-    args = ("-m", target, "-p", PROMPT, "-n", "20", *GREEDY)
+    args = ("-m", target, "-p", PROMPT, "-n", "20", "--drafter", "none", *GREEDY)
     plain = run(*args)
     assert "draft" not in plain.err
     document = run(*args, "--json").document
@@ -278,7 +280,7 @@ def test_llama_cpps_log_comes_only_when_asked_for(
 def test_the_document_is_whole_and_adds_up(
     temperature: str, with_draft: bool, run: Command, target: Path, draft: Path
 ) -> None:
-    drafting = ("-md", draft) if with_draft else ()
+    drafting = ("-md", draft, "--draft-n", "3") if with_draft else ("--drafter", "none")
     args = ("-m", target, *drafting, "-p", "hello world", "-n", "60", "--temp", temperature)
     result = run(*args, "--json")
     assert (result.code, result.err) == (0, "")
@@ -287,7 +289,7 @@ def test_the_document_is_whole_and_adds_up(
         *("text", "tokens", "finish_reason", "n_prompt", "n_generated", "n_rounds", "n_drafted"),
         *("n_accepted", "acceptance", "mean_length", "drafted_by_position"),
         *("accepted_by_position", "seconds", "overhead", "tokens_per_second", "speedup"),
-        "notes",
+        *("notes", "advice", "n_expected", "n_rounds_without_draft"),
         *("settings", "versions"),
     }
     assert told["n_generated"] == len(told["tokens"]) == 60
@@ -337,9 +339,9 @@ COLOURED = f"{GREEN}abc{PLAIN}de{GREEN}fgh{PLAIN}i{GREEN}j{PLAIN}\n"
 
 def test_colour_is_around_what_the_draft_wrote(run: Command, letters: tuple[Path, Path]) -> None:
     model, wrong = letters
-    args = ("-m", model, "-p", PROMPT)
+    args = ("-m", model, "-p", PROMPT, "--draft-n", "3")
     assert run(*args, "-md", wrong, "--color", "on").out == COLOURED
-    assert run(*args, "--color", "on").out == "abcdefghij\n", "nothing was drafted"
+    assert run(*args[:-2], "--color", "on").out == "abcdefghij\n", "nothing was drafted"
     coloured = run(*args, "-md", wrong, "--color", "on", "--json")
     assert "\x1b" not in coloured.out
 
@@ -377,7 +379,7 @@ def test_colour_by_itself_is_for_terminals(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     model, wrong = letters
-    result = run("-m", model, "-md", wrong, "-p", PROMPT, "--color", choice)
+    result = run("-m", model, "-md", wrong, "-p", PROMPT, "--draft-n", "3", "--color", choice)
     assert result.out == (COLOURED if coloured else "abcdefghij\n")
 
 

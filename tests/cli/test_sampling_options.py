@@ -83,7 +83,7 @@ def test_a_grammar_from_a_file_is_the_same_as_one_on_the_line(run: Command, tmp_
         (("--samplers", "top_z"), "choose from penalties"),
         (("--samplers", ""), "names no sampler"),
         (("--draft-temp", "0.5"), "--draft-temp needs a draft model"),
-        (("--verify", "match"), "--verify needs a draft model"),
+        (("--draft-n", "3"), "--draft-n needs a draft model"),
         (("-td", "1"), "-td needs a draft model"),
         (("--mirostat", "2"), "--mirostat cannot be used"),
         (("--xtc-probability", "0.5"), "--xtc-probability cannot be used"),
