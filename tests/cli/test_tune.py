@@ -34,8 +34,14 @@ INTERRUPTIBLE = (
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes of tiny models need not be repeated until they are worth believing."""
+    """Tiny models are not timed until it is worth believing, nor on cores that others need."""
     monkeypatch.setattr("ggufspec.tune._AT_LEAST", 0.0)
+    for name in (
+        "tune.n_logical_cores",
+        "tune.n_threads_default",
+        "llama.context.n_threads_default",
+    ):
+        monkeypatch.setattr(f"ggufspec.{name}", lambda: 1)
 
 
 @pytest.fixture
@@ -179,10 +185,11 @@ def test_a_draft_that_costs_too_much_cannot_pay(
 def test_a_later_load_takes_what_was_found_and_knows_the_costs(
     tune: Command, target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if one had been found to be faster by far than the usual.
+    monkeypatch.setattr("ggufspec.tune.n_logical_cores", lambda: 2)
+    # As if the last that was tried had been found to be faster by far than the usual.
     monkeypatch.setattr("ggufspec.tune._choose", lambda seconds, usual: {**seconds}.popitem()[0])
     chosen = tune("--json").document["chosen"]
-    assert chosen["flash_attention"] == "off"
+    assert (chosen["n_threads"], chosen["flash_attention"]) == (2, "off")
     with ggufspec.load(target, draft) as engine:
         assert engine.draft is not None
         assert engine.target.n_threads == chosen["n_threads"]
