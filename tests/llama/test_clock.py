@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import llama_cpp
 import pytest
 import tiny
 
@@ -114,12 +115,24 @@ def test_threads_are_tried_and_put_back(
     monkeypatch.setattr(Context, "use_threads", lambda self, n: (used.append(n), real(self, n))[-1])
     monkeypatch.setattr(clock, "_HOPELESS", 1e9)
     with context_of(llama, n_threads=2) as context:
-        found = clock.time_threads(context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=3)
+        found = clock.time_threads(context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=2)
         assert context.n_threads == 2
     assert set(used) == {1, 2, 3}
     assert {n: {size: len(t) for size, t in times.items()} for n, times in found.items()} == {
-        n: {1: 3, 4: 3} for n in (1, 2, 3)
+        n: {1: 2, 4: 2} for n in (1, 2, 3)
     }
+
+
+def test_a_context_changes_its_threads_in_silence(
+    llama: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with context_of(llama, n_threads=2) as context:
+        assert llama_cpp.llama_n_threads(context.pointer) == 2
+        context.use_threads(3)
+        assert context.n_threads == 3
+        assert llama_cpp.llama_n_threads(context.pointer) == 3
+        assert llama_cpp.llama_n_threads_batch(context.pointer) == 3
+    assert "n_threads" not in "".join(capfd.readouterr())
 
 
 def test_a_hopeless_row_is_left(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
