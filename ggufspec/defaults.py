@@ -48,3 +48,8 @@ AUDIT_RUNS: Final = 100  # texts of each kind
 AUDIT_TOKENS: Final = 32  # of a text
 AUDIT_ALPHA: Final = 0.01  # chance of a false alarm, of the whole audit
 AUDIT_NEAR_TIE: Final = 0.05  # logits
+
+# Tuning.
+TUNE_DEPTH: Final = 300  # tokens in the cache; llama.cpp's kernels take another step at 256
+TUNE_RUNS: Final = 5  # measurements of each pass
+TUNE_N_MOST: Final = N_DRAFT_MAX  # drafted tokens

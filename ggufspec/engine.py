@@ -19,7 +19,7 @@ from types import TracebackType
 import numpy as np
 from typing_extensions import Unpack
 
-from ggufspec import checks, defaults
+from ggufspec import checks, defaults, remembered
 from ggufspec import draft as drafters
 from ggufspec import verify as rules
 from ggufspec.core import Coins, Drafter, Logits, Round
@@ -27,6 +27,7 @@ from ggufspec.costs import Costs
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.knowledge import Knowledge
 from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.facts import pair_facts
 from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
@@ -62,6 +63,7 @@ def load(
     type_k: str = defaults.KV_TYPE,
     type_v: str = defaults.KV_TYPE,
     mmap: bool = True,
+    tuned: bool = True,
     progress: LoadProgress | None = None,
 ) -> Engine:
     """Load a target GGUF model and, if given, the draft that writes ahead for it.
@@ -72,6 +74,7 @@ def load(
     n_threads, n_threads_draft: None: one per physical core, and one in all for a tiny draft.
     flash_attention: "auto" (llama.cpp decides), "on", "off".
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
+    tuned: threads and flash attention that are not given are those that `ggufspec tune` has found.
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError.
     """
@@ -95,6 +98,7 @@ def load(
         )
         stack.callback(target_model.close)
         models = [target_model]
+        draft_model = None
         if draft is not None:
             draft_model = Model(
                 checks.path("draft", draft),
@@ -113,10 +117,16 @@ def load(
             type_k=type_k,
             type_v=type_v,
         )
+        if tuned:
+            found = remembered.settings(pair_facts(target_model, draft_model, options))
+            n_threads_draft = n_threads_draft or found.n_threads_draft
+            options = replace(options, n_threads=n_threads or found.n_threads)
+            if flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
+                options = replace(options, flash_attention=found.flash_attention)
         target_context = Context(target_model, replace(options, n_rows=n_draft_max + 1))
         stack.callback(target_context.close)
         draft_context = None
-        if draft is not None:
+        if draft_model is not None:
             n_own = n_threads_draft or (1 if draft_model.n_bytes < _TINY_BYTES else n_threads)
             draft_context = Context(
                 draft_model, replace(options, n_threads=n_own, n_rows=defaults.N_PROBED)

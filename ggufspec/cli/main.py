@@ -21,6 +21,7 @@ _COMMANDS = {
     "audit": "Test whether speculative text is what the target alone would write.",
     "demo": "Watch a large model write with the help of a small one; nothing to download.",
     "run": "Continue a prompt, or answer it, with a target and a draft model.",
+    "tune": "Measure what passes cost here, and remember how a pair runs fastest.",
 }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 COLOR_CHOICES = ("auto", "on", "off")
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_PLAIN_BLOCKS = "__..::##"
+_PLOT_HEIGHT = 8  # lines
+_WIDEST_COLUMN = 5
 _PACKAGES = ("ggufspec", "llama-cpp-python", "numpy")
 
 
@@ -126,10 +131,66 @@ def echo_table(header: list[str], rows: list[list[str]]) -> None:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i == 0 else "right", no_wrap=True)
+        table.add_column(
+            name,
+            justify="left" if i == 0 else "right",
+            no_wrap=True,
+            overflow="ellipsis" if _can_write("…") else "crop",
+        )
     for row in rows:
         table.add_row(*row)
     Console(file=sys.stdout, highlight=False).print(table)
+
+
+def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain: bool) -> list[str]:
+    """Lines of a plot: a column for each value over its name, no wider than `width`.
+
+    `plain`: of ASCII alone. Where there is no room, names are left out, and then columns.
+    """
+    top = max(values, default=0.0)
+    if not top > 0:
+        return []
+    labels = [_number(top), _number(top / 2), "0"]
+    margin = max(map(len, labels))
+    room = width - margin - 1
+    step = -(-len(values) // max(room, 1))  # of more values than there is room for, each so many-th
+    shown, named = list(values)[::step], list(names)[::step]
+    each = max(min(room // len(shown), _WIDEST_COLUMN), 1)
+    eighths = [round(value / top * _PLOT_HEIGHT * 8) for value in shown]
+    steps = _PLAIN_BLOCKS if plain else _BLOCKS
+    lines = []
+    for row in range(_PLOT_HEIGHT - 1, -1, -1):
+        label = {_PLOT_HEIGHT - 1: labels[0], _PLOT_HEIGHT // 2 - 1: labels[1]}.get(row, "")
+        cells = (min(max(height - 8 * row, 0), 8) for height in eighths)
+        bar = max(each - 1, 1)
+        body = "".join((steps[n - 1] if n else " ") * bar + " " * (each - bar) for n in cells)
+        lines.append(f"{label:>{margin}} {body}".rstrip())
+    every = -(-(max(map(len, named)) + 1) // each)
+    under = ""
+    for i, name in enumerate(named):
+        if i % every == 0 and i * each + len(name) <= room:
+            under = f"{under:<{i * each}}{name}"
+    return [*lines, f"{'':>{margin}} {under}"]
+
+
+def echo_columns(values: Sequence[float], names: Sequence[str]) -> None:
+    """The same on stdout, as wide as the terminal, of characters that it has."""
+    width = shutil.get_terminal_size().columns
+    for line in columns(values, names, width=width, plain=not _can_write(_BLOCKS)):
+        click.echo(line)
+
+
+def _can_write(text: str) -> bool:
+    """Whether stdout has these characters."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def versions() -> dict[str, str]:

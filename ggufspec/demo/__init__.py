@@ -1,5 +1,6 @@
 """The embedded pair and its stand-ins: where the files lie, how to pad one. Loads no model."""
 
+from ggufspec.cache import default_cache_dir
 from ggufspec.demo.standin import (
     Shape,
     cached_target,
@@ -10,7 +11,6 @@ from ggufspec.demo.standin import (
     parse_size,
     plan_shape,
 )
-from ggufspec.demo.store import default_cache_dir
 
 __all__ = [
     "Shape",

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ggufspec.demo.store import Progress, write_whole
+from ggufspec.cache import Progress, write_whole
 from ggufspec.errors import CacheError, OptionError
 
 if TYPE_CHECKING:

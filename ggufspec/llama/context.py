@@ -71,6 +71,8 @@ class Context:
                 f"positions end at {model.n_ctx_max:,}; choose at most that (n_ctx, -c)"
             )
         self.model = model
+        self.options = options
+        self.n_threads = options.n_threads or n_threads_default()
         self.n_ctx = options.n_ctx
         self.n_batch = max(min(options.n_batch, options.n_ctx), options.n_rows)
         self.n_vocab = model.vocab.n_tokens
@@ -99,8 +101,7 @@ class Context:
         params.n_batch = params.n_ubatch = self.n_batch
         params.n_seq_max = 1
         params.n_outputs_max = options.n_rows
-        n_threads = options.n_threads or n_threads_default()
-        params.n_threads = params.n_threads_batch = n_threads
+        params.n_threads = params.n_threads_batch = self.n_threads
         if options.flash_attention == "off" and _has_quantized_cache(options):
             # llama.cpp refuses some of these, and computes others wrongly or aborts.
             raise OptionError(
@@ -214,6 +215,15 @@ class Context:
     def decode_seconds(self) -> float:
         """Wall time inside llama_decode so far."""
         return self._native.decode_seconds
+
+    def use_threads(self, n_threads: int) -> None:
+        """Compute with so many threads from now on."""
+        log.inside += 1
+        try:
+            llama_cpp.llama_set_n_threads(self.pointer, n_threads, n_threads)
+        finally:
+            log.inside -= 1
+        self.n_threads = n_threads
 
     def checkpoint(self) -> Checkpoint:
         """A copy of the state of the recurrent layers, as it is now."""

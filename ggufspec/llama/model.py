@@ -32,6 +32,7 @@ class Model:
         Raises ModelError for a file that is missing, damaged, or not a model that writes text.
         """
         self.path = Path(path)
+        self._n_gpu_layers = n_gpu_layers
         _check_file(self.path)
         self._pointer: int | None = self._load(n_gpu_layers, mmap, progress)
         try:
@@ -143,6 +144,14 @@ class Model:
     def n_layers(self) -> int:
         """Number of layers."""
         return int(llama_cpp.llama_model_n_layer(self.pointer))
+
+    @property
+    def n_gpu_layers(self) -> int:
+        """How many of n_layers + 1 (the output is one more) were meant for GPUs."""
+        n_all = self.n_layers + 1
+        if not llama_cpp.llama_supports_gpu_offload():
+            return 0
+        return min(self._n_gpu_layers, n_all) if self._n_gpu_layers >= 0 else n_all
 
     @property
     def can_drop_tail(self) -> bool:

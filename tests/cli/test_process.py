@@ -76,7 +76,9 @@ def no_trace(err: str) -> bool:
 # The start
 
 
-@pytest.mark.parametrize("args", [["--help"], ["run", "--help"], ["demo", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "args", [["--help"], ["run", "--help"], ["demo", "--help"], ["tune", "--help"], ["--version"]]
+)
 def test_help_comes_without_the_heavy_libraries(args: list[str]) -> None:
     told = (
         "import sys; from ggufspec.cli import main; code = main._run()\n"

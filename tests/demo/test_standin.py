@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from ggufspec.cache import write_whole
 from ggufspec.demo import (
     Shape,
     cached_target,
@@ -26,7 +27,6 @@ from ggufspec.demo import (
     parse_size,
     plan_shape,
 )
-from ggufspec.demo.store import write_whole
 from ggufspec.errors import CacheError, OptionError
 
 SMALLEST = 10_000_000  # the embedded width, two layers more: 18 MB

@@ -1,4 +1,7 @@
-"""Writes a large file into the cache folder, whole or not at all. Knows nothing of its content."""
+"""The user's cache folder: where it is, and files written into it whole or not at all.
+
+Knows nothing of their content.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,19 @@ _SUFFIX = ".ggufspec-tmp"
 
 
 def default_cache_dir() -> Path:
-    """The folder for large files that can be made again: `$GGUFSPEC_CACHE`, or the platform's own.
+    """The folder for what can be made again: `$GGUFSPEC_CACHE`, or the platform's own.
 
     Raises CacheError if no such variable is set and there is no home folder either.
     """
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen).expanduser()
-    return _platform_cache_dir() / "ggufspec"
+    try:
+        if chosen := os.environ.get(CACHE_VARIABLE):
+            return Path(chosen).expanduser()
+        return _platform_cache_dir() / "ggufspec"
+    except RuntimeError as error:
+        raise CacheError(
+            "there is no home folder to keep a cache in: name a folder with --cache-dir or the "
+            f"environment variable {CACHE_VARIABLE}"
+        ) from error
 
 
 def write_whole(
@@ -158,15 +167,9 @@ def _free_bytes(folder: Path) -> int | None:
 
 
 def _platform_cache_dir() -> Path:
-    try:
-        if sys.platform == "win32":
-            return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Caches"
-        chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        return chosen if chosen.is_absolute() else Path.home() / ".cache"
-    except RuntimeError as error:
-        raise CacheError(
-            "there is no home folder to keep a cache in: name a folder with --cache-dir or the "
-            f"environment variable {CACHE_VARIABLE}"
-        ) from error
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return chosen if chosen.is_absolute() else Path.home() / ".cache"

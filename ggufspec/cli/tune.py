@@ -1,0 +1,274 @@
+"""`ggufspec tune`: what passes of a pair cost here, told in a table and a plot, and remembered."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggufspec import defaults
+from ggufspec.cli import render
+from ggufspec.cli.options import load_options, show_log, verbose_option
+from ggufspec.cli.progress import late_bars, load_with_bars
+
+if TYPE_CHECKING:
+    from ggufspec.tune import Trial, Tuned
+
+CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
+_WAYS = {
+    "flash_attention": "flash attention {}",
+    "n_threads": "target on {} threads",
+    "n_threads_draft": "draft on {} threads",
+}
+
+
+@click.command(name="tune", short_help="Measure what passes cost, and remember what is fastest.")
+@click.option("-m", "--target", type=click.Path(path_type=Path), help="GGUF file of the target.")
+@click.option(
+    "-md",
+    "--draft",
+    type=click.Path(path_type=Path),
+    help="GGUF file of the draft; none: the target alone is measured.",
+)
+@click.option(
+    "--max-n",
+    "n_most",
+    type=click.IntRange(1, defaults.N_DRAFT_LIMIT),
+    default=defaults.TUNE_N_MOST,
+    show_default=True,
+    help="The longest draft to measure for; its batch has one token more.",
+)
+@click.option(
+    "--depth",
+    type=click.IntRange(min=0),
+    default=defaults.TUNE_DEPTH,
+    show_default=True,
+    help="Tokens in the cache before each batch.",
+)
+@click.option(
+    "--runs",
+    "n_runs",
+    type=click.IntRange(1, 1000),
+    default=defaults.TUNE_RUNS,
+    show_default=True,
+    help="Measurements of each, at least; what counts is their median.",
+)
+@load_options
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+@click.option(
+    "--forget",
+    "forgets",
+    is_flag=True,
+    help="Measure nothing; forget what is remembered of these files, or everything without any.",
+)
+@verbose_option
+def command(
+    target: Path | None,
+    draft: Path | None,
+    n_most: int,
+    depth: int,
+    n_runs: int,
+    load_settings: dict[str, Any],
+    as_json: bool,
+    forgets: bool,
+    verbose: bool,
+) -> None:
+    """Measure what passes of the target and of the draft cost on this machine.
+
+    Threads of both and flash attention are tried where they are not given. What is found is kept in
+    the cache folder (GGUFSPEC_CACHE), and taken by every later command for the same files, unless
+    told otherwise.
+
+    \b
+      ggufspec tune --target large.gguf --draft small.gguf
+      ggufspec tune --target large.gguf --draft small.gguf -t 8 --max-n 32 --json
+      ggufspec tune --forget
+    """
+    if forgets:
+        _forget(target, draft, as_json=as_json)
+        return
+    if target is None:
+        raise click.UsageError("name a target to measure, with --target; or give --forget")
+    n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
+    show_log(verbose)
+    from ggufspec import tune
+    from ggufspec.remembered import Settings
+
+    flash_attention = load_settings["flash_attention"]
+    given = Settings(
+        load_settings["n_threads"],
+        load_settings["n_threads_draft"],
+        None if flash_attention == defaults.FLASH_ATTENTION else flash_attention,
+    )
+    loaded = {**load_settings, "n_ctx": n_ctx, "n_draft_max": n_most, "tuned": False}
+    engine = load_with_bars(target, draft, loaded)
+    with engine, late_bars() as bars:
+        tuned = tune.tune(
+            engine, given, n_most=n_most, depth=depth, n_runs=n_runs, progress=bars.update
+        )
+    is_kept = tune.keep(tuned)
+    if as_json:
+        paths = {"target": str(target), "draft": None if draft is None else str(draft)}
+        document = _document(tuned)
+        document["remembered"] = is_kept
+        document["settings"] = {
+            **paths,
+            "max_n": n_most,
+            "depth": depth,
+            "runs": n_runs,
+            **load_settings,
+        }
+        document["versions"] = render.versions()
+        render.echo_json(document)
+    else:
+        _print_report(tuned)
+    if not is_kept:
+        click.echo(
+            "ggufspec: it could not be remembered: the cache folder cannot be written. Name "
+            "another with the environment variable GGUFSPEC_CACHE.",
+            err=True,
+        )
+
+
+def _forget(target: Path | None, draft: Path | None, *, as_json: bool) -> None:
+    from ggufspec import tune
+
+    n_forgotten = tune.forget(target, draft)
+    if as_json:
+        render.echo_json({"forgotten": n_forgotten})
+    else:
+        click.echo(f"Forgot {n_forgotten} record{'' if n_forgotten == 1 else 's'}.")
+
+
+def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
+    """The context to load. Raises BadParameter where it cannot hold what was asked for."""
+    context = click.get_current_context()
+    asked = context.get_parameter_source("depth") is not click.core.ParameterSource.DEFAULT
+    needed = n_most + 1 + (depth if asked else 0)
+    if n_ctx is not None and n_ctx < needed:
+        tokens = f"{depth} tokens and " if asked else ""
+        raise click.BadParameter(
+            f"a context of {n_ctx} has no room for {tokens}a batch of {n_most + 1}: it takes "
+            f"{needed}, or a smaller --max-n{' or --depth' if asked else ''}",
+            param_hint="-c",
+        )
+    return needed if asked and n_ctx is None else n_ctx
+
+
+def _document(tuned: Tuned) -> dict[str, Any]:
+    from ggufspec.tune import best_length, needed_chance
+
+    costs = tuned.costs
+    one = tuned.passes[0].seconds
+    document = {
+        "chosen": {
+            "n_threads": tuned.n_threads,
+            "n_threads_draft": tuned.n_threads_draft,
+            "flash_attention": tuned.flash_attention,
+        },
+        "trials": [asdict(trial) for trial in tuned.trials],
+        "depth": tuned.depth,
+        "target": [
+            {
+                **asdict(measured),
+                "beside_one": measured.seconds / one,
+                "seconds_a_token": measured.seconds / measured.n_tokens,
+            }
+            for measured in tuned.passes
+        ],
+        "draft": None,
+        "facts": tuned.facts,
+    }
+    if tuned.step is not None:
+        document["draft"] = {
+            "step": asdict(tuned.step),
+            "reading": tuned.reading and asdict(tuned.reading),
+            "step_beside_one": tuned.step.seconds / one,
+            "cannot_pay": tuned.cannot_pay,
+            "needed_chance": {str(n): needed_chance(costs, n) for n in range(1, len(tuned.passes))},
+            "best_lengths": [
+                {"chance": chance, "n_draft": n, "speedup": speedup}
+                for chance in CHANCES
+                for n, speedup in [best_length(costs, chance)]
+            ],
+        }
+    return document
+
+
+def _print_report(tuned: Tuned) -> None:
+    document = _document(tuned)
+    if tuned.trials:
+        _print_trials(tuned.trials)
+    header = ["Tokens a batch", "ms", "beside one", "ms a token"]
+    rows = [
+        [
+            str(row["n_tokens"]),
+            _ms(row["seconds"]),
+            f"{row['beside_one']:.2f}",
+            _ms(row["seconds_a_token"]),
+        ]
+        for row in document["target"]
+    ]
+    draft = document["draft"]
+    if draft:
+        header += ["a draft pays from"]
+        needed = [f"{c:.0%}" if c else "never" for c in draft["needed_chance"].values()]
+        for row, text in zip(rows, ["", *needed], strict=True):
+            row.append(text)
+    render.echo_table(header, rows)
+    if draft:
+        click.echo(
+            "A batch of 4 tokens judges 3 drafted ones: drafts of that length pay where more than "
+            "that share of\ndrafted tokens stands.\n"
+        )
+    click.echo(f"Milliseconds by tokens a batch, behind {tuned.depth} tokens:\n")
+    render.echo_columns(
+        [1000 * measured.seconds for measured in tuned.passes],
+        [str(measured.n_tokens) for measured in tuned.passes],
+    )
+    if draft:
+        _print_draft(draft)
+
+
+def _print_trials(trials: tuple[Trial, ...]) -> None:
+    sizes = sorted({size for trial in trials for size in trial.target_seconds})
+    has_draft = any(trial.draft_seconds is not None for trial in trials)
+    rows = []
+    for trial in trials:
+        way = _WAYS[trial.what].format(trial.value)
+        row = [way.removesuffix("s") if trial.value == 1 else way]
+        row += [_ms(trial.target_seconds.get(size)) for size in sizes]
+        if has_draft:
+            row.append(_ms(trial.draft_seconds))
+        rows.append([*row, "chosen" if trial.is_chosen else ""])
+    names = [f"{size} token{'s' if size > 1 else ''}, ms" for size in sizes]
+    render.echo_table(["Tried", *names, *(["draft step, ms"] if has_draft else []), ""], rows)
+
+
+def _print_draft(draft: dict[str, Any]) -> None:
+    step = draft["step"]
+    click.echo(
+        f"\nA draft step takes {_ms(step['seconds'])} ms, {draft['step_beside_one']:.1%} of a pass "
+        "of the target over one token."
+    )
+    if draft["cannot_pay"]:
+        click.echo("This draft cannot pay: a step costs more than half of what it could save.")
+        return
+    rows = [
+        [
+            f"{best['chance']:.0%}",
+            str(best["n_draft"]) if best["n_draft"] else "none",
+            f"{best['speedup']:.2f}",
+        ]
+        for best in draft["best_lengths"]
+    ]
+    render.echo_table(["If so many drafted tokens stand", "draft best", "times as fast"], rows)
+
+
+def _ms(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    ms = 1000 * seconds
+    return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:.0f}"

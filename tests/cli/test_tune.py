@@ -1,0 +1,409 @@
+"""`ggufspec tune`: what passes cost, in a table and a plot; remembered, and taken later."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec import remembered
+from ggufspec.cli.render import columns
+from ggufspec.costs import Costs
+from ggufspec.demo import embedded_draft
+from ggufspec.llama.clock import DraftTimes, time_in_turns
+from ggufspec.llama.facts import facts
+
+Command = Callable[..., Any]
+
+ERROR, USAGE, INTERRUPTED = 1, 2, 130
+QUICK = ("--runs", "1", "--max-n", "4", "--depth", "20")
+INTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from ggufspec.cli.main import main; main()"
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny models are not timed until it is worth believing, nor on cores that others need."""
+    monkeypatch.setattr("ggufspec.tune._AT_LEAST", 0.0)
+    for name in (
+        "tune.n_logical_cores",
+        "tune.n_threads_default",
+        "llama.context.n_threads_default",
+    ):
+        monkeypatch.setattr(f"ggufspec.{name}", lambda: 1)
+
+
+@pytest.fixture
+def tune(command: Command, target: Path, draft: Path) -> Command:
+    return lambda *args, **how: command("tune", "-m", target, "-md", draft, *QUICK, *args, **how)
+
+
+def records() -> list[remembered.Record]:
+    return list(remembered.records())
+
+
+# What it tells
+
+
+def test_people_get_tables_and_a_plot(tune: Command) -> None:
+    result = tune()
+    assert (result.code, result.err) == (0, "")
+    lines = [line.split() for line in result.out.splitlines()]
+    ways = [line[:2] for line in lines if line and line[0] in ("flash", "target", "draft")]
+    assert ways[:2] == [["flash", "attention"]] * 2
+    assert ["target", "on"] in ways
+    assert ["draft", "on"] in ways
+    assert sum("chosen" in line for line in lines) == 3
+    (header,) = (i for i, line in enumerate(lines) if line[:2] == ["Tokens", "a"])
+    rows = lines[header + 2 : header + 7]
+    assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
+    assert rows[0][2] == "1.00"
+    assert ["1", "2", "3", "4", "5"] in lines[header + 8 :], "the names under the plot"
+    assert "█" in result.out
+    assert "Milliseconds by tokens a batch, behind 20 tokens:" in result.out
+    assert "A draft step takes" in result.out
+
+
+def test_the_document(tune: Command, target: Path, draft: Path) -> None:
+    result = tune("--json", "-t", "1")
+    assert (result.code, result.err) == (0, "")
+    document = result.document
+    assert document["chosen"]["n_threads"] == 1
+    assert document["remembered"] is True
+    assert document["depth"] == 20
+    assert [row["n_tokens"] for row in document["target"]] == [1, 2, 3, 4, 5]
+    for row in document["target"]:
+        assert 0 < row["least"] <= row["seconds"] <= row["most"]
+        assert row["seconds_a_token"] == row["seconds"] / row["n_tokens"]
+    assert document["target"][0]["beside_one"] == 1
+    drafted = document["draft"]
+    assert drafted["step"]["seconds"] > 0
+    assert drafted["reading"]["n_tokens"] == 16
+    assert list(drafted["needed_chance"]) == ["1", "2", "3", "4"]
+    assert [best["chance"] for best in drafted["best_lengths"]] == [0.5, 0.6, 0.7, 0.8, 0.9]
+    assert {trial["what"] for trial in document["trials"]} == {
+        "flash_attention",
+        "n_threads_draft",
+    }
+    assert document["settings"]["target"] == str(target)
+    assert document["settings"]["draft"] == str(draft)
+    assert document["settings"]["max_n"] == 4
+    assert "ggufspec" in document["versions"]
+
+
+def test_what_is_given_is_not_tried(tune: Command) -> None:
+    document = tune("--json", "-t", "1", "-td", "2", "-fa", "on").document
+    assert document["trials"] == []
+    assert document["chosen"] == {
+        "n_threads": 1,
+        "n_threads_draft": 2,
+        "flash_attention": "on",
+    }
+
+
+def test_caches_that_need_flash_attention_keep_it(command: Command) -> None:
+    caches = ("-ctk", "q8_0", "-ctv", "q8_0")  # of heads wider than those of the tiny models
+    document = command(
+        "tune", "-m", embedded_draft(), *QUICK, *caches, "-t", "1", "--json"
+    ).document
+    assert document["trials"] == []
+    assert document["chosen"]["flash_attention"] == "auto"
+
+
+def test_a_target_alone(command: Command, target: Path) -> None:
+    result = command("tune", "-m", target, *QUICK)
+    assert (result.code, result.err) == (0, "")
+    assert "draft" not in result.out
+    document = command("tune", "-m", target, *QUICK, "--json").document
+    assert document["draft"] is None
+    assert document["chosen"]["n_threads_draft"] is None
+    assert {tuple(trial["target_seconds"]) for trial in document["trials"]} == {("1",)}
+
+
+@pytest.mark.parametrize("write", [tiny.write_mamba, tiny.write_hybrid])
+def test_models_that_cannot_drop_a_tail(
+    write: Callable[[Path], Path], command: Command, tmp_path: Path
+) -> None:
+    model = write(tmp_path / "model.gguf")
+    document = command("tune", "-m", model, "-md", model, *QUICK, "--json").document
+    assert [row["n_tokens"] for row in document["target"]] == [1, 2, 3, 4, 5]
+
+
+def test_a_small_context_has_less_before_a_batch(
+    command: Command, target: Path, draft: Path
+) -> None:
+    short = ("--runs", "1", "--max-n", "3", "--json")
+    document = command("tune", "-m", target, "-md", draft, *short, "-c", "10").document
+    assert document["depth"] == 6
+    document = command("tune", "-m", target, "-md", draft, *short, "-c", "4").document
+    assert document["depth"] == 0
+    document = command("tune", "-m", target, "-md", draft, *short).document
+    assert document["depth"] == 256 - 4, "the models were trained for 256"
+
+
+def test_the_longest_draft(command: Command, target: Path, draft: Path) -> None:
+    pair = ("-m", target, "-md", draft, "-t", "1", "-td", "1", "-fa", "on")
+    document = command("tune", *pair, "--runs", "1", "--max-n", "64", "--json").document
+    assert len(document["target"]) == 65
+    document = command("tune", *pair, "--runs", "1", "--max-n", "1", "--json").document
+    assert len(document["target"]) == 2
+
+
+@pytest.mark.parametrize(("step", "cannot_pay"), [(0.0049, False), (0.0051, True)])
+def test_a_draft_that_costs_too_much_cannot_pay(
+    step: float, cannot_pay: bool, tune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ggufspec.tune.time_target", lambda context, sizes, **how: {n: [0.01] for n in sizes}
+    )
+    monkeypatch.setattr(
+        "ggufspec.tune.time_draft", lambda context, **how: DraftTimes([step], [0.02], 16)
+    )
+    given = ("-t", "1", "-td", "1", "-fa", "on")
+    drafted = tune(*given, "--json").document["draft"]
+    assert drafted["cannot_pay"] is cannot_pay
+    assert drafted["step_beside_one"] == pytest.approx(step / 0.01)
+    told = tune(*given).out
+    assert ("This draft cannot pay" in told) is cannot_pay
+    assert ("times as fast" in told) is not cannot_pay
+
+
+# What is remembered
+
+
+def test_a_later_load_takes_what_was_found_and_knows_the_costs(
+    tune: Command, target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ggufspec.tune.n_logical_cores", lambda: 2)
+    # As if the last that was tried had been found to be faster by far than the usual.
+    monkeypatch.setattr("ggufspec.tune._choose", lambda seconds, usual: {**seconds}.popitem()[0])
+    chosen = tune("--json").document["chosen"]
+    assert (chosen["n_threads"], chosen["flash_attention"]) == (2, "off")
+    with ggufspec.load(target, draft) as engine:
+        assert engine.draft is not None
+        assert engine.target.n_threads == chosen["n_threads"]
+        assert engine.draft.n_threads == chosen["n_threads_draft"]
+        assert engine.target.options.flash_attention == "off"
+        document = remembered.recall(facts(engine.target, engine.draft))
+    assert document is not None
+    assert (document["settings"], document["measured"]) == (chosen, "tune")
+    costs = Costs.of_document(document["costs"], 5)
+    assert costs.curve[0] > 0
+    assert costs.step > 0
+
+
+def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, draft: Path) -> None:
+    given = ("-t", "1", "-td", "1", "-fa", "on")
+    with ggufspec.load(
+        target, draft, n_threads=1, n_threads_draft=1, flash_attention="on"
+    ) as engine:
+        known = facts(engine.target, engine.draft)
+    remembered.remember(known, {"line": [1, 2, 3], "measured": "run"})
+    assert tune(*given).code == 0
+    document = remembered.recall(known)
+    assert document is not None
+    assert (document["line"], document["measured"]) == ([1, 2, 3], "tune")
+
+
+def test_tuning_does_not_start_from_what_was_tuned(
+    tune: Command, target: Path, draft: Path
+) -> None:
+    with ggufspec.load(target, draft) as engine:
+        pair = facts(engine.target, engine.draft)["pair"]
+    remembered.remember_settings(pair, remembered.Settings(511, 511, "off"))
+    trials = tune("--json").document["trials"]
+    assert max(trial["value"] for trial in trials if trial["what"] != "flash_attention") < 511
+    assert "auto" in {trial["value"] for trial in trials}
+
+
+def test_a_folder_that_cannot_be_written_is_told(
+    tune: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    monkeypatch.setenv("GGUFSPEC_CACHE", str(file))
+    result = tune("--json")
+    assert result.code == 0
+    assert result.document["remembered"] is False
+    assert "could not be remembered" in result.err
+    assert "GGUFSPEC_CACHE" in result.err
+
+
+def test_a_pair_is_forgotten_or_everything(
+    tune: Command, command: Command, target: Path, draft: Path
+) -> None:
+    tune()
+    tune("-t", "3")
+    command("tune", "-m", draft, *QUICK)
+    assert len(records()) == 5
+    result = command("tune", "-m", target, "-md", draft, "--forget")
+    assert (result.code, result.out) == (0, "Forgot 3 records.\n")
+    assert command("tune", "-m", target, "--forget", "--json").document == {"forgotten": 0}
+    assert len(records()) == 2
+    assert command("tune", "--forget").out == "Forgot 2 records.\n"
+    assert records() == []
+
+
+def test_forgetting_a_file_that_is_not_there(command: Command, tmp_path: Path) -> None:
+    result = command("tune", "-m", tmp_path / "none.gguf", "--forget")
+    assert (result.code, result.out) == (ERROR, "")
+    assert "cannot be read" in result.err
+
+
+# What can be wrong
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--max-n", "0"), "--max-n"),
+        (("--max-n", "65"), "--max-n"),
+        (("--depth", "-1"), "--depth"),
+        (("--runs", "0"), "--runs"),
+        (("-c", "24"), "a context of 24 has no room for 20 tokens and a batch of 5: it takes 25"),
+        (("-c", "24", "--depth", "2000"), "it takes 2005, or a smaller --max-n or --depth"),
+        (("-fa", "off", "-ctv", "q8_0"), "need flash attention"),
+        (("-t", "513"), "n_threads is 513"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_used(arguments: tuple[str, ...], named: str, tune: Command) -> None:
+    result = tune(*arguments)
+    assert (result.code, result.out) == (USAGE, "")
+    assert named in " ".join(result.err.split())
+    assert records() == []
+
+
+def test_a_context_that_a_batch_does_not_fit(command: Command, target: Path) -> None:
+    result = command("tune", "-m", target, "-c", "16")
+    assert (result.code, result.out) == (USAGE, "")
+    assert "has no room for a batch of 17: it takes 17, or a smaller --max-n" in result.err
+
+
+def test_positions_that_end_before_the_depth(command: Command, tmp_path: Path) -> None:
+    model = tiny.write_timed(tmp_path / "model.gguf", tiny.SPM.spell("abc"), n_ctx_train=64)
+    assert command("tune", "-m", model, "--runs", "1", "--json").document["depth"] == 64 - 17
+    result = command("tune", "-m", model, "--depth", "64")
+    assert (result.code, result.out) == (USAGE, "")
+    assert "positions end at 64" in result.err
+
+
+def test_a_target_is_needed(command: Command) -> None:
+    result = command("tune")
+    assert (result.code, result.out) == (USAGE, "")
+    assert "--target" in result.err
+
+
+@pytest.mark.parametrize("whose", ["-m", "-md"])
+def test_files_that_are_no_models(whose: str, command: Command, target: Path) -> None:
+    wrong = target.with_name("none.gguf")
+    pair = {"-m": target, "-md": target, whose: wrong}
+    result = command("tune", *(part for pair in pair.items() for part in pair))
+    assert (result.code, result.out) == (ERROR, "")
+    assert f"there is no file {wrong}" in result.err
+
+
+def test_ctrl_c_ends_it_with_nothing_remembered(target: Path, draft: Path) -> None:
+    arguments = ["tune", "-m", target, "-md", draft, "-v", "--runs", "1000", "--max-n", "64"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    try:
+        assert process.stderr is not None
+        n_contexts = 0
+        while n_contexts < 2:
+            line = process.stderr.readline()
+            assert line, "it ended by itself"
+            n_contexts += b"sched_reserve: reserve took" in line
+        time.sleep(0.7)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (INTERRUPTED, b"")
+    assert b"Traceback" not in err
+    assert err.splitlines()[-1] == b"ggufspec: interrupted"
+    assert records() == []
+
+
+def test_ctrl_c_between_the_passes_remembers_nothing(
+    tune: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*args: Any, **how: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ggufspec.tune.time_draft", interrupted)
+    result = tune()
+    assert (result.code, result.out) == (INTERRUPTED, "")
+    assert records() == []
+    assert time_in_turns({}, 1) == {}
+
+
+# The plot
+
+STAIRS = [1.0, 2.0, 4.0, 3.0]
+NAMES = ["1", "2", "3", "4"]
+
+
+def test_columns_rise_with_the_values() -> None:
+    lines = columns(STAIRS, NAMES, width=80, plain=False)
+    assert len(lines) == 9
+    assert lines[0] == "4           ████"
+    assert lines[2] == "            ████ ████"
+    assert lines[4] == "2      ████ ████ ████"
+    assert lines[6] == "  ████ ████ ████ ████"
+    assert lines[8].split() == NAMES
+
+
+def test_what_is_between_two_lines_is_a_part_of_a_block() -> None:
+    lines = columns([1.0, 1 / 64, 0.5 + 3 / 64, 0.0], NAMES, width=80, plain=False)
+    assert "▁" in lines[7]
+    assert "▃" in lines[3]
+    assert "\u2581" in columns([1.0, 1e-9, 1 / 64], ["1", "2", "3"], width=80, plain=False)[7]
+
+
+@pytest.mark.parametrize("width", [8, 10, 20, 40, 79, 200])
+@pytest.mark.parametrize("n", [1, 2, 17, 65])
+def test_a_plot_is_no_wider_than_the_terminal(n: int, width: int) -> None:
+    values = [0.001 * (i + 3) for i in range(n)]
+    lines = columns(values, [str(i + 1) for i in range(n)], width=width, plain=False)
+    assert len(lines) == 9
+    assert max(map(len, lines)) <= width
+    assert lines[-1].split()[0] == "1"
+
+
+def test_nothing_to_show_is_no_plot() -> None:
+    assert columns([], [], width=80, plain=False) == []
+    assert columns([0.0], ["1"], width=80, plain=False) == []
+
+
+def test_a_terminal_without_blocks_gets_ascii(program: Command, target: Path) -> None:
+    args = ("tune", "-m", target, *QUICK, "-t", "1", "-fa", "on")
+    result = program(*args, PYTHONIOENCODING="ascii", COLUMNS="40")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.isascii()
+    assert "#" in result.out
+    assert max(map(len, result.out.splitlines()[-9:])) <= 40
+    assert "█" in program(*args, PYTHONIOENCODING="utf-8").out
+
+
+def test_the_files_are_as_people_expect_them(tune: Command) -> None:
+    tune("-t", "1")
+    for path in remembered.folder().iterdir():
+        content = json.loads(path.read_text())
+        assert content["format"] == 1
+        assert content["facts"]["pair"]["target"]["n_params"] > 0

@@ -1,0 +1,206 @@
+"""Passes that are timed are the passes that were asked for, from the same cells each time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+import tiny
+
+from ggufspec.errors import OptionError
+from ggufspec.llama import clock
+from ggufspec.llama.clock import Filled, filler, time_draft, time_in_turns, time_target
+from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.model import Model
+
+Decoded = list[tuple[int, int, int]]  # cells before, tokens, rows
+KINDS = [tiny.write_llama, tiny.write_mamba, tiny.write_rwkv, tiny.write_hybrid]
+
+
+@contextmanager
+def context_of(path: Path, **options: Any) -> Iterator[Context]:
+    options = {"n_ctx": 128, "n_rows": 8, "n_threads": 1, **options}
+    with closing(Model(path)) as model, closing(Context(model, ContextOptions(**options))) as made:
+        yield made
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
+    """Every batch that is decoded from now on."""
+    seen: Decoded = []
+    real = Context.decode
+
+    def decode(self: Context, tokens: Sequence[int], n_rows: int) -> None:
+        seen.append((self.n_cells, len(tokens), n_rows))
+        real(self, tokens, n_rows)
+
+    monkeypatch.setattr(Context, "decode", decode)
+    return seen
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "llama.gguf")
+
+
+@pytest.mark.parametrize("write", KINDS)
+def test_a_target_is_timed_behind_the_same_cells(
+    write: Callable[[Path], Path], tmp_path: Path, decoded: Decoded
+) -> None:
+    with context_of(write(tmp_path / "model.gguf")) as context:
+        found = time_target(context, [1, 2, 5], depth=40, n_repeats=3)
+    assert {size: len(seconds) for size, seconds in found.items()} == {1: 3, 2: 3, 5: 3}
+    assert all(0 < each < 10 for seconds in found.values() for each in seconds)
+    filling, *passes = decoded
+    assert filling == (0, 40, 0)
+    first, *passes = passes
+    assert first == (40, 1, 1)
+    to, fro = [1, 1, 2, 2, 5, 5], [5, 5, 2, 2, 1, 1]
+    assert passes == [(40, size, size) for size in [*to, *fro, *to]]
+
+
+@pytest.mark.parametrize("write", KINDS)
+def test_a_draft_steps_and_reads(
+    write: Callable[[Path], Path], tmp_path: Path, decoded: Decoded
+) -> None:
+    with context_of(write(tmp_path / "model.gguf"), n_rows=1) as context:
+        found = time_draft(context, depth=40, n_repeats=2)
+    assert (len(found.steps), len(found.readings), found.n_read) == (2, 2, 16)
+    assert min(found.steps + found.readings) > 0
+    steps, readings = decoded[2:-4], decoded[-4:]
+    assert steps == [(40, 1, 1)] * 4
+    assert readings == [(40, 1, 1), (41, 16, 0)] * 2
+
+
+def test_what_was_filled_once_is_not_read_again(llama: Path, decoded: Decoded) -> None:
+    with context_of(llama) as context:
+        time_target(context, [1], depth=40, n_repeats=1)
+        decoded.clear()
+        time_target(context, [4], depth=40, n_repeats=1)
+    assert {n_cells for n_cells, _, _ in decoded} == {40}
+
+
+def test_a_small_context_holds_fewer_tokens(llama: Path, decoded: Decoded) -> None:
+    with context_of(llama, n_ctx=16) as context:
+        assert Filled(context, depth=300, n_most=8).depth == 8
+        time_target(context, [8], depth=300, n_repeats=1)
+        assert context.n_cells == 16
+        assert time_draft(context, depth=300, n_repeats=1).n_read == 15
+
+
+def test_the_smallest_context_of_all(llama: Path) -> None:
+    with context_of(llama, n_ctx=1, n_rows=1) as context:
+        assert len(time_target(context, [1], depth=300, n_repeats=1)[1]) == 1
+        found = time_draft(context, depth=300, n_repeats=1)
+        assert (len(found.steps), found.readings, found.n_read) == (1, [], 0)
+
+
+def test_batches_that_no_context_holds_are_refused(llama: Path) -> None:
+    with context_of(llama, n_ctx=4) as context, pytest.raises(OptionError, match="no room for"):
+        time_target(context, [1, 5], depth=0, n_repeats=1)
+
+
+# Threads
+
+
+def test_threads_are_tried_and_put_back(
+    llama: Path, decoded: Decoded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    real = Context.use_threads
+    monkeypatch.setattr(Context, "use_threads", lambda self, n: (used.append(n), real(self, n))[-1])
+    monkeypatch.setattr(clock, "_HOPELESS", 1e9)
+    with context_of(llama, n_threads=2) as context:
+        found = clock.time_threads(context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=2)
+        assert context.n_threads == 2
+    assert set(used) == {1, 2, 3}
+    assert {n: {size: len(t) for size, t in times.items()} for n, times in found.items()} == {
+        n: {1: 2, 4: 2} for n in (1, 2, 3)
+    }
+
+
+def test_a_context_changes_its_threads_in_silence(
+    llama: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with context_of(llama, n_threads=2) as context:
+        assert llama_cpp.llama_n_threads(context.pointer) == 2
+        context.use_threads(3)
+        assert context.n_threads == 3
+        assert llama_cpp.llama_n_threads(context.pointer) == 3
+        assert llama_cpp.llama_n_threads_batch(context.pointer) == 3
+    assert "n_threads" not in "".join(capfd.readouterr())
+
+
+def test_a_hopeless_row_is_left(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with context_of(llama, n_threads=4) as context:
+        monkeypatch.setattr(clock, "_seconds", lambda call: (call(), 8.0 / context.n_threads)[1])
+        found = clock.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
+        monkeypatch.setattr(clock, "_HOPELESS", 1.5)
+        fewer = clock.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
+    assert found == {4: {1: [2.0] * 2}, 2: {1: [4.0]}, 1: {1: [8.0]}, 8: {1: [1.0] * 2}}
+    assert fewer == {4: {1: [2.0]}, 2: {1: [4.0]}, 8: {1: [1.0] * 2}}
+
+
+# Turns
+
+
+def test_kinds_of_passes_take_turns_and_the_first_of_two_is_not_timed() -> None:
+    calls: list[str] = []
+    heard: list[tuple[int, int]] = []
+    passes = {name: lambda name=name: calls.append(name) for name in "ab"}
+    found = time_in_turns(passes, 2, progress=lambda done, of: heard.append((done, of)))
+    assert "".join(calls) == "aabb" + "bbaa"
+    assert {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2}
+    assert heard == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_short_passes_are_repeated_more_often() -> None:
+    heard: list[tuple[int, int]] = []
+    found = time_in_turns(
+        {"a": lambda: None}, 3, at_least=60.0, progress=lambda done, of: heard.append((done, of))
+    )
+    assert len(found["a"]) == 30
+    assert heard[-1] == (3, 3)
+
+
+# The text
+
+
+@pytest.mark.parametrize(
+    "vocab", [tiny.SPM, tiny.BPE, tiny.SPM.with_size(1000)], ids=["SPM", "BPE", "padded"]
+)
+def test_the_text_is_of_valid_tokens(vocab: tiny.Vocab, tmp_path: Path) -> None:
+    with closing(Model(tiny.write_llama(tmp_path / "model.gguf", vocab=vocab))) as model:
+        tokens = filler(model.vocab, 700)
+        assert len(tokens) == 700
+        assert len(set(tokens)) > 10
+        assert all(0 <= token < len(vocab) for token in tokens)
+        assert not {*tokens} & {*model.vocab.stop_tokens, model.vocab.bos}
+
+
+class Poor:
+    """A vocabulary that can write nothing."""
+
+    def __init__(self, n_tokens: int, stop_tokens: set[int], words: list[int]) -> None:
+        self.n_tokens, self.stop_tokens, self._words = n_tokens, stop_tokens, words
+
+    def tokenize(self, text: str, **how: bool) -> list[int]:
+        return self._words
+
+
+@pytest.mark.parametrize(
+    ("vocab", "tokens"),
+    [
+        (Poor(5, {0, 1}, []), [2, 3, 4, 2]),
+        (Poor(5, {0, 1}, [3, 3, 3]), [2, 3, 4, 2]),
+        (Poor(4, {0}, [0, 1, 2, 9]), [1, 2, 1, 2]),
+        (Poor(2, {0, 1}, []), [0, 1, 0, 1]),
+        (Poor(1, set(), []), [0, 0, 0, 0]),
+    ],
+)
+def test_a_vocabulary_that_cannot_write(vocab: Any, tokens: list[int]) -> None:
+    assert filler(vocab, 4) == tokens

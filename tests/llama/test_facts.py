@@ -1,0 +1,160 @@
+"""The facts of a loaded pair: the same wherever the files lie, others where costs are others."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec import remembered
+from ggufspec.llama import devices
+from ggufspec.llama.facts import facts
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "target.gguf")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "draft.gguf", n_layer=1)
+
+
+def facts_of(target: Path, draft: Path | None, **options: Any) -> dict[str, Any]:
+    with ggufspec.load(target, draft, **{"n_threads": 1, **options}) as engine:
+        return facts(engine.target, engine.draft)
+
+
+def key_of(target: Path, draft: Path | None, **options: Any) -> str:
+    return remembered.key(facts_of(target, draft, **options))
+
+
+def test_they_can_be_read(target: Path, draft: Path) -> None:
+    found = facts_of(target, draft, n_threads=2, n_threads_draft=1)
+    assert json.loads(json.dumps(found)) == found
+    assert (found["n_threads"], found["n_threads_draft"], found["flash_attention"]) == (
+        2,
+        1,
+        "auto",
+    )
+    pair = found["pair"]
+    assert pair["target"]["n_params"] > pair["draft"]["n_params"] > 0
+    assert "llama" in pair["target"]["description"]
+    assert pair["machine"]["n_logical_cores"] >= pair["machine"]["n_physical_cores"] >= 1
+    assert pair["machine"]["cpu"]
+    assert pair["machine"]["llama_cpp_python"] == llama_cpp.__version__
+    assert str(target.parent) not in json.dumps(found), "wherever the files lie"
+
+
+def test_a_copy_of_a_file_is_the_same_model(target: Path, draft: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "elsewhere.gguf"
+    shutil.copy(target, copy)
+    assert key_of(copy, draft) == key_of(target, draft)
+    other = tiny.write_llama(tmp_path / "other.gguf", seed=1)
+    assert key_of(other, draft) != key_of(target, draft)
+
+
+def test_what_costs_depend_on_makes_another_key(target: Path, draft: Path) -> None:
+    ways: list[dict[str, Any]] = [
+        {},
+        {"n_threads": 2},
+        {"n_threads_draft": 3},
+        {"flash_attention": "off"},
+        {"type_k": "f32"},
+        {"type_v": "f32"},
+        {"n_batch": 64},
+    ]
+    keys = [key_of(target, draft, **way) for way in ways] + [key_of(target, None)]
+    assert len(set(keys)) == len(keys)
+
+
+def test_what_costs_do_not_depend_on_makes_none(target: Path, draft: Path) -> None:
+    known = key_of(target, draft)
+    assert key_of(target, draft, n_ctx=64) == known
+    assert key_of(target, draft, mmap=False) == known
+    assert key_of(target, draft, n_draft_max=5) == known
+    assert key_of(target, draft, n_gpu_layers=-2) == known, "all layers, too"
+
+
+def test_without_a_gpu_it_does_not_matter_how_many_layers_were_meant_for_one(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ggufspec.load(target, n_threads=1, n_gpu_layers=1) as engine:
+        monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
+        assert engine.target.model.n_gpu_layers == 0
+        monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+        assert engine.target.model.n_gpu_layers == 1
+    for n_layers in (-1, 3, 99):
+        with ggufspec.load(target, n_threads=1, n_gpu_layers=n_layers) as engine:
+            assert engine.target.model.n_gpu_layers == 3, "two, and the output"
+
+
+def test_a_file_that_is_gone_meanwhile(target: Path) -> None:
+    with ggufspec.load(target, n_threads=1) as engine:
+        target.unlink()
+        assert facts(engine.target, None)["pair"]["target"]["fingerprint"] is None
+
+
+class Library:
+    """The device functions of a ggml with such devices."""
+
+    def __init__(self, *found: tuple[bytes | None, bytes, int]) -> None:
+        class Function:
+            def __init__(self, call: Any) -> None:
+                self.call = call
+
+            def __call__(self, *args: Any) -> Any:
+                return self.call(*args)
+
+        self.ggml_backend_dev_count = Function(lambda: len(found))
+        self.ggml_backend_dev_get = Function(lambda i: i + 1)
+        self.ggml_backend_dev_name = Function(lambda device: found[device - 1][0])
+        self.ggml_backend_dev_description = Function(lambda device: found[device - 1][1])
+        self.ggml_backend_dev_type = Function(lambda device: found[device - 1][2])
+
+
+def test_gpus_are_named_and_processors_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library((b"CUDA0", b"NVIDIA H200", 1), (None, b"\xff", 2), (b"CPU", b"AMD", 0))
+    monkeypatch.setattr(devices, "_libraries", lambda: [object(), library])
+    assert devices.gpu_names() == ["CUDA0: NVIDIA H200", ": \N{REPLACEMENT CHARACTER}"]
+
+
+def test_a_library_that_names_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_libraries", lambda: [object()])
+    assert devices.gpu_names() == []
+
+
+def test_the_loaded_library_names_its_processor() -> None:
+    assert any(hasattr(library, "ggml_backend_dev_count") for library in devices._libraries())
+    assert all(": " in name for name in devices.gpu_names())
+
+
+# What a later load takes
+
+
+def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
+    pair = facts_of(target, draft)["pair"]
+    remembered.remember_settings(pair, remembered.Settings(3, 2, "off"))
+
+    def loaded(**options: Any) -> tuple[int, int, str]:
+        with ggufspec.load(target, draft, **options) as engine:
+            assert engine.draft is not None
+            options = {context.options.flash_attention for context in (engine.target, engine.draft)}
+            (flash_attention,) = options
+            return engine.target.n_threads, engine.draft.n_threads, flash_attention
+
+    assert loaded() == (3, 2, "off")
+    assert loaded(n_threads=1) == (1, 2, "off")
+    assert loaded(n_threads_draft=4) == (3, 4, "off")
+    assert loaded(flash_attention="on") == (3, 2, "on")
+    assert loaded(tuned=False) == (devices.n_threads_default(), 1, "auto")
+    assert loaded(tuned=False, type_k="f32") == loaded(type_k="f32"), "of others nothing is known"
+    with ggufspec.load(target) as engine:
+        assert engine.target.n_threads == devices.n_threads_default(), "the pair is another"
