@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-_MEMORY = 12  # measurements of a size after which an older one has lost most of its weight
+_N_FIRST = 3  # measurements of a size at first: a faster one replaces what was known,
+_DOWN = 0.3  # later it moves it so far,
+_UP = 0.1  # and a slower one so far
 _OUTLIER = 1.7  # a pass that much slower than known was disturbed: it counts as that much
 _DRIFT = 0.5  # of what one size is found to have changed, what is believed of the others
 _SLOPE = 0.3  # of an unknown machine: what each further token of a batch adds to the cost of one
@@ -140,10 +142,10 @@ class Costs:
 
 
 def _blend(old: float, new: float, count: int) -> float:
-    """A running mean that forgets; the second measurement may correct a first that was too slow."""
-    if count == 1:
-        return min(old, new)
-    return old + (min(new, _OUTLIER * old) - old) / min(count + 1, _MEMORY)
+    """What a pass takes that nothing disturbs: a faster one tells more of that than a slower one."""
+    if new < old:
+        return old + (new - old) * (1.0 if count < _N_FIRST else _DOWN)
+    return old + (min(new, _OUTLIER * old) - old) * _UP
 
 
 def _seconds(value: object, *, or_zero: bool = False) -> float:

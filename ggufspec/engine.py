@@ -25,15 +25,16 @@ from ggufspec import verify as rules
 from ggufspec.core import Coins, Drafter, Logits, Round
 from ggufspec.costs import Costs
 from ggufspec.errors import ClosedError, OptionError, PromptError
-from ggufspec.knowledge import Knowledge
+from ggufspec.knowledge import Knowledge, Memory
+from ggufspec.llama.clock import measured
 from ggufspec.llama.context import Context, ContextOptions
-from ggufspec.llama.facts import pair_facts
+from ggufspec.llama.facts import facts, pair_facts
 from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab, check_same, check_tokens
 from ggufspec.pace import Chosen, Fixed
-from ggufspec.request import GenerateOptions, Request
+from ggufspec.request import GenerateOptions, PromptProgress, Request
 from ggufspec.sampling import Sampling
 from ggufspec.schema import gbnf_of_schema
 from ggufspec.speculate import speculate
@@ -45,6 +46,7 @@ LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
 _MAX_THREADS = 512  # as in llama.cpp
 _TINY_BYTES = 32 * 2**20  # waiting for a second thread takes longer than doing its work
 _N_COINS_AHEAD = 4096
+_SETTLED_SIZES = (1, 2, 3, 4, 6, 8, 12, 17)  # of passes that are measured before a text
 _READS_NOTHING = ("none", "ngram")  # drafters that do not ask the draft model
 
 
@@ -74,7 +76,8 @@ def load(
     n_threads, n_threads_draft: None: one per physical core, and one in all for a tiny draft.
     flash_attention: "auto" (llama.cpp decides), "on", "off".
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
-    tuned: threads and flash attention that are not given are those that `ggufspec tune` has found.
+    tuned: take what `ggufspec tune` has found for threads and flash attention that are not given,
+    and remember what passes of the pair cost.
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError.
     """
@@ -133,7 +136,11 @@ def load(
             )
             stack.callback(draft_context.close)
         return Engine(
-            target_context, draft_context, n_draft_max=n_draft_max, resources=stack.pop_all()
+            target_context,
+            draft_context,
+            n_draft_max=n_draft_max,
+            memory=Memory(facts(target_context, draft_context)) if tuned else None,
+            resources=stack.pop_all(),
         )
 
 
@@ -161,6 +168,7 @@ class Engine:
         draft: Context | None = None,
         *,
         n_draft_max: int,
+        memory: Memory | None = None,
         resources: ExitStack,
     ) -> None:
         self.target = target
@@ -171,7 +179,9 @@ class Engine:
         self._draft_session = (
             LlamaSession(draft, n_vocab=target.n_vocab, drafts=True) if draft else None
         )
-        self._knowledge = Knowledge(Costs(n_draft_max + 1))
+        self._memory = memory
+        known = memory and memory.recall(n_draft_max + 1)
+        self._knowledge = known or Knowledge(Costs(n_draft_max + 1))
         self._resources = resources
         self._closed = False
         self._lock = threading.Lock()
@@ -304,6 +314,8 @@ class Engine:
     def close(self) -> None:
         """Give the memory back. Closing twice is fine; its streams then raise ClosedError."""
         with self._lock:
+            if not self._closed and self._memory and self._knowledge.is_new:
+                self._memory.remember(self._knowledge)
             self._closed = True
             self._resources.close()
 
@@ -380,7 +392,16 @@ class Engine:
             return Fixed()
         temperature = request.sampling.temperature
         repeats = request.seed is not None and temperature > 0
+        if repeats and not self._knowledge.is_settled:
+            self._settle(request.progress)
         return self._knowledge.pace(temperature, repeats=repeats)
+
+    def _settle(self, progress: PromptProgress | None) -> None:
+        """Measure a pair that nobody has measured, so that a seed repeats a text from now on."""
+        with self._lock:
+            heard = progress and partial(progress, "costs")
+            sizes = [n for n in _SETTLED_SIZES if n <= self._knowledge.costs.n_most]
+            self._knowledge.settle(measured(self.target, self.draft, sizes, heard))
 
     def _learn(
         self, rounds: Callable[[], Iterator[Round]], pace: Chosen, temperature: float

@@ -1,12 +1,13 @@
 """What has been learned of a pair on this machine: costs of passes, and how often its drafts stand.
 
-Knows how one generation learns from another; no models, no files.
+Knows how one generation learns from another; no models, no clocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ggufspec import remembered
 from ggufspec.costs import Costs
 from ggufspec.pace import Chosen, Line
 
@@ -23,15 +24,25 @@ class Knowledge:
         self._lines = dict(lines or {})
         # What a text with a seed begins from, so that the same seed gives the same text.
         self._first_costs, self._first_lines = costs.copy(), dict(self._lines)
+        self._is_remembered = costs.n_measured(1) > 0
 
     @property
-    def has_costs(self) -> bool:
-        """Whether a text can be repeated: its costs are not to be measured while it is written."""
+    def is_settled(self) -> bool:
+        """Whether it is known what texts with a seed begin from."""
         return self._first_costs.n_measured(1) > 0
 
-    def settle(self) -> None:
-        """From now on, texts with a seed begin from what is known now."""
-        self._first_costs, self._first_lines = self.costs.copy(), dict(self._lines)
+    @property
+    def is_new(self) -> bool:
+        """Whether there is something to remember that was not known at first."""
+        return self.costs.n_measured(1) > 0 and (
+            not self._is_remembered or len(self._lines) > len(self._first_lines)
+        )
+
+    def settle(self, costs: Costs) -> None:
+        """Texts with a seed begin from these costs from now on."""
+        self._first_costs = costs
+        if not self.costs.n_measured(1):
+            self.costs = costs.copy()
 
     def pace(self, temperature: float, *, repeats: bool) -> Chosen:
         """How far to draft in a text; one that `repeats` begins from what was settled."""
@@ -47,9 +58,16 @@ class Knowledge:
             self._lines[_kind(temperature)] = Line(*pace.native.line, _FIRST_LINE.weight)
 
     def to_document(self) -> dict[str, object]:
-        """For JSON: see of_document."""
-        lines = {kind: [line.at_zero, line.slope] for kind, line in sorted(self._lines.items())}
-        return {"costs": self.costs.to_document(), "chances": lines}
+        """For JSON: see of_document. What was known at first stays as it was.
+
+        So a seed gives the same text in the next process, and in the one after it.
+        """
+        costs = self._first_costs if self.is_settled else self.costs
+        lines = {**self._lines, **self._first_lines}
+        return {
+            "costs": costs.to_document(),
+            "chances": {kind: [line.at_zero, line.slope] for kind, line in sorted(lines.items())},
+        }
 
     @staticmethod
     def of_document(document: Mapping[str, object], n_most: int) -> Knowledge:
@@ -60,6 +78,26 @@ class Knowledge:
         return Knowledge(
             Costs.of_document(costs, n_most), {str(kind): _line(of) for kind, of in lines.items()}
         )
+
+
+class Memory:
+    """What is known of a pair from one process to the next, under the facts that it depends on."""
+
+    def __init__(self, facts: Mapping[str, object]) -> None:
+        self._facts = facts
+
+    def recall(self, n_most: int) -> Knowledge | None:
+        """What is remembered, for passes of up to `n_most` tokens; None where nothing is."""
+        document = remembered.recall(self._facts)
+        try:
+            return None if document is None else Knowledge.of_document(document, n_most)
+        except ValueError:
+            return None
+
+    def remember(self, knowledge: Knowledge) -> None:
+        """Keep it, where that is possible."""
+        before = remembered.recall(self._facts) or {}
+        remembered.remember(self._facts, {**before, **knowledge.to_document()})
 
 
 def _kind(temperature: float) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from ggufspec.bench import ways
 from ggufspec.bench.cells import Middle, geometric_mean
 from ggufspec.bench.workloads import KINDS
-from ggufspec.demo.store import CACHE_VARIABLE
+from ggufspec.cache import CACHE_VARIABLE
 from ggufspec.engine import load
 from ggufspec.errors import OptionError
 

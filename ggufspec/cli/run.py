@@ -202,7 +202,8 @@ def generate(
     with late_bars() as bars:
 
         def on_prompt(whose: str, done: int, total: int) -> None:
-            bars.update(f"Reading the prompt ({whose})", done, total)
+            what = "Measuring the pair" if whose == "costs" else f"Reading the prompt ({whose})"
+            bars.update(what, done, total)
 
         stream = engine.stream(prompt, progress=on_prompt, **settings)
         try:

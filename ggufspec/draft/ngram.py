@@ -41,7 +41,7 @@ class NgramDrafter:
         stops = [i for i, token in enumerate(drafted) if token in self._stop_tokens]
         if stops:
             drafted = drafted[: stops[0] + 1]
-        return Draft(drafted, None, weighed.expected, "n-gram: more is less likely to stand")
+        return Draft(drafted, None, weighed.expected, "n-gram: the rest is not likely enough")
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Whoever drafted: was the guess right?"""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
+from ggufspec.costs import Costs
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
@@ -28,6 +29,7 @@ captain, who trusted no water that he could not hear, watched them from the quay
 hold," he told everybody. "Nothing holds that begins so suddenly." But it held until March.
 """
 _N_READ = 16
+_SHORT = 32  # tokens in the cache, for a short look
 _MOST_REPEATS = 10  # times as often as asked, for passes that are soon over
 _HOPELESS = 2.0  # times as slow as the best so far: more of the same is not tried
 
@@ -116,6 +118,25 @@ def time_draft(
         filled.score(1)  # forgets what was read
         readings.append(_seconds(_call(filled.read, n_read)))
     return DraftTimes(steps, readings, n_read)
+
+
+def measured(
+    target: Context, draft: Context | None, sizes: Sequence[int], progress: Progress | None = None
+) -> Costs:
+    """What a pair costs, as far as a short look tells.
+
+    Raises OptionError where the context is smaller than the largest size, DecodeError, ClosedError.
+    """
+    costs = Costs(max(sizes))
+    found = time_target(target, sizes, depth=_SHORT, n_repeats=2, progress=progress)
+    for size, seconds in found.items():
+        costs.observe_target(size, min(seconds))
+    if draft is not None:
+        times = time_draft(draft, depth=_SHORT, n_repeats=2)
+        costs.observe_draft(1, min(times.steps))
+        if times.readings:
+            costs.observe_reading(times.n_read, min(times.readings))
+    return costs
 
 
 def time_threads(
