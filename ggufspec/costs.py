@@ -142,7 +142,7 @@ class Costs:
 
 
 def _blend(old: float, new: float, count: int) -> float:
-    """What a pass takes that nothing disturbs: a faster one tells more of that than a slower one."""
+    """What a pass takes where nothing disturbs it: of that, a faster one tells more."""
     if new < old:
         return old + (new - old) * (1.0 if count < _N_FIRST else _DOWN)
     return old + (min(new, _OUTLIER * old) - old) * _UP
