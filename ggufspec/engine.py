@@ -388,7 +388,7 @@ class Engine:
 
     def _pace(self, request: Request) -> Fixed | Chosen:
         """How far to draft in one text."""
-        if request.n_draft != "auto":
+        if request.n_draft != "auto" or self._drafter_name(request) == "none":
             return Fixed()
         temperature = request.sampling.temperature
         repeats = request.seed is not None and temperature > 0

@@ -20,7 +20,8 @@ def options_of(contender: str) -> dict[str, Any]:
     if contender == PLAIN:
         return {"drafter": "none"}
     if contender == AUTO:
-        return {"drafter": "auto", "n_draft": "auto"}
+        # As people mostly run it: a text with a seed learns nothing of its costs.
+        return {"drafter": "auto", "n_draft": "auto", "seed": None}
     n_draft = contender.removeprefix(FIXED)
     if contender.startswith(FIXED) and n_draft.isdecimal():
         return {"drafter": "model", "n_draft": int(n_draft)}
@@ -41,10 +42,10 @@ def write(
 ) -> Stats:
     """Continue a prompt by exactly so many tokens."""
     options: dict[str, Any] = {
+        "seed": seed,
         **options_of(contender),
         **sampling_options(sampling),
         "max_tokens": n_tokens,
         "ignore_eos": True,
-        "seed": seed,
     }
     return engine.generate(prompt, **options).stats
