@@ -30,13 +30,13 @@ class Settings:
     alpha: float = defaults.AUDIT_ALPHA  # chance of a false alarm, of all tests together
     near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may change places
     seed: int | None = None  # None: a fresh one
-    n_draft: int = defaults.N_DRAFT_FIXED
+    n_draft: int | str = defaults.N_DRAFT_FIXED  # "auto", as run does: fewer are drafted
     verify: str = defaults.VERIFY
     # What else `generate` is asked: the sampling, a grammar, the draft's temperature.
     options: GenerateOptions = field(default_factory=GenerateOptions)
 
     def __post_init__(self) -> None:
-        for name in ("n_runs", "n_tokens", "n_draft"):
+        for name in ("n_runs", "n_tokens"):
             checks.whole(name, getattr(self, name))
         for name in ("alpha", "near_tie"):
             checks.number(name, getattr(self, name))
@@ -57,7 +57,18 @@ class Settings:
             raise OptionError(f"near_tie is {self.near_tie}; it must be 0 or more, and finite")
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
-        Request.of(self.options)
+        Request.of({**self.options, "n_draft": self.n_draft})
+
+    @property
+    def drafter(self) -> str:
+        """Who drafts the texts on trial."""
+        return "auto" if self.n_draft == "auto" else "model"
+
+    @property
+    def n_together(self) -> int:
+        """Tokens of a batch that is compared with single tokens."""
+        n_draft = self.n_draft
+        return 1 + (n_draft if isinstance(n_draft, int) else defaults.N_DRAFT_FIXED)
         rules.rule(self.verify)
 
     @property

@@ -36,7 +36,7 @@ _N_GREEDY_TEXTS = 8
 _N_RULE_POSITIONS = 8
 _N_WHOLE_TEXTS = 500  # of each kind are compared as wholes, each with each
 _ORDERS = ("draft/target", "target")  # tokens, falling, by the ratio or by the chance
-_PLAIN, _SPECULATIVE = "none", "model"
+_PLAIN = "none"
 _PLAIN_RULE = "match"  # draws from the target: plain decoding owes nothing to the rule on trial
 
 
@@ -130,7 +130,7 @@ class _Work:
         for i, prompt in enumerate(prompts):
             plain, speculative = (
                 self._write(prompt, _Kind(), drafter, 0, greedy=True)
-                for drafter in (_PLAIN, _SPECULATIVE)
+                for drafter in (_PLAIN, settings.drafter)
             )
             pairs = zip(plain, speculative, strict=False)
             at = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
@@ -155,7 +155,7 @@ class _Work:
             prompt = self._prompts[i % len(self._prompts)]
             for kind, drafter, seed in (
                 (plain, _PLAIN, self._seeds[2 * i]),
-                (speculative, _SPECULATIVE, self._seeds[2 * i + 1]),
+                (speculative, self._settings.drafter, self._seeds[2 * i + 1]),
             ):
                 text = self._write(prompt, kind, drafter, seed)
                 n_kept = _N_LAW_TOKENS if kind is plain and i < _N_LAW_TEXTS else 0
@@ -213,7 +213,7 @@ class _Work:
         """Note the places of a text's tokens; returns the laws of the first (target's, draft's)."""
         kept: list[tuple[Law, Law]] = []
         draft_laws = self._laws(prompt, text, whose="draft")
-        laws = self._laws(prompt, text, whose="target", n_together=self._settings.n_draft + 1)
+        laws = self._laws(prompt, text, whose="target", n_together=self._settings.n_together)
         for token, law, draft_law in zip(text, laws, draft_laws, strict=True):
             coins = self._coins.random(2)
             kind.places.append(

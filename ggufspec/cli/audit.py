@@ -14,7 +14,7 @@ from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.options import (
     draft_temperature_option,
-    fixed_draft_n_option,
+    audited_draft_n_option,
     load_options,
     seed_option,
     show_log,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="GGUF file of the draft.",
 )
-@fixed_draft_n_option
+@audited_draft_n_option
 @verify_option
 @draft_temperature_option
 @click.option(
@@ -87,7 +87,7 @@ if TYPE_CHECKING:
 def command(
     target: Path,
     draft: Path,
-    n_draft: int,
+    n_draft: int | str,
     verify: str,
     draft_temperature: float | str,
     prompt_file: Path | None,
@@ -124,7 +124,8 @@ def command(
         verify=verify,
         options={**to_generate(sampling), "draft_temperature": draft_temperature},  # type: ignore[typeddict-item]
     )
-    load_settings["n_draft_max"] = n_draft
+    if n_draft != "auto":
+        load_settings["n_draft_max"] = n_draft
     engine = load_with_bars(target, draft, load_settings)
     with engine, late_bars() as bars:
         report = audit(engine, prompts or PROMPTS, settings, progress=bars.update)

@@ -150,13 +150,14 @@ draft_n_option = click.option(
 )
 
 
-fixed_draft_n_option = click.option(
+audited_draft_n_option = click.option(
     "--draft-n",
     "n_draft",
-    type=click.IntRange(1, defaults.N_DRAFT_LIMIT),
-    default=defaults.N_DRAFT_FIXED,
+    default=str(defaults.N_DRAFT_FIXED),
     show_default=True,
-    help="The most tokens that the draft writes ahead in a round.",
+    callback=lambda context, option, value: _count_or_auto(value),
+    help="Tokens that the draft writes ahead in a round; auto, as in run: fewer, so that as many "
+    "texts tell less.",
 )
 
 draft_temperature_option = click.option(

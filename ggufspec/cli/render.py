@@ -94,6 +94,26 @@ def rounds_text(rounds: Sequence[Round]) -> str:
     return "\n".join(lines)
 
 
+def details_text(stats: Stats) -> str:
+    """Where the time went, and how far drafts stood: for those who want to know why."""
+    seconds, generation = stats.seconds, stats.seconds.generation or 1.0
+    parts = {
+        "draft": seconds.draft,
+        "target": seconds.target,
+        "verify": seconds.verify,
+        "other": seconds.other,
+    }
+    shares = ", ".join(f"{name} {part / generation:.1%}" for name, part in parts.items())
+    lines = [f"time: {shares}"]
+    if stats.n_drafted:
+        positions = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
+        accepted = " ".join(f"{a / d:.0%}" if d else "-" for a, d in positions)
+        lines.append(f"accepted by position: {accepted}")
+    if stats.n_expected is not None and stats.n_drafted:
+        lines.append(f"expected to stand: {stats.n_expected:.1f} tokens; stood: {stats.n_accepted}")
+    return "\n".join(lines)
+
+
 def stats_json(stats: Stats) -> dict[str, Any]:
     """The statistics of a generation, as documents have them."""
     seconds = stats.seconds

@@ -163,6 +163,7 @@ def command(
     else:
         if verbose:
             click.echo(render.rounds_text(run.rounds), err=True)
+            click.echo(render.details_text(run.completion.stats), err=True)
         click.echo(render.stats_line(run.completion.stats, speedup), err=True)
         if run.completion.advice:
             click.echo(f"ggufspec: {run.completion.advice}", err=True)

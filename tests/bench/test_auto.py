@@ -207,7 +207,7 @@ def test_a_log_that_lost_its_end_is_asked_for_again(tmp_path: Path) -> None:
 
 def test_contenders_by_name() -> None:
     assert ways.options_of("fixed 12") == {"drafter": "model", "n_draft": 12}
-    assert ways.options_of("auto") == {"drafter": "auto", "n_draft": "auto"}
+    assert ways.options_of("auto") == {"drafter": "auto", "n_draft": "auto", "seed": None}
     for name in ("fixed", "fixed x", "best"):
         with pytest.raises(OptionError, match="there is no contender"):
             ways.options_of(name)

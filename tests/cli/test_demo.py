@@ -28,7 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_document_has_both_ways(command: Command, cache: Path) -> None:
-    result = command(*SHORT, "--cache-dir", cache, "--json")
+    result = command(*SHORT, "--cache-dir", cache, "--json", "--draft-n", "3")
     assert result.code == 0
     document = result.document
     assert set(document) == {
