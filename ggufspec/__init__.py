@@ -26,7 +26,8 @@ from ggufspec.errors import (
 )
 
 if TYPE_CHECKING:
-    from ggufspec.engine import Engine, load
+    from ggufspec.engine import Engine
+    from ggufspec.loading import load
     from ggufspec.llama.draft_model import DraftModel
     from ggufspec.stats import Stats
     from ggufspec.stream import Chunk, Completion, Stream
@@ -58,7 +59,7 @@ _HOMES = {
     "Engine": "ggufspec.engine",
     "Stats": "ggufspec.stats",
     "Stream": "ggufspec.stream",
-    "load": "ggufspec.engine",
+    "load": "ggufspec.loading",
 }
 
 

@@ -70,6 +70,11 @@ class Costs:
         return self._counts.get(n_tokens, 0)
 
     @property
+    def n_passes(self) -> int:
+        """How many passes were measured."""
+        return sum(self._counts.values())
+
+    @property
     def curve(self) -> Sequence[float]:
         """Seconds of a pass over 1, 2 ... n_most tokens; a guess while nothing was measured."""
         if self._curve is None:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 
 import numpy as np
 from typing_extensions import Unpack
 
-from ggufspec import checks, defaults, remembered
+from ggufspec import checks, defaults
 from ggufspec import draft as drafters
 from ggufspec import verify as rules
 from ggufspec.core import Coins, Drafter, Logits, Round
@@ -27,12 +26,10 @@ from ggufspec.costs import Costs
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.knowledge import Knowledge, Memory
 from ggufspec.llama.clock import measured
-from ggufspec.llama.context import Context, ContextOptions
-from ggufspec.llama.facts import facts, pair_facts
+from ggufspec.llama.context import Context
 from ggufspec.llama.grammar import Grammar
-from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
-from ggufspec.llama.vocab import Vocab, check_same, check_tokens
+from ggufspec.llama.vocab import Vocab, check_tokens
 from ggufspec.pace import Chosen, Fixed
 from ggufspec.request import GenerateOptions, PromptProgress, Request
 from ggufspec.sampling import Sampling
@@ -41,119 +38,9 @@ from ggufspec.speculate import speculate
 from ggufspec.stream import Completion, Stream, Work
 from ggufspec.text import Message, TextStream, render_chat
 
-LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
-
-_MAX_THREADS = 512  # as in llama.cpp
-_TINY_BYTES = 32 * 2**20  # waiting for a second thread takes longer than doing its work
 _N_COINS_AHEAD = 4096
 _SETTLED_SIZES = (1, 2, 3, 4, 6, 8, 12, 17)  # of passes that are measured before a text
 _READS_NOTHING = ("none", "ngram")  # drafters that do not ask the draft model
-
-
-def load(
-    target: str | Path,
-    draft: str | Path | None = None,
-    *,
-    n_ctx: int | None = None,
-    n_batch: int = defaults.N_BATCH,
-    n_draft_max: int = defaults.N_DRAFT_MAX,
-    n_gpu_layers: int = defaults.ALL_LAYERS,
-    n_gpu_layers_draft: int = defaults.ALL_LAYERS,
-    n_threads: int | None = None,
-    n_threads_draft: int | None = None,
-    flash_attention: str = defaults.FLASH_ATTENTION,
-    type_k: str = defaults.KV_TYPE,
-    type_v: str = defaults.KV_TYPE,
-    mmap: bool = True,
-    tuned: bool = True,
-    progress: LoadProgress | None = None,
-) -> Engine:
-    """Load a target GGUF model and, if given, the draft that writes ahead for it.
-
-    n_ctx: tokens that prompt and text may have together; None: the target's own, at most 4096.
-    n_batch: prompt tokens per batch. n_draft_max: the most that a round may draft.
-    n_gpu_layers, n_gpu_layers_draft: layers on the GPU; negative: all.
-    n_threads, n_threads_draft: None: one per physical core, and one in all for a tiny draft.
-    flash_attention: "auto" (llama.cpp decides), "on", "off".
-    type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
-    tuned: take what `ggufspec tune` has found for threads and flash attention that are not given,
-    and remember what passes of the pair cost.
-
-    Raises ModelError, VocabError, OptionError, OutOfMemoryError.
-    """
-    _check_count("n_ctx", n_ctx, 2**31 - 1)
-    _check_count("n_batch", checks.whole("n_batch", n_batch), 2**20)
-    _check_count("n_draft_max", checks.whole("n_draft_max", n_draft_max), defaults.N_DRAFT_LIMIT)
-    for name, n_layers in (
-        ("n_gpu_layers", n_gpu_layers),
-        ("n_gpu_layers_draft", n_gpu_layers_draft),
-    ):
-        if abs(checks.whole(name, n_layers)) >= 2**31:
-            raise OptionError(f"{name} is {n_layers}; no model has so many layers (-1: all)")
-    _check_count("n_threads", n_threads, _MAX_THREADS)
-    _check_count("n_threads_draft", n_threads_draft, _MAX_THREADS)
-    with ExitStack() as stack:
-        target_model = Model(
-            checks.path("target", target),
-            n_gpu_layers=n_gpu_layers,
-            mmap=mmap,
-            progress=_named(progress, "target"),
-        )
-        stack.callback(target_model.close)
-        models = [target_model]
-        draft_model = None
-        if draft is not None:
-            draft_model = Model(
-                checks.path("draft", draft),
-                n_gpu_layers=n_gpu_layers_draft,
-                mmap=mmap,
-                progress=_named(progress, "draft"),
-            )
-            stack.callback(draft_model.close)
-            check_same(target_model.vocab, draft_model.vocab)
-            models.append(draft_model)
-        options = ContextOptions(
-            n_ctx=n_ctx or _default_n_ctx(models),
-            n_batch=n_batch,
-            n_threads=n_threads,
-            flash_attention=flash_attention,
-            type_k=type_k,
-            type_v=type_v,
-        )
-        if tuned:
-            found = remembered.settings(pair_facts(target_model, draft_model, options))
-            n_threads_draft = n_threads_draft or found.n_threads_draft
-            options = replace(options, n_threads=n_threads or found.n_threads)
-            if flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
-                options = replace(options, flash_attention=found.flash_attention)
-        target_context = Context(target_model, replace(options, n_rows=n_draft_max + 1))
-        stack.callback(target_context.close)
-        draft_context = None
-        if draft_model is not None:
-            n_own = n_threads_draft or (1 if draft_model.n_bytes < _TINY_BYTES else n_threads)
-            draft_context = Context(
-                draft_model, replace(options, n_threads=n_own, n_rows=defaults.N_PROBED)
-            )
-            stack.callback(draft_context.close)
-        return Engine(
-            target_context,
-            draft_context,
-            n_draft_max=n_draft_max,
-            memory=Memory(facts(target_context, draft_context)) if tuned else None,
-            resources=stack.pop_all(),
-        )
-
-
-def _default_n_ctx(models: Sequence[Model]) -> int:
-    """The target's own context, as far as that is affordable and every model can go."""
-    limits = [model.n_ctx_max for model in models]
-    trained = models[0].n_ctx_train or defaults.N_CTX
-    return min(defaults.N_CTX, trained, *(limit for limit in limits if limit))
-
-
-def _check_count(name: str, value: int | None, most: int) -> None:
-    if value is not None and not 1 <= checks.whole(name, value) <= most:
-        raise OptionError(f"{name} is {value}; it must be from 1 to {most:,}")
 
 
 class Engine:
@@ -400,7 +287,8 @@ class Engine:
         """Measure a pair that nobody has measured, so that a seed repeats a text from now on."""
         with self._lock:
             heard = progress and partial(progress, "costs")
-            sizes = [n for n in _SETTLED_SIZES if n <= self._knowledge.costs.n_most]
+            n_most = min(self._knowledge.costs.n_most, self.n_ctx)
+            sizes = [n for n in _SETTLED_SIZES if n <= n_most]
             self._knowledge.settle(measured(self.target, self.draft, sizes, heard))
 
     def _learn(
@@ -469,7 +357,3 @@ def _tossed_ahead(generator: np.random.Generator) -> Callable[[int], Coins]:
         return stored[n_used - n : n_used]
 
     return toss
-
-
-def _named(progress: LoadProgress | None, whose: str) -> Callable[[float], None] | None:
-    return progress and partial(progress, whose)

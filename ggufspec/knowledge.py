@@ -14,14 +14,15 @@ from ggufspec.pace import Chosen, Line
 # Of a pair that nobody has seen. The likeliest token is mostly right where the draft is sure, and
 # right as often as not where it is not; what is drawn stands nearly as often anywhere.
 _GREEDY_LINE = Line(0.4, 2.0, 12.0)
-_SAMPLED_LINE = Line(0.8, 0.6, 12.0)
+_SAMPLED_LINE = Line(0.8, 0.6, 12.0, memory=300.0)
+_N_PASSES = 48  # after which what they cost is worth to be remembered
 _N_ENOUGH = 30  # lessons after which a text says something of the next
 
 
 class Knowledge:
     """Costs and chances of a pair. A generation takes its `pace` from here, and brings it back."""
 
-    def __init__(self, costs: Costs, lines: Mapping[str, Line] | None = None) -> None:
+    def __init__(self, costs: Costs, lines: Mapping[str, tuple[float, float]] | None = None) -> None:
         self.costs = costs
         self._lines = dict(lines or {})
         # What a text with a seed begins from, so that the same seed gives the same text.
@@ -36,9 +37,9 @@ class Knowledge:
     @property
     def is_new(self) -> bool:
         """Whether there is something to remember that was not known at first."""
-        return self.costs.n_measured(1) > 0 and (
-            not self._is_remembered or len(self._lines) > len(self._first_lines)
-        )
+        if self._is_remembered:
+            return len(self._lines) > len(self._first_lines)
+        return self.is_settled or self.costs.n_passes >= _N_PASSES
 
     def settle(self, costs: Costs) -> None:
         """Texts with a seed begin from these costs from now on."""
@@ -53,12 +54,14 @@ class Knowledge:
         costs.is_frozen = repeats
         line = lines.get(_kind(temperature))
         guess = _SAMPLED_LINE if temperature > 0 else _GREEDY_LINE
-        return Chosen(costs, line or guess, is_known=line is not None)
+        if line is not None:
+            guess = guess._replace(at_zero=line[0], slope=line[1])
+        return Chosen(costs, guess, is_known=line is not None)
 
     def keep(self, pace: Chosen, temperature: float) -> None:
         """A text has ended: what did it teach?"""
         if pace.n_lessons >= _N_ENOUGH and not pace.costs.is_frozen:
-            self._lines[_kind(temperature)] = Line(*pace.native.line, _GREEDY_LINE.weight)
+            self._lines[_kind(temperature)] = pace.native.line
 
     def to_document(self) -> dict[str, object]:
         """For JSON: see of_document. What was known at first stays as it was.
@@ -69,7 +72,7 @@ class Knowledge:
         lines = {**self._lines, **self._first_lines}
         return {
             "costs": costs.to_document(),
-            "chances": {kind: [line.at_zero, line.slope] for kind, line in sorted(lines.items())},
+            "chances": {kind: list(line) for kind, line in sorted(lines.items())},
         }
 
     @staticmethod
@@ -108,10 +111,10 @@ def _kind(temperature: float) -> str:
     return f"{temperature:.1f}"
 
 
-def _line(numbers: object) -> Line:
+def _line(numbers: object) -> tuple[float, float]:
     if not isinstance(numbers, list) or len(numbers) != 2:
         raise ValueError(f"{numbers!r} is no line")
     at_zero, slope = (float(number) for number in numbers)
     if not (abs(at_zero) < 100 and 0 <= slope < 100):
         raise ValueError(f"{numbers!r} is no line")
-    return Line(at_zero, slope, _GREEDY_LINE.weight)
+    return at_zero, slope

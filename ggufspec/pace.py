@@ -39,12 +39,14 @@ _CAUTION = 0.95  # what recent rounds brought by luck is not asked of the next
 class Line(NamedTuple):
     """A logistic line: chance = 1 / (1 + exp(-(at_zero + slope * gap))).
 
-    `gap`: between the two largest logits of the draft. `weight`: how many lessons it counts as.
+    `gap`: between the two largest logits of the draft. `weight`: how many lessons it counts as;
+    `memory`: lessons after which one has lost most of its weight.
     """
 
     at_zero: float
     slope: float
     weight: float
+    memory: float = 100.0
 
 
 class Weighed(NamedTuple):

@@ -350,11 +350,11 @@ NB_MODULE(_native, m) {
     nb::class_<ggufspec::Pace>(m, "Pace", "How far to draft in a round: see native/pace.h. Without a rule, as far as there may be.")
         .def(
             "__init__",
-            [](ggufspec::Pace * self, double at_zero, double slope, double weight) {
-                require(weight > 0, "Pace: the line has to weigh something");
-                new (self) ggufspec::Pace(ggufspec::Chance(at_zero, slope, weight));
+            [](ggufspec::Pace * self, double at_zero, double slope, double weight, double memory) {
+                require(weight > 0 && memory > 1, "Pace: the line has to weigh something");
+                new (self) ggufspec::Pace(ggufspec::Chance(at_zero, slope, weight, memory));
             },
-            "at_zero"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0)
+            "at_zero"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0, "memory"_a = 100.0)
         .def(
             "reckon",
             [](ggufspec::Pace & self, std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {

@@ -7,7 +7,6 @@
 namespace ggufspec {
 namespace {
 
-constexpr double kForget = 0.99;    // of what has been learned, what is left after each further lesson
 constexpr double kSpread = 0.2;     // what a lesson tells at an even chance, about: p * (1 - p)
 constexpr double kLeastTold = 0.02;
 constexpr double kCertain = 30;     // log-odds: nothing is ever more certain
@@ -84,8 +83,8 @@ Rule rule_at(double rate, const std::vector<double> & curve, double step, const 
 
 }  // namespace
 
-Chance::Chance(double at_zero, double slope, double weight)
-    : at_zero_(at_zero), slope_(slope), floor_(kSpread * weight), h00_(floor_), h01_(floor_), h11_(2 * floor_) {}
+Chance::Chance(double at_zero, double slope, double weight, double memory)
+    : at_zero_(at_zero), slope_(slope), floor_(kSpread * weight), keep_(1 - 1 / memory), h00_(floor_), h01_(floor_), h11_(2 * floor_) {}
 
 double Chance::of(double gap) const {
     return 1 / (1 + std::exp(-std::clamp(at_zero_ + slope_ * std::min(gap, kSurest), -kCertain, kCertain)));
@@ -93,9 +92,9 @@ double Chance::of(double gap) const {
 
 void Chance::learn(double gap, double came) {
     const double x = std::min(gap, kSurest), p = of(x), h = std::max(p * (1 - p), kLeastTold);
-    h00_ = std::max(kForget * h00_, floor_) + h;
-    h01_ = kForget * h01_ + h * x;
-    h11_ = std::max(kForget * h11_, floor_) + h * x * x;
+    h00_ = std::max(keep_ * h00_, floor_) + h;
+    h01_ = keep_ * h01_ + h * x;
+    h11_ = std::max(keep_ * h11_, floor_) + h * x * x;
     const double determinant = h00_ * h11_ - h01_ * h01_;
     if (!(determinant > 1e-9)) return;
     const double surprise = came - p;

@@ -13,8 +13,9 @@ namespace ggufspec {
 // steps on the likelihood, older lessons slowly forgotten.
 class Chance {
 public:
-    // chance = 1 / (1 + exp(-(at_zero + slope * gap))); `weight`: lessons that this line counts as.
-    Chance(double at_zero, double slope, double weight);
+    // chance = 1 / (1 + exp(-(at_zero + slope * gap))); `weight`: lessons that this line counts as; `memory`: lessons after
+    // which one has lost most of its weight.
+    Chance(double at_zero, double slope, double weight, double memory);
 
     double of(double gap) const;
 
@@ -25,7 +26,7 @@ public:
     double slope() const { return slope_; }
 
 private:
-    double at_zero_, slope_, floor_;
+    double at_zero_, slope_, floor_, keep_;
     double h00_, h01_, h11_;  // the Hessian of what was learned
 };
 

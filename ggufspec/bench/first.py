@@ -23,7 +23,7 @@ from ggufspec.bench import ways
 from ggufspec.bench.cells import Middle, geometric_mean
 from ggufspec.bench.workloads import KINDS
 from ggufspec.cache import CACHE_VARIABLE
-from ggufspec.engine import load
+from ggufspec.loading import load
 from ggufspec.errors import OptionError
 
 NEEDED = 1 / 1.05  # not slower than plain by more than 5 %

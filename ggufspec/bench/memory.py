@@ -15,7 +15,7 @@ import resource
 import sys
 from collections.abc import Sequence
 
-from ggufspec.engine import load
+from ggufspec.loading import load
 
 _MIB = 2**20
 _BUFFER = re.compile(r"buffer size\s*=\s*([\d.]+) MiB")

@@ -17,7 +17,8 @@ from statistics import fmean, stdev
 from ggufspec.audit import PROMPTS
 from ggufspec.audit.prompts import parse_prompts
 from ggufspec.demo import embedded_draft, embedded_target
-from ggufspec.engine import Engine, load
+from ggufspec.engine import Engine
+from ggufspec.loading import load
 from ggufspec.request import GenerateOptions
 
 WAYS: dict[str, GenerateOptions] = {

@@ -14,7 +14,8 @@ import sys
 from collections.abc import Sequence
 from statistics import median
 
-from ggufspec.engine import Engine, load
+from ggufspec.engine import Engine
+from ggufspec.loading import load
 from ggufspec.llama.devices import n_threads_default
 
 

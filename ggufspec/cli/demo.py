@@ -98,7 +98,7 @@ def command(
     --size parameters (a stand-in: it writes no better), is run with and without its 1.5 M draft.
     """
     from ggufspec import demo
-    from ggufspec.engine import load
+    from ggufspec.loading import load
 
     show_log(verbose)
     n_params = demo.parse_size(size)

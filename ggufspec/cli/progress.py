@@ -61,7 +61,7 @@ def late_bars() -> Iterator[LateBars]:
 
 def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, Any]) -> Engine:
     """ggufspec.load, with a bar for each model that takes its time."""
-    from ggufspec.engine import load
+    from ggufspec.loading import load
 
     with late_bars() as bars:
         return load(
