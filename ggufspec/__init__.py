@@ -27,8 +27,8 @@ from ggufspec.errors import (
 
 if TYPE_CHECKING:
     from ggufspec.engine import Engine
-    from ggufspec.loading import load
     from ggufspec.llama.draft_model import DraftModel
+    from ggufspec.loading import load
     from ggufspec.stats import Stats
     from ggufspec.stream import Chunk, Completion, Stream
 

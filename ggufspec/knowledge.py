@@ -22,7 +22,9 @@ _N_ENOUGH = 30  # lessons after which a text says something of the next
 class Knowledge:
     """Costs and chances of a pair. A generation takes its `pace` from here, and brings it back."""
 
-    def __init__(self, costs: Costs, lines: Mapping[str, tuple[float, float]] | None = None) -> None:
+    def __init__(
+        self, costs: Costs, lines: Mapping[str, tuple[float, float]] | None = None
+    ) -> None:
         self.costs = costs
         self._lines = dict(lines or {})
         # What a text with a seed begins from, so that the same seed gives the same text.

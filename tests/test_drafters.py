@@ -22,8 +22,14 @@ LOOP = [3, 4, 5, 6, 7, 8, 9, 10]
 
 
 def run(
-    target: FakeSession, name: str, *, draft: FakeSession | None = None, pace: Pace | None = None,
-    stop_tokens: tuple[int, ...] = (), n_tokens: int = 60, prompt: tuple[int, ...] = (1, 2),
+    target: FakeSession,
+    name: str,
+    *,
+    draft: FakeSession | None = None,
+    pace: Pace | None = None,
+    stop_tokens: tuple[int, ...] = (),
+    n_tokens: int = 60,
+    prompt: tuple[int, ...] = (1, 2),
 ) -> tuple[list[int], list[Round]]:
     sampling = Sampling(temperature=0)
     verify_coins, draft_coins = coin_streams(3)
@@ -115,6 +121,10 @@ def test_a_grammar_holds_whoever_drafts(tmp_path: Path) -> None:
     with ggufspec.load(target, n_ctx=512, n_threads=1) as engine:
         for drafter in ("ngram", "auto"):
             done = engine.generate(
-                "say", grammar='root ::= ("ab" | "abc")+ "."', max_tokens=60, seed=2, drafter=drafter
+                "say",
+                grammar='root ::= ("ab" | "abc")+ "."',
+                max_tokens=60,
+                seed=2,
+                drafter=drafter,
             )
             assert set(done.text) <= set("abc.")

@@ -43,9 +43,9 @@ from ggufspec.bench.rivals import Rival
 from ggufspec.bench.scrambled import write_scrambled
 from ggufspec.bench.workloads import KINDS
 from ggufspec.engine import Engine
-from ggufspec.loading import load
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import n_threads_default
+from ggufspec.loading import load
 from ggufspec.stats import Stats
 
 _N_FINALISTS = 3

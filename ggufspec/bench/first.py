@@ -23,8 +23,8 @@ from ggufspec.bench import ways
 from ggufspec.bench.cells import Middle, geometric_mean
 from ggufspec.bench.workloads import KINDS
 from ggufspec.cache import CACHE_VARIABLE
-from ggufspec.loading import load
 from ggufspec.errors import OptionError
+from ggufspec.loading import load
 
 NEEDED = 1 / 1.05  # not slower than plain by more than 5 %
 SPEEDS = {"generation": "tokens_per_second", "whole call": "tokens_per_call_second"}

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from statistics import median
 
 from ggufspec.engine import Engine
-from ggufspec.loading import load
 from ggufspec.llama.devices import n_threads_default
+from ggufspec.loading import load
 
 
 def ours(engine: Engine, n_tokens: int) -> float:

@@ -13,8 +13,8 @@ from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.options import (
-    draft_temperature_option,
     audited_draft_n_option,
+    draft_temperature_option,
     load_options,
     seed_option,
     show_log,

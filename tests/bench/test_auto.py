@@ -28,8 +28,8 @@ from ggufspec.bench.cells import (
 from ggufspec.bench.cells_text import cell_lines, document, overview_lines, tell, texts_from
 from ggufspec.bench.scrambled import write_scrambled
 from ggufspec.demo import embedded_draft, embedded_target
-from ggufspec.loading import load
 from ggufspec.errors import OptionError
+from ggufspec.loading import load
 
 CELL = Cell("large", "small", "0.7", "open", False)
 GREEDY = CELL._replace(sampling="0")
