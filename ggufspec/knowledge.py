@@ -16,7 +16,7 @@ from ggufspec.pace import Chosen, Line
 _GREEDY_LINE = Line(0.4, 2.0, 12.0)
 _SAMPLED_LINE = Line(0.8, 0.6, 12.0, memory=300.0)
 _N_PASSES = 48  # after which what they cost is worth to be remembered
-_N_ENOUGH = 30  # lessons after which a text says something of the next
+_N_ENOUGH = 8  # lessons after which a text says something of the next
 
 
 class Knowledge:

@@ -230,6 +230,7 @@ class Chosen:
         self._n_read, self._is_known = self._n_unread, True
         for gap, chance in zip(gaps, chances, strict=True):
             self.native.learn_one(gap, chance)
+        self.n_lessons += len(gaps)
         self._gaps.extend(gaps)
         self._reckon()
 

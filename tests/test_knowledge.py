@@ -86,9 +86,9 @@ def test_nothing_is_remembered_where_that_is_not_wanted(paths: tuple[Path, Path]
 
 
 def test_other_settings_have_costs_of_their_own(paths: tuple[Path, Path]) -> None:
-    write(paths, temperature=0)
+    write(paths, temperature=0, max_tokens=200)
     with ggufspec.load(*paths, n_ctx=512, n_threads=1, n_threads_draft=2) as engine:
-        engine.generate(PROMPT, temperature=0, max_tokens=40)
+        engine.generate(PROMPT, temperature=0, max_tokens=200)
     assert len(documents()) == 2
 
 
@@ -114,5 +114,5 @@ def test_a_line_that_is_none_is_refused(line: object) -> None:
     costs = Costs(8)
     costs.observe_target(1, 1.0)
     document = {"costs": costs.to_document(), "chances": {"0.0": line}}
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"is no line|could not convert"):
         Knowledge.of_document(document, 8)
