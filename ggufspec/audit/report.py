@@ -58,6 +58,7 @@ class Settings:
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
         Request.of({**self.options, "n_draft": self.n_draft})
+        rules.rule(self.verify)
 
     @property
     def drafter(self) -> str:
@@ -69,7 +70,6 @@ class Settings:
         """Tokens of a batch that is compared with single tokens."""
         n_draft = self.n_draft
         return 1 + (n_draft if isinstance(n_draft, int) else defaults.N_DRAFT_FIXED)
-        rules.rule(self.verify)
 
     @property
     def is_greedy(self) -> bool:

@@ -162,3 +162,9 @@ def test_an_audit_needs_a_draft_and_room_for_it(pair: Engine, paths: tuple[Path,
 
 def test_public_names_exist() -> None:
     assert all(hasattr(auditing, name) for name in auditing.__all__)
+
+
+def test_the_length_that_run_chooses_can_be_audited(pair: Engine) -> None:
+    report = audit(pair, PROMPTS, Settings(n_runs=12, n_tokens=30, seed=0, n_draft="auto"))
+    assert report.differences == ()
+    assert report.settings.drafter == "auto"

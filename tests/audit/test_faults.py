@@ -66,7 +66,7 @@ def test_a_draft_drawn_from_another_law_is_found_by_texts(
         return honest(seed)[0], lambda n: [0.5] * n
 
     monkeypatch.setattr(engine, "coin_streams", median)
-    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=30))
+    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=80))
     assert report.rule is not None
     assert not report.rule.found  # the rule is honest, if its draft is
     assert report.sequences is not None
