@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-_N_FIRST = 3  # measurements of a size at first: a faster one replaces what was known,
-_DOWN = 0.3  # later it moves it so far,
-_UP = 0.1  # and a slower one so far
+_N_FIRST = 3  # measurements of a size at first: a faster one replaces what was known
+_PACE = 0.12  # of a further one, in a mean that forgets
 _OUTLIER = 1.7  # a pass that much slower than known was disturbed: it counts as that much
 _DRIFT = 0.5  # of what one size is found to have changed, what is believed of the others
 _SLOPE = 0.3  # of an unknown machine: what each further token of a batch adds to the cost of one
@@ -30,6 +29,8 @@ class Costs:
         self.is_frozen = False  # measurements then change nothing
         self._known: dict[int, float] = {}
         self._counts: dict[int, int] = {}
+        self._plain = 0.0
+        self._n_plain = 0
         self._step = 0.0
         self._n_steps = 0
         self._read = 0.0
@@ -51,6 +52,15 @@ class Costs:
             self._known[n_tokens] = new
         self._counts[n_tokens] = count + 1
         self._curve = None
+
+    def observe_plain(self, seconds: float) -> None:
+        """A pass over one token that came after another such took that long.
+
+        Where batches change their size, each pass takes longer: llama.cpp plans it anew.
+        """
+        if not self.is_frozen and seconds > 0:
+            self._plain = _blend(self._plain, seconds, self._n_plain) if self._n_plain else seconds
+            self._n_plain += 1
 
     def observe_draft(self, n_steps: int, seconds: float) -> None:
         """So many draft steps, one after the other, took that long together."""
@@ -82,6 +92,11 @@ class Costs:
         return self._curve
 
     @property
+    def plain(self) -> float:
+        """Seconds of a token where nothing is ever drafted."""
+        return min(self._plain or self.curve[0], self.curve[0])
+
+    @property
     def step(self) -> float:
         """Seconds of a draft step: one more token, one more distribution."""
         return self._step if self._n_steps else _STEP * self.curve[0]
@@ -95,6 +110,7 @@ class Costs:
         """What is known, for JSON: see of_document."""
         return {
             "target_seconds": {str(n): self._known[n] for n in sorted(self._known)},
+            "plain_seconds": self._plain,
             "draft_seconds": self._step,
             "draft_read_seconds": self._read,
         }
@@ -112,6 +128,8 @@ class Costs:
                 costs._counts[int(key)] = 2
         if 1 not in costs._known:
             raise ValueError("no target_seconds of one token")
+        costs._plain = _seconds(document.get("plain_seconds", 0), or_zero=True)
+        costs._n_plain = 2 if costs._plain else 0
         costs._step = _seconds(document.get("draft_seconds"), or_zero=True)
         costs._n_steps = 2 if costs._step else 0
         costs._read = _seconds(document.get("draft_read_seconds"), or_zero=True)
@@ -122,6 +140,7 @@ class Costs:
         made = Costs(self.n_most)
         made._known, made._counts = dict(self._known), dict(self._counts)
         made._step, made._n_steps, made._read = self._step, self._n_steps, self._read
+        made._plain, made._n_plain = self._plain, self._n_plain
         return made
 
     def _interpolated(self) -> list[float]:
@@ -147,10 +166,10 @@ class Costs:
 
 
 def _blend(old: float, new: float, count: int) -> float:
-    """What a pass takes where nothing disturbs it: of that, a faster one tells more."""
-    if new < old:
-        return old + (new - old) * (1.0 if count < _N_FIRST else _DOWN)
-    return old + (min(new, _OUTLIER * old) - old) * _UP
+    """A running mean that forgets; the first measurements of all are often too slow."""
+    if new < old and count < _N_FIRST:
+        return new
+    return old + (min(new, _OUTLIER * old) - old) * _PACE
 
 
 def _seconds(value: object, *, or_zero: bool = False) -> float:

@@ -224,10 +224,13 @@ class Engine:
             return "auto"
         return "model" if self._draft_session else "none"
 
+    def _asks_the_draft(self, request: Request) -> bool:
+        return bool(self._draft_session) and self._drafter_name(request) not in _READS_NOTHING
+
     def _read(self, tokens: list[int], request: Request) -> int:
         """Read a prompt's tokens into the sessions that will be asked to continue it."""
         progress = request.progress
-        if self._draft_session and self._drafter_name(request) not in _READS_NOTHING:
+        if self._draft_session and self._asks_the_draft(request):
             self._draft_session.feed(tokens, progress and partial(progress, "draft"))
         return self._target_session.feed(tokens, progress and partial(progress, "target"))
 
@@ -281,7 +284,8 @@ class Engine:
         repeats = request.seed is not None and temperature > 0
         if repeats and not self._knowledge.is_settled:
             self._settle(request.progress)
-        return self._knowledge.pace(temperature, repeats=repeats)
+        has_model = self._asks_the_draft(request)
+        return self._knowledge.pace(temperature, repeats=repeats, has_model=has_model)
 
     def _settle(self, progress: PromptProgress | None) -> None:
         """Measure a pair that nobody has measured, so that a seed repeats a text from now on."""

@@ -49,7 +49,7 @@ class Knowledge:
         if not self.costs.n_measured(1):
             self.costs = costs.copy()
 
-    def pace(self, temperature: float, *, repeats: bool) -> Chosen:
+    def pace(self, temperature: float, *, repeats: bool, has_model: bool = True) -> Chosen:
         """How far to draft in a text; one that `repeats` begins from what was settled."""
         lines = self._first_lines if repeats else self._lines
         costs = self._first_costs.copy() if repeats else self.costs
@@ -58,7 +58,7 @@ class Knowledge:
         guess = _SAMPLED_LINE if temperature > 0 else _GREEDY_LINE
         if line is not None:
             guess = guess._replace(at_zero=line[0], slope=line[1])
-        return Chosen(costs, guess, is_known=line is not None)
+        return Chosen(costs, guess, is_known=line is not None, has_model=has_model)
 
     def keep(self, pace: Chosen, temperature: float) -> None:
         """A text has ended: what did it teach?"""

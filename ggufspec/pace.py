@@ -5,6 +5,7 @@ The rule itself, how far to go in a round, is native/pace.h's. Pure: no clocks, 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -18,6 +19,7 @@ _ENDS = ("", "as far as it may go", "unlikely to stand so far", "the draft is un
 _N_USUAL = 2  # unread tokens where all was accepted; with more, a draft's first step takes longer
 _N_GAPS = 48  # gaps looked back upon: what the next tokens will be like
 _N_KINDS = 8  # of them: as many kinds of tokens the rule reckons with
+_HOPELESS = (-math.inf,)
 _FIRST_GAPS = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)
 _N_EARLY = 24  # rounds at first, in which the rule is reckoned after each few
 _EVERY_EARLY = 2
@@ -25,6 +27,7 @@ _EVERY = 8
 _N_PLAIN = 2  # passes over one token before anything is compared with them
 _PLAIN_EVERY = 64  # rounds without one until another is measured, where that matters
 _THIN = 1.4  # speed-up below which it matters
+_FIRST_WEIGHT = 2  # lessons that each token of a first probe counts as: of all, it is the most fair
 _PROBE_SHARE = 0.015  # of all time, at most, for asking what a draft would have said
 
 
@@ -33,7 +36,7 @@ _N_UNPAID = 32  # such rounds after which it is told,
 _UNPAID_SHARE = 0.8  # if they were that many of all
 _SLOW_STEP = 0.5  # of a pass of the target: no draft pays that takes longer
 _RECENT = 0.98  # of what the last rounds weigh, what they weigh after each further one
-_CAUTION = 0.95  # what recent rounds brought by luck is not asked of the next
+_CAUTION = 0.95  # of what recent rounds brought: so much is asked of the next
 
 
 class Line(NamedTuple):
@@ -152,16 +155,17 @@ class Fixed:
 class Chosen:
     """As many as bring the most tokens a second, by what costs and chances are known to be."""
 
-    def __init__(self, costs: Costs, line: Line, *, is_known: bool) -> None:
-        """`is_known`: the line was learned with this pair. A draft that nobody knows is first asked
+    def __init__(self, costs: Costs, line: Line, *, is_known: bool, has_model: bool = True) -> None:
+        """`line`: of the draft model, if the text `has_model` at all.
 
-        what it would have said of some tokens that the target wrote alone: that costs next to
-        nothing, however wrong it is.
+        `is_known`: it was learned with this pair. A draft that nobody knows is first asked what it
+        would have said of some tokens that the target wrote alone: that costs next to nothing,
+        however wrong it is.
         """
         self.costs = costs
         self.native = _native.Pace(*line)
         self._gaps: deque[float] = deque(_FIRST_GAPS, _N_GAPS)
-        self._is_known = is_known
+        self._is_known, self._has_model = is_known, has_model
         self.n_lessons = 0
         self._n_rounds = self._n_until_reckoned = 0
         self._n_since_plain = self._n_unpaid = 0
@@ -205,7 +209,7 @@ class Chosen:
 
     @property
     def prospect(self) -> float:
-        return self.native.prospect
+        return self.native.prospect if self._is_known else _NOTHING.gain
 
     def probes(self) -> bool:
         if self._n_unread < defaults.N_PROBED:
@@ -227,9 +231,11 @@ class Chosen:
         self.n_lessons += min(n_taken, n_accepted + 1)
 
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
-        self._n_read, self._is_known = self._n_unread, True
+        weight = 1 if self._is_known else _FIRST_WEIGHT
         for gap, chance in zip(gaps, chances, strict=True):
-            self.native.learn_one(gap, chance)
+            for _ in range(weight):
+                self.native.learn_one(gap, chance)
+        self._n_read, self._is_known = self._n_unread, True
         self.n_lessons += len(gaps)
         self._gaps.extend(gaps)
         self._reckon()
@@ -262,10 +268,14 @@ class Chosen:
         elif n_looked and self._n_unread <= _N_USUAL:
             costs.observe_draft(n_looked, turn.draft_seconds)
         n_drafted = turn.n_drafted
-        costs.observe_target(n_drafted + 1, turn.target_seconds + turn.verify_seconds)
+        target_seconds = turn.target_seconds + turn.verify_seconds
+        costs.observe_target(n_drafted + 1, target_seconds)
+        if not n_drafted and not self._n_since_plain and self._n_rounds:
+            costs.observe_plain(target_seconds)
         seconds = costs.curve[n_drafted] + n_looked * costs.step
         self._seconds += seconds
-        self._recent_tokens = _RECENT * self._recent_tokens + len(turn.tokens)
+        # What was expected, not what came: luck says nothing of the next rounds.
+        self._recent_tokens = _RECENT * self._recent_tokens + 1 + (turn.expected or 0.0)
         self._recent_seconds = _RECENT * self._recent_seconds + seconds
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1
@@ -278,7 +288,7 @@ class Chosen:
             return False
         if costs.n_measured(1) < _N_PLAIN:
             return True
-        return self._n_since_plain >= _PLAIN_EVERY and self.native.rate * costs.curve[0] < _THIN
+        return self._n_since_plain >= _PLAIN_EVERY and self.native.rate * costs.plain < _THIN
 
     def _reckon_if_due(self) -> None:
         if self._n_until_reckoned <= 0:
@@ -286,8 +296,10 @@ class Chosen:
 
     def _reckon(self) -> None:
         self._n_until_reckoned = _EVERY_EARLY if self._n_rounds < _N_EARLY else _EVERY
-        gaps = sorted(self._gaps)
+        gaps = sorted(self._gaps) if self._has_model else _HOPELESS
         n = len(gaps)
         kinds = [gaps[(2 * k + 1) * n // (2 * _N_KINDS)] for k in range(_N_KINDS)]
-        worth = _CAUTION * self._recent_tokens / self._recent_seconds if self._n_rounds else 0.0
+        worth = 1 / self.costs.plain
+        if self._n_rounds:
+            worth = max(worth, _CAUTION * self._recent_tokens / self._recent_seconds)
         self.native.reckon(self.costs.curve, self.costs.step, kinds, worth)
