@@ -14,6 +14,7 @@ _PACE = 0.12  # of a further one, in a mean that forgets
 _OUTLIER = 1.7  # a pass that much slower than known was disturbed: it counts as that much
 _DRIFT = 0.5  # of what one size is found to have changed, what is believed of the others
 _SLOPE = 0.3  # of an unknown machine: what each further token of a batch adds to the cost of one
+_LEAST, _MOST = 1e-9, 1e6  # seconds that a pass may take
 _READ = 0.25  # and a token that a draft reads in a batch beside one that it writes
 _STEP = 0.08  # likewise: a draft step beside a pass of the target
 
@@ -123,9 +124,12 @@ class Costs:
         if not isinstance(known, Mapping) or not known:
             raise ValueError("no target_seconds")
         for key, seconds in known.items():
-            if int(key) <= n_most:
-                costs._known[int(key)] = _seconds(seconds)
-                costs._counts[int(key)] = 2
+            n_tokens = int(key) if str(key).isdecimal() and len(str(key)) < 6 else 0
+            if n_tokens < 1:
+                raise ValueError(f"{str(key)[:40]!r} are no seconds of a pass: it has no size")
+            if n_tokens <= n_most:
+                costs._known[n_tokens] = _seconds(seconds)
+                costs._counts[n_tokens] = 2
         if 1 not in costs._known:
             raise ValueError("no target_seconds of one token")
         costs._plain = _seconds(document.get("plain_seconds", 0), or_zero=True)
@@ -173,7 +177,7 @@ def _blend(old: float, new: float, count: int) -> float:
 
 
 def _seconds(value: object, *, or_zero: bool = False) -> float:
-    is_number = isinstance(value, (int, float)) and math.isfinite(value)
-    if is_number and (value > 0 or (or_zero and value == 0)):  # type: ignore[operator]
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if is_number and (_LEAST < value < _MOST or (or_zero and value == 0)):  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    raise ValueError(f"{value!r} are no seconds")
+    raise ValueError(f"{str(value)[:40]!r} are no seconds of a pass")

@@ -104,8 +104,12 @@ class Memory:
 
     def remember(self, knowledge: Knowledge) -> None:
         """Keep it, where that is possible."""
+        document = knowledge.to_document()
         before = remembered.recall(self._facts) or {}
-        remembered.remember(self._facts, {**before, **knowledge.to_document()})
+        known = before.get("costs")
+        if isinstance(known, Mapping) and self.recall(1):
+            document["costs"] = known  # with the sizes that this engine was not loaded for
+        remembered.remember(self._facts, document)
 
 
 def _kind(temperature: float) -> str:
@@ -116,7 +120,9 @@ def _kind(temperature: float) -> str:
 def _line(numbers: object) -> tuple[float, float]:
     if not isinstance(numbers, list) or len(numbers) != 2:
         raise ValueError(f"{numbers!r} is no line")
-    at_zero, slope = (float(number) for number in numbers)
-    if not (abs(at_zero) < 100 and 0 <= slope < 100):
+    at_zero, slope = numbers
+    if not all(isinstance(number, (int, float)) for number in numbers):
         raise ValueError(f"{numbers!r} is no line")
-    return at_zero, slope
+    if not (abs(at_zero) < 100 and 0 <= slope < 100):
+        raise ValueError("a line that steep, or that far off, is no line")
+    return float(at_zero), float(slope)

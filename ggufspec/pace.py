@@ -166,6 +166,7 @@ class Chosen:
         self.native = _native.Pace(*line)
         self._gaps: deque[float] = deque(_FIRST_GAPS, _N_GAPS)
         self._is_known, self._has_model = is_known, has_model
+        self._n_trusted = defaults.N_DRAFT_LIMIT if is_known else 1  # until a first token stood
         self.n_lessons = 0
         self._n_rounds = self._n_until_reckoned = 0
         self._n_since_plain = self._n_unpaid = 0
@@ -188,7 +189,7 @@ class Chosen:
     def begin(self, n_max: int, n_unread: int) -> bool:
         self._n_unread = n_unread
         self._reckon_if_due()
-        self.native.begin(n_max)
+        self.native.begin(min(n_max, self._n_trusted))
         self._why = ""
         if n_max == 0:
             self._why = "the text ends"
@@ -228,6 +229,8 @@ class Chosen:
         n_taken = pace.n_taken
         pace.learn(n_accepted)
         self._gaps.extend(pace.seen)
+        if n_accepted:
+            self._n_trusted = defaults.N_DRAFT_LIMIT
         self.n_lessons += min(n_taken, n_accepted + 1)
 
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:

@@ -18,6 +18,7 @@ from ggufspec import defaults, remembered
 from ggufspec.costs import Costs
 from ggufspec.engine import Engine
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
+from ggufspec.knowledge import Memory
 from ggufspec.llama.clock import (
     Filled,
     time_draft,
@@ -168,9 +169,9 @@ def keep(tuned: Tuned) -> bool:
 
     A pair that is loaded with no settings then takes these, and knows what its passes cost.
     """
-    known = remembered.recall(tuned.facts) or {}
+    known = Memory(tuned.facts).recall(len(tuned.passes))
     document = {
-        **known,
+        **(known.to_document() if known else {}),
         "costs": tuned.costs.to_document(),
         "settings": {
             "n_threads": tuned.n_threads,

@@ -108,5 +108,5 @@ def test_a_document_tells_all_of_it() -> None:
     ids=str,
 )
 def test_what_is_no_document_is_refused(document: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"seconds|invalid literal"):
+    with pytest.raises(ValueError, match="seconds"):
         Costs.of_document(document, 8)

@@ -209,11 +209,15 @@ def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, dr
         target, draft, n_threads=1, n_threads_draft=1, flash_attention="on"
     ) as engine:
         known = facts(engine.target, engine.draft)
-    remembered.remember(known, {"line": [1, 2, 3], "measured": "run"})
+    costs = Costs(17)
+    costs.observe_target(1, 1.0)
+    learned = {"costs": costs.to_document(), "chances": {"0.8": [0.5, 0.25]}}
+    remembered.remember(known, {**learned, "measured": "run"})
     assert tune(*given).code == 0
     document = remembered.recall(known)
     assert document is not None
-    assert (document["line"], document["measured"]) == ([1, 2, 3], "tune")
+    assert (document["chances"], document["measured"]) == (learned["chances"], "tune")
+    assert document["costs"] != learned["costs"]
 
 
 def test_tuning_does_not_start_from_what_was_tuned(
