@@ -92,8 +92,13 @@ class Request:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
 
     def _check_types(self) -> None:
-        if self.n_draft != "auto":
-            checks.whole("n_draft", self.n_draft)
+        if isinstance(self.n_draft, str):
+            if self.n_draft != "auto":
+                raise OptionError(
+                    f"n_draft is {self.n_draft!r}; it must be a whole number, or 'auto'"
+                )
+        else:
+            object.__setattr__(self, "n_draft", checks.whole("n_draft", self.n_draft))
         for name in ("max_tokens", "seed"):
             if getattr(self, name) is not None:
                 checks.whole(name, getattr(self, name))

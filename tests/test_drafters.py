@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 from fakes import FakeSession, hashed_logits, scripted_logits
@@ -14,6 +15,7 @@ from ggufspec import verify
 from ggufspec.core import Round
 from ggufspec.engine import coin_streams
 from ggufspec.pace import Fixed, Pace
+from ggufspec.request import Request
 from ggufspec.sampling import Sampling
 from ggufspec.speculate import speculate
 
@@ -128,3 +130,13 @@ def test_a_grammar_holds_whoever_drafts(tmp_path: Path) -> None:
                 drafter=drafter,
             )
             assert set(done.text) <= set("abc.")
+
+
+@pytest.mark.parametrize("n_draft", ["many", "AUTO", "3", 0, -1, np.int64(0), True, 2.5, None])
+def test_a_length_that_is_none_is_refused(n_draft: object) -> None:
+    with pytest.raises(ggufspec.OptionError, match="n_draft is"):
+        Request.of({"n_draft": n_draft})  # type: ignore[typeddict-item]
+
+
+def test_numpys_whole_numbers_are_lengths() -> None:
+    assert Request.of({"n_draft": np.int64(3)}).n_draft == 3  # type: ignore[typeddict-item]
