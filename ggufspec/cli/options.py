@@ -65,14 +65,14 @@ load_options = gathered(
         "--threads",
         "n_threads",
         type=click.IntRange(min=1),
-        help="Threads of the target. [default: one per core]",
+        help="Threads of the target. [default: what tune found, or one per core]",
     ),
     click.option(
         "-td",
         "--threads-draft",
         "n_threads_draft",
         type=click.IntRange(min=1),
-        help="Threads of the draft. [default: as the target, one if the draft is tiny]",
+        help="Threads of the draft. [default: what tune found, or as the target; 1 if tiny]",
     ),
     click.option(
         "-ngl",
@@ -187,10 +187,14 @@ color_option = click.option(
 )
 
 verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."
+)
+
+explaining_option = click.option(
     "-v",
     "--verbose",
     is_flag=True,
-    help="Show why each round had its length, and llama.cpp's log.",
+    help="Show on stderr why each round had its length, where the time went, and llama.cpp's log.",
 )
 
 

@@ -16,11 +16,11 @@ from ggufspec.cli.options import (
     color_option,
     draft_n_option,
     draft_temperature_option,
+    explaining_option,
     load_options,
     seed_option,
     show_log,
     target_option,
-    verbose_option,
     verify_option,
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
@@ -82,7 +82,7 @@ if TYPE_CHECKING:
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON document instead of the text."
 )
-@verbose_option
+@explaining_option
 def command(
     target: Path,
     draft: Path | None,
