@@ -202,5 +202,6 @@ def test_a_draft_that_stops_by_what_it_knows_keeps_the_law(name: str, pair: Pair
 
 
 def test_a_draft_that_drops_what_it_has_drawn_does_not(pair: Pair) -> None:
-    statistic, n_free = chi_square(pair, verify.rule("block"), N_RUNS, seed=1, drops=True)
+    """Over seeds 1 to 3, the statistics were 609 to 633 with 20,000 texts; the limit is 62."""
+    statistic, n_free = chi_square(pair, verify.rule("block"), N_RUNS // 5, seed=1, drops=True)
     assert statistic > limit(n_free)
