@@ -14,6 +14,7 @@ _PACE = 0.12  # of a further one, in a mean that forgets
 _OUTLIER = 1.7  # a pass that much slower than known was disturbed: it counts as that much
 _DRIFT = 0.5  # of what one size is found to have changed, what is believed of the others
 _SLOPE = 0.3  # of an unknown machine: what each further token of a batch adds to the cost of one
+_HALF = 0.5
 _LEAST, _MOST = 1e-9, 1e6  # seconds that a pass may take
 _READ = 0.25  # and a token that a draft reads in a batch beside one that it writes
 _STEP = 0.08  # likewise: a draft step beside a pass of the target
@@ -101,6 +102,11 @@ class Costs:
     def step(self) -> float:
         """Seconds of a draft step: one more token, one more distribution."""
         return self._step if self._n_steps else _STEP * self.curve[0]
+
+    @property
+    def draft_cannot_pay(self) -> bool:
+        """Whether a draft step takes more than half of what the target itself takes for a token."""
+        return self.step > _HALF * self.curve[0]
 
     @property
     def read(self) -> float:

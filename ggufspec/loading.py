@@ -6,7 +6,7 @@ Knows how they are loaded; nothing of what is done with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -69,23 +69,19 @@ def load(
     _check_count("n_threads", n_threads, _MAX_THREADS)
     _check_count("n_threads_draft", n_threads_draft, _MAX_THREADS)
     with ExitStack() as stack:
-        target_model = Model(
-            checks.path("target", target),
-            n_gpu_layers=n_gpu_layers,
-            mmap=mmap,
-            progress=_named(progress, "target"),
-        )
-        stack.callback(target_model.close)
+
+        def opened(whose: str, path: str | Path, n_layers: int) -> Model:
+            heard = progress and partial(progress, whose)
+            file = checks.path(whose, path)
+            return stack.enter_context(
+                closing(Model(file, n_gpu_layers=n_layers, mmap=mmap, progress=heard))
+            )
+
+        target_model = opened("target", target, n_gpu_layers)
         models = [target_model]
         draft_model = None
         if draft is not None:
-            draft_model = Model(
-                checks.path("draft", draft),
-                n_gpu_layers=n_gpu_layers_draft,
-                mmap=mmap,
-                progress=_named(progress, "draft"),
-            )
-            stack.callback(draft_model.close)
+            draft_model = opened("draft", draft, n_gpu_layers_draft)
             check_same(target_model.vocab, draft_model.vocab)
             models.append(draft_model)
         options = ContextOptions(
@@ -130,7 +126,3 @@ def _default_n_ctx(models: Sequence[Model]) -> int:
 def _check_count(name: str, value: int | None, most: int) -> None:
     if value is not None and not 1 <= checks.whole(name, value) <= most:
         raise OptionError(f"{name} is {value}; it must be from 1 to {most:,}")
-
-
-def _named(progress: LoadProgress | None, whose: str) -> Callable[[float], None] | None:
-    return progress and partial(progress, whose)

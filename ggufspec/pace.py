@@ -29,12 +29,9 @@ _PLAIN_EVERY = 64  # rounds without one until another is measured, where that ma
 _THIN = 1.4  # speed-up below which it matters
 _FIRST_WEIGHT = 2  # lessons that each token of a first probe counts as: of all, it is the most fair
 _PROBE_SHARE = 0.015  # of all time, at most, for asking what a draft would have said
-
-
 _UNPAID = "a draft would not pay"
 _N_UNPAID = 32  # such rounds after which it is told,
 _UNPAID_SHARE = 0.8  # if they were that many of all
-_SLOW_STEP = 0.5  # of a pass of the target: no draft pays that takes longer
 _RECENT = 0.98  # of what the last rounds weigh, what they weigh after each further one
 _CAUTION = 0.95  # of what recent rounds brought: so much is asked of the next
 
@@ -246,8 +243,8 @@ class Chosen:
     def advice(self) -> str | None:
         if self._n_unpaid < _N_UNPAID or self._n_unpaid < _UNPAID_SHARE * self._n_rounds:
             return None
-        share = self.costs.step / self.costs.curve[0]
-        if share > _SLOW_STEP:
+        if self.costs.draft_cannot_pay:
+            share = self.costs.step / self.costs.curve[0]
             return (
                 f"this draft cannot pay: one step of it takes {share:.0%} of a pass of its target. "
                 "Use a smaller draft, give it more of the GPU (-ngld), or leave it out"

@@ -27,9 +27,7 @@ class GenerateOptions(SamplingOptions, total=False):
     seed: int | None  # None: a fresh one
     stop: str | Sequence[str]  # texts that end the generation, and are no part of it
     ignore_eos: bool  # forbid the tokens that end a text
-    drafter: (
-        str | None
-    )  # "auto", "model", "ngram", "none"; None: auto, or the model for a fixed n_draft
+    drafter: str | None  # "auto", "model", "ngram", "none"; None: auto, model for a fixed n_draft
     verify: str  # "block", "rejection", "match"
     progress: PromptProgress | None  # hears of the prompt being read
 

@@ -35,7 +35,6 @@ Progress = Callable[[str, int, int], None]  # what, measurements done, of
 Way = TypeVar("Way", int, str)
 
 _CLEARLY = 0.96  # of the usual setting's seconds; what is no faster than that is not taken
-_HALF = 0.5
 _AT_LEAST = 1.5  # seconds that each question is worth, where passes are short
 
 
@@ -94,7 +93,7 @@ class Tuned:
     @property
     def cannot_pay(self) -> bool:
         """Whether a draft step takes more than half of what the target itself takes."""
-        return self.step is not None and self.step.seconds > _HALF * self.passes[0].seconds
+        return self.step is not None and self.costs.draft_cannot_pay
 
 
 def tune(

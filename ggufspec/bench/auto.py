@@ -44,7 +44,7 @@ from ggufspec.bench.scrambled import write_scrambled
 from ggufspec.bench.workloads import KINDS
 from ggufspec.engine import Engine
 from ggufspec.errors import OptionError
-from ggufspec.llama.devices import n_threads_default
+from ggufspec.llama.devices import cpu_name, n_threads_default
 from ggufspec.loading import load
 from ggufspec.stats import Stats
 
@@ -317,7 +317,7 @@ def _circumstances(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": {
             "platform": platform.platform(),
-            "processor": _processor(),
+            "processor": cpu_name(),
             "n_cpus": os.cpu_count(),
             "n_threads": options.threads or n_threads_default(),
         },
@@ -333,15 +333,6 @@ def _plain(value: object) -> object:
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return str(value) if isinstance(value, Path) else value
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(named, platform.processor())
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ them anew, so that the best is not merely the luckiest.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,8 +87,8 @@ class Report:
 
 def geometric_mean(values: Iterable[float]) -> float:
     """The geometric mean of positive numbers; nan of none."""
-    logs = [math.log(value) for value in values]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else math.nan
+    known = list(values)
+    return statistics.geometric_mean(known) if known else math.nan
 
 
 def best(gains: Mapping[str, float], prefix: str, n: int = 1) -> list[str]:

@@ -16,6 +16,7 @@ from ggufspec.cli.options import (
     audited_draft_n_option,
     draft_temperature_option,
     load_options,
+    room_for,
     seed_option,
     show_log,
     target_option,
@@ -124,8 +125,7 @@ def command(
         verify=verify,
         options={**to_generate(sampling), "draft_temperature": draft_temperature},  # type: ignore[typeddict-item]
     )
-    if n_draft != "auto":
-        load_settings["n_draft_max"] = n_draft
+    load_settings.update(room_for(n_draft))
     engine = load_with_bars(target, draft, load_settings)
     with engine, late_bars() as bars:
         report = audit(engine, prompts or PROMPTS, settings, progress=bars.update)

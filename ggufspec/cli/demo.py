@@ -13,7 +13,7 @@ import click
 from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.options import color_option, draft_n_option, show_log, verbose_option
+from ggufspec.cli.options import color_option, draft_n_option, room_for, show_log, verbose_option
 from ggufspec.cli.progress import late_bars
 from ggufspec.cli.run import Run, generate
 
@@ -111,10 +111,7 @@ def command(
         "ignore_eos": True,
     }
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
-    load_settings: dict[str, Any] = {"n_threads": n_threads}
-    if n_draft != "auto":
-        load_settings["n_draft_max"] = n_draft
-    with load(target, demo.embedded_draft(), **load_settings) as engine:
+    with load(target, demo.embedded_draft(), n_threads=n_threads, **room_for(n_draft)) as engine:
         pairs, interrupted = _perform(engine, list(PROMPTS) * runs, settings, writer)
     if pairs:
         shape = demo.plan_shape(n_params)

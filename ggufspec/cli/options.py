@@ -139,26 +139,35 @@ target_option = click.option(
     help="GGUF file of the target.",
 )
 
-draft_n_option = click.option(
-    "--draft-n",
-    "n_draft",
-    default=defaults.N_DRAFT,
-    show_default=True,
-    callback=lambda context, option, value: _count_or_auto(value),
-    help="Tokens that are written ahead in a round; auto: as many as bring the most tokens a "
-    "second, none where none do.",
+
+def _draft_n_option(default: int | str, help_text: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--draft-n",
+        "n_draft",
+        default=str(default),
+        show_default=True,
+        callback=lambda context, option, value: _count_or_auto(value),
+        help=help_text,
+    )
+
+
+draft_n_option = _draft_n_option(
+    defaults.N_DRAFT,
+    "Tokens that are written ahead in a round; auto: as many as bring the most tokens a second, "
+    "none where none do.",
+)
+
+audited_draft_n_option = _draft_n_option(
+    defaults.N_DRAFT_FIXED,
+    "Tokens that the draft writes ahead in a round; auto, as in run: fewer, so that as many texts "
+    "tell less.",
 )
 
 
-audited_draft_n_option = click.option(
-    "--draft-n",
-    "n_draft",
-    default=str(defaults.N_DRAFT_FIXED),
-    show_default=True,
-    callback=lambda context, option, value: _count_or_auto(value),
-    help="Tokens that the draft writes ahead in a round; auto, as in run: fewer, so that as many "
-    "texts tell less.",
-)
+def room_for(n_draft: int | str) -> dict[str, Any]:
+    """What `load` has to be told for drafts of that length."""
+    return {} if isinstance(n_draft, str) else {"n_draft_max": n_draft}
+
 
 draft_temperature_option = click.option(
     "--draft-temp",

@@ -18,6 +18,7 @@ from ggufspec.cli.options import (
     draft_temperature_option,
     explaining_option,
     load_options,
+    room_for,
     seed_option,
     show_log,
     target_option,
@@ -118,8 +119,7 @@ def command(
         raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
     show_log(verbose)
 
-    if n_draft != "auto":
-        load_settings["n_draft_max"] = n_draft
+    load_settings.update(room_for(n_draft))
     settings: dict[str, Any] = {
         "max_tokens": None if max_tokens == -1 else max_tokens,
         "n_draft": n_draft,

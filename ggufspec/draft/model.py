@@ -76,7 +76,7 @@ class ModelDrafter:
         while n < n_max and steps.looks():
             logits = self._session.score(context)
             if rows is None:
-                rows = self._rows = Rows(self._materials.n_draft_max + 1, logits.shape[1])
+                rows = self._rows = Rows(self._materials.n_draft_max, logits.shape[1])
             try:
                 token = draw(rows, logits, sampling, context, steps, coins[n])
             except DecodeError:
