@@ -7,6 +7,7 @@
     |   `-- VocabError   target and draft do not share a vocabulary
     |-- DecodeError      llama.cpp refused or failed to decode a batch
     |-- OutOfMemoryError  a context does not fit into the memory of the machine
+    |-- DownloadError    the hub has it not, refuses it, or the connection to it fails
     |-- CacheError       a folder or the disk does not take what must be written there
     `-- ClosedError      something was used after it was closed
 
@@ -19,6 +20,7 @@ __all__ = [
     "CacheError",
     "ClosedError",
     "DecodeError",
+    "DownloadError",
     "GgufspecError",
     "ModelError",
     "OptionError",
@@ -54,6 +56,10 @@ class OutOfMemoryError(GgufspecError):
 
 class DecodeError(GgufspecError):
     """llama.cpp refused or failed to decode a batch."""
+
+
+class DownloadError(GgufspecError):
+    """A model could not be had from the hub: it is not there, refused, damaged, or out of reach."""
 
 
 class CacheError(GgufspecError):

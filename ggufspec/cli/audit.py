@@ -12,8 +12,10 @@ from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.files import read_prompt_file
+from ggufspec.cli.names import find_models, offline_option
 from ggufspec.cli.options import (
     audited_draft_n_option,
+    draft_option,
     draft_temperature_option,
     load_options,
     room_for,
@@ -31,14 +33,9 @@ if TYPE_CHECKING:
 
 
 @click.command(name="audit", short_help="Test whether speculative text is the target's own.")
-@target_option
-@click.option(
-    "-md",
-    "--draft",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="GGUF file of the draft.",
-)
+@target_option()
+@draft_option(required=True)
+@offline_option
 @audited_draft_n_option
 @verify_option
 @draft_temperature_option
@@ -86,8 +83,9 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 @verbose_option
 def command(
-    target: Path,
-    draft: Path,
+    target: str,
+    draft: str,
+    offline: bool,
     n_draft: int | str,
     verify: str,
     draft_temperature: float | str,
@@ -126,7 +124,8 @@ def command(
         options={**to_generate(sampling), "draft_temperature": draft_temperature},  # type: ignore[typeddict-item]
     )
     load_settings.update(room_for(n_draft))
-    engine = load_with_bars(target, draft, load_settings)
+    target_path, draft_path = find_models(target, draft, offline=offline)
+    engine = load_with_bars(target_path, draft_path, load_settings)
     with engine, late_bars() as bars:
         report = audit(engine, prompts or PROMPTS, settings, progress=bars.update)
     if as_json:
@@ -137,8 +136,8 @@ def command(
         document["settings"].update(to_json(options))
         document["settings"].update(
             {
-                "target": str(target),
-                "draft": str(draft),
+                "target": str(target_path),
+                "draft": str(draft_path),
                 "prompts": None if prompt_file is None else str(prompt_file),
                 **load_settings,
             }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import reduce, wraps
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -131,13 +130,30 @@ seed_option = click.option(
     help="Seed of the random numbers. [default: a fresh one]",
 )
 
-target_option = click.option(
-    "-m",
-    "--target",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="GGUF file of the target.",
-)
+_NAMES = "its name: a registered one, user/repo:QUANT or user/repo/file.gguf"
+
+
+def target_option(*, required: bool = True) -> Callable[[Any], Any]:
+    """Who is to write: a file, or a name that `cli.names` makes one of."""
+    return click.option(
+        "-m",
+        "--target",
+        required=required,
+        metavar="MODEL",
+        help=f"GGUF file of the target, or {_NAMES}.",
+    )
+
+
+def draft_option(without: str = "", *, required: bool = False) -> Callable[[Any], Any]:
+    """Who writes ahead: a file, or a name. `without`: what is to be said of doing without."""
+    end = f"; {without}" if without else ""
+    return click.option(
+        "-md",
+        "--draft",
+        required=required,
+        metavar="MODEL",
+        help=f"GGUF file of the draft, or its name; auto: one that fits the target{end}.",
+    )
 
 
 def _draft_n_option(default: int | str, help_text: str) -> Callable[[Any], Any]:

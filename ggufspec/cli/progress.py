@@ -40,6 +40,10 @@ class LateBars:
         if self._progress is not None:
             self._progress.update(self._bars[name], completed=done)
 
+    def download(self, name: str, done: int, total: int) -> None:
+        """The same for bytes, as `ggufspec.models` tells of them."""
+        self.update(name, done, total, unit="bytes")
+
     def close(self) -> None:
         """Take the bars away."""
         if self._progress is not None:
@@ -84,16 +88,17 @@ def _make_progress(unit: str) -> Progress:
         TaskProgressColumn,
         TextColumn,
         TimeRemainingColumn,
+        TransferSpeedColumn,
     )
 
     amount = {
-        "bytes": DownloadColumn(),
-        "share": TaskProgressColumn(),
-    }.get(unit, MofNCompleteColumn())
+        "bytes": (DownloadColumn(), TransferSpeedColumn()),
+        "share": (TaskProgressColumn(),),
+    }.get(unit, (MofNCompleteColumn(),))
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        amount,
+        *amount,
         TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,

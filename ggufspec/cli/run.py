@@ -12,9 +12,11 @@ import click
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
+from ggufspec.cli.names import find_models, offline_option
 from ggufspec.cli.options import (
     color_option,
     draft_n_option,
+    draft_option,
     draft_temperature_option,
     explaining_option,
     load_options,
@@ -35,13 +37,9 @@ if TYPE_CHECKING:
 
 
 @click.command(name="run", short_help="Continue a prompt, or answer it.")
-@target_option
-@click.option(
-    "-md",
-    "--draft",
-    type=click.Path(path_type=Path),
-    help="GGUF file of the draft; without one, only the text so far drafts.",
-)
+@target_option()
+@draft_option("without one, only the text so far drafts")
+@offline_option
 @draft_n_option
 @click.option(
     "--drafter",
@@ -85,8 +83,9 @@ if TYPE_CHECKING:
 )
 @explaining_option
 def command(
-    target: Path,
-    draft: Path | None,
+    target: str,
+    draft: str | None,
+    offline: bool,
     n_draft: int | str,
     drafter: str | None,
     verify: str,
@@ -113,6 +112,7 @@ def command(
     \b
       ggufspec run --target large.gguf --draft small.gguf -p "Once upon a time" -n 200
       ggufspec run --target large.gguf --draft small.gguf --chat -p "Who was Napoleon?"
+      ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
     text = read_prompt(prompt, prompt_file)
     if max_tokens != -1 and max_tokens < 1:
@@ -137,7 +137,8 @@ def command(
     Request.of(settings)  # type: ignore[arg-type]
     if draft is None:
         _check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=compare)
-    engine = load_with_bars(target, draft, load_settings)
+    target_path, draft_path = find_models(target, draft, offline=offline)
+    engine = load_with_bars(target_path, draft_path, load_settings)
     with engine:
         wanted: str | list[int] = text
         if chat or system is not None:
@@ -156,7 +157,7 @@ def command(
     if as_json:
         document = run.document()
         document["speedup"] = speedup
-        paths = {"target": str(target), "draft": None if draft is None else str(draft)}
+        paths = {"target": str(target_path), "draft": draft_path and str(draft_path)}
         document["settings"] = {**paths, **to_json(settings), "seed": run.seed, **load_settings}
         document["versions"] = render.versions()
         render.echo_json(document)

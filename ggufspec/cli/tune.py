@@ -10,7 +10,14 @@ import click
 
 from ggufspec import defaults
 from ggufspec.cli import render
-from ggufspec.cli.options import load_options, show_log, verbose_option
+from ggufspec.cli.names import find_model, find_models, offline_option
+from ggufspec.cli.options import (
+    draft_option,
+    load_options,
+    show_log,
+    target_option,
+    verbose_option,
+)
 from ggufspec.cli.progress import late_bars, load_with_bars
 
 if TYPE_CHECKING:
@@ -25,13 +32,9 @@ _WAYS = {
 
 
 @click.command(name="tune", short_help="Measure what passes cost, and remember what is fastest.")
-@click.option("-m", "--target", type=click.Path(path_type=Path), help="GGUF file of the target.")
-@click.option(
-    "-md",
-    "--draft",
-    type=click.Path(path_type=Path),
-    help="GGUF file of the draft; none: the target alone is measured.",
-)
+@target_option(required=False)
+@draft_option("none: the target alone is measured")
+@offline_option
 @click.option(
     "--max-n",
     "n_most",
@@ -65,8 +68,9 @@ _WAYS = {
 )
 @verbose_option
 def command(
-    target: Path | None,
-    draft: Path | None,
+    target: str | None,
+    draft: str | None,
+    offline: bool,
     n_most: int,
     depth: int,
     n_runs: int,
@@ -87,7 +91,11 @@ def command(
       ggufspec tune --forget
     """
     if forgets:
-        _forget(target, draft, as_json=as_json)
+        _forget(
+            None if target is None else find_model(target, offline=True),
+            None if draft is None else find_model(draft, offline=True),
+            as_json=as_json,
+        )
         return
     if target is None:
         raise click.UsageError("name a target to measure, with --target; or give --forget")
@@ -103,14 +111,15 @@ def command(
         None if flash_attention == defaults.FLASH_ATTENTION else flash_attention,
     )
     loaded = {**load_settings, "n_ctx": n_ctx, "n_draft_max": n_most, "tuned": False}
-    engine = load_with_bars(target, draft, loaded)
+    target_path, draft_path = find_models(target, draft, offline=offline)
+    engine = load_with_bars(target_path, draft_path, loaded)
     with engine, late_bars() as bars:
         tuned = tune.tune(
             engine, given, n_most=n_most, depth=depth, n_runs=n_runs, progress=bars.update
         )
     is_kept = tune.keep(tuned)
     if as_json:
-        paths = {"target": str(target), "draft": None if draft is None else str(draft)}
+        paths = {"target": str(target_path), "draft": draft_path and str(draft_path)}
         document = _document(tuned)
         document["remembered"] = is_kept
         document["settings"] = {

@@ -1,0 +1,358 @@
+"""`ggufspec models`: models by name, listed, shown, downloaded, checked and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggufspec.cache import format_bytes
+from ggufspec.cli import render
+from ggufspec.cli.exits import DIFFERENCE
+from ggufspec.cli.progress import late_bars
+from ggufspec.errors import DownloadError, ModelError
+
+if TYPE_CHECKING:
+    from ggufspec.models.header import Header
+    from ggufspec.models.registry import ModelEntry, ModelPair, Registry
+
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON document instead."
+)
+
+
+@click.group(name="models", short_help="Models by name.")
+def command() -> None:
+    """Models by name: list, show, download, verify and remove them.
+
+    A NAME is a registered one (see list), user/repo:QUANT, user/repo/file.gguf, the address of a
+    file on huggingface.co, each also with an @revision, or the path of a file. Downloads lie in the
+    hub's own cache (HF_HUB_CACHE, HF_HOME). Models of your own can be registered in files that the
+    environment variable GGUFSPEC_MODELS names.
+
+    \b
+      ggufspec models list
+      ggufspec models pull 70B-Q3_K_S 8B-Q3_K_L
+      ggufspec models show bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
+    """
+
+
+@command.command(name="list")
+@_json_option
+def list_models(as_json: bool) -> None:
+    """List the registered models: where they are, how large, in the cache, and fit for memory."""
+    from ggufspec.llama.devices import physical_memory
+    from ggufspec.models.registry import load_registry
+
+    registry = load_registry()
+    n_memory = physical_memory()
+    facts = [_entry_facts(entry, n_memory) for entry in registry.models.values()]
+    if as_json:
+        pairs = [_pair_facts(pair) for pair in registry.pairs.values()]
+        render.echo_json({"models": facts, "pairs": pairs, "memory": n_memory})
+        return
+    render.echo_table(
+        ["name", "size", "cached", "fits RAM", "checked", "repository"],
+        [
+            [
+                row["name"],
+                format_bytes(row["size"]) if row["size"] else "?",
+                "yes" if row["cached"] else "",
+                {True: "yes", False: "no", None: "?"}[row["fits_memory"]],
+                "yes" if row["checked"] else "",
+                row["repo"],
+            ]
+            for row in facts
+        ],
+    )
+
+
+@command.command()
+@click.argument("name")
+@_json_option
+def show(name: str, as_json: bool) -> None:
+    """Show what is known of a model: its registry entry, its pairs, and its file's header."""
+    from ggufspec.models import names, pull
+    from ggufspec.models.registry import load_registry
+
+    registry = load_registry()
+    named = names.parse(name, registry)
+    entry = named.entry if isinstance(named, names.HubFiles) else None
+    paths = pull.locate(name, registry)
+    if entry is None and paths is None:
+        raise ModelError(
+            f"{name} is not on this machine, and the registry does not know it: "
+            f"`ggufspec models pull {name}` downloads it"
+        )
+    header = None
+    if paths is not None:
+        from ggufspec.models.header import read_header
+
+        header = read_header(paths[0])
+    pairs = registry.pairs_of(entry.alias) if entry else ()
+    if as_json:
+        render.echo_json(
+            {
+                "entry": _entry_facts(entry, None) if entry else None,
+                "pairs": [_pair_facts(pair) for pair in pairs],
+                "header": _header_facts(header) if header else None,
+            }
+        )
+        return
+    parts = [_entry_text(entry, registry)] if entry else []
+    if header is not None:
+        parts.append(header_text(header))
+    click.echo("\n\n".join(parts))
+
+
+@command.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def pull(names: tuple[str, ...]) -> None:
+    """Download models, or bring them up to date; print their paths.
+
+    What was broken off goes on where it ended. A file is used only once its sha256 is the one that
+    the registry, or else the hub, states.
+
+    \b
+      ggufspec models pull 8B-Q3_K_L
+      ggufspec models pull bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
+      HF_TOKEN=hf_... ggufspec models pull google/gemma-2-2b-it-GGUF/2b_it_v2.gguf
+    """
+    from ggufspec.models.pull import pull as pull_one
+
+    for name in names:
+        with late_bars() as bars:
+            paths = pull_one(name, progress=bars.download)
+        click.echo(str(paths[0]))
+
+
+@command.command()
+@click.argument("name")
+def path(name: str) -> None:
+    """Print the path of a model's first file, if it is on this machine."""
+    click.echo(str(_here(name)[0]))
+
+
+@command.command()
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@_json_option
+def check(names: tuple[str, ...], as_json: bool) -> int:
+    """Compare registry entries, all or some, with what the hub has now. Downloads no model.
+
+    Exit code 1 if a file, its size or its sha256 differs.
+    """
+    from ggufspec.models.hub import Transient
+    from ggufspec.models.pull import Difference
+    from ggufspec.models.pull import check as check_one
+    from ggufspec.models.registry import load_registry
+
+    registry = load_registry()
+    entries = [registry.find(name) for name in names] or list(registry.models.values())
+    found: list[Difference] = []
+    for entry in entries:
+        try:
+            differences = list(check_one(entry))
+        except Transient:
+            raise
+        except DownloadError as error:
+            differences = [Difference(entry.alias, "repository", entry.repo, str(error))]
+        found += differences
+        if not as_json:
+            for difference in differences:
+                click.echo(
+                    f"{entry.alias}: {difference.what}: {difference.registered} is registered, "
+                    f"found: {difference.found}"
+                )
+            if not differences:
+                click.echo(f"{entry.alias}: as registered")
+    if as_json:
+        render.echo_json({"n_checked": len(entries), "differences": [asdict(d) for d in found]})
+    return DIFFERENCE if found else 0
+
+
+@command.command()
+@click.argument("name")
+def verify(name: str) -> int:
+    """Hash a model's files again; print each sha256, and whether it is the one it should be.
+
+    Exit code 1 if one is not.
+    """
+    from ggufspec.models import names, verified
+    from ggufspec.models.registry import load_registry
+
+    registry = load_registry()
+    named = names.parse(name, registry)
+    entry = named.entry if isinstance(named, names.HubFiles) else None
+    paths = _here(name)
+    n_bytes = sum(path.stat().st_size for path in paths)
+    is_damaged = False
+    n_before = 0
+    with late_bars() as bars:
+        for i, path in enumerate(paths):
+
+            def tell(n_done: int, before: int = n_before) -> None:
+                bars.download("Verifying", before + n_done, n_bytes)
+
+            digest = verified.sha256_of(path, tell)
+            n_before += path.stat().st_size
+            wanted = (entry.sha256_of(entry.files[i]) if entry else None) or _stated(path)
+            verdict = {None: "nothing to compare it with", digest: "as it should be"}.get(
+                wanted, f"DAMAGED: it should be {wanted}"
+            )
+            is_damaged = is_damaged or wanted not in (None, digest)
+            click.echo(f"{digest}  {path.name}: {verdict}")
+    if is_damaged:
+        click.echo(
+            f"ggufspec: to have it whole: `ggufspec models rm {name}`, then `ggufspec models pull "
+            f"{name}`",
+            err=True,
+        )
+    return DIFFERENCE if is_damaged else 0
+
+
+@command.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def rm(name: str, yes: bool) -> None:
+    """Remove a model from the hub's cache."""
+    from ggufspec.models import local
+
+    paths = _here(name)
+    cache = local.hub_cache().resolve()
+    if any(cache not in path.absolute().parents for path in paths) or any(
+        "snapshots" not in path.parts for path in paths
+    ):
+        raise ModelError(
+            f"{name} does not lie in the hub's cache {cache}; other files are yours to remove"
+        )
+    size = format_bytes(sum(path.stat().st_size for path in paths))
+    files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
+    if not yes:
+        click.confirm(f"Remove {files} of {name}, {size}?", abort=True, err=True)
+    click.echo(f"Freed {format_bytes(local.remove(paths))}.")
+
+
+def header_text(header: Header) -> str:
+    """What a file says of itself, in a few lines."""
+    facts = _header_facts(header)
+    layers = facts["layer_bytes"]
+    span = ""
+    if layers:
+        low, high = format_bytes(min(layers)), format_bytes(max(layers))
+        span = f", {low} each" if low == high else f", {low} to {high} each"
+    rows = {
+        "file": ", ".join(facts["paths"]),
+        "size": format_bytes(facts["n_bytes"]),
+        "architecture": facts["architecture"],
+        "parameters": f"{facts['n_params'] / 1e6:,.0f} M",
+        "quantization": facts["quantization"],
+        "layers": f"{facts['n_layers']}{span}",
+        "context": f"{facts['n_ctx']} tokens",
+        "vocabulary": f"{facts['n_vocab']} tokens, fingerprint {facts['vocabulary']}",
+        "chat template": "yes" if facts["chat_template"] else "no",
+    }
+    return _lines(rows)
+
+
+def _header_facts(header: Header) -> dict[str, Any]:
+    return {
+        "paths": [str(path) for path in header.paths],
+        "n_bytes": header.n_bytes,
+        "architecture": header.architecture,
+        "n_params": header.n_params,
+        "quantization": header.quantization,
+        "n_layers": header.n_layers,
+        "layer_bytes": list(header.layer_bytes),
+        "n_ctx": header.n_ctx,
+        "n_vocab": header.n_vocab,
+        "vocabulary": header.vocabulary,
+        "chat_template": header.chat_template,
+    }
+
+
+def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:
+    from ggufspec.models import local
+    from ggufspec.models.names import HubFiles
+
+    paths = local.find(HubFiles(entry.repo, entry.files, entry.revision))
+    fits = None if n_memory is None or entry.size is None else entry.size <= n_memory
+    return {
+        "name": entry.alias,
+        "repo": entry.repo,
+        "revision": entry.revision,
+        "files": list(entry.files),
+        "size": entry.size,
+        "sha256": list(entry.sha256),
+        "source": entry.source,
+        "checked": entry.checked,
+        "cached": str(paths[0]) if paths else None,
+        "fits_memory": fits,
+        "shape": asdict(entry.shape) if entry.shape else None,
+    }
+
+
+def _pair_facts(pair: ModelPair) -> dict[str, Any]:
+    return {
+        "name": pair.name,
+        "target": pair.target,
+        "draft": pair.draft,
+        "note": pair.note,
+        "settings": dict(pair.settings),
+    }
+
+
+def _entry_text(entry: ModelEntry, registry: Registry) -> str:
+    facts = _entry_facts(entry, None)
+    shape = entry.shape
+    rows = {
+        "name": entry.alias,
+        "repository": f"https://huggingface.co/{entry.repo} at {entry.revision}",
+        "files": ", ".join(entry.files),
+        "size": format_bytes(entry.size) if entry.size else "not known",
+        "sha256": ", ".join(entry.sha256) or "not known",
+        "source": entry.source or "none given",
+        "checked": "yes" if entry.checked else f"no (`ggufspec models check {entry.alias}`)",
+        "cached": facts["cached"] or f"no (`ggufspec models pull {entry.alias}`)",
+    }
+    if shape is not None:
+        gate = {True: "; the original is gated", False: "", None: ""}[shape.gated]
+        rows["architecture"] = (
+            f"{shape.architecture}, {shape.n_layers} layers of width {shape.n_embd}"
+        )
+        rows["vocabulary"] = f"{shape.n_vocab} tokens, family {shape.vocabulary}"
+        rows["context"] = f"{shape.n_ctx} tokens"
+        rows["licence"] = f"{shape.license or 'not known'}{gate}"
+        if shape.page:
+            rows["original"] = f"https://huggingface.co/{shape.page}"
+    lines = [_lines(rows)]
+    for pair in registry.pairs_of(entry.alias):
+        options = "".join(
+            f" --{name.replace('_', '-')} {value}" for name, value in pair.settings.items()
+        )
+        note = f"\n  {pair.note}" if pair.note else ""
+        lines.append(f"\nggufspec run --target {pair.target} --draft {pair.draft}{options}{note}")
+    return "\n".join(lines)
+
+
+def _here(name: str) -> Sequence[Path]:
+    """The files of a model on this machine. Raises ModelError where they are not."""
+    from ggufspec.models.pull import locate
+
+    if (paths := locate(name)) is None:
+        raise ModelError(f"{name} is not in the cache: `ggufspec models pull {name}` downloads it")
+    return paths
+
+
+def _stated(path: Path) -> str | None:
+    """The sha256 that the hub stated for a file of its cache: the blob is named after it."""
+    content = path.resolve()
+    is_blob = content.parent.name == "blobs" and len(content.name) == 64
+    return content.name if is_blob else None
+
+
+def _lines(rows: dict[str, str]) -> str:
+    width = max(map(len, rows)) + 2
+    return "\n".join(f"{name:<{width}}{value}" for name, value in rows.items())

@@ -1,0 +1,317 @@
+"""Brings files from the hub into its standard cache: resumed, in parallel, and trusted only after
+their hash is right. Knows no names of models.
+
+The client of the hub starts a broken download anew in the next run, and checks sizes only. So the
+bytes are fetched here, with the client's own session and token, into a part file beside the blobs;
+it gets a blob's name when its hash is the one that the hub states. The client then links it into
+the snapshot, as it does with every blob that it finds there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ggufspec.cache import format_bytes
+from ggufspec.errors import CacheError, DownloadError
+from ggufspec.models import hub, local, verified
+from ggufspec.models.hub import RemoteFile
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+__all__ = ["PART_SUFFIX", "Progress", "fetch"]
+
+Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
+PART_SUFFIX = ".ggufspec-part"
+N_PARALLEL = 3
+_CHUNK = 2**20
+_POLL_SECONDS = 0.1
+_PATIENCE_SECONDS = 2.0  # for the threads to end, once they are told to
+
+
+def fetch(files: Sequence[RemoteFile], progress: Progress | None = None) -> tuple[Path, ...]:
+    """The files in the cache, downloaded if they are not there, every hash checked.
+
+    Raises DownloadError; CacheError where the disk does not take them. What has been received by
+    then, also when it is interrupted, is where the next call goes on.
+    """
+    missing = [file for file in files if not _blob(file).is_file() and _snapshot_file(file) is None]
+    _check_room(missing)
+    with hub.quiet():
+        if missing:
+            _receive_all(missing, progress)
+        paths = tuple(_link(file) for file in files)
+    _verify(list(zip(files, paths, strict=True)), progress)
+    return paths
+
+
+def _check_room(missing: Sequence[RemoteFile]) -> None:
+    """Raise CacheError now rather than after gigabytes."""
+    n_needed = sum(max(file.size - _size_of(_part(file)), 0) for file in missing)
+    folder = local.hub_cache()
+    place = next((p for p in (folder, *folder.parents) if p.is_dir()), None)
+    n_free = shutil.disk_usage(place).free if place else n_needed
+    if n_free < n_needed:
+        raise CacheError(
+            f"{format_bytes(n_needed)} are to be downloaded into {folder}, and "
+            f"{format_bytes(n_free)} are free there: make room (`ggufspec models rm`), or choose "
+            "another folder with the environment variable HF_HUB_CACHE"
+        )
+
+
+def _receive_all(files: Sequence[RemoteFile], progress: Progress | None) -> None:
+    """Several at a time, in threads; the first that fails, or an interrupt, ends them all."""
+    waiting, outcomes = deque(files), queue.SimpleQueue[BaseException | None]()
+    n_done = dict.fromkeys((file.path for file in files), 0)
+    stop = threading.Event()
+
+    def work() -> None:
+        outcome: BaseException | None = None
+        try:
+            while not stop.is_set():
+                try:
+                    file = waiting.popleft()
+                except IndexError:
+                    break
+                _receive(file, stop, n_done)
+        except BaseException as error:  # told to the caller, who raises it
+            outcome = error
+        outcomes.put(outcome)
+
+    n_threads = min(N_PARALLEL, len(files))
+    # Daemons: one that waits for a silent hub must not hold up a user who wants to leave.
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(n_threads)]
+    total = sum(file.size for file in files)
+    try:
+        for thread in threads:
+            thread.start()
+        n_running = n_threads
+        while n_running:
+            with contextlib.suppress(queue.Empty):
+                outcome = outcomes.get(timeout=_POLL_SECONDS)
+                n_running -= 1
+                if outcome is not None:
+                    raise outcome
+            if progress is not None:
+                progress("Downloading", sum(n_done.values()), total)
+    finally:
+        stop.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join(_PATIENCE_SECONDS)
+
+
+def _receive(file: RemoteFile, stop: threading.Event, n_done: dict[str, int]) -> None:
+    """One blob, from where its part file ends."""
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    blob = _blob(file)
+    # The client's own lock on the same blob, so that no other process writes it meanwhile.
+    lock = local.hub_cache() / ".locks" / blob.parents[1].name / f"{file.blob}.lock"
+    with _disk(file):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+    with WeakFileLock(lock):
+        if not blob.is_file():
+            with contextlib.closing(_PartFile(file, n_done)) as part:
+                while part.n_bytes < file.size and not stop.is_set():
+                    hub.patiently(
+                        lambda: part.receive(stop), n_done=lambda: part.n_bytes, sleep=stop.wait
+                    )
+                if not stop.is_set():
+                    part.become(blob)
+
+
+class _PartFile:
+    """A blob on its way: the bytes that have come so far, and their digest."""
+
+    def __init__(self, file: RemoteFile, n_done: dict[str, int]) -> None:
+        self._file = file
+        self._n_done = n_done
+        self.path = _part(file)
+        with _disk(file):
+            self._open = self.path.open("ab+", buffering=0)
+            if self.path.stat().st_size > file.size:
+                self._open.truncate(0)
+            self._open.seek(0)
+            self._digest = _digest(file)
+            self.n_bytes = 0
+            while chunk := self._open.read(_CHUNK):
+                self._count(chunk)
+
+    def receive(self, stop: threading.Event) -> None:
+        """What is still missing, in one request. Raises DownloadError."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import (  # type: ignore[attr-defined]  # lazily exported
+            build_hf_headers,
+            get_session,
+            hf_raise_for_status,
+        )
+
+        if stop.is_set():
+            return
+        file = self._file
+        url = hf_hub_url(file.repo, file.path, revision=file.commit, endpoint=hub.endpoint())
+        headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
+        if self.n_bytes:
+            headers["Range"] = f"bytes={self.n_bytes}-"
+        with (
+            hub.explained(file.repo, file.revision, file.path),
+            get_session().stream("GET", url, headers=headers, timeout=hub.TIMEOUT) as response,
+        ):
+            hf_raise_for_status(response)
+            starts = response.headers.get("Content-Range", "").startswith(f"bytes {self.n_bytes}-")
+            if self.n_bytes and not (response.status_code == 206 and starts):
+                self._restart()
+            for chunk in response.iter_bytes(_CHUNK):
+                if stop.is_set():
+                    return
+                with _disk(file):
+                    rest = memoryview(chunk)
+                    while rest:  # a nearly full disk takes a part, and refuses the next
+                        rest = rest[self._open.write(rest) :]
+                self._count(chunk)
+                if self.n_bytes > file.size:
+                    self._discard("is longer than the hub states")
+        if self.n_bytes < file.size:
+            raise hub.Transient(
+                f"the connection broke off after {format_bytes(self.n_bytes)} of {file.path} "
+                f"({format_bytes(file.size)}); what has come stays, and the next run goes on from "
+                "there"
+            )
+
+    def become(self, blob: Path) -> None:
+        """Take the name of a blob. Raises DownloadError, and keeps nothing, if the hash differs."""
+        if self._digest.hexdigest() != self._file.blob:
+            self._discard("is damaged: its hash is not the one that the hub states")
+        with _disk(self._file):
+            os.fsync(self._open.fileno())
+            self._open.close()
+            os.replace(self.path, blob)
+        if self._file.sha256 is not None:
+            verified.remember(blob, self._file.sha256)
+
+    def close(self) -> None:
+        with _disk(self._file):
+            self._open.close()
+
+    def _count(self, chunk: bytes) -> None:
+        self._digest.update(chunk)
+        self.n_bytes += len(chunk)
+        self._n_done[self._file.path] = self.n_bytes
+
+    def _restart(self) -> None:
+        with _disk(self._file):
+            self._open.truncate(0)
+        self._digest = _digest(self._file)
+        self.n_bytes = 0
+
+    def _discard(self, why: str) -> None:
+        self._open.close()
+        self.path.unlink(missing_ok=True)
+        raise DownloadError(
+            f"{self._file.path} from {self._file.repo} {why}. It was thrown away: run it again to "
+            "download it anew; if that ends the same way, something between you and the hub "
+            "changes it"
+        )
+
+
+def _link(file: RemoteFile) -> Path:
+    """Let the client put the blob into the snapshot of its commit, and note the revision's."""
+    if (path := _snapshot_file(file)) is None:
+        from huggingface_hub import hf_hub_download
+
+        def lay_out() -> Path:
+            with _disk(file), hub.explained(file.repo, file.revision, file.path):
+                return Path(
+                    hf_hub_download(
+                        file.repo,
+                        file.path,
+                        revision=file.commit,
+                        cache_dir=local.hub_cache(),
+                        endpoint=hub.endpoint(),
+                    )
+                )
+
+        path = hub.patiently(lay_out)
+    reference = local.repo_folder(file.repo) / "refs" / file.revision
+    if file.revision != file.commit:
+        with _disk(file):
+            reference.parent.mkdir(parents=True, exist_ok=True)
+            reference.write_text(file.commit, encoding="utf-8")
+    return path
+
+
+def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: Progress | None) -> None:
+    """Hash what nobody has hashed here yet. Raises DownloadError, and removes it, if it differs."""
+    unknown = [
+        (file, path)
+        for file, path in pairs
+        if file.sha256 is not None and verified.known_sha256(path) != file.sha256
+    ]
+    total = sum(file.size for file, _ in unknown)
+    n_before = 0
+    for file, path in unknown:
+
+        def tell(n_done: int, before: int = n_before) -> None:
+            if progress is not None:
+                progress("Verifying", before + n_done, total)
+
+        if verified.sha256_of(path, tell) != file.sha256:
+            local.remove([path])
+            raise DownloadError(
+                f"{file.path} in the cache was damaged: its hash is not the one that the hub "
+                "states. It was removed: run it again to download it anew"
+            )
+        n_before += file.size
+
+
+@contextlib.contextmanager
+def _disk(file: RemoteFile) -> Iterator[None]:
+    """Turns an OSError into a CacheError; none of the client's may pass through (they are some)."""
+    try:
+        yield
+    except OSError as error:
+        raise CacheError(
+            f"{local.hub_cache()} does not take {file.path}: {error.strerror or error}. Make room "
+            "(`ggufspec models rm`), or choose another folder with the environment variable "
+            "HF_HUB_CACHE; what has come so far stays, and the next run goes on from there"
+        ) from error
+
+
+def _digest(file: RemoteFile) -> _Hash:
+    """What a blob is named after: its sha256, or git's own hash where git keeps the file itself."""
+    if file.sha256 is not None:
+        return hashlib.sha256()
+    return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
+
+
+def _blob(file: RemoteFile) -> Path:
+    return local.repo_folder(file.repo) / "blobs" / file.blob
+
+
+def _part(file: RemoteFile) -> Path:
+    blob = _blob(file)
+    return blob.with_name(blob.name + PART_SUFFIX)
+
+
+def _snapshot_file(file: RemoteFile) -> Path | None:
+    folder = local.repo_folder(file.repo) / "snapshots" / file.commit
+    path = folder.joinpath(*file.path.split("/"))
+    return path if path.is_file() else None
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,121 @@
+"""What lies in the hub's cache on this machine: found, listed and removed. Knows no network.
+
+The layout is the hub's own, documented at
+https://huggingface.co/docs/huggingface_hub/guides/manage-cache; reading it takes no library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggufspec.models import quants
+from ggufspec.models.names import HubFiles, HubQuant
+
+__all__ = ["CachedModel", "cached_models", "find", "hub_cache", "remove", "repo_folder"]
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def hub_cache() -> Path:
+    """The hub's cache folder, as its own tools find it: HF_HUB_CACHE, or HF_HOME/hub, or ..."""
+    chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    if chosen:
+        return _expanded(chosen)
+    home = os.environ.get("HF_HOME")
+    if home:
+        return _expanded(home) / "hub"
+    return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
+
+
+def repo_folder(repo: str) -> Path:
+    """The folder of a repository in the cache."""
+    return hub_cache() / f"models--{repo.replace('/', '--')}"
+
+
+def find(wanted: HubFiles | HubQuant) -> tuple[Path, ...] | None:
+    """The files that are meant, if all of them are in the cache."""
+    folder = _snapshot(repo_folder(wanted.repo), wanted.revision)
+    if folder is None:
+        return None
+    files: tuple[str, ...] = ()
+    if isinstance(wanted, HubFiles):
+        files = wanted.files
+    else:
+        there = {path.relative_to(folder).as_posix() for path in _gguf_files(folder)}
+        models = [model for model in quants.group(there) if not model.missing]
+        asked = wanted.quant.upper()
+        for quant in (asked, f"UD-{asked}"):
+            found = [model for model in models if model.quant == quant]
+            if found:
+                files = found[0].files if len(found) == 1 else ()
+                break
+    paths = tuple(folder.joinpath(*file.split("/")) for file in files)
+    return paths if paths and all(path.is_file() for path in paths) else None
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A model in the cache, whole."""
+
+    repo: str
+    paths: tuple[Path, ...]  # in order; the first is the one to load
+
+    @property
+    def n_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.paths)
+
+
+def cached_models() -> Iterator[CachedModel]:
+    """Every GGUF model in the cache, once for each snapshot that has it."""
+    for folder in sorted(hub_cache().glob("models--*--*/snapshots/*")):
+        repo = folder.parts[-3].removeprefix("models--").replace("--", "/", 1)
+        there = {path.relative_to(folder).as_posix() for path in _gguf_files(folder)}
+        for model in quants.group(there):
+            if not model.missing:
+                yield CachedModel(repo, tuple(folder / file for file in model.files))
+
+
+def remove(paths: Iterable[Path]) -> int:
+    """Remove files from the cache: from every snapshot, and their content. Returns bytes freed."""
+    n_freed = 0
+    for path in paths:
+        content = path.resolve()
+        snapshots = next(parent for parent in path.parents if parent.name == "snapshots")
+        links = [
+            other
+            for other in snapshots.rglob("*")
+            if other.is_symlink() and other.resolve() == content
+        ]
+        for gone in {content, path, *links}:
+            with contextlib.suppress(FileNotFoundError):
+                n_freed += 0 if gone.is_symlink() else gone.stat().st_size
+                gone.unlink()
+    return n_freed
+
+
+def _snapshot(folder: Path, revision: str) -> Path | None:
+    commit = revision
+    if not _COMMIT.fullmatch(revision):
+        try:
+            commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
+        except OSError:
+            return None
+    snapshot = folder / "snapshots" / commit
+    return snapshot if snapshot.is_dir() else None
+
+
+def _gguf_files(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() == ".gguf" and path.is_file()
+    ]
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expandvars(path)).expanduser()

@@ -1,0 +1,123 @@
+"""What a user types -> which model is meant: a file, a registered name, or files on the hub.
+
+Looks whether a file exists, and at nothing else: no network, no cache.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ggufspec.errors import ModelError
+from ggufspec.models.quants import whole_split
+from ggufspec.models.registry import ModelEntry, Registry
+
+__all__ = ["HubFiles", "HubQuant", "LocalFile", "Named", "local_file", "parse"]
+
+_REVISION = r"refs/pr/\d+|[\w.-]+"
+_HUB = re.compile(
+    rf"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<early>{_REVISION}))?"
+    rf"(?::(?P<quant>[\w.-]+)|/(?P<path>[^@:\\]+))?(?:@(?P<late>{_REVISION}))?"
+)
+_URL = re.compile(
+    rf"https?://[^/]+/(?P<repo>[\w.-]+/[\w.-]+)/(?:resolve|blob)/(?P<revision>{_REVISION})/"
+    r"(?P<path>[^?#]+)(?:[?#].*)?"
+)
+_PREFIXES = ("hf://", "hf:", "https://huggingface.co/", "https://hf.co/", "hf.co/")
+_ONLY_A_PATH = re.compile(r"[A-Za-z]:[\\/]|[.~/\\]|.*\\")  # C:\ and C:/ ./ ../ ~/ / \
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file that is there."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class HubFiles:
+    """Files of one model in a repository on the hub."""
+
+    repo: str
+    files: tuple[str, ...]
+    revision: str = "main"
+    entry: ModelEntry | None = None  # where a registered name was given
+    may_be_path: bool = False  # it could have been meant as the path of a file
+
+
+@dataclass(frozen=True)
+class HubQuant:
+    """The one model of a quantization in a repository on the hub."""
+
+    repo: str
+    quant: str
+    revision: str = "main"
+
+
+Named = LocalFile | HubFiles | HubQuant
+
+
+def local_file(name: str) -> Path | None:
+    """The file or folder of that path, if there is one."""
+    if not name:
+        return None
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # no home folder; no name for a file at all
+        return None
+
+
+def parse(name: str, registry: Registry) -> Named:
+    """What is meant by a name.
+
+    A path, if there is such a file; else a registered name; else what is on the hub:
+    `user/repo:QUANT` or `user/repo/file.gguf`, also with `hf:` before it, an `@revision` in it, or
+    as the address of a file. Raises ModelError.
+    """
+    if (path := local_file(name)) is not None:
+        return LocalFile(path)
+    if registry.knows(name):
+        entry = registry.find(name)
+        return HubFiles(entry.repo, entry.files, entry.revision, entry)
+    if match := _URL.fullmatch(name):
+        return _files(match["repo"], match["path"], match["revision"])
+    prefix = next((prefix for prefix in _PREFIXES if name.lower().startswith(prefix)), "")
+    match = None if _ONLY_A_PATH.match(name) else _HUB.fullmatch(name[len(prefix) :])
+    if match is None or (match["early"] and match["late"]):
+        raise _unknown(name, registry)
+    revision = match["early"] or match["late"] or "main"
+    if match["quant"]:
+        return HubQuant(match["repo"], match["quant"], revision)
+    if match["path"]:
+        return _files(match["repo"], match["path"], revision, may_be_path=not prefix)
+    if name.lower().endswith(".gguf") and not prefix:
+        raise _no_file(name)
+    raise ModelError(
+        f"{name} is a repository: say which of its models, as {match['repo']}:Q4_K_M or "
+        f"{match['repo']}/file.gguf"
+    )
+
+
+def _files(repo: str, path: str, revision: str, *, may_be_path: bool = False) -> HubFiles:
+    if not path.lower().endswith(".gguf"):
+        raise ModelError(f"{repo}/{path} is no GGUF file; name one, or {repo}:QUANT")
+    return HubFiles(repo, whole_split(path), revision, may_be_path=may_be_path)
+
+
+def _unknown(name: str, registry: Registry) -> ModelError:
+    if not name or name.lower().endswith(".gguf") or _ONLY_A_PATH.match(name) or "/" in name:
+        return _no_file(name)
+    try:
+        registry.find(name)
+    except ModelError as error:
+        return ModelError(f"there is no file {name}, and {error}")
+    raise AssertionError(name)
+
+
+def _no_file(name: str) -> ModelError:
+    return ModelError(
+        f"there is no file {name or repr(name)}; name the path of a GGUF model, a registered name "
+        "(`ggufspec models list`), user/repo:QUANT or user/repo/file.gguf"
+    )

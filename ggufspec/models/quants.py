@@ -1,0 +1,83 @@
+"""Which GGUF files of a repository are one model, and which quantization it has, by their names.
+
+Pure: paths in, paths out. Knows neither disk nor network.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+from ggufspec.errors import ModelError
+
+__all__ = ["ModelFiles", "choose", "group", "quant_of", "whole_split"]
+
+_SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+_QUANT = re.compile(
+    r"(?<![A-Z0-9])((?:UD-)?(?:I?Q\d+_[0-9A-Z]+(?:_[0-9A-Z]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32"
+    r"|FP16|FP32))(?![A-Z0-9])",
+    re.IGNORECASE,
+)
+_NO_MODEL = re.compile(r"(^|/)mmproj|imatrix", re.IGNORECASE)  # GGUF files that are none
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of one model in a repository, in order, and which of them are not there."""
+
+    quant: str | None
+    files: tuple[str, ...]
+    missing: tuple[str, ...]
+
+
+def whole_split(path: str) -> tuple[str, ...]:
+    """All files of the split that a file belongs to; the file alone where it is none."""
+    match = _SPLIT.fullmatch(path)
+    if match is None:
+        return (path,)
+    count = int(match["count"])
+    return tuple(
+        f"{match['stem']}-{number:05}-of-{match['count']}{path[-5:]}"
+        for number in range(1, count + 1)
+    )
+
+
+def quant_of(path: str) -> str | None:
+    """The quantization that a file name tells, else that its folder tells."""
+    folder, _, name = path.rpartition("/")
+    for text in (name, folder):
+        if found := _QUANT.findall(text):
+            return str(found[-1]).upper()
+    return None
+
+
+def group(paths: Iterable[str]) -> tuple[ModelFiles, ...]:
+    """The models among the files of a repository."""
+    there = {path for path in paths if path.lower().endswith(".gguf")}
+    wholes = {whole_split(path) for path in there if not _NO_MODEL.search(path)}
+    return tuple(
+        ModelFiles(quant_of(files[0]), files, tuple(file for file in files if file not in there))
+        for files in sorted(wholes)
+    )
+
+
+def choose(paths: Iterable[str], quant: str, where: str) -> ModelFiles:
+    """The one model of that quantization. Raises ModelError, which tells what there is instead."""
+    models = group(paths)
+    wanted = quant.upper()
+    found = [model for model in models if model.quant == wanted]
+    found = found or [model for model in models if model.quant == f"UD-{wanted}"]
+    if len(found) > 1:
+        named = ", ".join(model.files[0] for model in found)
+        raise ModelError(f"{where} has several models of {quant}: name the file, one of {named}")
+    if found:
+        return found[0]
+    known = sorted({model.quant for model in models if model.quant})
+    if not models:
+        raise ModelError(f"{where} has no GGUF models: name a repository that does")
+    near = get_close_matches(wanted, known, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    there = ", ".join(known) or ", ".join(model.files[0] for model in models)
+    raise ModelError(f"{where} has no model of {quant}; {hint}it has {there}")

@@ -1,0 +1,318 @@
+"""The models and pairs that have a name: parsed from TOML, a user's own on top of the shipped ones.
+
+Pure but for `load_registry`, which reads the files. Knows no network and no cache.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from ggufspec.errors import ModelError, OptionError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = [
+    "REGISTRY_VARIABLE",
+    "ModelEntry",
+    "ModelPair",
+    "RegisteredShape",
+    "Registry",
+    "load_registry",
+    "parse_registry",
+    "user_registry_path",
+]
+
+REGISTRY_VARIABLE = "GGUFSPEC_MODELS"
+_FILE_NAME = "models.toml"
+_ALIAS = re.compile(r"[A-Za-z0-9][\w.+-]*")
+_REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class RegisteredShape:
+    """What an architecture's header says, known before anything is downloaded. None: not known."""
+
+    name: str
+    architecture: str
+    n_layers: int
+    n_embd: int
+    n_ff: int
+    n_heads: int
+    n_heads_kv: int
+    n_embd_head: int
+    n_vocab: int
+    n_ctx: int
+    vocabulary: str  # models of one family can draft for each other
+    tied: bool | None = None  # the output matrix is the input's
+    license: str | None = None
+    gated: bool | None = None  # the original's page asks for consent; copies of it may not
+    page: str | None = None  # repository of the original
+    note: str | None = None
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model with a name: where its files are, and what is known of them."""
+
+    alias: str
+    repo: str
+    files: tuple[str, ...]  # paths in the repository; several for a split model, in order
+    revision: str = "main"
+    size: int | None = None  # bytes of all files
+    sha256: tuple[str, ...] = ()  # of each file; empty: not known
+    shape: RegisteredShape | None = None
+    checked: bool = False  # `ggufspec models check` has confirmed it against the hub
+    source: str | None = None  # of hash and size
+
+    def sha256_of(self, file: str) -> str | None:
+        """What the registry says of one of the files; None where it says nothing."""
+        return dict(zip(self.files, self.sha256, strict=False)).get(file)
+
+
+@dataclass(frozen=True)
+class ModelPair:
+    """A target and a draft that share a vocabulary; settings by the names of run's options."""
+
+    name: str
+    target: str
+    draft: str
+    note: str | None = None
+    settings: Mapping[str, int | float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Models and pairs by name; case does not matter."""
+
+    models: Mapping[str, ModelEntry]
+    pairs: Mapping[str, ModelPair]
+
+    def find(self, alias: str) -> ModelEntry:
+        """The model of that name. Raises ModelError, which names the nearest ones."""
+        by_lower = {name.lower(): entry for name, entry in self.models.items()}
+        if (entry := by_lower.get(alias.lower())) is not None:
+            return entry
+        raise ModelError(
+            f"no model has the name {alias!r}{_did_you_mean(alias, self.models)}; "
+            "`ggufspec models list` lists those that do"
+        )
+
+    def knows(self, alias: str) -> bool:
+        """Whether a model has that name."""
+        return alias.lower() in {name.lower() for name in self.models}
+
+    def pairs_of(self, alias: str) -> tuple[ModelPair, ...]:
+        """The pairs that this model is in, as a target or as a draft."""
+        name = self.find(alias).alias
+        return tuple(pair for pair in self.pairs.values() if name in (pair.target, pair.draft))
+
+    def draft_for(self, alias: str) -> ModelEntry | None:
+        """The draft that is paired with this model, or with another quantization of it."""
+        target = self.find(alias)
+        for pair in self.pairs.values():
+            if pair.target == target.alias:
+                return self.models[pair.draft]
+        for pair in self.pairs.values():
+            if target.shape is not None and self.models[pair.target].shape == target.shape:
+                return self.models[pair.draft]
+        return None
+
+
+def load_registry() -> Registry:
+    """The shipped registry, the user's own on top, and each of `$GGUFSPEC_MODELS` on top of that.
+
+    Raises OptionError for a file that cannot be read or does not say what it should.
+    """
+    texts = [(_FILE_NAME, _shipped_path().read_text(encoding="utf-8"))]
+    own = user_registry_path()
+    if own is not None and own.is_file():
+        texts.append((str(own), _read(own)))
+    for chosen in filter(None, os.environ.get(REGISTRY_VARIABLE, "").split(os.pathsep)):
+        texts.append((chosen, _read(Path(chosen).expanduser())))
+    return parse_registry(texts)
+
+
+def user_registry_path() -> Path | None:
+    """Where a user's own models are named; None where there is no home folder."""
+    try:
+        if sys.platform == "win32":
+            folder = Path(os.environ.get("APPDATA") or Path.home() / "AppData" / "Roaming")
+        elif sys.platform == "darwin":
+            folder = Path.home() / "Library" / "Application Support"
+        else:
+            chosen = Path(os.environ.get("XDG_CONFIG_HOME", ""))
+            folder = chosen if chosen.is_absolute() else Path.home() / ".config"
+    except RuntimeError:
+        return None
+    return folder / "ggufspec" / _FILE_NAME
+
+
+def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
+    """TOML texts with the names of their files; an entry of a later one replaces an earlier one's.
+
+    Raises OptionError that names the file and the key.
+    """
+    shapes: dict[str, RegisteredShape] = {}
+    models: dict[str, ModelEntry] = {}
+    pairs: dict[str, ModelPair] = {}
+    for file, text in texts:
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise OptionError(f"the registry {file} is not TOML: {error}") from error
+        where = _Where(file)
+        where.check_keys(content, {"models", "shapes", "pairs"})
+        for name, table in where.tables(content, "shapes"):
+            shapes[name] = table.fill(RegisteredShape, name=name)
+        for name, table in where.tables(content, "models"):
+            replaced = next((known for known in models if known.lower() == name.lower()), name)
+            models.pop(replaced, None)
+            models[name] = _entry(name, table, shapes)
+        for name, table in where.tables(content, "pairs"):
+            pairs[name] = _pair(name, table, models)
+    return Registry(MappingProxyType(models), MappingProxyType(pairs))
+
+
+def _entry(name: str, table: _Where, shapes: Mapping[str, RegisteredShape]) -> ModelEntry:
+    if not _ALIAS.fullmatch(name) or name.lower().endswith(".gguf"):
+        raise table.wrong("is no name for a model: letters, digits and . _ + - make one")
+    shape = table.take("shape", str, required=False)
+    if shape is not None and shape not in shapes:
+        raise table.wrong(f"shape is {shape!r}; no [shapes] entry has that name", shape, shapes)
+    entry: ModelEntry = table.fill(ModelEntry, alias=name, shape=shapes.get(shape or ""))
+    if not _REPO.fullmatch(entry.repo):
+        raise table.wrong(f"repo is {entry.repo!r}; it must be user/repo")
+    if not entry.files or not all(file.lower().endswith(".gguf") for file in entry.files):
+        raise table.wrong("files must name at least one file, and GGUF files only")
+    if entry.sha256 and len(entry.sha256) != len(entry.files):
+        raise table.wrong(f"sha256 has {len(entry.sha256)} values for {len(entry.files)} files")
+    for digest in entry.sha256:
+        if not _SHA256.fullmatch(digest):
+            raise table.wrong(f"sha256 has {digest!r}; it must be 64 lower-case hex digits")
+    return entry
+
+
+_SETTINGS = {"draft_n", "temp", "ctx_size", "gpu_layers", "gpu_layers_draft"}
+
+
+def _pair(name: str, table: _Where, models: Mapping[str, ModelEntry]) -> ModelPair:
+    settings = table.take("settings", dict, required=False) or {}
+    _Where(table.file, f"{table.key}.settings", settings).check_keys(settings, _SETTINGS)
+    for option, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise table.wrong(f"settings.{option} is {value!r}; it must be a number")
+    pair: ModelPair = table.fill(ModelPair, name=name, settings=MappingProxyType(settings))
+    by_lower = {alias.lower(): alias for alias in models}
+    for alias in (pair.target, pair.draft):
+        if alias.lower() not in by_lower:
+            raise table.wrong(f"{alias!r} is not the name of a model", alias, models)
+    return ModelPair(
+        pair.name,
+        by_lower[pair.target.lower()],
+        by_lower[pair.draft.lower()],
+        pair.note,
+        pair.settings,
+    )
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "int": (int, "a whole number"),
+    "bool": (bool, "true or false"),
+    "str": (str, "a text"),
+    "tuple[str, ...]": (list, "a list of texts"),
+}
+Facts = TypeVar("Facts")
+
+
+class _Where:
+    """A table of a registry file, which knows where it stands when something in it is wrong."""
+
+    def __init__(self, file: str, key: str = "", table: Mapping[str, Any] | None = None) -> None:
+        self.file = file
+        self.key = key
+        self._table = dict(table or {})
+
+    def tables(self, content: Mapping[str, Any], name: str) -> Iterable[tuple[str, _Where]]:
+        found = content.get(name, {})
+        if not isinstance(found, dict):
+            raise _Where(self.file, name).wrong("must be a table")
+        for key, table in found.items():
+            where = _Where(self.file, f'{name}."{key}"', table if isinstance(table, dict) else {})
+            if not isinstance(table, dict):
+                raise where.wrong("must be a table")
+            yield key, where
+
+    def fill(self, facts: type[Facts], **known: object) -> Facts:
+        """A dataclass of this table's values, each of the type that its field is declared with."""
+        declared = {fact.name: fact for fact in fields(facts)}  # type: ignore[arg-type]
+        self.check_keys(self._table, set(declared) - set(known))
+        for name, fact in declared.items():
+            if name in known:
+                continue
+            kind, _ = _KINDS[str(fact.type).removesuffix(" | None")]
+            value = self.take(name, kind, required=fact.default is MISSING)
+            if value is not None:
+                known[name] = tuple(value) if isinstance(value, list) else value
+        return facts(**known)
+
+    def take(self, name: str, kind: type, *, required: bool) -> Any:
+        """A value out of the table; None where there is none."""
+        value = self._table.pop(name, None)
+        if value is None:
+            if required:
+                raise self.wrong(f"has no {name}; it needs one")
+            return None
+        wanted = dict(_KINDS.values()).get(kind, "a table")
+        is_bool_for_int = kind is int and isinstance(value, bool)
+        of_texts = kind is not list or (
+            isinstance(value, list) and all(isinstance(part, str) for part in value)
+        )
+        if not isinstance(value, kind) or is_bool_for_int or not of_texts:
+            raise self.wrong(f"{name} is {value!r}; it must be {wanted}")
+        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+            raise self.wrong(f"{name} is {value}; it must be at least 1")
+        return value
+
+    def check_keys(self, table: Mapping[str, Any], known: set[str]) -> None:
+        for key in table:
+            if key not in known:
+                raise self.wrong(f"has {key!r}, which means nothing here", key, known)
+
+    def wrong(self, what: str, word: str = "", known: Iterable[str] = ()) -> OptionError:
+        place = f" [{self.key}]" if self.key else ""
+        return OptionError(f"the registry {self.file}:{place} {what}{_did_you_mean(word, known)}")
+
+
+def _did_you_mean(word: str, known: Iterable[str]) -> str:
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.5) if word else []
+    return f"; did you mean {' or '.join(by_lower[name] for name in near)}?" if near else ""
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"the registry {path} cannot be read: {getattr(error, 'strerror', None) or error} "
+            f"(named by the environment variable {REGISTRY_VARIABLE}, or your own)"
+        ) from error
+
+
+def _shipped_path() -> Path:
+    """models.toml: in the package where it is installed, above it in a source tree."""
+    package = Path(__file__).parents[1]
+    installed = package / _FILE_NAME
+    return installed if installed.is_file() else package.parent / _FILE_NAME

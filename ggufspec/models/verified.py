@@ -1,0 +1,60 @@
+"""Hashes of files, computed once: remembered by path, size and time of the last change."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from ggufspec.cache import default_cache_dir, write_whole
+from ggufspec.errors import CacheError
+
+__all__ = ["known_sha256", "remember", "sha256_of"]
+
+_CHUNK = 2**20
+
+
+def known_sha256(path: Path) -> str | None:
+    """The hash that this file had when it was last computed, if it has not changed since."""
+    try:
+        content = json.loads(_record_path(path).read_bytes())
+    except (CacheError, OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or content.get("file") != _identity(path):
+        return None
+    digest = content.get("sha256")
+    return digest if isinstance(digest, str) else None
+
+
+def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """The hash of a file, read through now and remembered. `progress`: bytes read so far."""
+    digest = hashlib.sha256()
+    n_done = 0
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            n_done += len(chunk)
+            if progress is not None:
+                progress(n_done)
+    remember(path, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def remember(path: Path, sha256: str) -> None:
+    """Keep the hash of a file as it is now; where it cannot be kept, it is computed again."""
+    with contextlib.suppress(CacheError, OSError):
+        data = json.dumps({"file": _identity(path), "sha256": sha256}).encode()
+        write_whole(_record_path(path), len(data), [data])
+
+
+def _identity(path: Path) -> list[str | int]:
+    content = path.resolve()
+    found = content.stat()
+    return [str(content), found.st_size, found.st_mtime_ns]
+
+
+def _record_path(path: Path) -> Path:
+    name = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogatepass")).hexdigest()
+    return default_cache_dir() / "verified" / f"{name[:32]}.json"
