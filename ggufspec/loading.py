@@ -46,6 +46,7 @@ def load(
 ) -> Engine:
     """Load a target GGUF model and, if given, the draft that writes ahead for it.
 
+    target, draft: paths of files; `ggufspec.models.resolve` makes them of names.
     n_ctx: tokens that prompt and text may have together; None: the target's own, at most 4096.
     n_batch: prompt tokens per batch. n_draft_max: the most that a round may draft.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU; negative: all.

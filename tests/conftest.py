@@ -1,4 +1,4 @@
-"""No test reads or writes the user's cache folder."""
+"""No test reads or writes the user's cache folder, or asks any hub but one of its own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hub import Hub
 
 _numbers = count()
 
@@ -24,3 +25,30 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def _own_cache(_caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test starts with nothing remembered."""
     monkeypatch.setenv("GGUFSPEC_CACHE", str(_caches / str(next(_numbers))))
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub on loopback, an empty cache for it, and no registry but the shipped one."""
+    from huggingface_hub.utils import close_session  # type: ignore[attr-defined]
+
+    from ggufspec.models import hub as client
+
+    for name in (
+        *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+        *("GGUFSPEC_MODELS", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"),
+        *("NO_PROXY", "no_proxy"),
+    ):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(client, "WAITS", (0.01, 0.01, 0.01))
+    made = Hub()
+    server = made.start()
+    close_session()  # one of before would keep the proxies of before
+    monkeypatch.setenv("HF_ENDPOINT", made.url)
+    yield made
+    close_session()
+    server.shutdown()
+    server.server_close()

@@ -222,9 +222,8 @@ def rm(name: str, yes: bool) -> None:
 
     paths = _here(name)
     cache = local.hub_cache().resolve()
-    if any(cache not in path.absolute().parents for path in paths) or any(
-        "snapshots" not in path.parts for path in paths
-    ):
+    folders = [path.parent.resolve() for path in paths]
+    if not all(cache in folder.parents and "snapshots" in folder.parts for folder in folders):
         raise ModelError(
             f"{name} does not lie in the hub's cache {cache}; other files are yours to remove"
         )

@@ -172,7 +172,7 @@ class _PartFile:
             starts = response.headers.get("Content-Range", "").startswith(f"bytes {self.n_bytes}-")
             if self.n_bytes and not (response.status_code == 206 and starts):
                 self._restart()
-            for chunk in response.iter_bytes(_CHUNK):
+            for chunk in response.iter_bytes():
                 if stop.is_set():
                     return
                 with _disk(file):
@@ -243,6 +243,9 @@ def _link(file: RemoteFile) -> Path:
                 )
 
         path = hub.patiently(lay_out)
+        if not path.is_symlink():  # where there are no links, the client has made a copy
+            with contextlib.suppress(OSError):
+                _blob(file).unlink()
     reference = local.repo_folder(file.repo) / "refs" / file.revision
     if file.revision != file.commit:
         with _disk(file):

@@ -9,13 +9,14 @@ import contextlib
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeVar
 
-from ggufspec.errors import DownloadError
+from ggufspec.errors import DownloadError, OptionError
 
 __all__ = [
     "Listing",
@@ -92,12 +93,14 @@ def listing(repo: str, revision: str) -> Listing:
         commit = info.sha or ""
         files = []
         for found in info.siblings or ():
-            if not found.rfilename.lower().endswith(".gguf"):
+            is_within = {"", ".", ".."}.isdisjoint(found.rfilename.split("/"))
+            if not is_within or not found.rfilename.lower().endswith(".gguf"):
                 continue
             sha256 = found.lfs.sha256 if found.lfs else None
-            blob = sha256 or found.blob_id
+            blob = sha256 or found.blob_id or ""
             size = found.lfs.size if found.lfs else found.size
-            if not commit or not blob or size is None:
+            # They become names of files here, so they must be what they claim.
+            if not (_is_hex(commit, 40) and _is_hex(blob, 64 if sha256 else 40)) or size is None:
                 raise DownloadError(_no_hub())
             files.append(RemoteFile(repo, revision, commit, found.rfilename, size, sha256, blob))
         return Listing(repo, revision, commit, tuple(files))
@@ -107,8 +110,13 @@ def listing(repo: str, revision: str) -> Listing:
 
 
 def endpoint() -> str | None:
-    """Where the hub is, if not at its own address."""
-    return (os.environ.get("HF_ENDPOINT") or "").rstrip("/") or None
+    """Where the hub is, if not at its own address. Raises OptionError."""
+    chosen = (os.environ.get("HF_ENDPOINT") or "").rstrip("/")
+    if chosen and not re.match(r"https?://[^/\[\]]+", chosen):
+        raise OptionError(
+            f"HF_ENDPOINT is {chosen!r}; it must be the address of a hub, as https://huggingface.co"
+        )
+    return chosen or None
 
 
 def is_offline() -> bool:
@@ -169,8 +177,6 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
         raise _refusal(what, repo, error.response) from error
     except errors.OfflineModeIsEnabled as error:
         raise DownloadError(offline_message(what)) from error
-    except httpx2.UnsupportedProtocol as error:
-        raise DownloadError(_no_hub()) from error
     except httpx2.ProxyError as error:
         raise Transient(
             f"the proxy does not let {what} through: {error}; check HTTPS_PROXY"
@@ -245,6 +251,10 @@ def _refusal(what: str, repo: str, response: object) -> DownloadError:
 def _no_hub() -> str:
     where = endpoint() or "https://huggingface.co"
     return f"{where} does not answer as a hub does: check HF_ENDPOINT, a proxy, or a login page"
+
+
+def _is_hex(text: str, n_digits: int) -> bool:
+    return re.fullmatch(rf"[0-9a-f]{{{n_digits}}}", text) is not None
 
 
 def _there(paths: list[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from ggufspec.errors import ModelError
 from ggufspec.models.quants import whole_split
@@ -21,7 +22,7 @@ _HUB = re.compile(
     rf"(?::(?P<quant>[\w.-]+)|/(?P<path>[^@:\\]+))?(?:@(?P<late>{_REVISION}))?"
 )
 _URL = re.compile(
-    rf"https?://[^/]+/(?P<repo>[\w.-]+/[\w.-]+)/(?:resolve|blob)/(?P<revision>{_REVISION})/"
+    rf"https?://(?:huggingface|hf)\.co/(?P<repo>[\w.-]+/[\w.-]+)/(?:resolve|blob)/(?P<revision>{_REVISION})/"
     r"(?P<path>[^?#]+)(?:[?#].*)?"
 )
 _PREFIXES = ("hf://", "hf:", "https://huggingface.co/", "https://hf.co/", "hf.co/")
@@ -82,7 +83,7 @@ def parse(name: str, registry: Registry) -> Named:
         entry = registry.find(name)
         return HubFiles(entry.repo, entry.files, entry.revision, entry)
     if match := _URL.fullmatch(name):
-        return _files(match["repo"], match["path"], match["revision"])
+        return _files(match["repo"], unquote(match["path"]), match["revision"])
     prefix = next((prefix for prefix in _PREFIXES if name.lower().startswith(prefix)), "")
     match = None if _ONLY_A_PATH.match(name) else _HUB.fullmatch(name[len(prefix) :])
     if match is None or (match["early"] and match["late"]):
@@ -101,6 +102,8 @@ def parse(name: str, registry: Registry) -> Named:
 
 
 def _files(repo: str, path: str, revision: str, *, may_be_path: bool = False) -> HubFiles:
+    if not {"", ".", ".."}.isdisjoint(path.split("/")):
+        raise _no_file(f"{repo}/{path}")
     if not path.lower().endswith(".gguf"):
         raise ModelError(f"{repo}/{path} is no GGUF file; name one, or {repo}:QUANT")
     return HubFiles(repo, whole_split(path), revision, may_be_path=may_be_path)

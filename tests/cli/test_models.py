@@ -1,0 +1,237 @@
+"""`ggufspec models`, and names of models in other commands, against a hub on loopback."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hub import Hub, sha256, status
+
+from .conftest import Command
+
+TARGET, DRAFT = "lab/target-GGUF", "lab/draft-GGUF"
+
+
+@pytest.fixture
+def names(
+    hub: Hub, target: Path, draft: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Hub:
+    """Both models on the hub, and registered as a pair by their user."""
+    data, small = target.read_bytes(), draft.read_bytes()
+    hub.add(TARGET, {"target-Q8_0.gguf": data})
+    hub.add(DRAFT, {"draft-Q8_0.gguf": small})
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        f'[models."Large"]\nrepo = "{TARGET}"\nfiles = ["target-Q8_0.gguf"]\nsize = {len(data)}\n'
+        f'sha256 = ["{sha256(data)}"]\n'
+        f'[models."Small"]\nrepo = "{DRAFT}"\nfiles = ["draft-Q8_0.gguf"]\n'
+        '[pairs."ours"]\ntarget = "Large"\ndraft = "Small"\nnote = "For tests."\n'
+        "settings = { draft_n = 3 }\n"
+    )
+    monkeypatch.setenv("GGUFSPEC_MODELS", str(mine))
+    return hub
+
+
+def entry(command: Command, name: str) -> dict[str, object]:
+    """What `models list` says of a model."""
+    found = command("models", "list", "--json").document["models"]
+    (facts,) = [facts for facts in found if facts["name"] == name]
+    return dict(facts)
+
+
+def test_the_list_tells_what_is_in_the_cache_and_what_fits(command: Command, names: Hub) -> None:
+    assert entry(command, "Large")["cached"] is None
+    path = command("models", "pull", "large").out.strip()
+    found = entry(command, "Large")
+    assert found["cached"] == path
+    assert found["fits_memory"] is True
+    assert entry(command, "Small")["fits_memory"] is None  # its size is not known
+    assert entry(command, "70B-Q3_K_S")["checked"] is False
+    listed = command("models", "list")
+    assert listed.code == 0
+    assert "70B-Q3_K_S" in listed.out
+    assert [line.split()[-1] for line in listed.out.splitlines() if "Large " in line] == [TARGET]
+
+
+def test_pulled_models_are_where_path_says(command: Command, names: Hub, target: Path) -> None:
+    missing = command("models", "path", "Large")
+    assert missing.code == 1
+    assert missing.out == ""
+    assert "`ggufspec models pull Large` downloads it" in missing.err
+    pulled = command("models", "pull", "Large", f"{DRAFT}:Q8_0")
+    assert pulled.code == 0
+    assert pulled.err == ""
+    first, second = pulled.out.splitlines()
+    assert Path(first).read_bytes() == target.read_bytes()
+    assert command("models", "path", "Large").out == f"{first}\n"
+    assert command("models", "path", "small").out == f"{second}\n"
+    assert command("models", "path", target).out == f"{target}\n"
+
+
+def test_show_tells_what_the_registry_knows(command: Command, names: Hub) -> None:
+    shown = command("models", "show", "LARGE")
+    assert shown.code == 0
+    assert f"https://huggingface.co/{TARGET} at main" in shown.out
+    assert "ggufspec run --target Large --draft Small --draft-n 3\n  For tests.\n" in shown.out
+    document = command("models", "show", "small", "--json").document
+    assert document["header"] is None
+    assert document["pairs"][0]["settings"] == {"draft_n": 3}
+    unknown = command("models", "show", "nobody/knows:Q8_0")
+    assert unknown.code == 1
+    assert "ggufspec models pull nobody/knows:Q8_0" in unknown.err
+
+
+def test_show_tells_what_a_file_says_of_itself(command: Command, names: Hub, target: Path) -> None:
+    pytest.importorskip("ggufspec.models.header")
+    header = command("models", "show", target, "--json").document["header"]
+    assert header["architecture"] == "llama"
+    assert header["n_layers"] == len(header["layer_bytes"]) == 2
+    assert header["n_bytes"] == target.stat().st_size
+    command("models", "pull", "Large")
+    shown = command("models", "show", "Large").out
+    assert "architecture   llama" in shown
+    assert f"fingerprint {header['vocabulary']}" in shown
+
+
+def test_check_compares_with_the_hub(command: Command, names: Hub) -> None:
+    assert command("models", "check", "Large", "Small").code == 0
+    names.add(TARGET, {"target-Q8_0.gguf": b"GGUF, but another"})
+    found = command("models", "check", "Large", "Small")
+    assert found.code == 1
+    assert "Large: size: " in found.out
+    assert f"Large: sha256 of target-Q8_0.gguf: {entry(command, 'Large')['sha256'][0]}" in found.out  # type: ignore[index]
+    assert "Small: as registered" in found.out
+    del names.repos[DRAFT]
+    document = command("models", "check", "small", "--json")
+    assert document.code == 1
+    assert document.document["differences"][0]["what"] == "repository"
+    assert not names.downloads()
+
+
+def test_check_does_not_blame_an_entry_for_the_hubs_trouble(command: Command, names: Hub) -> None:
+    names.always[TARGET] = status(503)
+    found = command("models", "check", "Large")
+    assert found.out == ""
+    assert "the hub is in trouble (status 503" in found.err
+
+
+def test_verify_reads_the_file_again(command: Command, names: Hub, target: Path) -> None:
+    path = Path(command("models", "pull", "Large").out.strip())
+    digest = sha256(target.read_bytes())
+    whole = command("models", "verify", "Large")
+    assert whole.code == 0
+    assert whole.out == f"{digest}  target-Q8_0.gguf: as it should be\n"
+    path.resolve().write_bytes(b"damaged")
+    for name in ("Large", f"{TARGET}/target-Q8_0.gguf", path):
+        damaged = command("models", "verify", name)
+        assert damaged.code == 1
+        assert f"DAMAGED: it should be {digest}" in damaged.out
+        assert f"ggufspec models rm {name}" in damaged.err
+    alone = command("models", "verify", target)
+    assert (alone.code, alone.out) == (0, f"{digest}  target.gguf: nothing to compare it with\n")
+
+
+def test_rm_asks_and_frees(command: Command, names: Hub, target: Path) -> None:
+    path = Path(command("models", "pull", "Large").out.strip())
+    kept = command("models", "rm", "Large", stdin=b"n\n")
+    assert kept.code == 130
+    assert "Remove 1 file of Large, " in kept.err
+    assert path.exists()
+    gone = command("models", "rm", "Large", "--yes")
+    assert gone.code == 0
+    assert gone.out.startswith("Freed ")
+    assert not path.exists()
+    assert command("models", "rm", "Large", "--yes").code == 1
+    own = command("models", "rm", target, "--yes")
+    assert own.code == 1
+    assert "does not lie in the hub's cache" in own.err
+    assert target.exists()
+
+
+def test_run_takes_names(run: Command, names: Hub) -> None:
+    ask = ("-p", "ab", "-n", "4", "--temp", "0", "--draft-n", "2", "--json")
+    first = run("-m", f"{TARGET}:Q8_0", "-md", f"hf:{DRAFT}/draft-Q8_0.gguf", *ask)
+    assert first.code == 0
+    assert first.document["n_drafted"] > 0
+    assert Path(first.document["settings"]["target"]).name == "target-Q8_0.gguf"
+    names.requests.clear()
+    again = run("-m", "Large", "-md", "Small", "--offline", *ask)
+    assert again.document["tokens"] == first.document["tokens"]
+    assert not names.requests
+
+
+def test_run_proposes_the_registered_draft(run: Command, names: Hub) -> None:
+    result = run("-m", "Large", "-md", "auto", "-p", "ab", "-n", "4", "--json")
+    assert result.code == 0
+    assert "drafting with Small: the registry pairs it with Large\n" in result.err
+    assert Path(result.document["settings"]["draft"]).name == "draft-Q8_0.gguf"
+    by_file = run(
+        "-m", result.document["settings"]["target"], "-md", "auto", "-p", "ab", "-n", "4", "--json"
+    )
+    assert "drafting with Small" in by_file.err
+
+
+def test_run_proposes_the_smallest_with_the_vocabulary(
+    run: Command, command: Command, names: Hub, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ggufspec.models.header")
+    monkeypatch.delenv("GGUFSPEC_MODELS")
+    ask = ("-m", target, "-md", "auto", "-p", "ab", "-n", "4", "--json")
+    none = run(*ask)
+    assert none.code == 1
+    assert "no smaller model in the cache has its vocabulary; name one with --draft" in none.err
+    large = target.read_bytes()
+    names.add("lab/padded", {"x-F16.gguf": large + bytes(2 * len(large))})
+    padded = command("models", "pull", "lab/padded:F16", f"{DRAFT}:Q8_0").out.splitlines()
+    result = run("-m", padded[0], *ask[2:])
+    assert result.code == 0
+    assert f"drafting with {padded[1]}: the smallest in the cache" in result.err
+
+
+def test_offline_names_what_is_missing(run: Command, names: Hub) -> None:
+    result = run("-m", "Large", "--offline", "-p", "ab")
+    assert result.code == 1
+    assert "Large is not in the cache, and the network is off limits (--offline" in result.err
+
+
+def test_what_is_wrong_is_told_before_anything_is_downloaded(run: Command, names: Hub) -> None:
+    assert run("-m", "Large", "-p", "ab", "--draft-temp", "0.5").code == 2
+    wrong = run("-m", "Lrge", "-p", "ab")
+    assert wrong.code == 1
+    assert "no file Lrge" in wrong.err
+    assert "did you mean Large" in wrong.err
+    assert not names.requests
+
+
+def test_tune_and_audit_take_names(command: Command, names: Hub) -> None:
+    assert command("tune", "-m", "Large", "--forget").code == 1  # not here
+    command("models", "pull", "Large")
+    assert command("tune", "-m", "Large", "--forget").out == "Forgot 0 records.\n"
+    result = command("audit", "-m", "Lorge", "-md", "Small")
+    assert "did you mean Large" in result.err
+
+
+def test_a_broken_registry_of_the_user(
+    run: Command, names: Hub, target: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[models.x]\nrepos = 'a/b'")
+    monkeypatch.setenv("GGUFSPEC_MODELS", str(broken))
+    result = run("-m", "Large", "-p", "ab")
+    assert result.code == 2
+    assert f"the registry {broken}" in result.err
+    assert "did you mean repo" in result.err
+    assert run("-m", target, "-p", "ab", "-n", "2").code == 0  # a path needs no registry
+
+
+def test_names_are_understood_without_the_hubs_client() -> None:
+    code = (
+        "import sys, ggufspec.cli.models, ggufspec.models as models; "
+        "models.load_registry().find('70B-Q3_K_S'); "
+        "print([name for name in ('huggingface_hub', 'httpx2', 'llama_cpp', 'numpy', 'rich') "
+        "if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,141 @@
+"""What a user may type, and what is meant by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ggufspec.errors import ModelError
+from ggufspec.models import quants
+from ggufspec.models.names import HubFiles, HubQuant, LocalFile, parse
+from ggufspec.models.registry import parse_registry
+
+REGISTRY = parse_registry(
+    [("models.toml", '[models."8B-Q3_K_L"]\nrepo = "some/body"\nfiles = ["x.gguf"]\nrevision="v1"')]
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("user/repo:Q4_K_M", HubQuant("user/repo", "Q4_K_M")),
+        ("hf:user/repo:q4_k_m", HubQuant("user/repo", "q4_k_m")),
+        ("hf://user/repo:UD-Q4_K_XL", HubQuant("user/repo", "UD-Q4_K_XL")),
+        ("hf.co/user/repo:Q8_0", HubQuant("user/repo", "Q8_0")),
+        ("user/repo@v2:Q8_0", HubQuant("user/repo", "Q8_0", "v2")),
+        ("user/repo:Q8_0@v2", HubQuant("user/repo", "Q8_0", "v2")),
+        ("hf:user/repo@refs/pr/3:Q8_0", HubQuant("user/repo", "Q8_0", "refs/pr/3")),
+        ("hf:user/repo/x.gguf", HubFiles("user/repo", ("x.gguf",))),
+        ("user/repo/sub/x.gguf", HubFiles("user/repo", ("sub/x.gguf",), may_be_path=True)),
+        ("hf://user/repo@v2/sub/x.GGUF", HubFiles("user/repo", ("sub/x.GGUF",), "v2")),
+        (
+            "https://huggingface.co/user/repo/resolve/main/x.gguf?download=true",
+            HubFiles("user/repo", ("x.gguf",)),
+        ),
+        (
+            "https://huggingface.co/user/repo/blob/v2/sub/x%20y.gguf",
+            HubFiles("user/repo", ("sub/x y.gguf",), "v2"),
+        ),
+        (
+            "hf:user/repo/x-00002-of-00002.gguf",
+            HubFiles("user/repo", ("x-00001-of-00002.gguf", "x-00002-of-00002.gguf")),
+        ),
+        ("8b-q3_k_l", HubFiles("some/body", ("x.gguf",), "v1", REGISTRY.find("8B-Q3_K_L"))),
+    ],
+)
+def test_what_is_meant(name: str, meant: object) -> None:
+    assert parse(name, REGISTRY) == meant
+
+
+@pytest.mark.parametrize("name", ["8B-Q3_K_L", "user/repo/x.gguf", "plain"])
+def test_a_file_that_is_there_goes_before_all(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).touch()
+    assert parse(name, REGISTRY) == LocalFile(Path(name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "x.gguf",
+        "folder/x.gguf",
+        "./user/repo/x.gguf",
+        "../repo/x.gguf",
+        "/user/repo/x.gguf",
+        "~/user/x.gguf",
+        r"C:\models\x.gguf",
+        "C:/models/x.gguf",
+        "C:/models/more/x.gguf",
+        r"models\user\x.gguf",
+        "user/repo/../../x.gguf",
+        "user/repo//x.gguf",
+        "user/repo@a:Q8_0@b",
+        "a\0b/c/x.gguf",
+        "https://example.org/user/repo/resolve/main/x.gguf",
+    ],
+)
+def test_a_path_without_a_file(name: str) -> None:
+    with pytest.raises(ModelError, match="there is no file"):
+        parse(name, REGISTRY)
+
+
+def test_a_wrong_name_is_told_the_nearest() -> None:
+    with pytest.raises(ModelError, match=r"no file 8B-Q3KL, and .* did you mean 8B-Q3_K_L"):
+        parse("8B-Q3KL", REGISTRY)
+
+
+@pytest.mark.parametrize("name", ["user/repo", "hf:user/repo", "hf:user/repo@v2", "user/repo@v2"])
+def test_a_repository_alone_is_told_what_to_add(name: str) -> None:
+    with pytest.raises(ModelError, match=r"user/repo:Q4_K_M or user/repo/file.gguf"):
+        parse(name, REGISTRY)
+
+
+def test_a_file_of_another_kind() -> None:
+    with pytest.raises(ModelError, match="no GGUF file"):
+        parse("hf:user/repo/model.safetensors", REGISTRY)
+
+
+@pytest.mark.parametrize(
+    ("path", "quant"),
+    [
+        ("Meta-Llama-3-8B-Instruct.Q3_K_L.gguf", "Q3_K_L"),
+        ("qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf", "Q4_K_M"),
+        ("Qwen3-30B-A3B-UD-Q4_K_XL.gguf", "UD-Q4_K_XL"),
+        ("x-IQ2_XXS.gguf", "IQ2_XXS"),
+        ("x-Q4_0_4_4.gguf", "Q4_0_4_4"),
+        ("gpt-oss-20b-MXFP4.gguf", "MXFP4"),
+        ("Llama-3.2-1B-Instruct-f16.gguf", "F16"),
+        ("BF16/model.gguf", "BF16"),
+        ("Q4_0/model-Q8_0.gguf", "Q8_0"),
+        ("model.gguf", None),
+    ],
+)
+def test_the_quantization_in_a_name(path: str, quant: str | None) -> None:
+    assert quants.quant_of(path) == quant
+
+
+def test_choosing_a_quantization() -> None:
+    paths = [
+        "x-Q4_K_M.gguf",
+        "x-UD-Q4_K_XL.gguf",
+        "Q8_0/x-Q8_0-00001-of-00002.gguf",
+        "Q8_0/x-Q8_0-00002-of-00002.gguf",
+        "mmproj-x-Q4_K_M.gguf",
+        "x.imatrix.gguf",
+        "README.md",
+    ]
+    assert quants.choose(paths, "q4_k_m", "x").files == ("x-Q4_K_M.gguf",)
+    assert quants.choose(paths, "Q4_K_XL", "x").files == ("x-UD-Q4_K_XL.gguf",)
+    assert quants.choose(paths, "Q8_0", "x").files == tuple(paths[2:4])
+    assert quants.choose(paths[:3], "Q8_0", "x").missing == (paths[3],)
+    with pytest.raises(ModelError, match="no model of Q5_K_M; did you mean Q4_K_M"):
+        quants.choose(paths, "Q5_K_M", "x")
+    with pytest.raises(ModelError, match=r"several .* x-Q4_K_M.gguf, y-Q4_K_M.gguf"):
+        quants.choose([*paths, "y-Q4_K_M.gguf"], "Q4_K_M", "x")
+    with pytest.raises(ModelError, match="no GGUF models"):
+        quants.choose(["README.md"], "Q4_K_M", "x")
