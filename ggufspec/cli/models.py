@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -54,9 +56,9 @@ def list_models(as_json: bool) -> None:
         pairs = [_pair_facts(pair) for pair in registry.pairs.values()]
         render.echo_json({"models": facts, "pairs": pairs, "memory": n_memory})
         return
-    render.echo_table(
-        ["name", "size", "cached", "fits RAM", "checked", "repository"],
-        [
+    rows = [["name", "size", "cached", "fits RAM", "checked", "repository"]]
+    for row in facts:
+        rows.append(
             [
                 row["name"],
                 format_bytes(row["size"]) if row["size"] else "?",
@@ -65,9 +67,8 @@ def list_models(as_json: bool) -> None:
                 "yes" if row["checked"] else "",
                 row["repo"],
             ]
-            for row in facts
-        ],
-    )
+        )
+    _print_rows(rows)
 
 
 @command.command()
@@ -232,6 +233,16 @@ def rm(name: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Remove {files} of {name}, {size}?", abort=True, err=True)
     click.echo(f"Freed {format_bytes(local.remove(paths))}.")
+
+
+def _print_rows(rows: list[list[str]]) -> None:
+    """Columns, nothing cut off; the last one is left out of a terminal that has no room for it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    is_narrow = sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns
+    n_shown = len(widths) - (is_narrow and sys.stdout.isatty())
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        click.echo("  ".join(cells[:n_shown]).rstrip())
 
 
 def header_text(header: Header) -> str:

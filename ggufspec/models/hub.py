@@ -131,7 +131,10 @@ def patiently(
     n_done: Callable[[], int] = lambda: 0,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Result:
-    """Try again after a while what fails for a reason that may pass; sooner if it got further."""
+    """Try again, after longer and longer waits, what fails for a reason that may pass.
+
+    Whatever gets further, by `n_done`, renews the patience. Raises the last Transient.
+    """
     best, waits = n_done(), iter(WAITS)
     while True:
         try:
@@ -162,10 +165,10 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
         ) from error
     except errors.RevisionNotFoundError as error:
         raise DownloadError(
-            f"{repo} has no revision {revision}; without one, it is main"
+            f"{repo} has no revision {revision}; without an @revision, main is taken"
         ) from error
     except errors.LocalEntryNotFoundError as error:  # what the client makes of a failed question
-        raise _broken(what, error.__cause__ or error) from error
+        raise _broken(what, error.__cause__ or error, path) from error
     except errors.EntryNotFoundError as error:
         raise DownloadError(f"{what} is not there at {revision}") from error
     except errors.RepositoryNotFoundError as error:
@@ -182,7 +185,7 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
             f"the proxy does not let {what} through: {error}; check HTTPS_PROXY"
         ) from error
     except httpx2.HTTPError as error:
-        raise _broken(what, error) from error
+        raise _broken(what, error, path) from error
     except errors.HFValidationError as error:
         raise DownloadError(f"{repo} cannot be the name of a repository: {error}") from error
     except (httpx2.InvalidURL, errors.FileMetadataError) as error:
@@ -209,11 +212,12 @@ def offline_message(what: str) -> str:
     )
 
 
-def _broken(what: str, error: BaseException) -> Transient:
+def _broken(what: str, error: BaseException, path: str | None) -> Transient:
     reason = str(error) or type(error).__name__
+    stays = "; what has come so far stays, and the next run goes on from there" if path else ""
     return Transient(
-        f"the connection to the hub failed for {what}: {reason}. What has come so far stays: run "
-        "it again, and it goes on from there"
+        f"the connection to the hub failed for {what}: {reason}. Try again later, or with "
+        f"--offline if it is in the cache{stays}"
     )
 
 

@@ -52,7 +52,8 @@ def test_the_list_tells_what_is_in_the_cache_and_what_fits(command: Command, nam
     listed = command("models", "list")
     assert listed.code == 0
     assert "70B-Q3_K_S" in listed.out
-    assert [line.split()[-1] for line in listed.out.splitlines() if "Large " in line] == [TARGET]
+    (line,) = [line for line in listed.out.splitlines() if line.startswith("Large ")]
+    assert line.split()[-3:] == ["yes", "yes", TARGET]
 
 
 def test_pulled_models_are_where_path_says(command: Command, names: Hub, target: Path) -> None:

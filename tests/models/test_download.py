@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -333,7 +334,7 @@ def test_a_disk_that_fills_up_on_the_way(repo: Hub) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are Unix's")
 def test_an_interrupted_download_goes_on_in_the_next_run(repo: Hub) -> None:
-    repo.always[NAME] = slow(0.05)
+    repo.always[NAME] = slow(0.3)
     process = subprocess.Popen(
         [sys.executable, "-m", "ggufspec", "models", "pull", NAME],
         stderr=subprocess.PIPE,
@@ -353,6 +354,15 @@ def test_an_interrupted_download_goes_on_in_the_next_run(repo: Hub) -> None:
     repo.requests.clear()
     assert get().read_bytes() == DATA
     assert repo.downloads()[0].headers["Range"] == f"bytes={n_there}-"
+
+
+def test_two_at_once_download_it_once(repo: Hub) -> None:
+    repo.always[NAME] = slow(0.02)
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: get(), range(2))
+    assert first == second
+    assert first.read_bytes() == DATA
+    assert len(repo.downloads()) == 1
 
 
 def test_offline_takes_what_is_there_and_asks_nobody(
