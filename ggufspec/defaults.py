@@ -35,6 +35,7 @@ DRAFT_TEMPERATURE: Final = "auto"
 
 N_CTX: Final = 4096  # or the target's own context, if that is smaller
 N_BATCH: Final = 512
+N_GPU_LAYERS: Final = "auto"  # chosen by predicted speed, within free memory
 ALL_LAYERS: Final = -1
 FLASH_ATTENTION: Final = "auto"
 KV_TYPE: Final = "f16"

@@ -56,8 +56,10 @@ class Engine:
         *,
         n_draft_max: int,
         memory: Memory | None = None,
+        placement: str | None = None,
         resources: ExitStack,
     ) -> None:
+        self.placement = placement  # what was decided about memory, for the user; None: nothing
         self.target = target
         self.draft = draft
         self.n_ctx = target.n_ctx

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from ggufspec import checks, defaults, remembered
+from ggufspec import checks, defaults, placing, remembered
 from ggufspec.engine import Engine
-from ggufspec.errors import OptionError
+from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.knowledge import Memory
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.facts import facts, pair_facts
 from ggufspec.llama.model import Model
 from ggufspec.llama.vocab import check_same
+from ggufspec.placing import Asked, Placement, Placing
 
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
 
@@ -33,8 +35,10 @@ def load(
     n_ctx: int | None = None,
     n_batch: int = defaults.N_BATCH,
     n_draft_max: int = defaults.N_DRAFT_MAX,
-    n_gpu_layers: int = defaults.ALL_LAYERS,
-    n_gpu_layers_draft: int = defaults.ALL_LAYERS,
+    n_gpu_layers: int | str = defaults.N_GPU_LAYERS,
+    n_gpu_layers_draft: int | str = defaults.N_GPU_LAYERS,
+    tensor_split: Sequence[float] = (),
+    main_gpu: int | None = None,
     n_threads: int | None = None,
     n_threads_draft: int | None = None,
     flash_attention: str = defaults.FLASH_ATTENTION,
@@ -49,57 +53,109 @@ def load(
     target, draft: paths of files; `ggufspec.models.resolve` makes them of names.
     n_ctx: tokens that prompt and text may have together; None: the target's own, at most 4096.
     n_batch: prompt tokens per batch. n_draft_max: the most that a round may draft.
-    n_gpu_layers, n_gpu_layers_draft: layers on the GPU; negative: all.
+    n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;
+    "auto": as many of each as are predicted to be fastest together, within free memory.
+    tensor_split: shares of the target's layers for several GPUs. main_gpu: the one for the draft.
     n_threads, n_threads_draft: None: one per physical core, and one in all for a tiny draft.
     flash_attention: "auto" (llama.cpp decides), "on", "off".
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
     tuned: take what `ggufspec tune` has found for threads and flash attention that are not given,
     and remember what passes of the pair cost.
 
+    Where memory runs out, it is tried once more with less of what was not asked for. What was
+    decided is told by the engine's `placement`.
+
     Raises ModelError, VocabError, OptionError, OutOfMemoryError.
     """
     _check_count("n_ctx", n_ctx, 2**31 - 1)
     _check_count("n_batch", checks.whole("n_batch", n_batch), 2**20)
     _check_count("n_draft_max", checks.whole("n_draft_max", n_draft_max), defaults.N_DRAFT_LIMIT)
-    for name, n_layers in (
-        ("n_gpu_layers", n_gpu_layers),
-        ("n_gpu_layers_draft", n_gpu_layers_draft),
-    ):
-        if abs(checks.whole(name, n_layers)) >= 2**31:
-            raise OptionError(f"{name} is {n_layers}; no model has so many layers (-1: all)")
     _check_count("n_threads", n_threads, _MAX_THREADS)
     _check_count("n_threads_draft", n_threads_draft, _MAX_THREADS)
+    asked = Asked(
+        n_gpu_layers=placing.layers("n_gpu_layers", n_gpu_layers),
+        n_gpu_layers_draft=placing.layers("n_gpu_layers_draft", n_gpu_layers_draft),
+        n_ctx=n_ctx,
+        n_batch=n_batch,
+        type_k=type_k,
+        type_v=type_v,
+        flash_attention=flash_attention,
+        tensor_split=tensor_split,
+        main_gpu=main_gpu,
+    )
+    files = _Files(
+        checks.path("target", target),
+        None if draft is None else checks.path("draft", draft),
+        mmap,
+        progress,
+    )
+    settings = _Settings(n_batch, n_draft_max, n_threads, n_threads_draft, flash_attention, tuned)
+    places = Placing(files.target, files.draft, asked)
+    first = places.first()
+    try:
+        return _load(files, settings, first)
+    except OutOfMemoryError:
+        smaller = places.smaller(first)
+        if smaller is None:
+            raise
+    return _load(files, settings, smaller)
+
+
+@dataclass(frozen=True)
+class _Files:
+    target: Path
+    draft: Path | None
+    mmap: bool
+    progress: LoadProgress | None
+
+    def opened(self, whose: str, path: Path, **place: Any) -> Model:
+        heard = self.progress and partial(self.progress, whose)
+        return Model(path, mmap=self.mmap, progress=heard, **place)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    n_batch: int
+    n_draft_max: int
+    n_threads: int | None
+    n_threads_draft: int | None
+    flash_attention: str
+    tuned: bool
+
+
+def _load(files: _Files, settings: _Settings, place: Placement) -> Engine:
     with ExitStack() as stack:
-
-        def opened(whose: str, path: str | Path, n_layers: int) -> Model:
-            heard = progress and partial(progress, whose)
-            file = checks.path(whose, path)
-            return stack.enter_context(
-                closing(Model(file, n_gpu_layers=n_layers, mmap=mmap, progress=heard))
-            )
-
-        target_model = opened("target", target, n_gpu_layers)
-        models = [target_model]
+        target_model = files.opened(
+            "target",
+            files.target,
+            n_gpu_layers=place.n_gpu_layers,
+            tensor_split=place.tensor_split,
+        )
+        models = [stack.enter_context(closing(target_model))]
         draft_model = None
-        if draft is not None:
-            draft_model = opened("draft", draft, n_gpu_layers_draft)
+        if files.draft is not None:
+            draft_model = files.opened(
+                "draft", files.draft, n_gpu_layers=place.n_gpu_layers_draft, gpu=place.gpu_draft
+            )
+            models.append(stack.enter_context(closing(draft_model)))
             check_same(target_model.vocab, draft_model.vocab)
-            models.append(draft_model)
+        n_threads, flash_attention = settings.n_threads, settings.flash_attention
+        n_threads_draft = settings.n_threads_draft
         options = ContextOptions(
-            n_ctx=n_ctx or _default_n_ctx(models),
-            n_batch=n_batch,
+            n_ctx=place.n_ctx or _default_n_ctx(models),
+            n_batch=settings.n_batch,
             n_threads=n_threads,
             flash_attention=flash_attention,
-            type_k=type_k,
-            type_v=type_v,
+            type_k=place.type_k,
+            type_v=place.type_v,
         )
-        if tuned:
+        if settings.tuned:
             found = remembered.settings(pair_facts(target_model, draft_model, options))
             n_threads_draft = n_threads_draft or found.n_threads_draft
             options = replace(options, n_threads=n_threads or found.n_threads)
             if flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
                 options = replace(options, flash_attention=found.flash_attention)
-        target_context = Context(target_model, replace(options, n_rows=n_draft_max + 1))
+        target_context = Context(target_model, replace(options, n_rows=settings.n_draft_max + 1))
         stack.callback(target_context.close)
         draft_context = None
         if draft_model is not None:
@@ -111,8 +167,9 @@ def load(
         return Engine(
             target_context,
             draft_context,
-            n_draft_max=n_draft_max,
-            memory=Memory(facts(target_context, draft_context)) if tuned else None,
+            n_draft_max=settings.n_draft_max,
+            memory=Memory(facts(target_context, draft_context)) if settings.tuned else None,
+            placement=place.why,
             resources=stack.pop_all(),
         )
 

@@ -21,6 +21,7 @@ _COMMANDS = {
     "audit": "Test whether speculative text is what the target alone would write.",
     "demo": "Watch a large model write with the help of a small one; nothing to download.",
     "models": "Models by name: list, show, download, verify and remove them.",
+    "plan": "Where layers of a pair would go, and how fast that would be.",
     "run": "Continue a prompt, or answer it, with a target and a draft model.",
     "tune": "Measure what passes cost here, and remember how a pair runs fastest.",
 }

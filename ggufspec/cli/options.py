@@ -77,19 +77,36 @@ load_options = gathered(
         "-ngl",
         "--gpu-layers",
         "n_gpu_layers",
-        type=int,
-        default=defaults.ALL_LAYERS,
+        default=defaults.N_GPU_LAYERS,
         show_default=True,
-        help="Layers of the target on the GPU; -1: all.",
+        callback=lambda context, option, value: _layers(value),
+        help="Layers of the target on the GPU, the output counting as one; -1: all; auto: what is "
+        "predicted to be fastest within free memory.",
     ),
     click.option(
         "-ngld",
         "--gpu-layers-draft",
         "n_gpu_layers_draft",
-        type=int,
-        default=defaults.ALL_LAYERS,
+        default=defaults.N_GPU_LAYERS,
         show_default=True,
-        help="Layers of the draft on the GPU; -1: all.",
+        callback=lambda context, option, value: _layers(value),
+        help="Layers of the draft on the GPU, likewise.",
+    ),
+    click.option(
+        "-ts",
+        "--tensor-split",
+        "tensor_split",
+        default="",
+        metavar="N,N...",
+        callback=lambda context, option, value: _shares(value),
+        help="Shares of the target's layers for several GPUs. [default: by free memory]",
+    ),
+    click.option(
+        "-mg",
+        "--main-gpu",
+        "main_gpu",
+        type=click.IntRange(min=0),
+        help="The GPU for the draft. [default: where it is predicted to be fastest]",
     ),
     click.option(
         "-fa",
@@ -122,6 +139,28 @@ load_options = gathered(
         "--mmap/--no-mmap", default=True, show_default=True, help="Map the files into memory."
     ),
 )
+
+
+def _layers(value: str) -> int | str:
+    """A number of layers, or "auto"."""
+    if value == defaults.N_GPU_LAYERS:
+        return value
+    try:
+        return int(value)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is neither a whole number nor auto") from None
+
+
+def _shares(value: str) -> tuple[float, ...]:
+    """Numbers from 0 on, of which not all are 0."""
+    try:
+        found = tuple(float(part) for part in value.split(",")) if value else ()
+    except ValueError:
+        found = (-1.0,)
+    if found and (not all(0 <= each < float("inf") for each in found) or not sum(found)):
+        raise click.BadParameter(f"{value!r} are no shares: give numbers like 3,1")
+    return found
+
 
 seed_option = click.option(
     "-s",

@@ -9,10 +9,13 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import llama_cpp
 
-_CPU = 0  # enum ggml_backend_dev_type in ggml-backend.h
+from ggufspec.offload.plan import Gpu
+
+_CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
 
 
 def n_threads_default() -> int:
@@ -49,39 +52,70 @@ def cpu_name() -> str:
     """What the processor calls itself; perhaps empty."""
     if sys.platform == "darwin" and (found := _sysctl("machdep.cpu.brand_string")):
         return found
-    try:
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() in ("model name", "Model", "cpu model"):
-                return value.strip()
-    except OSError:
-        pass
+    for line in _lines(Path("/proc/cpuinfo")):
+        name, _, value = line.partition(":")
+        if name.strip() in ("model name", "Model", "cpu model"):
+            return value.strip()
     return platform.processor() or platform.machine()
 
 
-def gpu_names() -> list[str]:
-    """The devices of llama.cpp other than processors; none where it does not tell."""
+class Device(NamedTuple):
+    """What llama.cpp computes with. n_free: bytes; an integrated GPU's are those of the machine."""
+
+    name: str
+    description: str
+    kind: int
+    n_free: int
+
+
+def devices() -> list[Device]:
+    """The devices of llama.cpp; none where it does not tell."""
     for library in _libraries():
         try:
             count, get = library.ggml_backend_dev_count, library.ggml_backend_dev_get
-            kind, texts = (
-                library.ggml_backend_dev_type,
-                [library.ggml_backend_dev_name, library.ggml_backend_dev_description],
-            )
+            kind, memory = library.ggml_backend_dev_type, library.ggml_backend_dev_memory
+            texts = [library.ggml_backend_dev_name, library.ggml_backend_dev_description]
         except AttributeError:
             continue
         count.restype, count.argtypes = ctypes.c_size_t, []
         get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
         kind.restype, kind.argtypes = ctypes.c_int, [ctypes.c_void_p]
+        size = ctypes.POINTER(ctypes.c_size_t)
+        memory.restype, memory.argtypes = None, [ctypes.c_void_p, size, size]
         for text in texts:
             text.restype, text.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-        devices = [get(i) for i in range(count())]
-        return [
-            ": ".join((text(device) or b"").decode("utf-8", "replace") for text in texts)
-            for device in devices
-            if device and kind(device) != _CPU
-        ]
+        found = []
+        for device in filter(None, [get(i) for i in range(count())]):
+            n_free, n_total = ctypes.c_size_t(), ctypes.c_size_t()
+            memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
+            name, description = ((text(device) or b"").decode("utf-8", "replace") for text in texts)
+            found.append(Device(name, description, kind(device), n_free.value))
+        return found
     return []
+
+
+def gpu_names() -> list[str]:
+    """The devices of llama.cpp other than processors."""
+    return [f"{at.name}: {at.description}" for at in devices() if at.kind != _CPU]
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """What llama.cpp offloads to: GPUs, or the first integrated one where there is no other."""
+    found = devices()
+    chosen = [at for at in found if at.kind == _GPU] or [at for at in found if at.kind == _IGPU][:1]
+    return tuple(Gpu(at.description or at.name, at.n_free) for at in chosen)
+
+
+def free_memory() -> int | None:
+    """Bytes that this process may still take; None where the platform does not tell."""
+    limits = []
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            limits.append(int(line.split()[1]) * 1024)
+    group = [_lines(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current")]
+    if all(group) and group[0][0].isdigit() and group[1][0].isdigit():
+        limits.append(max(int(group[0][0]) - int(group[1][0]), 0))
+    return min(limits, default=physical_memory())
 
 
 def machine() -> dict[str, object]:
@@ -101,6 +135,14 @@ def _libraries() -> list[ctypes.CDLL]:
     found = [llama_cpp.llama_cpp._lib]
     beside = getattr(getattr(llama_cpp, "_ggml", None), "libggml", None)
     return found if beside is None else [*found, beside]
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a file of the kernel's; none where there is no such."""
+    try:
+        return path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _sysctl(key: str) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import llama_cpp
 
-from ggufspec.errors import ClosedError, ModelError
+from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.vocab import Vocab
 
@@ -24,17 +24,32 @@ class Model:
         path: str | Path,
         *,
         n_gpu_layers: int = -1,
+        tensor_split: Sequence[float] = (),
+        gpu: int | None = None,
         mmap: bool = True,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load `path`; `n_gpu_layers` < 0 means all of them, `progress` hears shares of 1.
+
+        tensor_split: shares of the layers for each GPU; none: by their free memory. gpu: the only
+        one to use.
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text.
         """
         self.path = Path(path)
         self._n_gpu_layers = n_gpu_layers
         _check_file(self.path)
-        self._pointer: int | None = self._load(n_gpu_layers, mmap, progress)
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.load_mode = (
+            llama_cpp.LLAMA_LOAD_MODE_MMAP if mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
+        )
+        if tensor_split:
+            shares = (ctypes.c_float * int(llama_cpp.llama_max_devices()))(*tensor_split)
+            params.tensor_split = shares
+        if gpu is not None:
+            params.split_mode, params.main_gpu = llama_cpp.LLAMA_SPLIT_MODE_NONE, gpu
+        self._pointer: int | None = self._load(params, progress)
         try:
             self._check_writes_text()
             self.vocab = Vocab(self.pointer)
@@ -44,7 +59,9 @@ class Model:
             self.close()
             raise
 
-    def _load(self, n_gpu_layers: int, mmap: bool, progress: Callable[[float], None] | None) -> int:
+    def _load(
+        self, params: llama_cpp.llama_model_params, progress: Callable[[float], None] | None
+    ) -> int:
         interrupted: list[BaseException] = []
 
         def on_progress(share: float, _: int | None) -> bool:
@@ -56,28 +73,37 @@ class Model:
                 interrupted.append(error)
             return not interrupted and not log.interrupted
 
-        params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = n_gpu_layers
-        params.load_mode = (
-            llama_cpp.LLAMA_LOAD_MODE_MMAP if mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
-        )
         callback = llama_cpp.llama_progress_callback(on_progress)
         params.progress_callback = callback
         with listening():
             llama_cpp.llama_backend_init()
-            pointer: int | None = llama_cpp.llama_model_load_from_file(
-                os.fsencode(self.path), params
-            )
+            pointer = self._open(params)
             if interrupted or log.interrupted:
                 if pointer:
                     llama_cpp.llama_model_free(pointer)
                 raise interrupted[0] if interrupted else KeyboardInterrupt
             if not pointer:
-                raise ModelError(
-                    f"{self.path} could not be loaded: it is damaged, incomplete, too large for "
-                    f"memory, or of a kind that this llama.cpp does not know.\n{log.complaints()}"
-                )
+                raise self._why_not(params)
         return pointer
+
+    def _open(self, params: llama_cpp.llama_model_params) -> int | None:
+        found: int | None = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
+        return found
+
+    def _why_not(self, params: llama_cpp.llama_model_params) -> GgufspecError:
+        """What is wrong with a file that was not loaded: if it can be without memory, then that."""
+        complaints = log.complaints()
+        params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
+        if pointer := self._open(params):
+            llama_cpp.llama_model_free(pointer)
+            return OutOfMemoryError(
+                f"there is not enough memory for {self.path}: use fewer GPU layers (n_gpu_layers, "
+                f"-ngl) or a smaller model.\n{complaints}"
+            )
+        return ModelError(
+            f"{self.path} could not be loaded: it is damaged, incomplete, or of a kind that this "
+            f"llama.cpp does not know.\n{complaints}"
+        )
 
     def _check_writes_text(self) -> None:
         if llama_cpp.llama_model_has_encoder(self.pointer) or not llama_cpp.llama_model_has_decoder(

@@ -15,6 +15,7 @@ import ggufspec
 from ggufspec import remembered
 from ggufspec.llama import devices
 from ggufspec.llama.facts import facts
+from ggufspec.offload.plan import Gpu
 
 
 @pytest.fixture
@@ -113,17 +114,35 @@ class Library:
             def __call__(self, *args: Any) -> Any:
                 return self.call(*args)
 
+        def tell_memory(device: int, n_free: Any, n_total: Any) -> None:
+            n_free._obj.value, n_total._obj.value = 1000 * device, 2000 * device
+
         self.ggml_backend_dev_count = Function(lambda: len(found))
         self.ggml_backend_dev_get = Function(lambda i: i + 1)
         self.ggml_backend_dev_name = Function(lambda device: found[device - 1][0])
         self.ggml_backend_dev_description = Function(lambda device: found[device - 1][1])
         self.ggml_backend_dev_type = Function(lambda device: found[device - 1][2])
+        self.ggml_backend_dev_memory = Function(tell_memory)
 
 
 def test_gpus_are_named_and_processors_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library((b"CUDA0", b"NVIDIA H200", 1), (None, b"\xff", 2), (b"CPU", b"AMD", 0))
     monkeypatch.setattr(devices, "_libraries", lambda: [object(), library])
     assert devices.gpu_names() == ["CUDA0: NVIDIA H200", ": \N{REPLACEMENT CHARACTER}"]
+    assert devices.gpus() == (Gpu("NVIDIA H200", 1000),), "an integrated one only without another"
+
+
+def test_an_integrated_gpu_serves_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Library((b"CPU", b"AMD", 0), (b"Vulkan0", b"Iris", 2), (b"Vulkan1", b"Arc", 2))
+    monkeypatch.setattr(devices, "_libraries", lambda: [library])
+    assert devices.gpus() == (Gpu("Iris", 2000),)
+
+
+def test_free_memory_is_less_than_the_machine_has() -> None:
+    n_free, n_all = devices.free_memory(), devices.physical_memory()
+    assert n_free is not None
+    assert n_all is not None
+    assert 0 < n_free <= n_all
 
 
 def test_a_library_that_names_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,420 @@
+"""What a GGUF file says of itself, read without loading it. Believes no count before it fits.
+
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Read by ourselves, since
+gguf's own reader makes an array of every token (seconds for a large vocabulary), and since
+llama.cpp ends the process on some headers that are false.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import struct
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ggufspec.errors import ModelError
+
+_MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_FIRST_READ = 2**22  # bytes; a large vocabulary takes some ten million
+_MOST_READ = 2**30
+_N_MOST_KEYS, _N_MOST_TENSORS = 2**16, 2**20
+_N_MOST_DIMENSIONS = 4
+_MOST_BYTES = 2**62
+_STRING, _ARRAY = 8, 9
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_KEPT_NUMBERS = 4096  # of an array of numbers; longer ones (of tokens) are only counted
+_DEFAULT_ALIGNMENT = 32
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
+_PADDING = b"[PAD"  # so are tokens called that only fill a vocabulary up
+
+
+class Tensor(NamedTuple):
+    """One array of weights: `shape` from the innermost dimension on, `offset` within the data."""
+
+    name: str
+    type: str
+    shape: tuple[int, ...]
+    n_bytes: int
+    offset: int
+
+    @property
+    def n_values(self) -> int:
+        """How many numbers it holds."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    """The facts of a model, of all its files if it was split.
+
+    values: by key, as the file has them: numbers, texts, switches, lists of numbers or of bytes
+    (texts that may not be UTF-8). n_bytes: of the files.
+    """
+
+    paths: tuple[Path, ...]
+    n_bytes: int
+    values: Mapping[str, Any]
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def architecture(self) -> str:
+        """The name under which llama.cpp knows how it computes."""
+        return str(self.values["general.architecture"])
+
+    @property
+    def name(self) -> str:
+        """What its maker calls it; else the file's name."""
+        found = self.values.get("general.name")
+        return found if isinstance(found, str) and found else self.paths[0].stem
+
+    @property
+    def n_params(self) -> int:
+        """Number of weights."""
+        return sum(tensor.n_values for tensor in self.tensors)
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks."""
+        return self.number("block_count")
+
+    @property
+    def n_ctx(self) -> int:
+        """The context that it was trained for, in tokens; 0 where the file does not tell."""
+        return self.number("context_length", 0)
+
+    @cached_property
+    def n_vocab(self) -> int:
+        """Number of tokens."""
+        return len(self._tokens) or self.number("vocab_size", 0)
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """A fingerprint: files with the same one share their tokens, padding aside."""
+        tokens = self._tokens
+        n_real = len(tokens)
+        while n_real and tokens[n_real - 1].startswith(_PADDING):
+            n_real -= 1
+        kind = [str(self.values.get(f"tokenizer.ggml.{key}", "")) for key in ("model", "pre")]
+        digest = hashlib.sha256("\0".join(kind).encode())
+        for token in tokens[:n_real]:
+            digest.update(len(token).to_bytes(4, "little") + token)
+        return digest.hexdigest()[:16]
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja template of its own chat format, if it has one."""
+        found = self.values.get("tokenizer.chat_template")
+        return found if isinstance(found, str) else None
+
+    @cached_property
+    def quantization(self) -> str:
+        """The name of its mix of types, as llama-quantize has it; else the commonest type."""
+        from gguf import LlamaFileType
+
+        found = self.values.get("general.file_type")
+        if isinstance(found, int) and found in LlamaFileType._value2member_map_:
+            name = str(LlamaFileType(found).name)
+            return name.removeprefix("MOSTLY_").removeprefix("ALL_")
+        counted: Counter[str] = Counter()
+        for tensor in self.tensors:
+            counted[tensor.type] += tensor.n_values
+        return counted.most_common(1)[0][0] if counted else "unknown"
+
+    @cached_property
+    def layer_bytes(self) -> tuple[int, ...]:
+        """Bytes of the weights of each block."""
+        found = [0] * self.n_layers
+        for tensor in self.tensors:
+            layer = layer_of(tensor.name)
+            if layer is not None and layer < len(found):
+                found[layer] += tensor.n_bytes
+        return tuple(found)
+
+    def number(self, key: str, default: int | None = None) -> int:
+        """A whole number of this architecture's, such as "block_count". Raises ModelError."""
+        name = f"{self.architecture}.{key}"
+        found = self.values.get(name, default)
+        if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 2**31:
+            raise ModelError(
+                f"{self.paths[0]} has {_shown(found)} for {name}, where a whole number belongs: "
+                "the file is damaged, or of a kind that is not known here"
+            )
+        return found
+
+    def numbers(self, key: str, default: int | None = None) -> list[int]:
+        """A whole number for each layer; the file may have one for all. Raises ModelError."""
+        found = self.values.get(f"{self.architecture}.{key}", default)
+        if isinstance(found, list) and len(found) == self.n_layers:
+            numbers = [each for each in found if isinstance(each, int) and 0 <= each < 2**31]
+            if len(numbers) == len(found):
+                return numbers
+        return [self.number(key, default)] * self.n_layers
+
+    @property
+    def _tokens(self) -> list[bytes]:
+        found = self.values.get("tokenizer.ggml.tokens", [])
+        if not isinstance(found, list) or any(not isinstance(each, bytes) for each in found[:1]):
+            raise ModelError(
+                f"{self.paths[0]} has a vocabulary that is no list of texts: the file is damaged"
+            )
+        return found
+
+
+def read_header(path: Path) -> Header:
+    """The header of a GGUF file, and of the other files of a split one.
+
+    Raises ModelError for what is missing, truncated, or false in itself.
+    """
+    first = read_one(path)
+    n_files = first.values.get("split.count", 1)
+    if not isinstance(n_files, int) or n_files <= 1:
+        return first
+    return _joined([first if at == path else read_one(at) for at in shards_of(path, n_files)])
+
+
+def read_one(path: Path) -> Header:
+    """The header of one file alone, even of a split set."""
+    try:
+        with path.open("rb") as file:
+            return read_from(file, path, path.stat().st_size)
+    except FileNotFoundError as error:
+        raise ModelError(f"there is no file {path}; name the path of a GGUF model") from error
+    except IsADirectoryError as error:
+        raise ModelError(f"{path} is a folder; name a GGUF file in it") from error
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def read_from(file: BinaryIO, path: Path, n_bytes: int) -> Header:
+    """The header of an open file of `n_bytes`, which `path` names. Raises ModelError."""
+    data = b""
+    while True:
+        wanted = min(max(_FIRST_READ, 4 * len(data)), n_bytes)
+        data += file.read(wanted - len(data))
+        try:
+            return _Parser(data, path, n_bytes).header()
+        except _Short:
+            if len(data) < wanted or len(data) >= min(n_bytes, _MOST_READ):
+                raise _damaged(path, "it ends within its header") from None
+
+
+def shards_of(path: Path, n_files: int) -> list[Path]:
+    """The files of a split set, of which `path` is one. Raises ModelError if some are missing."""
+    matched = _SHARD.fullmatch(path.name)
+    if not matched or not 1 <= n_files <= 99_999:
+        raise ModelError(
+            f"{path} is one of {n_files} files of a model, but is not called so: they must be "
+            f"named like model-00001-of-{n_files:05}.gguf"
+        )
+    paths = [
+        path.with_name(f"{matched[1]}-{n:05}-of-{n_files:05}.gguf") for n in range(1, n_files + 1)
+    ]
+    missing = [at.name for at in paths if not at.exists()]
+    if missing:
+        raise ModelError(
+            f"{path} is one of {n_files} files of a model; of those there are missing beside it: "
+            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them too"
+        )
+    return paths
+
+
+def layer_of(tensor_name: str) -> int | None:
+    """Which block a tensor belongs to; None: to none."""
+    matched = _LAYER.match(tensor_name)
+    return int(matched[1]) if matched else None
+
+
+def _joined(parts: Sequence[Header]) -> Header:
+    """One model of its files: the first has all values, each has tensors of its own."""
+    tensors = tuple(tensor for part in parts for tensor in part.tensors)
+    whole = Header(
+        tuple(path for part in parts for path in part.paths),
+        sum(part.n_bytes for part in parts),
+        parts[0].values,
+        tensors,
+    )
+    n_tensors = whole.values.get("split.tensors.count", len(tensors))
+    if n_tensors != len(tensors):
+        raise _damaged(
+            parts[0].paths[0], f"its files hold {len(tensors)} tensors together, not {n_tensors}"
+        )
+    return whole
+
+
+class _Short(Exception):
+    """More of the file has to be read."""
+
+
+class _Parser:
+    """Goes through the bytes of a header once."""
+
+    def __init__(self, data: bytes, path: Path, n_bytes: int) -> None:
+        self._data, self._path, self._n_bytes = data, path, n_bytes
+        self._at = 0
+
+    def header(self) -> Header:
+        if not self._n_bytes:
+            raise ModelError(
+                f"{self._path} is empty; a GGUF model was expected (a download that broke off?)"
+            )
+        start = self._data[:4]
+        if start != _MAGIC:
+            raise ModelError(
+                f"{self._path} is not a GGUF file: it starts with {start!r}, a GGUF file with "
+                f"{_MAGIC!r}"
+            )
+        self._at = 4
+        version = self._number("I")
+        if version not in _VERSIONS:
+            known = " and ".join(map(str, _VERSIONS))
+            raise _damaged(
+                self._path, f"it is of version {version} of the format; {known} are known"
+            )
+        n_tensors, n_keys = self._number("Q"), self._number("Q")
+        if n_tensors > _N_MOST_TENSORS or n_keys > _N_MOST_KEYS:
+            raise _damaged(self._path, f"it claims {n_tensors:,} tensors and {n_keys:,} keys")
+        values: dict[str, Any] = {}
+        for _ in range(n_keys):
+            key = self._text()
+            if not key or key in values:
+                raise _damaged(self._path, f"the key {_shown(key)} is empty, or there twice")
+            values[key] = self._value(self._number("I"))
+        if not isinstance(values.get("general.architecture"), str) and "split.no" not in values:
+            raise _damaged(self._path, "it names no architecture")
+        tensors = tuple(self._tensor() for _ in range(n_tensors))
+        if len({tensor.name for tensor in tensors}) < len(tensors):
+            raise _damaged(self._path, "two of its tensors have one name")
+        self._check_complete(tensors, values.get("general.alignment", _DEFAULT_ALIGNMENT))
+        return Header((self._path,), self._n_bytes, values, tensors)
+
+    def _check_complete(self, tensors: Sequence[Tensor], alignment: object) -> None:
+        is_whole = isinstance(alignment, int) and not isinstance(alignment, bool)
+        if not is_whole or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):  # type: ignore[operator]
+            raise _damaged(self._path, f"it aligns its tensors to {_shown(alignment)} bytes")
+        assert isinstance(alignment, int)
+        start = -(-self._at // alignment) * alignment
+        needed = start + max((each.offset + each.n_bytes for each in tensors), default=0)
+        if tensors and needed > self._n_bytes:
+            raise _damaged(
+                self._path,
+                f"it is truncated: its tensors end at byte {needed:,}, the file at "
+                f"{self._n_bytes:,}. Download it again",
+            )
+
+    def _tensor(self) -> Tensor:
+        name = self._text()
+        n_dimensions = self._number("I")
+        if not 1 <= n_dimensions <= _N_MOST_DIMENSIONS:
+            raise _damaged(self._path, f"{_shown(name)} has {n_dimensions} dimensions")
+        shape = tuple(self._number("Q") for _ in range(n_dimensions))
+        kind, offset = self._number("I"), self._number("Q")
+        type_name, block, block_bytes = _type_of(kind)
+        if not type_name:
+            raise _damaged(self._path, f"{_shown(name)} is of type {kind}, which is not known here")
+        n_values = math.prod(shape)
+        if not 0 < n_values < _MOST_BYTES or shape[0] % block or offset >= _MOST_BYTES:
+            raise _damaged(
+                self._path,
+                f"{_shown(name)} of type {type_name} has the shape {shape} at byte {offset}",
+            )
+        return Tensor(name, type_name, shape, n_values // block * block_bytes, offset)
+
+    def _value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self._text()
+        if kind == _ARRAY:
+            return self._array(self._number("I"), self._number("Q"))
+        if kind not in _SCALARS:
+            raise _damaged(self._path, f"a value is of kind {kind}, which the format does not have")
+        return self._number(_SCALARS[kind])
+
+    def _array(self, kind: int, n: int) -> list[Any] | None:
+        if kind == _STRING:
+            return self._texts(n)
+        if kind not in _SCALARS:
+            raise _damaged(self._path, f"an array is of kind {kind}, which cannot be in one")
+        code = _SCALARS[kind]
+        raw = self._take(n * struct.calcsize("<" + code))
+        return list(struct.unpack(f"<{n}{code}", raw)) if n <= _KEPT_NUMBERS else None
+
+    def _texts(self, n: int) -> list[bytes]:
+        """Many strings: the one place where each step counts."""
+        if n * 8 > self._n_bytes - self._at:
+            raise self._broken_off()
+        data, at, end = self._data, self._at, len(self._data)
+        length_at: Callable[[bytes, int], tuple[int]] = struct.Struct("<Q").unpack_from
+        found: list[bytes] = []
+        add = found.append
+        for _ in range(n):
+            start = at + 8
+            if start > end:
+                raise _Short
+            at = start + length_at(data, at)[0]
+            if at > end:
+                self._at = start
+                self._check_room(at - start)
+                raise _Short
+            add(data[start:at])
+        self._at = at
+        return found
+
+    def _text(self) -> str:
+        return self._take(self._number("Q")).decode("utf-8", "replace")
+
+    def _number(self, code: str) -> Any:
+        packed = struct.Struct("<" + code)
+        return packed.unpack(self._take(packed.size))[0]
+
+    def _take(self, n: int) -> bytes:
+        self._check_room(n)
+        end = self._at + n
+        if end > len(self._data):
+            raise _Short
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def _check_room(self, n: int) -> None:
+        if n > self._n_bytes - self._at:
+            raise self._broken_off()
+
+    def _broken_off(self) -> ModelError:
+        return _damaged(self._path, "it ends within its header")
+
+
+def _type_of(kind: int) -> tuple[str, int, int]:
+    """Name, values and bytes of a block of a type; no name where it is not known."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if kind not in GGMLQuantizationType._value2member_map_:
+        return "", 1, 1
+    found = GGMLQuantizationType(kind)
+    return (found.name, *GGML_QUANT_SIZES[found])
+
+
+def _damaged(path: Path, what: str) -> ModelError:
+    return ModelError(f"{path} is damaged, or no complete GGUF file: {what}")
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:60]

@@ -1,0 +1,110 @@
+"""`ggufspec plan` as a user meets it: this machine or another, without loading anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import paper
+import pytest
+from click.testing import CliRunner, Result
+
+from ggufspec.cli.main import cli
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("paper")
+    target = paper.write(folder / "target.gguf", paper.LLAMA_3_70B)
+    draft = paper.write(folder / "draft.gguf", paper.LLAMA_3_8B)
+    return ["--target", str(target), "--draft", str(draft)]
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["plan", *arguments], catch_exceptions=True)
+
+
+def document(*arguments: str) -> dict[str, Any]:
+    result = invoke(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_another_machine_can_be_thought_of(pair: list[str]) -> None:
+    here = ("--vram", "24GiB", "--ram", "64GiB", "--gpu-bandwidth", "1008GB")
+    result = invoke(*pair, *here)
+    assert result.exit_code == 0, result.output
+    for text in ("chosen", "no draft", "draft on GPU", "80 layers, 31 GB", "1008 GB/s", "-ngl "):
+        assert text in result.output
+    assert "…" not in result.output, "nothing is cut off at 80 columns"
+
+
+def test_what_is_printed_is_in_the_document(pair: list[str]) -> None:
+    found = document(*pair, "--vram", "24GiB,12GiB", "--ram", "64GiB", "--acceptance", "0.7")
+    chosen = found["plans"][0]
+    assert chosen["way"] == "chosen"
+    assert sum(chosen["split"]) == chosen["n_gpu_layers"]
+    assert len(found["machine"]["gpus"]) == 2
+    assert found["acceptance"] == 0.7
+    assert found["target"]["n_layers"] == 80
+
+
+def test_faster_memory_and_better_drafts_are_faster(pair: list[str]) -> None:
+    def speed(*more: str) -> float:
+        plans = document(*pair, "--vram", "24GiB", "--ram", "64GiB", *more)["plans"]
+        return float(plans[0]["tokens_per_second"])
+
+    usual = speed("--ram-bandwidth", "40GB")
+    assert speed("--ram-bandwidth", "80GB") > 1.3 * usual
+    assert speed("--ram-bandwidth", "40GB", "--acceptance", "0.95") > usual
+    assert speed("--ram-bandwidth", "40GB", "--draft-n", "12") < usual, "too long"
+
+
+def test_what_does_not_fit_is_told(pair: list[str]) -> None:
+    result = invoke(*pair, "--vram", "8GiB", "--ram", "8GiB")
+    assert result.exit_code == 0, result.output
+    assert "too large" in result.output
+    assert "Nothing of this fits" in result.output
+
+
+def test_no_gpu_is_a_machine_too(pair: list[str]) -> None:
+    plans = document(*pair, "--vram", "0", "--ram", "64GiB")["plans"]
+    assert plans[0]["n_gpu_layers"] == 0
+    assert plans[0]["split"] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--vram", "much"),
+        ("--vram", "-1"),
+        ("--ram", "24QiB"),
+        ("--ram", "1e99"),
+        ("--acceptance", "2"),
+        ("--draft-n", "0"),
+        ("--draft-n", "x"),
+        ("-c", "0"),
+        ("-ctk", "q9"),
+    ],
+)
+def test_wrong_values_are_refused(arguments: tuple[str, ...], pair: list[str]) -> None:
+    result = invoke(*pair, *arguments)
+    assert result.exit_code == 2, result.output
+    assert "Error: Invalid value" in result.output
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    from ggufspec.cli.plan import _size
+
+    assert _size("24GiB") == _size("24G") == _size(" 24 gib ") == 24 * 2**30
+    assert _size("25.5GB") == 25_500_000_000
+    assert _size("1000") == 1000
+    assert _size("2T") == 2**41
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    result = invoke("--target", str(tmp_path / "none.gguf"))
+    assert result.exit_code != 0
+    assert "there is no file" in str(result.exception)

@@ -1,0 +1,245 @@
+"""Headers: what llama.cpp would say of a file, without it; and no belief in what cannot be true."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import llama_cpp
+import numpy as np
+import pytest
+import tiny
+
+from ggufspec.errors import ModelError
+from ggufspec.llama.model import Model
+from ggufspec.models.header import read_header
+from ggufspec.models.shapes import reckoned, shape_of
+
+WRITERS: list[Callable[[Path], Path]] = [
+    tiny.write_llama,
+    tiny.write_swa,
+    tiny.write_mamba,
+    tiny.write_rwkv,
+    tiny.write_hybrid,
+]
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_header_says_what_llama_cpp_says(write: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = write(tmp_path / "model.gguf")
+    header = read_header(path)
+    model = Model(path)
+    try:
+        assert header.n_params == model.n_params
+        assert sum(tensor.n_bytes for tensor in header.tensors) == model.n_bytes
+        assert header.n_layers == model.n_layers
+        assert header.n_ctx == model.n_ctx_train
+        assert header.n_vocab == model.vocab.n_tokens
+        assert header.architecture in model.description
+        assert header.chat_template == model.chat_template
+    finally:
+        model.close()
+    assert header.n_bytes == path.stat().st_size
+    assert header.paths == (path,)
+    assert sum(header.layer_bytes) < header.n_bytes
+
+
+def test_each_value_is_as_llama_cpp_reads_it(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "model.gguf")
+    values = read_header(path).values
+    model = Model(path)
+    try:
+        buffer = ctypes.create_string_buffer(1 << 16)
+        for key, value in values.items():
+            if isinstance(value, (list, float, bool, type(None))):
+                continue
+            n = llama_cpp.llama_model_meta_val_str(model.pointer, key.encode(), buffer, len(buffer))
+            assert n >= 0, key
+            assert buffer.value.decode() == str(value), key
+    finally:
+        model.close()
+
+
+def test_the_mix_of_types_is_named(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(str(tmp_path / "model.gguf"), "llama")
+    writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_K_M)
+    _finish(writer)
+    assert read_header(tmp_path / "model.gguf").quantization == "Q4_K_M"
+    assert read_header(tiny.write_llama(tmp_path / "plain.gguf")).quantization == "F32"
+
+
+def test_a_fingerprint_is_that_of_the_tokens_padding_aside(tmp_path: Path) -> None:
+    def fingerprint(name: str, tokens: list[str]) -> str:
+        writer = gguf.GGUFWriter(str(tmp_path / name), "llama")
+        writer.add_tokenizer_model("gpt2")
+        writer.add_token_list(tokens)
+        _finish(writer)
+        return read_header(tmp_path / name).vocabulary
+
+    known = fingerprint("a", ["x", "yz"])
+    assert fingerprint("b", ["x", "yz", "[PAD2]", "[PAD3]"]) == known
+    assert fingerprint("c", ["xy", "z"]) != known
+    assert fingerprint("d", ["x", "yz", "w"]) != known
+
+
+def test_split_files_are_one_model(tmp_path: Path) -> None:
+    paths = write_split(tmp_path)
+    assert len(paths) == 3
+    whole = read_header(paths[0])
+    assert whole.paths == tuple(paths)
+    assert whole.n_bytes == sum(path.stat().st_size for path in paths)
+    assert [tensor.name for tensor in whole.tensors] == [f"blk.{i}.w" for i in range(6)]
+    assert read_header(paths[2]).paths == tuple(paths), "whichever of them is named"
+
+
+def test_a_split_model_that_lacks_a_file_says_which(tmp_path: Path) -> None:
+    paths = write_split(tmp_path)
+    paths[1].unlink()
+    with pytest.raises(ModelError, match="-00002-of-00003"):
+        read_header(paths[0])
+
+
+def test_a_split_model_under_other_names_is_refused(tmp_path: Path) -> None:
+    paths = write_split(tmp_path)
+    with pytest.raises(ModelError, match="named like model-00001-of-00003"):
+        read_header(paths[0].rename(tmp_path / "first.gguf"))
+
+
+def write_split(folder: Path) -> list[Path]:
+    writer = gguf.GGUFWriter(
+        str(folder / "model.gguf"), "llama", split_max_tensors=2, small_first_shard=False
+    )
+    writer.add_block_count(6)
+    for i in range(6):
+        writer.add_tensor(f"blk.{i}.w", np.ones(32, np.float32))
+    writer.write_header_to_file(folder / "model.gguf")
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return sorted(folder.glob("model-*.gguf"))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.3, 0.9, 0.9999])
+def test_a_truncated_file_is_refused(share: float, tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "model.gguf")
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(ModelError, match=r"empty|truncated|ends within|not a GGUF"):
+        read_header(path)
+
+
+def test_what_is_no_gguf_file_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no file"):
+        read_header(tmp_path / "none.gguf")
+    with pytest.raises(ModelError, match="folder"):
+        read_header(tmp_path)
+    (tmp_path / "page.gguf").write_text("<html>not found</html>")
+    with pytest.raises(ModelError, match="not a GGUF file"):
+        read_header(tmp_path / "page.gguf")
+
+
+def header_bytes(n_tensors: int, n_keys: int, rest: bytes = b"", version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, n_tensors, n_keys) + rest
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+ARCHITECTURE = text(b"general.architecture") + struct.pack("<I", 8) + text(b"llama")
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (header_bytes(0, 0, version=1), "version 1"),
+        (header_bytes(0, 0, version=0x03000000), "version"),
+        (header_bytes(2**60, 1), "claims"),
+        (header_bytes(0, 2**60), "claims"),
+        (header_bytes(0, 1, struct.pack("<Q", 2**63)), "ends within"),
+        (header_bytes(0, 1, text(b"k") + struct.pack("<I", 99)), "kind 99"),
+        (header_bytes(0, 1, text(b"k") + struct.pack("<IIQ", 9, 9, 1)), "array is of kind 9"),
+        (header_bytes(0, 1, text(b"k") + struct.pack("<IIQ", 9, 8, 2**61)), "ends within"),
+        (header_bytes(0, 1, text(b"k") + struct.pack("<IIQ", 9, 4, 2**62)), "ends within"),
+        (header_bytes(0, 1, text(b"k") + struct.pack("<IIQQ", 9, 8, 1, 2**60)), "ends within"),
+        (header_bytes(0, 1, text(b"")), "empty"),
+        (header_bytes(0, 2, 2 * ARCHITECTURE), "twice"),
+        (header_bytes(0, 1, text(b"k") + struct.pack("<II", 4, 1)), "architecture"),
+        (header_bytes(1, 1, ARCHITECTURE + text(b"t") + struct.pack("<I", 9)), "dimensions"),
+        (
+            header_bytes(1, 1, ARCHITECTURE + text(b"t") + struct.pack("<IQIQ", 1, 4, 250, 0)),
+            "type 250",
+        ),
+        (
+            header_bytes(1, 1, ARCHITECTURE + text(b"t") + struct.pack("<IQIQ", 1, 33, 8, 0)),
+            "shape",
+        ),
+        (
+            header_bytes(
+                1, 1, ARCHITECTURE + text(b"t") + struct.pack("<IQQIQ", 2, 2**40, 2**40, 0, 0)
+            ),
+            "shape",
+        ),
+        (
+            header_bytes(1, 1, ARCHITECTURE + text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 2**50)),
+            "truncated",
+        ),
+    ],
+)
+def test_a_header_that_cannot_be_true_is_refused(
+    data: bytes, complaint: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data + bytes(4096))
+    with pytest.raises(ModelError, match=complaint):
+        read_header(path)
+
+
+def test_any_changed_byte_gives_a_header_or_an_error(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "model.gguf")
+    data = path.read_bytes()
+    rng = np.random.default_rng(3)
+    n_refused = 0
+    for _ in range(300):
+        changed = bytearray(data)
+        changed[rng.integers(4, 3000)] = rng.integers(256)
+        path.write_bytes(changed)
+        try:
+            header = read_header(path)
+            shape_of(header)
+            assert header.vocabulary
+        except ModelError:
+            n_refused += 1
+    assert 10 < n_refused < 290
+
+
+def test_dimensions_alone_give_about_the_size_of_the_file() -> None:
+    known = {
+        "n_layers": 80,
+        "n_embd": 8192,
+        "n_ff": 28672,
+        "n_heads": 64,
+        "n_heads_kv": 8,
+        "n_embd_head": 128,
+        "n_vocab": 128256,
+        "n_ctx": 8192,
+    }
+    published = {"Q3_K_S": 30.91e9, "Q4_K_M": 42.52e9, "Q5_K_M": 49.95e9, "Q8_0": 74.98e9}
+    for quantization, n_bytes in published.items():
+        found = reckoned("70B", quantization, **known)
+        assert found.n_bytes == pytest.approx(n_bytes, rel=0.02), quantization
+    exact = reckoned("70B", "Q3_K_S", **known, n_file_bytes=30_912_053_000)
+    assert exact.n_bytes == pytest.approx(30_912_053_000, abs=80)
+    with pytest.raises(ModelError, match="IQ1_XYZ"):
+        reckoned("70B", "IQ1_XYZ", **known)
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.add_tensor("token_embd.weight", np.ones((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
