@@ -9,6 +9,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+import click
+
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
@@ -64,11 +66,11 @@ def late_bars() -> Iterator[LateBars]:
 
 
 def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, Any]) -> Engine:
-    """ggufspec.load, with a bar for each model that takes its time."""
+    """ggufspec.load, with a bar for each model that takes its time, and what it decided."""
     from ggufspec.loading import load
 
     with late_bars() as bars:
-        return load(
+        engine = load(
             target,
             draft,
             progress=lambda whose, share: bars.update(
@@ -76,6 +78,9 @@ def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, An
             ),
             **load_settings,
         )
+    if engine.placement:
+        click.echo(f"ggufspec: {engine.placement}", err=True)
+    return engine
 
 
 def _make_progress(unit: str) -> Progress:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from ggufspec.errors import ModelError
+from ggufspec.models.types import TYPES
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -328,16 +329,16 @@ class _Parser:
             raise _damaged(self._path, f"{_shown(name)} has {n_dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(n_dimensions))
         kind, offset = self._number("I"), self._number("Q")
-        type_name, block, block_bytes = _type_of(kind)
-        if not type_name:
+        type_ = TYPES.get(kind)
+        if type_ is None:
             raise _damaged(self._path, f"{_shown(name)} is of type {kind}, which is not known here")
         n_values = math.prod(shape)
-        if not 0 < n_values < _MOST_BYTES or shape[0] % block or offset >= _MOST_BYTES:
+        if not 0 < n_values < _MOST_BYTES or shape[0] % type_.n_values or offset >= _MOST_BYTES:
             raise _damaged(
                 self._path,
-                f"{_shown(name)} of type {type_name} has the shape {shape} at byte {offset}",
+                f"{_shown(name)} of type {type_.name} has the shape {shape} at byte {offset}",
             )
-        return Tensor(name, type_name, shape, n_values // block * block_bytes, offset)
+        return Tensor(name, type_.name, shape, n_values // type_.n_values * type_.n_bytes, offset)
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -400,16 +401,6 @@ class _Parser:
 
     def _broken_off(self) -> ModelError:
         return _damaged(self._path, "it ends within its header")
-
-
-def _type_of(kind: int) -> tuple[str, int, int]:
-    """Name, values and bytes of a block of a type; no name where it is not known."""
-    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-
-    if kind not in GGMLQuantizationType._value2member_map_:
-        return "", 1, 1
-    found = GGMLQuantizationType(kind)
-    return (found.name, *GGML_QUANT_SIZES[found])
 
 
 def _damaged(path: Path, what: str) -> ModelError:

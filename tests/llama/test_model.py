@@ -145,14 +145,14 @@ def refusal(path: Path, good: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_a_damaged_file_is_refused_in_the_words_of_llama_cpp(
+def test_a_damaged_file_is_refused_in_our_words_or_in_those_of_llama_cpp(
     kind: str, good: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "bad.gguf"
     DAMAGED[kind](path)
     message = refusal(path, good)
-    assert "could not be loaded" in message
-    assert message.count("\n  llama.cpp: ") >= 1
+    assert "damaged" in message
+    assert ("could not be loaded" in message) == ("\n  llama.cpp: " in message)
     assert len(message.splitlines()) <= 5, "a few lines are enough"
 
 

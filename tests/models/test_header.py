@@ -17,6 +17,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llama.model import Model
 from ggufspec.models.header import read_header
 from ggufspec.models.shapes import reckoned, shape_of
+from ggufspec.models.types import TYPES
 
 WRITERS: list[Callable[[Path], Path]] = [
     tiny.write_llama,
@@ -214,6 +215,11 @@ def test_any_changed_byte_gives_a_header_or_an_error(tmp_path: Path) -> None:
         except ModelError:
             n_refused += 1
     assert 10 < n_refused < 290
+
+
+def test_types_are_those_of_gguf() -> None:
+    known = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
+    assert {number: tuple(kind) for number, kind in TYPES.items()} == known
 
 
 def test_dimensions_alone_give_about_the_size_of_the_file() -> None:
