@@ -29,9 +29,14 @@ def find_models(target: str, draft: str | None, *, offline: bool) -> tuple[Path,
     """The files of a pair; for the draft `auto`, one is proposed, and named on stderr."""
     target_path = find_model(target, offline=offline)
     if draft == AUTO_DRAFT:
-        from ggufspec.models.pull import propose_draft
-
-        proposal = propose_draft(target)
-        click.echo(f"ggufspec: drafting with {proposal.name}: {proposal.why}", err=True)
-        draft = proposal.name
+        draft = proposed_draft(target)
     return target_path, None if draft is None else find_model(draft, offline=offline)
+
+
+def proposed_draft(target: str) -> str:
+    """The name of a draft for a target; says on stderr which. Raises ModelError."""
+    from ggufspec.models.pull import propose_draft
+
+    proposal = propose_draft(target)
+    click.echo(f"ggufspec: drafting with {proposal.name}: {proposal.why}", err=True)
+    return proposal.name

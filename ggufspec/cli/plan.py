@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ggufspec import defaults
 from ggufspec.cli import render
+from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
 
 if TYPE_CHECKING:
     from ggufspec.offload.plan import Machine, OffloadPlan
@@ -45,8 +45,8 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 
 
 @click.command(name="plan", short_help="Where layers would go, and how fast that would be.")
-@click.option("-m", "--target", required=True, help="The target: a name, or a GGUF file.")
-@click.option("-md", "--draft", help="The draft, likewise; none: the target alone.")
+@click.option("-m", "--target", required=True, help="The target: a name, or a file.")
+@click.option("-md", "--draft", help="The draft, likewise; auto: a fitting one; none: no draft.")
 @click.option(
     "--vram",
     metavar="SIZE,...",
@@ -70,8 +70,8 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
     "--ram-bandwidth",
     metavar="SIZE",
     callback=_optional_size,
-    help="Bytes a second that its processor really gets, such as 45GB. [default: as measured with "
-    "other models here, or 40GB]",
+    help="Bytes a second that its processor really gets, such as 45GB. [default: as measured "
+    "here with other models, or 40GB]",
 )
 @click.option(
     "--acceptance",
@@ -138,9 +138,12 @@ def command(
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB
       ggufspec plan --target large.gguf --draft small.gguf --vram 24GiB,12GiB --acceptance 0.7
     """
+    from ggufspec.models.shapes import shape_of_name
     from ggufspec.offload.plan import Wishes, alternatives
 
-    shape, shape_draft = _shape(target), _shape(draft) if draft else None
+    if draft == AUTO_DRAFT:
+        draft = proposed_draft(target)
+    shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
     machine = _machine(vram, ram, gpu_bandwidth, ram_bandwidth)
     wishes = Wishes(
         n_ctx=n_ctx, type_k=type_k, type_v=type_v, n_draft=n_draft, acceptance=acceptance
@@ -162,14 +165,6 @@ def _length(value: str) -> int | None:
     return int(value)
 
 
-def _shape(name: str) -> Shape:
-    """Of a file that is there."""
-    from ggufspec.models.header import read_header
-    from ggufspec.models.shapes import shape_of
-
-    return shape_of(read_header(Path(name)))
-
-
 def _machine(
     vram: list[int] | None, ram: int | None, gpu_bandwidth: int | None, ram_bandwidth: int | None
 ) -> Machine:
@@ -187,7 +182,8 @@ def _machine(
         ram = free_memory()
     if ram_bandwidth:
         return Machine(found, ram, float(ram_bandwidth))
-    return Machine(found, ram, *(measured_host() or ()))
+    is_here = vram is None
+    return Machine(found, ram, *((is_here and measured_host()) or ()))
 
 
 def _print(

@@ -55,6 +55,8 @@ class RegisteredShape:
     n_vocab: int
     n_ctx: int
     vocabulary: str  # models of one family can draft for each other
+    n_experts: int | None = None  # of a mixture of experts: n_ff is that of each
+    n_experts_used: int | None = None  # of them, by each token
     tied: bool | None = None  # the output matrix is the input's
     license: str | None = None
     gated: bool | None = None  # the original's page asks for consent; copies of it may not

@@ -1,9 +1,13 @@
-"""A header, or a registry's numbers -> a Shape: what belongs to which layer. Knows no devices."""
+"""A header, or a registered model -> a Shape: what belongs to which layer. Knows no devices."""
 
 from __future__ import annotations
 
 from ggufspec.errors import ModelError
-from ggufspec.models.header import Header, Tensor, layer_of
+from ggufspec.models import names
+from ggufspec.models.header import Header, Tensor, layer_of, read_header
+from ggufspec.models.pull import locate
+from ggufspec.models.quants import quant_of
+from ggufspec.models.registry import ModelEntry, load_registry
 from ggufspec.shape import Layer, Shape
 
 _N_MOST_LAYERS = 2048
@@ -119,57 +123,74 @@ _LAYER_BITS = {
     "IQ3_XS": 3.3,
     "IQ2_M": 2.7,
 }
+_UNGATED = ("bloom", "gpt2")  # whose feed-forward layers are two matrices, not three
 _OUTPUT_BITS, _MANY_BITS = 6.5625, 8.0  # Q6_K, but where the rest has more bits anyway
 
 
-def reckoned(
-    name: str,
-    quantization: str,
-    *,
-    n_layers: int,
-    n_embd: int,
-    n_ff: int,
-    n_heads: int,
-    n_heads_kv: int,
-    n_embd_head: int,
-    n_vocab: int,
-    n_ctx: int,
-    is_tied: bool = False,
-    n_file_bytes: int | None = None,
-) -> Shape:
-    """A dense model of the Llama family whose file is not there, by its dimensions.
+def reckoned(entry: ModelEntry) -> Shape:
+    """A registered model whose file is not there, by its dimensions.
 
     Sizes are those of the file where its size is known, and about right (some per cent) where it
-    is not. Raises ModelError for a quantization that is not known.
+    is not. Raises ModelError where too little is known.
     """
-    bits = _LAYER_BITS.get(quantization.upper())
-    if bits is None and n_file_bytes is None:
+    known = entry.shape
+    quantization = quant_of(entry.files[0]) or "an unknown quantization"
+    if known is None:
         raise ModelError(
-            f"nothing is known of {quantization} here, nor of the file's size: download it, or "
-            f"take one of {', '.join(_LAYER_BITS)}"
+            f"the registry knows no dimensions of {entry.alias}: download it first, with "
+            f"`ggufspec models pull {entry.alias}`"
         )
-    n_queries, n_keys = n_heads * n_embd_head, n_heads_kv * n_embd_head
-    n_weights = n_embd * (2 * n_queries + 2 * n_keys + 3 * n_ff)
-    embedding = n_embd * n_vocab
-    of_layers = bits or 8 * (n_file_bytes or 0) / (n_layers * n_weights + embedding)
+    bits = _LAYER_BITS.get(quantization.upper())
+    if bits is None and entry.size is None:
+        raise ModelError(
+            f"nothing is known of {quantization} here, nor of the size of {entry.alias}: download "
+            f"it first, with `ggufspec models pull {entry.alias}`"
+        )
+    n_queries, n_keys = (n * known.n_embd_head for n in (known.n_heads, known.n_heads_kv))
+    n_experts = known.n_experts or 1
+    n_attention = known.n_embd * (2 * n_queries + 2 * n_keys)
+    n_matrices = 2 if known.architecture in _UNGATED else 3
+    n_expert = known.n_embd * n_matrices * known.n_ff
+    n_weights = n_attention + n_experts * n_expert
+    n_active = n_attention + (known.n_experts_used or n_experts) * n_expert
+    embedding = known.n_embd * known.n_vocab
+    n_params = known.n_layers * n_weights + embedding * (1 if known.tied else 2)
+    of_layers = bits or 8 * (entry.size or 0) / n_params
     of_ends = of_layers if of_layers >= _MANY_BITS else _OUTPUT_BITS
-    n_input = round(embedding * (of_ends if is_tied else of_layers) / 8)
+    n_input = round(embedding * (of_ends if known.tied else of_layers) / 8)
     n_output = round(embedding * of_ends / 8)
     n_layer = round(n_weights * of_layers / 8)
-    if n_file_bytes is not None:
-        n_layer = (n_file_bytes - n_input - (0 if is_tied else n_output)) // n_layers
-    layer = Layer(n_layer, n_layer, 2 * n_keys)
+    if entry.size is not None:
+        n_layer = (entry.size - n_input - (0 if known.tied else n_output)) // known.n_layers
+    layer = Layer(n_layer, round(n_layer * n_active / n_weights), 2 * n_keys)
     return Shape(
-        name=name,
-        layers=(layer,) * n_layers,
+        name=entry.alias,
+        layers=(layer,) * known.n_layers,
         n_input_bytes=n_input,
         n_output_bytes=n_output,
-        n_embd=n_embd,
-        n_ff=n_ff,
-        n_heads=n_heads,
-        n_embd_head=n_embd_head,
-        n_vocab=n_vocab,
-        n_ctx_train=n_ctx,
-        n_params=n_layers * n_weights + embedding * (1 if is_tied else 2),
-        is_exact=n_file_bytes is not None,
+        n_embd=known.n_embd,
+        n_ff=known.n_ff,
+        n_heads=known.n_heads,
+        n_embd_head=known.n_embd_head,
+        n_vocab=known.n_vocab,
+        n_ctx_train=known.n_ctx,
+        n_params=n_params,
+        is_exact=entry.size is not None,
+    )
+
+
+def shape_of_name(name: str) -> Shape:
+    """Of the model that a name means: of its file if it is on this machine, else as registered.
+
+    Raises ModelError where it is neither there nor registered with its dimensions.
+    """
+    registry = load_registry()
+    if (paths := locate(name, registry)) is not None:
+        return shape_of(read_header(paths[0]))
+    named = names.parse(name, registry)
+    if isinstance(named, names.HubFiles) and named.entry is not None:
+        return reckoned(named.entry)
+    raise ModelError(
+        f"{name} is not on this machine, and the registry knows no dimensions of it: download it "
+        f"first, with `ggufspec models pull {name}`"
     )

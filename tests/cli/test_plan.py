@@ -95,6 +95,14 @@ def test_wrong_values_are_refused(arguments: tuple[str, ...], pair: list[str]) -
     assert "Error: Invalid value" in result.output
 
 
+def test_models_are_known_by_name_before_they_are_downloaded() -> None:
+    found = document(
+        "--target", "70b-q3_k_s", "--draft", "auto", "--vram", "24GiB", "--ram", "64GiB"
+    )
+    assert (found["target"]["name"], found["draft"]["name"]) == ("70B-Q3_K_S", "8B-Q3_K_L")
+    assert found["plans"][0]["fits"]
+
+
 def test_sizes_are_read_as_people_write_them() -> None:
     from ggufspec.cli.plan import _size
 

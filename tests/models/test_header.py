@@ -16,7 +16,7 @@ import tiny
 from ggufspec.errors import ModelError
 from ggufspec.llama.model import Model
 from ggufspec.models.header import read_header
-from ggufspec.models.shapes import reckoned, shape_of
+from ggufspec.models.shapes import shape_of
 from ggufspec.models.types import TYPES
 
 WRITERS: list[Callable[[Path], Path]] = [
@@ -220,27 +220,6 @@ def test_any_changed_byte_gives_a_header_or_an_error(tmp_path: Path) -> None:
 def test_types_are_those_of_gguf() -> None:
     known = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
     assert {number: tuple(kind) for number, kind in TYPES.items()} == known
-
-
-def test_dimensions_alone_give_about_the_size_of_the_file() -> None:
-    known = {
-        "n_layers": 80,
-        "n_embd": 8192,
-        "n_ff": 28672,
-        "n_heads": 64,
-        "n_heads_kv": 8,
-        "n_embd_head": 128,
-        "n_vocab": 128256,
-        "n_ctx": 8192,
-    }
-    published = {"Q3_K_S": 30.91e9, "Q4_K_M": 42.52e9, "Q5_K_M": 49.95e9, "Q8_0": 74.98e9}
-    for quantization, n_bytes in published.items():
-        found = reckoned("70B", quantization, **known)
-        assert found.n_bytes == pytest.approx(n_bytes, rel=0.02), quantization
-    exact = reckoned("70B", "Q3_K_S", **known, n_file_bytes=30_912_053_000)
-    assert exact.n_bytes == pytest.approx(30_912_053_000, abs=80)
-    with pytest.raises(ModelError, match="IQ1_XYZ"):
-        reckoned("70B", "IQ1_XYZ", **known)
 
 
 def _finish(writer: gguf.GGUFWriter) -> None:

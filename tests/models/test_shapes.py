@@ -1,0 +1,63 @@
+"""Registered models whose file is not there: their sizes, reckoned from dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+
+from ggufspec.errors import ModelError
+from ggufspec.models.header import read_header
+from ggufspec.models.registry import ModelEntry, load_registry
+from ggufspec.models.shapes import reckoned, shape_of, shape_of_name
+
+REGISTRY = load_registry()
+# Small models are mostly embedding, whose type and doubling no name tells.
+LARGE = sorted(
+    alias for alias, entry in REGISTRY.models.items() if (entry.size or 0) > 4e9 and entry.shape
+)
+
+
+def entry(alias: str) -> ModelEntry:
+    return REGISTRY.find(alias)
+
+
+@pytest.mark.parametrize("alias", LARGE)
+def test_dimensions_and_quantization_give_about_the_size_of_the_file(alias: str) -> None:
+    """So a wrong dimension, or a wrong size, in the registry is found too."""
+    known = entry(alias)
+    assert known.size is not None
+    exact = reckoned(known)
+    assert exact.is_exact
+    try:
+        about = reckoned(replace(known, size=None))
+    except ModelError:
+        pytest.skip("of a quantization that only a size tells")
+    assert not about.is_exact
+    in_file = about.n_bytes - (about.n_input_bytes if known.shape and known.shape.tied else 0)
+    assert in_file == pytest.approx(known.size, rel=0.08)
+
+
+def test_of_a_mixture_a_token_reads_a_few_experts() -> None:
+    shape = reckoned(entry("Qwen3-30B-A3B-Q4_K_M"))
+    assert shape.n_params == pytest.approx(30.5e9, rel=0.01)
+    active = shape.layers[0].n_active_bytes / shape.layers[0].n_bytes
+    assert active == pytest.approx(3.3 / 30.5, rel=0.25)
+
+
+def test_a_name_is_the_file_where_it_is_there_and_the_registry_elsewhere(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "model.gguf")
+    assert shape_of_name(str(path)) == shape_of(read_header(path))
+    assert shape_of_name("70b-q3_k_s").n_layers == 80
+    with pytest.raises(ModelError, match="models pull"):
+        shape_of_name("someone/something:Q4_K_M")
+
+
+def test_what_is_known_too_little_of_is_told() -> None:
+    known = entry("70B-Q3_K_S")
+    with pytest.raises(ModelError, match="no dimensions"):
+        reckoned(replace(known, shape=None))
+    with pytest.raises(ModelError, match="IQ1_XYZ"):
+        reckoned(replace(known, files=("model-IQ1_XYZ.gguf",)))
