@@ -95,6 +95,8 @@ class Passes:
     def __init__(self, shape: Shape, bandwidths: Bandwidths) -> None:
         self._bandwidths = bandwidths
         self._host = bandwidths.host * _unpacking(shape.n_bits)
+        n_active = sum(at.n_active_bytes for at in shape.layers)
+        self._share = n_active / max(sum(at.n_bytes for at in shape.layers), 1) or 1.0
         units = (shape.n_output_bytes, *(at.n_active_bytes for at in reversed(shape.layers)))
         self._sums = [0]
         for n_bytes in units:
@@ -106,8 +108,14 @@ class Passes:
         on_gpu = self._sums[n_gpu_layers]
         gpu = on_gpu / at.gpu + n_gpu_layers * _LAYER_SECONDS
         host = (self._sums[-1] - on_gpu) / self._host
-        more = n_tokens - 1
-        return gpu * (1 + at.gpu_slope * more) + host * (1 + at.host_slope * more)
+        return gpu * self._times(n_tokens, at.gpu_slope) + host * self._times(
+            n_tokens, at.host_slope
+        )
+
+    def _times(self, n_tokens: int, slope: float) -> float:
+        """A batch beside one token: more to compute, and more experts of a mixture to read."""
+        n_experts = (1 - (1 - self._share) ** n_tokens) / self._share
+        return max(1 + slope * (n_tokens - 1), n_experts)
 
 
 def _unpacking(n_bits: float) -> float:

@@ -182,6 +182,17 @@ def test_experts_that_a_token_skips_take_memory_but_no_time() -> None:
     assert fast.tokens_per_second > 5 * slow.tokens_per_second
 
 
+def test_a_batch_reads_more_experts_than_one_token_does() -> None:
+    dense = Layer(10**9, 10**9, 100)
+    rest = (10**7, 10**7, 64, 128, 8, 64, 1000, 4096, 10**10)
+    at = Bandwidths(host_slope=0.0)
+    one, many = (Passes(Shape("d", (dense,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
+    assert many == one
+    sparse = replace(dense, n_active_bytes=10**8)
+    one, many = (Passes(Shape("s", (sparse,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
+    assert many == pytest.approx((1 - 0.9**4) / 0.1 * one)
+
+
 def test_it_is_told_in_one_line(shapes: dict[str, Shape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     at = machine(24)
