@@ -24,6 +24,7 @@ def shape_of(header: Header) -> Shape:
             f"{header.paths[0]} claims {n_layers} layers of {n_embd} values: the file is damaged, "
             "or holds no model that writes text"
         )
+    _check_numbers(header, n_embd)
     n_heads = max(header.numbers("attention.head_count", 0))
     by_layer: list[list[Tensor]] = [[] for _ in range(n_layers)]
     n_input = n_output = 0
@@ -51,6 +52,27 @@ def shape_of(header: Header) -> Shape:
         n_ctx_train=header.n_ctx,
         n_params=max(header.n_params, 1),
     )
+
+
+def _check_numbers(header: Header, n_embd: int) -> None:
+    """Raise ModelError for what llama.cpp would end the process over."""
+    n_inner = header.number("ssm.inner_size", 0)
+    widths = {"token_embd.weight": n_embd} | {
+        f"blk.{i}.ssm_out.weight": n_inner for i in range(header.n_layers)
+    }
+    for tensor in header.tensors:
+        width = widths.get(tensor.name, tensor.shape[0])
+        if tensor.shape[0] != width:
+            raise ModelError(
+                f"{header.paths[0]} is damaged: {tensor.name} is {tensor.shape[0]} wide, where the "
+                f"header speaks of {width}. Download it again"
+            )
+    for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+        epsilon = header.values.get(f"{header.architecture}.attention.{key}", 0.0)
+        if not isinstance(epsilon, float) or not 0 <= epsilon < 1:
+            raise ModelError(
+                f"{header.paths[0]} is damaged: its {key} is {epsilon}. Download it again"
+            )
 
 
 def _layers(header: Header, tensors: list[list[Tensor]], n_embd: int) -> tuple[Layer, ...]:

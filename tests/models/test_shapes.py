@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,3 +62,26 @@ def test_what_is_known_too_little_of_is_told() -> None:
         reckoned(replace(known, shape=None))
     with pytest.raises(ModelError, match="IQ1_XYZ"):
         reckoned(replace(known, files=("model-IQ1_XYZ.gguf",)))
+
+
+@pytest.mark.parametrize(
+    ("write", "wrong"),
+    [
+        (tiny.write_llama, {"attention.layer_norm_rms_epsilon": float("nan")}),
+        (tiny.write_llama, {"embedding_length": 64}),
+        (tiny.write_llama, {"block_count": 0}),
+        (tiny.write_llama, {"block_count": 2**31}),
+        (tiny.write_llama, {"attention.head_count": True}),
+        (tiny.write_hybrid, {"embedding_length": 7}),
+        (tiny.write_hybrid, {"ssm.inner_size": 255}),
+    ],
+    ids=str,
+)
+def test_numbers_over_which_llama_cpp_would_end_the_process_are_refused(
+    write: Callable[[Path], Path], wrong: dict[str, object], tmp_path: Path
+) -> None:
+    header = read_header(write(tmp_path / "model.gguf"))
+    assert shape_of(header).n_layers
+    values = {**header.values, **{f"{header.architecture}.{key}": of for key, of in wrong.items()}}
+    with pytest.raises(ModelError, match="damaged"):
+        shape_of(replace(header, values=values))
