@@ -287,7 +287,12 @@ class Engine:
         if repeats and not self._knowledge.is_settled:
             self._settle(request.progress)
         has_model = self._asks_the_draft(request)
-        return self._knowledge.pace(temperature, repeats=repeats, has_model=has_model)
+        return self._knowledge.pace(
+            temperature,
+            repeats=repeats,
+            in_blocks=request.verify == "block",
+            has_model=has_model,
+        )
 
     def _settle(self, progress: PromptProgress | None) -> None:
         """Measure a pair that nobody has measured, so that a seed repeats a text from now on."""

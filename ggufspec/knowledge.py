@@ -15,6 +15,9 @@ from ggufspec.pace import Chosen, Line
 # right as often as not where it is not; what is drawn stands nearly as often anywhere.
 _GREEDY_LINE = Line(0.4, 2.0, 12.0)
 _SAMPLED_LINE = Line(0.8, 0.6, 12.0, memory=300.0)
+# What block verification keeps beyond token-wise chances. Found with the embedded pair: 0.09, 0.20
+# and 0.41 tokens more in rounds of 3, 4 and 6 at temperature 1, and 0.07, 0.15 and 0.32 at 0.7.
+_BLOCK_BONUS = 0.05
 _N_PASSES = 48  # after which what they cost is worth to be remembered
 _N_ENOUGH = 8  # lessons after which a text says something of the next
 
@@ -49,8 +52,13 @@ class Knowledge:
         if not self.costs.n_measured(1):
             self.costs = costs.copy()
 
-    def pace(self, temperature: float, *, repeats: bool, has_model: bool = True) -> Chosen:
-        """How far to draft in a text; one that `repeats` begins from what was settled."""
+    def pace(
+        self, temperature: float, *, repeats: bool, in_blocks: bool, has_model: bool = True
+    ) -> Chosen:
+        """How far to draft in a text; one that `repeats` begins from what was settled.
+
+        in_blocks: drafts are judged as a whole.
+        """
         lines = self._first_lines if repeats else self._lines
         costs = self._first_costs.copy() if repeats else self.costs
         costs.is_frozen = repeats
@@ -58,7 +66,8 @@ class Knowledge:
         guess = _SAMPLED_LINE if temperature > 0 else _GREEDY_LINE
         if line is not None:
             guess = guess._replace(at_zero=line[0], slope=line[1])
-        return Chosen(costs, guess, is_known=line is not None, has_model=has_model)
+        bonus = _BLOCK_BONUS if in_blocks and temperature > 0 else 0.0
+        return Chosen(costs, guess, is_known=line is not None, has_model=has_model, bonus=bonus)
 
     def keep(self, pace: Chosen, temperature: float) -> None:
         """A text has ended: what did it teach?"""

@@ -152,15 +152,23 @@ class Fixed:
 class Chosen:
     """As many as bring the most tokens a second, by what costs and chances are known to be."""
 
-    def __init__(self, costs: Costs, line: Line, *, is_known: bool, has_model: bool = True) -> None:
-        """`line`: of the draft model, if the text `has_model` at all.
+    def __init__(
+        self,
+        costs: Costs,
+        line: Line,
+        *,
+        is_known: bool,
+        has_model: bool = True,
+        bonus: float = 0.0,
+    ) -> None:
+        """`line`: of the draft model, if the text `has_model` at all. `bonus`: see native/pace.h.
 
         `is_known`: it was learned with this pair. A draft that nobody knows is first asked what it
         would have said of some tokens that the target wrote alone: that costs next to nothing,
         however wrong it is.
         """
         self.costs = costs
-        self.native = _native.Pace(*line)
+        self.native = _native.Pace(*line, bonus)
         self._gaps: deque[float] = deque(_FIRST_GAPS, _N_GAPS)
         self._is_known, self._has_model = is_known, has_model
         self._n_trusted = defaults.N_DRAFT_LIMIT if is_known else 1  # until a first token stood

@@ -350,11 +350,11 @@ NB_MODULE(_native, m) {
     nb::class_<ggufspec::Pace>(m, "Pace", "How far to draft in a round: see native/pace.h. Without a rule, as far as there may be.")
         .def(
             "__init__",
-            [](ggufspec::Pace * self, double at_zero, double slope, double weight, double memory) {
+            [](ggufspec::Pace * self, double at_zero, double slope, double weight, double memory, double bonus) {
                 require(weight > 0 && memory > 1, "Pace: the line has to weigh something");
-                new (self) ggufspec::Pace(ggufspec::Chance(at_zero, slope, weight, memory));
+                new (self) ggufspec::Pace(ggufspec::Chance(at_zero, slope, weight, memory), bonus);
             },
-            "at_zero"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0, "memory"_a = 100.0)
+            "at_zero"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0, "memory"_a = 100.0, "bonus"_a = 0.0)
         .def(
             "reckon",
             [](ggufspec::Pace & self, std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {
@@ -392,12 +392,12 @@ NB_MODULE(_native, m) {
         .def_prop_ro("seen", &ggufspec::Pace::seen, "The gaps of this round.");
     m.def(
         "best_rule",
-        [](const std::vector<double> & curve, double step, const std::vector<double> & chances, double worth) {
+        [](const std::vector<double> & curve, double step, const std::vector<double> & chances, double worth, double bonus) {
             require(!curve.empty() && curve[0] > 0 && !chances.empty(), "best_rule: needs costs and chances");
-            const auto rule = ggufspec::best_rule(curve, step, chances, 0, worth);
+            const auto rule = ggufspec::best_rule(curve, step, chances, 0, worth, bonus);
             return std::make_tuple(rule.look_from, rule.take_from, rule.tokens, rule.seconds);
         },
-        "curve"_a, "step"_a, "chances"_a, "worth"_a = 0.0, "(look_from, take_from, tokens, seconds): see native/pace.h.");
+        "curve"_a, "step"_a, "chances"_a, "worth"_a = 0.0, "bonus"_a = 0.0, "(look_from, take_from, tokens, seconds): see native/pace.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses, for one sequence.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a)

@@ -11,6 +11,7 @@ constexpr double kSpread = 0.2;     // what a lesson tells at an even chance, ab
 constexpr double kLeastTold = 0.02;
 constexpr double kCertain = 30;     // log-odds: nothing is ever more certain
 constexpr double kSurest = 8;       // a gap beyond that says no more
+constexpr double kShift = 1.8;      // log-odds that each further token of a draft adds to all of them, of one of bonus
 
 constexpr size_t kLevels = 40;      // chances that a draft still stands, from kLowest to 1, evenly in their logarithm
 constexpr double kLowest = 1e-3;
@@ -50,14 +51,15 @@ double first_positive(const Levels & values) {
 }
 
 // The best rule where a second is worth `rate` tokens, and the rate that it reaches.
-Rule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs) {
+Rule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs, double bonus) {
     const size_t n_most = curve.size() - 1;
     Rule rule{Levels(n_most, kNever), Levels(n_most, kNever)};
     Levels value(kLevels, 0), seconds(kLevels, 0);  // tokens - rate * seconds still to be gained, and what that takes
     Levels take(kLevels), look(kLevels), spent(kLevels);
     for (size_t n = n_most; n-- > 0;) {
         const double stair = curve[n + 1] - curve[n];
-        for (size_t k = 0; k < kLevels; k++) take[k] = levels()[k] + value[k] - rate * stair;
+        const double more = 1 + bonus * double(n);
+        for (size_t k = 0; k < kLevels; k++) take[k] = more * levels()[k] + value[k] - rate * stair;
         for (size_t k = 0; k < kLevels; k++) {
             double gained = 0, paid = 0;
             for (double down : downs) {
@@ -90,8 +92,8 @@ double Chance::of(double gap) const {
     return 1 / (1 + std::exp(-std::clamp(at_zero_ + slope_ * std::min(gap, kSurest), -kCertain, kCertain)));
 }
 
-void Chance::learn(double gap, double came) {
-    const double x = std::min(gap, kSurest), p = of(x), h = std::max(p * (1 - p), kLeastTold);
+void Chance::learn(double gap, double came, double shift) {
+    const double x = std::min(gap, kSurest), alone = of(x), p = alone / (alone + (1 - alone) * std::exp(-shift)), h = std::max(p * (1 - p), kLeastTold);
     h00_ = std::max(keep_ * h00_, floor_) + h;
     h01_ = keep_ * h01_ + h * x;
     h11_ = std::max(keep_ * h11_, floor_) + h * x * x;
@@ -103,14 +105,15 @@ void Chance::learn(double gap, double came) {
     slope_ += rise;
 }
 
-Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate, double worth) {
+Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate, double worth,
+               double bonus) {
     std::vector<double> downs;
     for (double chance : chances) downs.push_back(levels_down(chance));
     const double least = std::max(1 / curve[0], worth);
     rate = std::max(rate, least);
     Rule rule;
     for (int turn = 0; turn < kTurns; turn++) {
-        rule = rule_at(rate, curve, step, downs);
+        rule = rule_at(rate, curve, step, downs, bonus);
         const double found = std::max(rule.tokens / rule.seconds, least);
         const bool is_close = std::abs(found - rate) < kClose * rate;
         rule.rate = rate = found;
@@ -123,7 +126,7 @@ void Pace::reckon(std::vector<double> curve, double step, const std::vector<doub
     std::vector<double> chances;
     for (double gap : gaps) chances.push_back(chance.of(gap));
     curve_ = std::move(curve);
-    rule_ = best_rule(curve_, step, chances, rule_.rate, worth);
+    rule_ = best_rule(curve_, step, chances, rule_.rate, worth, bonus_);
 }
 
 Weighed Pace::weigh(const std::vector<double> & chances) const {
@@ -171,13 +174,15 @@ bool Pace::takes(double gap) {
         return false;
     }
     still_ = still;
-    expected_ += still;
+    expected_ += still * (1 + bonus_ * double(n));
     taken_.push_back(gap);
     return true;
 }
 
 void Pace::learn(size_t n_accepted) {
-    for (size_t i = 0; i < std::min(taken_.size(), n_accepted + 1); i++) chance.learn(taken_[i], i < n_accepted ? 1 : 0);
+    if (taken_.empty()) return;
+    const double shift = kShift * bonus_ * double(taken_.size() - 1);
+    for (size_t i = 0; i < std::min(taken_.size(), n_accepted + 1); i++) chance.learn(taken_[i], i < n_accepted ? 1 : 0, shift);
 }
 
 }  // namespace ggufspec

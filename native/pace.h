@@ -19,8 +19,8 @@ public:
 
     double of(double gap) const;
 
-    // `came`: 1 or 0, or how likely it was in hindsight.
-    void learn(double gap, double came);
+    // `came`: 1 or 0, or how likely it was in hindsight. `shift`: log-odds by which it was likelier than the line says.
+    void learn(double gap, double came, double shift = 0);
 
     double at_zero() const { return at_zero_; }
     double slope() const { return slope_; }
@@ -48,7 +48,11 @@ struct Rule {
 //
 // curve (n_most + 1): seconds of a pass over 1, 2 ... tokens; step: of a draft step; chances: that the next token stands,
 // each as often; rate: where to start to look; worth: tokens that a second brings at least, by whatever else is done.
-Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate, double worth);
+//
+// bonus: block verification judges a draft as a whole, so a token may still be saved by those that follow it: the token
+// after n others is worth (1 + bonus * n) times its chance. 0 for rules that judge token by token.
+Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate, double worth,
+               double bonus = 0);
 
 // The best length of a draft that is there already, at no cost.
 struct Weighed {
@@ -62,7 +66,8 @@ class Pace {
 public:
     enum class End { none, limit, unlikely, unsure };
 
-    explicit Pace(const Chance & chance) : chance(chance) {}
+    // `bonus`: see best_rule; what is learned is the chance of a token with none behind it.
+    explicit Pace(const Chance & chance, double bonus = 0) : chance(chance), bonus_(bonus) {}
 
     // Finds the best rule for these costs, and for tokens with gaps like these.
     void reckon(std::vector<double> curve, double step, const std::vector<double> & gaps, double worth);
@@ -94,6 +99,7 @@ public:
     Chance chance;
 
 private:
+    double bonus_;
     Rule rule_;
     std::vector<double> curve_;
     size_t n_max_ = 0, n_looked_ = 0;

@@ -163,12 +163,14 @@ _LOG_LEVELS = np.linspace(math.log(1e-3), 0.0, 40)
 _LEVELS = np.exp(_LOG_LEVELS)
 
 
-def best_rule(curve: list[float], step: float, chances: list[float], worth: float = 0.0) -> Rule:
+def best_rule(
+    curve: list[float], step: float, chances: list[float], worth: float = 0.0, bonus: float = 0.0
+) -> Rule:
     """Dinkelbach's iteration around a backward induction on a grid of chances to still stand."""
     least = max(1 / curve[0], worth)
     rate = least
     for _ in range(4):
-        rule = rule_at(rate, curve, step, chances)
+        rule = rule_at(rate, curve, step, chances, bonus)
         found = max(rule.tokens / rule.seconds, least)
         is_close = abs(found - rate) < 0.005 * rate
         rate = found
@@ -177,14 +179,16 @@ def best_rule(curve: list[float], step: float, chances: list[float], worth: floa
     return rule
 
 
-def rule_at(rate: float, curve: list[float], step: float, chances: list[float]) -> Rule:
+def rule_at(
+    rate: float, curve: list[float], step: float, chances: list[float], bonus: float
+) -> Rule:
     n_most = len(curve) - 1
     look_from, take_from = [2.0] * n_most, [2.0] * n_most
     value, seconds = np.zeros(40), np.zeros(40)
     ahead = np.maximum(_LOG_LEVELS[:, None] + np.log(chances), _LOG_LEVELS[0])  # (40, n_kinds)
     for n in reversed(range(n_most)):
         stair = curve[n + 1] - curve[n]
-        take = _LEVELS + value - rate * stair
+        take = (1 + bonus * n) * _LEVELS + value - rate * stair
         taken = np.interp(ahead, _LOG_LEVELS, take)
         look = np.maximum(taken, 0).mean(axis=1) - rate * step
         later = np.interp(ahead, _LOG_LEVELS, seconds) + stair

@@ -58,8 +58,9 @@ def test_the_rule_is_its_twins(seed: int) -> None:
     step = float(rng.exponential(0.1) * curve[0])
     chances = rng.beta(2, 1, 8).tolist()
     worth = float(rng.choice([0.0, 1.5]) / curve[0])
-    found = _native.best_rule(curve.tolist(), step, chances, worth)
-    twin = reference.best_rule(curve.tolist(), step, chances, worth)
+    bonus = float(rng.choice([0.0, 0.05]))
+    found = _native.best_rule(curve.tolist(), step, chances, worth, bonus)
+    twin = reference.best_rule(curve.tolist(), step, chances, worth, bonus)
     np.testing.assert_allclose(found[0], twin.look_from, rtol=1e-6)
     np.testing.assert_allclose(found[1], twin.take_from, rtol=1e-6)
     np.testing.assert_allclose(found[2:], [twin.tokens, twin.seconds], rtol=1e-9)
@@ -108,6 +109,13 @@ def test_a_draft_that_is_there_already_is_taken_as_far_as_it_pays() -> None:
     assert pace.weigh([])[0] == 0
 
 
+def test_a_rule_that_judges_drafts_as_a_whole_makes_longer_ones_worth_more() -> None:
+    curve, chances = [1.0 + 0.3 * n for n in range(9)], [0.7] * 8
+    alone = _native.best_rule(curve, 0.02, chances)
+    blocks = _native.best_rule(curve, 0.02, chances, 0.0, 0.05)
+    assert blocks[2] > 1.05 * alone[2]
+
+
 # The chance
 
 
@@ -120,6 +128,19 @@ def test_a_chance_follows_what_came() -> None:
         pace.learn_one(gap, float(rng.random() < truth))
     for gap in (0.2, 1.0, 3.0):
         assert pace.chance(gap) == pytest.approx(1 / (1 + np.exp(0.5 - 0.8 * gap)), abs=0.12)
+
+
+def test_what_long_drafts_teach_is_told_of_short_ones() -> None:
+    """That three of three stand says less where those behind helped."""
+    alone, blocks = _native.Pace(*FIRST_LINE), _native.Pace(*FIRST_LINE, bonus=0.05)
+    for pace in (alone, blocks):
+        for n_accepted in (3, 1, 2, 3) * 20:
+            pace.begin(3)
+            for _ in range(3):
+                assert pace.takes(1.0)
+            pace.learn(n_accepted)
+    assert blocks.expected == pytest.approx(alone.expected, rel=0.05), "the same of three"
+    assert blocks.chance(1.0) < alone.chance(1.0), "and less of one"
 
 
 def test_surer_is_never_less_likely() -> None:
