@@ -74,6 +74,7 @@ class Engine:
         self._resources = resources
         self._closed = False
         self._lock = threading.Lock()
+        self._called_back: int | None = None  # the thread that is in a callback of ours
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -93,6 +94,7 @@ class Engine:
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt, chunk by chunk. Options and errors: see generate."""
+        self._check_not_called_back()
         tokens = self.tokenize(prompt)
         request = Request.of(options)
         seed = secrets.randbits(32) if request.seed is None else request.seed
@@ -202,6 +204,7 @@ class Engine:
 
     def close(self) -> None:
         """Give the memory back. Closing twice is fine; its streams then raise ClosedError."""
+        self._check_not_called_back()
         with self._lock:
             if not self._closed and self._memory and self._knowledge.is_new:
                 self._memory.remember(self._knowledge)
@@ -231,7 +234,7 @@ class Engine:
 
     def _read(self, tokens: list[int], request: Request) -> int:
         """Read a prompt's tokens into the sessions that will be asked to continue it."""
-        progress = request.progress
+        progress = self._heard(request.progress)
         if self._draft_session and self._asks_the_draft(request):
             self._draft_session.feed(tokens, progress and partial(progress, "draft"))
         return self._target_session.feed(tokens, progress and partial(progress, "target"))
@@ -294,10 +297,33 @@ class Engine:
             has_model=has_model,
         )
 
+    def _heard(self, progress: PromptProgress | None) -> PromptProgress | None:
+        """The same, in which this engine knows that it is a callback of its own."""
+        if progress is None:
+            return None
+
+        def tell(whose: str, done: int, total: int) -> None:
+            self._called_back = threading.get_ident()
+            try:
+                progress(whose, done, total)
+            finally:
+                self._called_back = None
+
+        return tell
+
+    def _check_not_called_back(self) -> None:
+        """Raise OptionError rather than wait forever for ourselves."""
+        if self._called_back == threading.get_ident():
+            raise OptionError(
+                "this engine is reading a prompt: its own progress callback cannot ask it for a "
+                "text, or close it"
+            )
+
     def _settle(self, progress: PromptProgress | None) -> None:
         """Measure a pair that nobody has measured, so that a seed repeats a text from now on."""
         with self._lock:
-            heard = progress and partial(progress, "costs")
+            told = self._heard(progress)
+            heard = told and partial(told, "costs")
             n_most = min(self._knowledge.costs.n_most, self.n_ctx)
             sizes = [n for n in _SETTLED_SIZES if n <= n_most]
             self._knowledge.settle(measured(self.target, self.draft, sizes, heard))

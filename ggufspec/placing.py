@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from ggufspec.offload.speeds import HOST_SLOPE, host_bandwidth
 
 _SMALLER = 0.85  # of the free memory of GPUs, what a second attempt reckons with
 _MOST_LAYERS = 2**31
+_MOST_GPUS = 16  # GGML_CUDA_MAX_DEVICES and its like in llama.cpp
 _FEW = 8  # tokens of a batch, as drafting makes them
 
 
@@ -60,6 +62,11 @@ class Placing:
         self._draft = shape_of(read_header(draft)) if draft else None
         self._asked = asked
         self._gpus = gpus()
+        if len(asked.tensor_split) > _MOST_GPUS:
+            raise OptionError(
+                f"tensor_split has {len(asked.tensor_split)} shares; llama.cpp knows at most "
+                f"{_MOST_GPUS} GPUs"
+            )
         if asked.main_gpu is not None and not 0 <= asked.main_gpu < max(len(self._gpus), 1):
             found = ", ".join(f"{i}: {gpu.name}" for i, gpu in enumerate(self._gpus)) or "none"
             raise OptionError(
@@ -126,6 +133,16 @@ class Placing:
             plan.draft_gpu if asked.main_gpu is None else asked.main_gpu,
             why(plan, self._target, self._draft, machine),
         )
+
+
+def shares(value: object) -> tuple[float, ...]:
+    """Shares of GPUs: numbers from 0 on, of which not all are 0. Raises OptionError."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise OptionError(f"tensor_split is {value!r}; it must be a list of numbers")
+    found = tuple(checks.number("a share of tensor_split", each) for each in value)
+    if found and (not all(0 <= each < math.inf for each in found) or not sum(found)):
+        raise OptionError(f"tensor_split is {value!r}; give shares like [3, 1]")
+    return found
 
 
 def layers(name: str, value: int | str) -> int | None:

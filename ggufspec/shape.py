@@ -26,7 +26,8 @@ class Shape:
     """A model, whoever told of it: a file's header, or a registry.
 
     n_input_bytes: the token embedding, of which a pass reads a row a token. n_output_bytes: all
-    that comes after the last layer. is_exact: sizes are those of a file; else they were reckoned.
+    that comes after the last layer, and the embedding again where it is_tied to the output.
+    is_exact: sizes are those of a file; else they were reckoned.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Shape:
     n_vocab: int
     n_ctx_train: int
     n_params: int
+    is_tied: bool = False
     is_exact: bool = True
 
     @property
@@ -49,8 +51,9 @@ class Shape:
 
     @property
     def n_bytes(self) -> int:
-        """Of all weights; a tied embedding, which serves at both ends, counts twice."""
-        return self.n_input_bytes + self.n_output_bytes + sum(at.n_bytes for at in self.layers)
+        """Of all weights in the file."""
+        ends = self.n_output_bytes if self.is_tied else self.n_input_bytes + self.n_output_bytes
+        return ends + sum(at.n_bytes for at in self.layers)
 
     @property
     def n_bits(self) -> float:

@@ -13,6 +13,7 @@ import tiny
 import ggufspec
 from ggufspec.demo import embedded_draft, embedded_target
 from ggufspec.engine import Engine
+from ggufspec.errors import OptionError
 from ggufspec.request import GenerateOptions
 
 PROMPTS = [
@@ -352,3 +353,12 @@ def test_the_public_names_are_those_promised() -> None:
     assert set(ggufspec.__all__) <= set(dir(ggufspec))
     with pytest.raises(AttributeError, match="no attribute"):
         ggufspec.oracle  # noqa: B018
+
+
+def test_a_callback_that_asks_its_own_engine_is_refused_and_does_not_hang(pair: Engine) -> None:
+    def ask(whose: str, done: int, total: int) -> None:
+        pair.generate("z", max_tokens=1)
+
+    with pytest.raises(OptionError, match="its own progress callback"):
+        pair.generate("A text that was not read before", max_tokens=1, progress=ask)
+    assert pair.generate("Chapter I", max_tokens=1).tokens, "and works afterwards"

@@ -83,6 +83,14 @@ def test_a_gpu_that_is_not_there_is_refused(
         ggufspec.load(target, main_gpu=main_gpu)
 
 
+@pytest.mark.parametrize(
+    "shares", ["1,2", [float("nan")], [0, 0], [-1, 2], ["x"], 3, [1.0] * 500], ids=str
+)
+def test_shares_of_gpus_are_numbers(shares: object, target: Path) -> None:
+    with pytest.raises(OptionError, match="tensor_split"):
+        ggufspec.load(target, tensor_split=shares)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("n_layers", ["all", "", 2**40, 1.5, None, True])
 def test_layers_are_a_number_or_auto(n_layers: object, target: Path) -> None:
     with pytest.raises(OptionError, match="n_gpu_layers"):

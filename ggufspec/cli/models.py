@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -46,17 +44,19 @@ def command() -> None:
 @_json_option
 def list_models(as_json: bool) -> None:
     """List the registered models: where they are, how large, in the cache, and fit for memory."""
-    from ggufspec.llama.devices import physical_memory
+    from ggufspec.llama.devices import gpus, physical_memory
     from ggufspec.models.registry import load_registry
 
     registry = load_registry()
     n_memory = physical_memory()
+    if n_memory is not None:
+        n_memory += sum(gpu.n_free for gpu in gpus())
     facts = [_entry_facts(entry, n_memory) for entry in registry.models.values()]
     if as_json:
         pairs = [_pair_facts(pair) for pair in registry.pairs.values()]
         render.echo_json({"models": facts, "pairs": pairs, "memory": n_memory})
         return
-    rows = [["name", "size", "cached", "fits RAM", "checked", "repository"]]
+    rows = [["name", "size", "cached", "fits", "checked", "repository"]]
     for row in facts:
         rows.append(
             [
@@ -68,7 +68,7 @@ def list_models(as_json: bool) -> None:
                 row["repo"],
             ]
         )
-    _print_rows(rows)
+    render.echo_rows(rows)
 
 
 @command.command()
@@ -145,11 +145,13 @@ def check(names: tuple[str, ...], as_json: bool) -> int:
 
     Exit code 1 if a file, its size or its sha256 differs.
     """
-    from ggufspec.models.hub import Transient
+    from ggufspec.models.hub import Transient, is_offline
     from ggufspec.models.pull import Difference
     from ggufspec.models.pull import check as check_one
     from ggufspec.models.registry import load_registry
 
+    if is_offline():
+        raise DownloadError("the network is off limits (HF_HUB_OFFLINE): the hub cannot be asked")
     registry = load_registry()
     entries = [registry.find(name) for name in names] or list(registry.models.values())
     found: list[Difference] = []
@@ -221,10 +223,9 @@ def rm(name: str, yes: bool) -> None:
     """Remove a model from the hub's cache."""
     from ggufspec.models import local
 
-    paths = _here(name)
+    paths = [path.parent.resolve() / path.name for path in _here(name)]
     cache = local.hub_cache().resolve()
-    folders = [path.parent.resolve() for path in paths]
-    if not all(cache in folder.parents and "snapshots" in folder.parts for folder in folders):
+    if not all(cache in path.parents and "snapshots" in path.parts for path in paths):
         raise ModelError(
             f"{name} does not lie in the hub's cache {cache}; other files are yours to remove"
         )
@@ -233,16 +234,6 @@ def rm(name: str, yes: bool) -> None:
     if not yes:
         click.confirm(f"Remove {files} of {name}, {size}?", abort=True, err=True)
     click.echo(f"Freed {format_bytes(local.remove(paths))}.")
-
-
-def _print_rows(rows: list[list[str]]) -> None:
-    """Columns, nothing cut off; the last one is left out of a terminal that has no room for it."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_narrow = sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns
-    n_shown = len(widths) - (is_narrow and sys.stdout.isatty())
-    for row in rows:
-        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        click.echo("  ".join(cells[:n_shown]).rstrip())
 
 
 def header_text(header: Header) -> str:

@@ -21,6 +21,7 @@ _FACTORS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _LIKELY_FREE = 0.94  # of a GPU's memory, what a desktop and the driver leave
 _MOST_BYTES = 2**53
+_LEAST_BANDWIDTH = 10**6
 
 
 def _size(value: str) -> int:
@@ -36,6 +37,19 @@ def _size(value: str) -> int:
     raise click.BadParameter(f"{value!r} is no size; write it like 24GiB")
 
 
+def _bandwidth(context: click.Context, option: click.Parameter, value: str | None) -> Any:
+    found = None if value is None else _size(value)
+    if found is not None and found < _LEAST_BANDWIDTH:
+        raise click.BadParameter(f"{value!r} is no bandwidth; write it like 60GB")
+    return found
+
+
+def _share(context: click.Context, option: click.Parameter, value: float) -> float:
+    if value != value:
+        raise click.BadParameter("it is no number")
+    return value
+
+
 def _optional_size(context: click.Context, option: click.Parameter, value: str | None) -> Any:
     return None if value is None else _size(value)
 
@@ -46,7 +60,7 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 
 @click.command(name="plan", short_help="Where layers would go, and how fast that would be.")
 @click.option("-m", "--target", required=True, help="The target: a name, or a file.")
-@click.option("-md", "--draft", help="The draft, likewise; auto: a fitting one; none: no draft.")
+@click.option("-md", "--draft", help="The draft, likewise; auto: a fitting one. [default: none]")
 @click.option(
     "--vram",
     metavar="SIZE,...",
@@ -58,24 +72,25 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
     "--ram",
     metavar="SIZE",
     callback=_optional_size,
-    help="Memory of its processor. [default: what is free here]",
+    help="Memory of its processor. [default: what is free here; with --vram, as much as it takes]",
 )
 @click.option(
     "--gpu-bandwidth",
     metavar="SIZE",
-    callback=_optional_size,
+    callback=_bandwidth,
     help="Bytes a second of its GPUs, as their makers tell, such as 1008GB. [default: by name]",
 )
 @click.option(
     "--ram-bandwidth",
     metavar="SIZE",
-    callback=_optional_size,
+    callback=_bandwidth,
     help="Bytes a second that its processor really gets, such as 45GB. [default: as measured "
     "here with other models, or 40GB]",
 )
 @click.option(
     "--acceptance",
     type=click.FloatRange(0, 1),
+    callback=_share,
     default=0.8,
     show_default=True,
     help="Chance that a drafted token stands, if those before it do.",
@@ -213,8 +228,7 @@ def _print(
     if draft:
         click.echo(f"acceptance: {acceptance:.0%} of drafted tokens, where those before stand")
     click.echo("layers on GPUs of target and draft, memory there and on the host, draft length n:")
-    headings = ["way", "target", "draft", "GPU", "host", "n", "tokens/s"]
-    rows = []
+    rows = [["way", "target", "draft", "GPU", "host", "n", "tokens/s"]]
     seen: list[OffloadPlan] = []
     for name, plan in plans:
         if plan in seen:
@@ -231,7 +245,7 @@ def _print(
                 f"{plan.tokens_per_second:.2f}",
             ]
         )
-    render.echo_table(headings, rows)
+    render.echo_rows(rows)
     chosen = plans[0][1]
     if not chosen.fits:
         click.echo("\nNothing of this fits: take a smaller quantization, or a smaller model.")

@@ -162,6 +162,16 @@ def echo_table(header: list[str], rows: list[list[str]]) -> None:
     Console(file=sys.stdout, highlight=False).print(table)
 
 
+def echo_rows(rows: list[list[str]]) -> None:
+    """Columns, nothing cut off; the last one is left out of a terminal that has no room for it."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    is_narrow = sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns
+    n_shown = len(widths) - (is_narrow and sys.stdout.isatty())
+    for row in rows:
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        click.echo("  ".join(cells[:n_shown]).rstrip())
+
+
 def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain: bool) -> list[str]:
     """Lines of a plot: a column for each value over its name, no wider than `width`.
 

@@ -117,6 +117,11 @@ def command(
     text = read_prompt(prompt, prompt_file)
     if max_tokens != -1 and max_tokens < 1:
         raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
+    if verify.startswith("_"):
+        raise click.BadParameter(
+            f"{verify!r} is wrong on purpose: it is for `ggufspec audit` alone",
+            param_hint="--verify",
+        )
     show_log(verbose)
 
     load_settings.update(room_for(n_draft))

@@ -196,6 +196,8 @@ def read_header(path: Path) -> Header:
 def read_one(path: Path) -> Header:
     """The header of one file alone, even of a split set."""
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise ModelError(f"{path} is no regular file; name a GGUF model")
         with path.open("rb") as file:
             return read_from(file, path, path.stat().st_size)
     except FileNotFoundError as error:
@@ -254,6 +256,8 @@ def _joined(parts: Sequence[Header]) -> Header:
         parts[0].values,
         tensors,
     )
+    if len({tensor.name for tensor in tensors}) < len(tensors):
+        raise _damaged(parts[0].paths[0], "two of its files hold the same tensor")
     n_tensors = whole.values.get("split.tensors.count", len(tensors))
     if n_tensors != len(tensors):
         raise _damaged(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from ggufspec.errors import DownloadError, OptionError
 
@@ -88,21 +89,27 @@ def listing(repo: str, revision: str) -> Listing:
                 info = HfApi(endpoint=endpoint()).model_info(
                     repo, revision=revision, files_metadata=True, timeout=TIMEOUT
                 )
-            except (json.JSONDecodeError, KeyError, TypeError) as error:  # some other page
-                raise DownloadError(_no_hub()) from error
+            except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
+                raise DownloadError(_no_hub()) from error  # some other page
+            except ValueError as error:  # a token that no header can carry, a date that is none
+                raise DownloadError(f"{_no_hub()}; or the token in HF_TOKEN ({error})") from error
         commit = info.sha or ""
         files = []
         for found in info.siblings or ():
-            is_within = {"", ".", ".."}.isdisjoint(found.rfilename.split("/"))
-            if not is_within or not found.rfilename.lower().endswith(".gguf"):
+            path = found.rfilename
+            if not isinstance(path, str):
+                raise DownloadError(_no_hub())
+            is_within = {"", ".", ".."}.isdisjoint(path.split("/"))
+            if not is_within or not path.lower().endswith(".gguf"):
                 continue
             sha256 = found.lfs.sha256 if found.lfs else None
             blob = sha256 or found.blob_id or ""
             size = found.lfs.size if found.lfs else found.size
             # They become names of files here, so they must be what they claim.
-            if not (_is_hex(commit, 40) and _is_hex(blob, 64 if sha256 else 40)) or size is None:
+            are_hashes = _is_hex(commit, 40) and _is_hex(blob, 64 if sha256 else 40)
+            if not are_hashes or not isinstance(size, int) or size < 0:
                 raise DownloadError(_no_hub())
-            files.append(RemoteFile(repo, revision, commit, found.rfilename, size, sha256, blob))
+            files.append(RemoteFile(repo, revision, commit, path, size, sha256, blob))
         return Listing(repo, revision, commit, tuple(files))
 
     with quiet():
@@ -112,7 +119,7 @@ def listing(repo: str, revision: str) -> Listing:
 def endpoint() -> str | None:
     """Where the hub is, if not at its own address. Raises OptionError."""
     chosen = (os.environ.get("HF_ENDPOINT") or "").rstrip("/")
-    if chosen and not re.match(r"https?://[^/\[\]]+", chosen):
+    if chosen and not _is_address(chosen):
         raise OptionError(
             f"HF_ENDPOINT is {chosen!r}; it must be the address of a hub, as https://huggingface.co"
         )
@@ -257,8 +264,17 @@ def _no_hub() -> str:
     return f"{where} does not answer as a hub does: check HF_ENDPOINT, a proxy, or a login page"
 
 
-def _is_hex(text: str, n_digits: int) -> bool:
-    return re.fullmatch(rf"[0-9a-f]{{{n_digits}}}", text) is not None
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        has_port = parts.port is None or parts.port > 0  # reading it checks it
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
+
+
+def _is_hex(text: object, n_digits: int) -> bool:
+    return isinstance(text, str) and re.fullmatch(rf"[0-9a-f]{{{n_digits}}}", text) is not None
 
 
 def _there(paths: list[str]) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ggufspec.errors import CacheError
 from ggufspec.models import quants
 from ggufspec.models.names import HubFiles, HubQuant
 
@@ -81,17 +82,21 @@ def cached_models() -> Iterator[CachedModel]:
 
 
 def remove(paths: Iterable[Path]) -> int:
-    """Remove files from the cache: from every snapshot, and their content. Returns bytes freed."""
+    """Remove files from the cache: from every snapshot, and their content. Returns bytes freed.
+
+    Where somebody has put a link of their own, only the link goes.
+    """
     n_freed = 0
     for path in paths:
         content = path.resolve()
         snapshots = next(parent for parent in path.parents if parent.name == "snapshots")
+        blobs = (snapshots.parent / "blobs").resolve()
         links = [
             other
             for other in snapshots.rglob("*")
             if other.is_symlink() and other.resolve() == content
         ]
-        for gone in {content, path, *links}:
+        for gone in {path, *links, *([content] if content.parent == blobs else [])}:
             with contextlib.suppress(FileNotFoundError):
                 n_freed += 0 if gone.is_symlink() else gone.stat().st_size
                 gone.unlink()
@@ -103,8 +108,10 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
     if not _COMMIT.fullmatch(revision):
         try:
             commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
-        except OSError:
+        except (OSError, UnicodeDecodeError):
             return None
+        if not _COMMIT.fullmatch(commit):
+            return None  # it becomes the name of a folder
     snapshot = folder / "snapshots" / commit
     return snapshot if snapshot.is_dir() else None
 
@@ -118,4 +125,10 @@ def _gguf_files(folder: Path) -> list[Path]:
 
 
 def _expanded(path: str) -> Path:
-    return Path(os.path.expandvars(path)).expanduser()
+    try:
+        return Path(os.path.expandvars(path)).expanduser()
+    except RuntimeError as error:
+        raise CacheError(
+            f"there is no folder {path} for the hub's cache: name another one with HF_HOME or "
+            "HF_HUB_CACHE"
+        ) from error

@@ -65,7 +65,7 @@ def local_file(name: str) -> Path | None:
         return None
     try:
         path = Path(name).expanduser()
-        return path if path.exists() else None
+        return path if path.is_file() or path.is_dir() else None  # a device has no end
     except (OSError, RuntimeError, ValueError):  # no home folder; no name for a file at all
         return None
 

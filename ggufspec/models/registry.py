@@ -37,6 +37,8 @@ REGISTRY_VARIABLE = "GGUFSPEC_MODELS"
 _FILE_NAME = "models.toml"
 _ALIAS = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
+_FILE = re.compile(r"[^/\\\x00-\x1f][^\\\x00-\x1f]*")
+_REVISION = re.compile(r"refs/pr/\d+|(?!\.+$)[\w.-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -172,7 +174,7 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
     for file, text in texts:
         try:
             content = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise OptionError(f"the registry {file} is not TOML: {error}") from error
         where = _Where(file)
         where.check_keys(content, {"models", "shapes", "pairs"})
@@ -198,6 +200,10 @@ def _entry(name: str, table: _Where, shapes: Mapping[str, RegisteredShape]) -> M
         raise table.wrong(f"repo is {entry.repo!r}; it must be user/repo")
     if not entry.files or not all(file.lower().endswith(".gguf") for file in entry.files):
         raise table.wrong("files must name at least one file, and GGUF files only")
+    if not all(_FILE.fullmatch(file) and ".." not in file.split("/") for file in entry.files):
+        raise table.wrong("files must be paths within the repository")
+    if not _REVISION.fullmatch(entry.revision):
+        raise table.wrong(f"revision is {entry.revision!r}; it must be a branch, a tag or a commit")
     if entry.sha256 and len(entry.sha256) != len(entry.files):
         raise table.wrong(f"sha256 has {len(entry.sha256)} values for {len(entry.files)} files")
     for digest in entry.sha256:

@@ -51,6 +51,7 @@ def shape_of(header: Header) -> Shape:
         n_vocab=header.n_vocab,
         n_ctx_train=header.n_ctx,
         n_params=max(header.n_params, 1),
+        is_tied=is_tied,
     )
 
 
@@ -197,6 +198,7 @@ def reckoned(entry: ModelEntry) -> Shape:
         n_vocab=known.n_vocab,
         n_ctx_train=known.n_ctx,
         n_params=n_params,
+        is_tied=bool(known.tied),
         is_exact=entry.size is not None,
     )
 

@@ -133,7 +133,12 @@ def alternatives(
         changes: dict[str, Any] = changed
         return _best(target, of_draft, machine, replace(wishes, **changes), chosen.caches)
 
-    found = [("chosen", chosen), ("no draft", other(None))]
+    alone = other(None)
+    is_idle = not chosen.n_draft and chosen.tokens_per_second <= alone.tokens_per_second
+    if draft and alone.fits and (is_idle or not chosen.fits):
+        found = [("chosen: no draft", alone), ("with the draft", chosen)]
+    else:
+        found = [("chosen", chosen), ("no draft", alone)]
     if draft and machine.gpus:
         half, whole = draft.n_layers // 2, draft.n_layers + 1
         found += [

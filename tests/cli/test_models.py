@@ -236,3 +236,55 @@ def test_names_are_understood_without_the_hubs_client() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"
+
+
+def test_rm_takes_a_link_of_the_users_own_and_not_what_it_leads_to(
+    command: Command, names: Hub, target: Path, tmp_path: Path
+) -> None:
+    path = Path(command("models", "pull", "Large").out.strip())
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(target.read_bytes())
+    path.unlink()
+    path.symlink_to(mine)
+    assert command("models", "rm", "Large", "--yes").code == 0
+    assert mine.exists()
+    assert not path.exists()
+
+
+def test_rm_by_the_path_of_a_linked_folder(command: Command, names: Hub, tmp_path: Path) -> None:
+    path = Path(command("models", "pull", "Large").out.strip())
+    (tmp_path / "short").symlink_to(path.parent)
+    assert command("models", "rm", tmp_path / "short" / path.name, "--yes").code == 0
+    assert not path.exists()
+
+
+def test_check_without_a_network_is_an_error_and_no_difference(
+    command: Command, names: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = command("models", "check", "Large")
+    assert result.code == 1
+    assert "off limits" in result.err
+    assert not result.out
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:99999", "http://u:p@127.0.0.1:1x", "ftp://a", "http://", "x"]
+)
+def test_an_address_that_is_none_is_refused(
+    address: str, command: Command, names: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    result = command("models", "pull", "Large")
+    assert result.code in (1, 2)
+    assert "HF_ENDPOINT" in result.err
+    assert "Traceback" not in result.err
+
+
+def test_a_damaged_reference_in_the_cache_counts_as_none(command: Command, names: Hub) -> None:
+    path = Path(command("models", "pull", "Large").out.strip())
+    for content in (b"\xff\xfe", b"/etc", b"../.."):
+        (path.parents[2] / "refs" / "main").write_bytes(content)
+        result = command("models", "path", "Large")
+        assert result.code == 1
+        assert "not in the cache" in result.err

@@ -69,6 +69,15 @@ def test_what_does_not_fit_is_told(pair: list[str]) -> None:
     assert "Nothing of this fits" in result.output
 
 
+def test_the_target_alone_is_chosen_where_the_pair_does_not_fit(pair: list[str]) -> None:
+    result = invoke(*pair, "--vram", "8GiB", "--ram", "26GiB")
+    assert "chosen: no draft" in result.output
+    assert "Nothing of this fits" not in result.output
+    (first, second) = document(*pair, "--vram", "8GiB", "--ram", "26GiB")["plans"][:2]
+    assert first["fits"]
+    assert not second["fits"]
+
+
 def test_no_gpu_is_a_machine_too(pair: list[str]) -> None:
     plans = document(*pair, "--vram", "0", "--ram", "64GiB")["plans"]
     assert plans[0]["n_gpu_layers"] == 0
@@ -83,6 +92,9 @@ def test_no_gpu_is_a_machine_too(pair: list[str]) -> None:
         ("--ram", "24QiB"),
         ("--ram", "1e99"),
         ("--acceptance", "2"),
+        ("--acceptance", "nan"),
+        ("--gpu-bandwidth", "0"),
+        ("--ram-bandwidth", "0.4"),
         ("--draft-n", "0"),
         ("--draft-n", "x"),
         ("-c", "0"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,20 @@ def test_a_split_model_that_lacks_a_file_says_which(tmp_path: Path) -> None:
     paths[1].unlink()
     with pytest.raises(ModelError, match="-00002-of-00003"):
         read_header(paths[0])
+
+
+def test_a_split_model_with_a_file_twice_is_refused(tmp_path: Path) -> None:
+    paths = write_split(tmp_path)
+    paths[2].write_bytes(paths[1].read_bytes())
+    with pytest.raises(ModelError, match="same tensor"):
+        read_header(paths[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes with names")
+def test_what_has_no_end_is_no_model(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelError, match="no regular file"):
+        read_header(tmp_path / "pipe")
 
 
 def test_a_split_model_under_other_names_is_refused(tmp_path: Path) -> None:

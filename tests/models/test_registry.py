@@ -127,3 +127,23 @@ def test_what_is_wrong_is_told(text: str, message: str) -> None:
     with pytest.raises(OptionError, match=message) as caught:
         parse_registry([("mine.toml", text)])
     assert "mine.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'files = ["../../x.gguf"]',
+        'files = ["/etc/passwd.gguf"]',
+        'files = ["a\\u0000.gguf"]',
+        'files = ["a.gguf"]\nrevision = "../.."',
+        'files = ["a.gguf"]\nrevision = ".."',
+    ],
+)
+def test_what_would_lead_out_of_the_repository_is_refused(line: str) -> None:
+    with pytest.raises(OptionError, match="registry mine"):
+        parse_registry([("mine.toml", f'[models.m]\nrepo = "u/r"\n{line}\n')])
+
+
+def test_deep_nesting_is_refused() -> None:
+    with pytest.raises(OptionError, match="not TOML"):
+        parse_registry([("mine.toml", "a=" + "[" * 100_000)])
