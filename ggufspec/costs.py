@@ -14,6 +14,10 @@ _PACE = 0.12  # of a further one, in a mean that forgets
 _OUTLIER = 1.7  # a pass that much slower than known was disturbed: it counts as that much
 _DRIFT = 0.5  # of what one size is found to have changed, what is believed of the others
 _SLOPE = 0.3  # of an unknown machine: what each further token of a batch adds to the cost of one
+_N_FRESH = 32  # passes of other sizes after which what one costs is believed less and less:
+_DOUBT = 0.001  # of it, with each further pass,
+_LEAST_TRUST = 0.88  # down to that much
+_LANDING = 4  # rows of weights' kernels: every so many tokens, a stair ends
 _HALF = 0.5
 _LEAST, _MOST = 1e-9, 1e6  # seconds that a pass may take
 _READ = 0.25  # and a token that a draft reads in a batch beside one that it writes
@@ -23,7 +27,9 @@ _STEP = 0.08  # likewise: a draft step beside a pass of the target
 class Costs:
     """Seconds of a target pass over 1, 2 ... `n_most` tokens, judged; and of one draft step.
 
-    Sizes that were never measured lie on a line between those that were.
+    Sizes that were never measured lie on a line between those that were; but a multiple of four is
+    believed to cost no more than what comes just below it, until somebody has tried: there the
+    kernels of processors have their landings.
     """
 
     def __init__(self, n_most: int) -> None:
@@ -31,6 +37,8 @@ class Costs:
         self.is_frozen = False  # measurements then change nothing
         self._known: dict[int, float] = {}
         self._counts: dict[int, int] = {}
+        self._n_passes = 0
+        self._last: dict[int, int] = {}  # pass by which a size was measured
         self._plain = 0.0
         self._n_plain = 0
         self._step = 0.0
@@ -53,6 +61,8 @@ class Costs:
                 self._known[n] *= drift
             self._known[n_tokens] = new
         self._counts[n_tokens] = count + 1
+        self._n_passes += 1
+        self._last[n_tokens] = self._n_passes
         self._curve = None
 
     def observe_plain(self, seconds: float) -> None:
@@ -151,6 +161,7 @@ class Costs:
         made._known, made._counts = dict(self._known), dict(self._counts)
         made._step, made._n_steps, made._read = self._step, self._n_steps, self._read
         made._plain, made._n_plain = self._plain, self._n_plain
+        made._n_passes, made._last = self._n_passes, dict(self._last)
         return made
 
     def _interpolated(self) -> list[float]:
@@ -158,7 +169,7 @@ class Costs:
         if not sizes:
             sizes, seconds = [1], [1.0]
         else:
-            seconds = [self._known[n] for n in sizes]
+            seconds = [self._known[n] * self._trust(n) for n in sizes]
         first, last = sizes[0], sizes[-1]
         one = seconds[0] / (1 + _SLOPE * (first - 1))
         slope = (seconds[-1] - one) / (last - 1) if last > 1 else _SLOPE * one
@@ -172,7 +183,16 @@ class Costs:
             i = max(i for i, size in enumerate(sizes) if size <= n)
             share = (n - sizes[i]) / (sizes[i + 1] - sizes[i])
             curve.append(seconds[i] + share * (seconds[i + 1] - seconds[i]))
+        for n in range(_LANDING, self.n_most + 1, _LANDING):
+            below = [curve[k - 1] for k in range(n - _LANDING + 2, n) if k in self._known]
+            if below and n not in self._known:
+                curve[n - 1] = min(curve[n - 1], max(below))
         return curve
+
+    def _trust(self, n_tokens: int) -> float:
+        """What was measured long ago may have been a bad moment: it is worth another try."""
+        age = self._n_passes - self._last.get(n_tokens, self._n_passes)
+        return max(1 - _DOUBT * max(age - _N_FRESH, 0), _LEAST_TRUST)
 
 
 def _blend(old: float, new: float, count: int) -> float:

@@ -27,6 +27,30 @@ def test_a_landing_is_lower_than_the_stair_before_it() -> None:
     assert curve[2] > curve[3] > curve[1] - 0.2
 
 
+def test_a_landing_that_nobody_has_tried_is_believed_in() -> None:
+    costs = Costs(12)
+    for n, seconds in ((1, 1.0), (2, 1.7), (3, 2.4)):
+        costs.observe_target(n, seconds)
+    assert costs.curve[3] == pytest.approx(2.4), "four may cost what three do"
+    assert costs.curve[4] > 3.5, "and five do not"
+    costs.observe_target(4, 3.1)
+    assert costs.curve[3] == pytest.approx(3.1), "until it was tried"
+
+
+def test_what_was_slow_long_ago_is_worth_another_try() -> None:
+    costs = Costs(4)
+    costs.observe_target(1, 1.0)
+    costs.observe_target(4, 3.0)
+    for _ in range(80):
+        costs.observe_target(1, 1.0)
+    assert 0.9 * 3.0 < costs.curve[3] < 0.98 * 3.0
+    for _ in range(1000):
+        costs.observe_target(1, 1.0)
+    assert costs.curve[3] > 0.85 * 3.0, "but not without end"
+    costs.observe_target(4, 3.0)
+    assert costs.curve[3] == pytest.approx(3.0)
+
+
 def test_nothing_known_is_a_guess_that_rises() -> None:
     curve = list(Costs(8).curve)
     assert curve == sorted(curve)

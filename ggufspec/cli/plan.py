@@ -252,7 +252,7 @@ def _print(
         return
     click.echo(
         f"\nllama.cpp's options for it: -ngl {chosen.n_gpu_layers}"
-        + (f" -ngld {chosen.n_gpu_layers_draft}" if draft else "")
+        + (f" -ngld {chosen.n_gpu_layers_draft}" if chosen.n_draft else "")
         + (f" -ts {','.join(map(str, chosen.split))}" if len(machine.gpus) > 1 else "")
         + f" -c {chosen.caches.n_ctx}"
     )
