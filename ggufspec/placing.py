@@ -15,6 +15,7 @@ from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
 from ggufspec.models.shapes import shape_of
+from ggufspec.offload.memory import VALUE_BYTES
 from ggufspec.offload.plan import Machine, Wishes, plan_offload, why
 from ggufspec.offload.speeds import HOST_SLOPE, host_bandwidth
 
@@ -62,6 +63,12 @@ class Placing:
         self._draft = shape_of(read_header(draft)) if draft else None
         self._asked = asked
         self._gpus = gpus()
+        for which, type_ in (("K", asked.type_k), ("V", asked.type_v)):
+            if type_ not in VALUE_BYTES:
+                raise OptionError(
+                    f"{type_!r} is no type of the {which} cache; choose from "
+                    f"{', '.join(VALUE_BYTES)}"
+                )
         if len(asked.tensor_split) > _MOST_GPUS:
             raise OptionError(
                 f"tensor_split has {len(asked.tensor_split)} shares; llama.cpp knows at most "
@@ -100,12 +107,15 @@ class Placing:
                 return found
         if asked.n_ctx is not None:
             return None
-        n_ctx = min(defaults.N_CTX, self._target.n_ctx_train or defaults.N_CTX) // 2
+        n_ctx = self._default_n_ctx() // 2
         return replace(
             used,
             n_ctx=max(n_ctx, 1),
             why=f"a context of {n_ctx:,} tokens, since there was no memory for twice as many",
         )
+
+    def _default_n_ctx(self) -> int:
+        return min(defaults.N_CTX, self._target.n_ctx_train or defaults.N_CTX)
 
     def _machine(self, share: float) -> Machine:
         left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._gpus)
@@ -123,10 +133,11 @@ class Placing:
         )
         plan = plan_offload(self._target, self._draft, machine, wishes)
         is_split = len(machine.gpus) > 1 and plan.n_gpu_layers > 0
+        is_shorter = plan.caches.n_ctx < self._default_n_ctx()
         return Placement(
             plan.n_gpu_layers,
             plan.n_gpu_layers_draft,
-            plan.caches.n_ctx,
+            plan.caches.n_ctx if is_shorter else asked.n_ctx,
             plan.caches.type_k,
             plan.caches.type_v,
             asked.tensor_split or (plan.split if is_split else ()),

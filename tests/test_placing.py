@@ -91,6 +91,24 @@ def test_shares_of_gpus_are_numbers(shares: object, target: Path) -> None:
         ggufspec.load(target, tensor_split=shares)  # type: ignore[arg-type]
 
 
+def test_types_of_caches_are_known_before_anything_is_planned(
+    target: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus(1000 * MIB)
+    with pytest.raises(OptionError, match=r"'q3' is no type of the K cache; choose from f32"):
+        ggufspec.load(target, type_k="q3")
+
+
+def test_a_plan_keeps_to_what_the_positions_of_a_draft_reach(
+    tmp_path: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus(1000 * MIB)
+    target = tiny.write_timed(tmp_path / "t.gguf", tiny.SPM.spell("ab"), n_ctx_train=64)
+    draft = tiny.write_timed(tmp_path / "d.gguf", tiny.SPM.spell("ab"), n_ctx_train=32)
+    with ggufspec.load(target, draft, n_threads=1) as engine:
+        assert engine.n_ctx == 32
+
+
 @pytest.mark.parametrize("n_layers", ["all", "", 2**40, 1.5, None, True])
 def test_layers_are_a_number_or_auto(n_layers: object, target: Path) -> None:
     with pytest.raises(OptionError, match="n_gpu_layers"):

@@ -22,6 +22,7 @@ from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, O
 from ggufspec.llama.devices import n_threads_default, physical_memory
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.offload.memory import VALUE_BYTES
 
 KV_TYPES = {
     "f32": llama_cpp.GGML_TYPE_F32,
@@ -33,7 +34,6 @@ KV_TYPES = {
     "q4_1": llama_cpp.GGML_TYPE_Q4_1,
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
 }
-_VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0}  # of the others, at least half a byte
 FLASH_ATTENTION = {
     "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
@@ -129,9 +129,7 @@ class Context:
         memory = physical_memory()
         if memory is None or llama_cpp.llama_supports_gpu_offload():
             return
-        n_bytes = 0.5 * (
-            _VALUE_BYTES.get(options.type_k, 0.5) + _VALUE_BYTES.get(options.type_v, 0.5)
-        )
+        n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
         needed = options.n_ctx * self.model.n_kv_values * n_bytes
         if needed > memory:
             raise OutOfMemoryError(

@@ -75,7 +75,7 @@ def test_what_is_known_too_little_of_is_told() -> None:
         (tiny.write_hybrid, {"embedding_length": 7}),
         (tiny.write_hybrid, {"ssm.inner_size": 255}),
     ],
-    ids=str,
+    ids=["epsilon", "width", "no layers", "many layers", "heads", "hybrid width", "state"],
 )
 def test_numbers_over_which_llama_cpp_would_end_the_process_are_refused(
     write: Callable[[Path], Path], wrong: dict[str, object], tmp_path: Path
