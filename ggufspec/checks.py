@@ -71,6 +71,16 @@ def texts(name: str, value: object) -> tuple[str, ...]:
     return tuple(text(f"an entry of {name}", entry) for entry in value)
 
 
+def shares(name: str, value: object) -> tuple[float, ...]:
+    """Shares of a whole: numbers from 0 on, of which not all are 0; none at all is fine."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise OptionError(f"{name} is {value!r}; it must be a list of numbers")
+    found = tuple(number(f"a share of {name}", each) for each in value)
+    if found and (not all(0 <= each < math.inf for each in found) or not sum(found)):
+        raise OptionError(f"{name} is {value!r}; give shares like [3, 1]")
+    return found
+
+
 def biases(name: str, value: object) -> dict[int, float]:
     """A number for each of some tokens."""
     if not isinstance(value, Mapping):

@@ -37,7 +37,7 @@ class Costs:
         self.is_frozen = False  # measurements then change nothing
         self._known: dict[int, float] = {}
         self._counts: dict[int, int] = {}
-        self._n_passes = 0
+        self.n_passes = 0  # that were measured
         self._last: dict[int, int] = {}  # pass by which a size was measured
         self._plain = 0.0
         self._n_plain = 0
@@ -61,8 +61,8 @@ class Costs:
                 self._known[n] *= drift
             self._known[n_tokens] = new
         self._counts[n_tokens] = count + 1
-        self._n_passes += 1
-        self._last[n_tokens] = self._n_passes
+        self.n_passes += 1
+        self._last[n_tokens] = self.n_passes
         self._curve = None
 
     def observe_plain(self, seconds: float) -> None:
@@ -90,11 +90,6 @@ class Costs:
     def n_measured(self, n_tokens: int) -> int:
         """How often a pass over that many tokens was measured."""
         return self._counts.get(n_tokens, 0)
-
-    @property
-    def n_passes(self) -> int:
-        """How many passes were measured."""
-        return sum(self._counts.values())
 
     @property
     def curve(self) -> Sequence[float]:
@@ -161,7 +156,7 @@ class Costs:
         made._known, made._counts = dict(self._known), dict(self._counts)
         made._step, made._n_steps, made._read = self._step, self._n_steps, self._read
         made._plain, made._n_plain = self._plain, self._n_plain
-        made._n_passes, made._last = self._n_passes, dict(self._last)
+        made.n_passes, made._last = self.n_passes, dict(self._last)
         return made
 
     def _interpolated(self) -> list[float]:
@@ -191,7 +186,7 @@ class Costs:
 
     def _trust(self, n_tokens: int) -> float:
         """What was measured long ago may have been a bad moment: it is worth another try."""
-        age = self._n_passes - self._last.get(n_tokens, self._n_passes)
+        age = self.n_passes - self._last.get(n_tokens, self.n_passes)
         return max(1 - _DOUBT * max(age - _N_FRESH, 0), _LEAST_TRUST)
 
 

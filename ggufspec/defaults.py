@@ -37,6 +37,7 @@ N_CTX: Final = 4096  # or the target's own context, if that is smaller
 N_BATCH: Final = 512
 N_GPU_LAYERS: Final = "auto"  # chosen by predicted speed, within free memory
 ALL_LAYERS: Final = -1
+ACCEPTANCE: Final = 0.8  # chance that a drafted token stands, of a pair that nobody has measured
 FLASH_ATTENTION: Final = "auto"
 KV_TYPE: Final = "f16"
 

@@ -80,7 +80,7 @@ def load(
         type_k=type_k,
         type_v=type_v,
         flash_attention=flash_attention,
-        tensor_split=placing.shares(tensor_split),
+        tensor_split=checks.shares("tensor_split", tensor_split),
         main_gpu=main_gpu,
     )
     files = _Files(

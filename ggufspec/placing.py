@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -144,16 +143,6 @@ class Placing:
             plan.draft_gpu if asked.main_gpu is None else asked.main_gpu,
             why(plan, self._target, self._draft, machine),
         )
-
-
-def shares(value: object) -> tuple[float, ...]:
-    """Shares of GPUs: numbers from 0 on, of which not all are 0. Raises OptionError."""
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise OptionError(f"tensor_split is {value!r}; it must be a list of numbers")
-    found = tuple(checks.number("a share of tensor_split", each) for each in value)
-    if found and (not all(0 <= each < math.inf for each in found) or not sum(found)):
-        raise OptionError(f"tensor_split is {value!r}; give shares like [3, 1]")
-    return found
 
 
 def layers(name: str, value: int | str) -> int | None:

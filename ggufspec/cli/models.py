@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -68,6 +70,9 @@ def list_models(as_json: bool) -> None:
                 row["repo"],
             ]
         )
+    widths = render.column_widths(rows)
+    if sys.stdout.isatty() and sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns:
+        rows = [row[:-1] for row in rows]  # the repository has no room
     render.echo_rows(rows)
 
 

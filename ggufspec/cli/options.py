@@ -40,16 +40,38 @@ def gathered(into: str, *options: Callable[[Any], Any]) -> Callable[[Command], C
 
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
+context_option = click.option(
+    "-c",
+    "--ctx-size",
+    "n_ctx",
+    type=click.IntRange(min=1),
+    help=f"Tokens that prompt and text may have together. "
+    f"[default: the target's own, at most {defaults.N_CTX}]",
+)
+
+type_k_option = click.option(
+    "-ctk",
+    "--cache-type-k",
+    "type_k",
+    type=click.Choice(_KV_TYPES),
+    default=defaults.KV_TYPE,
+    show_default=True,
+    help="Type of the K cache.",
+)
+
+type_v_option = click.option(
+    "-ctv",
+    "--cache-type-v",
+    "type_v",
+    type=click.Choice(_KV_TYPES),
+    default=defaults.KV_TYPE,
+    show_default=True,
+    help="Type of the V cache.",
+)
+
 load_options = gathered(
     "load_settings",
-    click.option(
-        "-c",
-        "--ctx-size",
-        "n_ctx",
-        type=click.IntRange(min=1),
-        help=f"Tokens that prompt and text may have together. "
-        f"[default: the target's own, at most {defaults.N_CTX}]",
-    ),
+    context_option,
     click.option(
         "-b",
         "--batch-size",
@@ -117,24 +139,8 @@ load_options = gathered(
         show_default=True,
         help="Flash attention.",
     ),
-    click.option(
-        "-ctk",
-        "--cache-type-k",
-        "type_k",
-        type=click.Choice(_KV_TYPES),
-        default=defaults.KV_TYPE,
-        show_default=True,
-        help="Type of the K cache.",
-    ),
-    click.option(
-        "-ctv",
-        "--cache-type-v",
-        "type_v",
-        type=click.Choice(_KV_TYPES),
-        default=defaults.KV_TYPE,
-        show_default=True,
-        help="Type of the V cache.",
-    ),
+    type_k_option,
+    type_v_option,
     click.option(
         "--mmap/--no-mmap", default=True, show_default=True, help="Map the files into memory."
     ),
@@ -152,14 +158,15 @@ def _layers(value: str) -> int | str:
 
 
 def _shares(value: str) -> tuple[float, ...]:
-    """Numbers from 0 on, of which not all are 0."""
+    """Numbers between commas, as `load` takes them."""
+    if not value:
+        return ()
+    from ggufspec import checks
+
     try:
-        found = tuple(float(part) for part in value.split(",")) if value else ()
-    except ValueError:
-        found = (-1.0,)
-    if found and (not all(0 <= each < float("inf") for each in found) or not sum(found)):
-        raise click.BadParameter(f"{value!r} are no shares: give numbers like 3,1")
-    return found
+        return checks.shares("it", [float(part) for part in value.split(",")])
+    except ValueError as error:  # OptionError is one
+        raise click.BadParameter(f"{value!r} are no shares: give numbers like 3,1") from error
 
 
 seed_option = click.option(
@@ -195,7 +202,7 @@ def draft_option(without: str = "", *, required: bool = False) -> Callable[[Any]
     )
 
 
-def _draft_n_option(default: int | str, help_text: str) -> Callable[[Any], Any]:
+def draft_n_option_of(default: int | str, help_text: str) -> Callable[[Any], Any]:
     return click.option(
         "--draft-n",
         "n_draft",
@@ -206,13 +213,13 @@ def _draft_n_option(default: int | str, help_text: str) -> Callable[[Any], Any]:
     )
 
 
-draft_n_option = _draft_n_option(
+draft_n_option = draft_n_option_of(
     defaults.N_DRAFT,
     "Tokens that are written ahead in a round; auto: as many as bring the most tokens a second, "
     "none where none do.",
 )
 
-audited_draft_n_option = _draft_n_option(
+audited_draft_n_option = draft_n_option_of(
     defaults.N_DRAFT_FIXED,
     "Tokens that the draft writes ahead in a round; auto, as in run: fewer, so that as many texts "
     "tell less.",

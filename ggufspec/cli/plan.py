@@ -11,6 +11,7 @@ import click
 from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
+from ggufspec.cli.options import context_option, draft_n_option_of, type_k_option, type_v_option
 
 if TYPE_CHECKING:
     from ggufspec.offload.plan import Machine, OffloadPlan
@@ -91,43 +92,16 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
     "--acceptance",
     type=click.FloatRange(0, 1),
     callback=_share,
-    default=0.8,
+    default=defaults.ACCEPTANCE,
     show_default=True,
     help="Chance that a drafted token stands, if those before it do.",
 )
-@click.option(
-    "--draft-n",
-    "n_draft",
-    default=defaults.N_DRAFT,
-    show_default=True,
-    callback=lambda context, option, value: _length(value),
-    help="Tokens that are written ahead in a round; auto: the best of up to 16.",
+@draft_n_option_of(
+    defaults.N_DRAFT, "Tokens that are written ahead in a round; auto: the best of up to 16."
 )
-@click.option(
-    "-c",
-    "--ctx-size",
-    "n_ctx",
-    type=click.IntRange(1, 2**31 - 1),
-    help=f"Tokens of the context. [default: the target's own, at most {defaults.N_CTX}]",
-)
-@click.option(
-    "-ctk",
-    "--cache-type-k",
-    "type_k",
-    default=defaults.KV_TYPE,
-    show_default=True,
-    type=click.Choice(["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]),
-    help="Type of the K cache.",
-)
-@click.option(
-    "-ctv",
-    "--cache-type-v",
-    "type_v",
-    default=defaults.KV_TYPE,
-    show_default=True,
-    type=click.Choice(["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]),
-    help="Type of the V cache.",
-)
+@context_option
+@type_k_option
+@type_v_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 def command(
     target: str,
@@ -137,7 +111,7 @@ def command(
     gpu_bandwidth: int | None,
     ram_bandwidth: int | None,
     acceptance: float,
-    n_draft: int | None,
+    n_draft: int | str,
     n_ctx: int | None,
     type_k: str,
     type_v: str,
@@ -161,23 +135,17 @@ def command(
     shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
     machine = _machine(vram, ram, gpu_bandwidth, ram_bandwidth)
     wishes = Wishes(
-        n_ctx=n_ctx, type_k=type_k, type_v=type_v, n_draft=n_draft, acceptance=acceptance
+        n_ctx=n_ctx,
+        type_k=type_k,
+        type_v=type_v,
+        n_draft=None if isinstance(n_draft, str) else n_draft,
+        acceptance=acceptance,
     )
     plans = alternatives(shape, shape_draft, machine, wishes)
     if as_json:
         render.echo_json(_document(plans, shape, shape_draft, machine, acceptance))
     else:
         _print(plans, shape, shape_draft, machine, acceptance)
-
-
-def _length(value: str) -> int | None:
-    if value == defaults.N_DRAFT:
-        return None
-    if not value.isdecimal() or not 1 <= int(value[:9]) <= defaults.N_DRAFT_LIMIT:
-        raise click.BadParameter(
-            f"{value!r} is neither auto nor from 1 to {defaults.N_DRAFT_LIMIT}"
-        )
-    return int(value)
 
 
 def _machine(

@@ -163,13 +163,16 @@ def echo_table(header: list[str], rows: list[list[str]]) -> None:
 
 
 def echo_rows(rows: list[list[str]]) -> None:
-    """Columns, nothing cut off; the last one is left out of a terminal that has no room for it."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    is_narrow = sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns
-    n_shown = len(widths) - (is_narrow and sys.stdout.isatty())
+    """Columns, nothing cut off, however narrow the terminal is."""
+    widths = column_widths(rows)
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        click.echo("  ".join(cells[:n_shown]).rstrip())
+        click.echo("  ".join(cells).rstrip())
+
+
+def column_widths(rows: list[list[str]]) -> list[int]:
+    """Of rows that echo_rows prints, with two blanks between the columns."""
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain: bool) -> list[str]:

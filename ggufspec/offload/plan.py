@@ -26,7 +26,6 @@ from ggufspec.offload.speeds import (
 )
 from ggufspec.shape import Shape
 
-ACCEPTANCE = 0.8  # chance that a drafted token stands, of a pair that nobody has measured
 _SPARE = 384 * 2**20  # bytes of a GPU left to its driver and to fragments
 _LEAST_CTX = 1024
 _SMALLER_KV = "q8_0"
@@ -82,7 +81,7 @@ class Wishes:
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
     n_draft: int | None = None
-    acceptance: float = ACCEPTANCE
+    acceptance: float = defaults.ACCEPTANCE
 
 
 @dataclass(frozen=True)
