@@ -252,7 +252,7 @@ def test_a_grammar_is_asked_of_few_tokens_with_the_law_of_asking_it_of_all(
     grammar.begin(len(prompt))
     sampling = pair.sampling(prompt, **options)
     held = replace(sampling, grammar=grammar.native)
-    done = pair.generate(prompt, json_schema=PERSON, seed=4, max_tokens=40)
+    done = pair.generate(prompt, json_schema=PERSON, seed=4, max_tokens=40, n_draft=3)
     text = [*prompt, *done.tokens]
     n_open = 0
     for n, (row,) in enumerate(pair.logits(prompt, done.tokens, whose="target"), len(prompt)):
