@@ -120,8 +120,8 @@ def command(
     """Predict how fast a pair writes, by where its layers are, before anything is loaded.
 
     A draft on the GPU drafts faster, and takes room from layers of the target. The plan at the top
-    is what `-ngl auto -ngld auto` would do. Predictions are made from bytes and bandwidths; they
-    compare ways with each other better than they tell speeds.
+    is what `-ngl auto -ngld auto` would do, or says to leave the draft out. Predictions are made
+    from bytes and bandwidths; they compare ways with each other better than they tell speeds.
 
     \b
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB
