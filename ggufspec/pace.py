@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from ggufspec import _native, defaults
@@ -28,6 +28,8 @@ _N_PLAIN = 2  # passes over one token before anything is compared with them
 _PLAIN_EVERY = 64  # rounds without one until another is measured, where that matters
 _THIN = 1.4  # speed-up below which it matters
 _FIRST_WEIGHT = 2  # lessons that each token of a first probe counts as: of all, it is the most fair
+_BONUS_WEIGHT = 400.0  # of the bonus that a text begins with; a round of three weighs 2 or 3,
+_MOST_BONUS = 0.5  # and more than that is nobody's
 _PROBE_SHARE = 0.015  # of all time, at most, for asking what a draft would have said
 _UNPAID = "a draft would not pay"
 _N_UNPAID = 32  # such rounds after which it is told,
@@ -98,8 +100,12 @@ class Pace(Protocol):
         """What a round with the draft model gains, as Weighed has it."""
         ...
 
-    def learn(self, n_accepted: int) -> None:
-        """So many of the tokens that were taken stood."""
+    def learn(self, n_accepted: int, chances: Iterable[float]) -> None:
+        """So many of the tokens that were taken stood.
+
+        `chances`: how likely each token that was looked at would have stood if those before it
+        did, in hindsight.
+        """
         ...
 
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
@@ -138,7 +144,7 @@ class Fixed:
     def probes(self) -> bool:
         return False
 
-    def learn(self, n_accepted: int) -> None:
+    def learn(self, n_accepted: int, chances: Iterable[float]) -> None:
         self._n_rounds += 1
         self._n_accepted += n_accepted
 
@@ -161,7 +167,8 @@ class Chosen:
         has_model: bool = True,
         bonus: float = 0.0,
     ) -> None:
-        """`line`: of the draft model, if the text `has_model` at all. `bonus`: see native/pace.h.
+        """`line`: of the draft model, if the text `has_model` at all. `bonus`: see native/pace.h;
+        more than 0 is learned.
 
         `is_known`: it was learned with this pair. A draft that nobody knows is first asked what it
         would have said of some tokens that the target wrote alone: that costs next to nothing,
@@ -169,6 +176,7 @@ class Chosen:
         """
         self.costs = costs
         self.native = _native.Pace(*line, bonus)
+        self._bonus, self._saved, self._bonus_weight = bonus, 0.0, _BONUS_WEIGHT
         self._gaps: deque[float] = deque(_FIRST_GAPS, _N_GAPS)
         self._is_known, self._has_model = is_known, has_model
         self._n_trusted = defaults.N_DRAFT_LIMIT if is_known else 1  # until a first token stood
@@ -229,20 +237,36 @@ class Chosen:
 
     # What it learns from.
 
-    def learn(self, n_accepted: int) -> None:
-        pace = self.native
-        n_taken = pace.n_taken
-        pace.learn(n_accepted)
-        self._gaps.extend(pace.seen)
+    def learn(self, n_accepted: int, chances: Iterable[float]) -> None:
+        gaps, known = self.native.seen, list(chances)
+        # What might have stood says more than what did: luck is left out of it.
+        for gap, chance in zip(gaps, known[: n_accepted + 1], strict=False):
+            self.native.learn(gap, chance)
+            self.n_lessons += 1
+        self._learn_bonus(n_accepted, known[: self.native.n_taken])
+        self._gaps.extend(gaps)
         if n_accepted:
             self._n_trusted = defaults.N_DRAFT_LIMIT
-        self.n_lessons += min(n_taken, n_accepted + 1)
+
+    def _learn_bonus(self, n_accepted: int, chances: Sequence[float]) -> None:
+        """What judging a draft as a whole saved, by linear regression."""
+        if not self._bonus:
+            return
+        still, token_wise, further = 1.0, 0.0, 0.0
+        for n, chance in enumerate(chances):
+            still *= chance
+            token_wise += still
+            further += n * still
+        self._bonus_weight += further**2
+        self._saved += further * (n_accepted - token_wise)
+        found = (_BONUS_WEIGHT * self._bonus + self._saved) / self._bonus_weight
+        self.native.bonus = min(max(found, 0.0), _MOST_BONUS)
 
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
         weight = 1 if self._is_known else _FIRST_WEIGHT
         for gap, chance in zip(gaps, chances, strict=True):
             for _ in range(weight):
-                self.native.learn_one(gap, chance)
+                self.native.learn(gap, chance)
         self._n_read, self._is_known = self._n_unread, True
         self.n_lessons += len(gaps)
         self._gaps.extend(gaps)

@@ -88,6 +88,7 @@ void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & s
 struct Rows {
     std::vector<ggufspec::Row> rows;
     size_t n = 0, n_vocab;
+    bool has_declined = false;  // behind the last of them lies one that nobody wanted to draw from
     ConstMatrix logits;
 
     Rows(size_t n_most, size_t n_vocab) : rows(n_most), n_vocab(n_vocab) { require(n_vocab > 0, "Rows: a row has no tokens"); }
@@ -111,6 +112,7 @@ struct Rows {
         }
         require_tokens(draft.data(), draft.size(), n_vocab);
         size_t bad_row = n_new;
+        has_declined = false;
         {
             nb::gil_scoped_release release;
             const size_t n_text = text.shape(0);
@@ -288,17 +290,19 @@ NB_MODULE(_native, m) {
                 self.add(logits, sampling, tokens, {}, grammar, true);
                 if (pace.takes(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(coin);
                 self.n--;
+                self.has_declined = true;
                 return -1;
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "grammar"_a.none(), "pace"_a, "coin"_a,
             "Append the distribution of logits (1, n_vocab) after tokens, and draw from it if the pace takes another token.\n\n"
-            "If it does not, the row is forgotten: -1.")
+            "If it does not, -1: the row is none of these, but overlap knows it behind them until another is added.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",
             [](Rows & self, size_t n) {
                 require(n <= self.n, "keep: there are not so many rows");
                 self.n = n;
+                self.has_declined = false;
             },
             "n"_a, "Forget all rows but the first n.")
         .def_prop_ro(
@@ -317,9 +321,12 @@ NB_MODULE(_native, m) {
             "overlap",
             [](const Rows & self, size_t i, const Rows & draft, size_t j) {
                 require(self.n_vocab == draft.n_vocab, "overlap: the rows differ in shape");
-                return self.at(i).overlap(1.0f, draft.at(j));
+                require(j < draft.n + draft.has_declined, "overlap: the draft has no such row");
+                return self.at(i).overlap(1.0f, draft.rows[j]);
             },
             "i"_a, "draft"_a, "j"_a, "The chance that a token from row j of a draft stands before row i of its target.")
+        .def_prop_ro("has_declined", [](const Rows & self) { return self.has_declined; },
+                     "Whether overlap knows a row behind the last: see draw.")
         .def(
             "of",
             [](const Rows & self, size_t i, int32_t token) {
@@ -374,14 +381,14 @@ NB_MODULE(_native, m) {
         .def("begin", &ggufspec::Pace::begin, "n_max"_a, "A round of at most n_max drafted tokens starts.")
         .def("looks", &ggufspec::Pace::looks, "Whether to ask the draft for its distribution of the next token.")
         .def("takes", &ggufspec::Pace::takes, "gap"_a, "Whether to draw a token from a distribution with that gap.")
-        .def("learn", &ggufspec::Pace::learn, "n_accepted"_a, "So many of the tokens that were taken stood.")
         .def(
-            "learn_one", [](ggufspec::Pace & self, double gap, double came) { self.chance.learn(gap, came); }, "gap"_a, "came"_a,
+            "learn", [](ggufspec::Pace & self, double gap, double came) { self.chance.learn(gap, came); }, "gap"_a, "came"_a,
             "A token with that gap would have stood with that chance.")
         .def("chance", [](const ggufspec::Pace & self, double gap) { return self.chance.of(gap); }, "gap"_a,
              "The chance that a token with that gap stands.")
         .def_prop_ro("line", [](const ggufspec::Pace & self) { return std::pair(self.chance.at_zero(), self.chance.slope()); },
                      "What has been learned: (at_zero, slope).")
+        .def_rw("bonus", &ggufspec::Pace::bonus, "See best_rule.")
         .def_prop_ro("rate", [](const ggufspec::Pace & self) { return self.rule().rate; }, "Tokens a second that the rule brings; 0: no rule.")
         .def_prop_ro("pays", [](const ggufspec::Pace & self) { return self.rule().look_from.empty() || self.rule().look_from[0] <= 1; },
                      "Whether the rule drafts at all.")

@@ -11,7 +11,6 @@ constexpr double kSpread = 0.2;     // what a lesson tells at an even chance, ab
 constexpr double kLeastTold = 0.02;
 constexpr double kCertain = 30;     // log-odds: nothing is ever more certain
 constexpr double kSurest = 8;       // a gap beyond that says no more
-constexpr double kShift = 1.8;      // log-odds that each further token of a draft adds to all of them, of one of bonus
 
 constexpr size_t kLevels = 40;      // chances that a draft still stands, from kLowest to 1, evenly in their logarithm
 constexpr double kLowest = 1e-3;
@@ -92,8 +91,8 @@ double Chance::of(double gap) const {
     return 1 / (1 + std::exp(-std::clamp(at_zero_ + slope_ * std::min(gap, kSurest), -kCertain, kCertain)));
 }
 
-void Chance::learn(double gap, double came, double shift) {
-    const double x = std::min(gap, kSurest), alone = of(x), p = alone / (alone + (1 - alone) * std::exp(-shift)), h = std::max(p * (1 - p), kLeastTold);
+void Chance::learn(double gap, double came) {
+    const double x = std::min(gap, kSurest), p = of(x), h = std::max(p * (1 - p), kLeastTold);
     h00_ = std::max(keep_ * h00_, floor_) + h;
     h01_ = keep_ * h01_ + h * x;
     h11_ = std::max(keep_ * h11_, floor_) + h * x * x;
@@ -126,7 +125,7 @@ void Pace::reckon(std::vector<double> curve, double step, const std::vector<doub
     std::vector<double> chances;
     for (double gap : gaps) chances.push_back(chance.of(gap));
     curve_ = std::move(curve);
-    rule_ = best_rule(curve_, step, chances, rule_.rate, worth, bonus_);
+    rule_ = best_rule(curve_, step, chances, rule_.rate, worth, bonus);
 }
 
 Weighed Pace::weigh(const std::vector<double> & chances) const {
@@ -174,15 +173,9 @@ bool Pace::takes(double gap) {
         return false;
     }
     still_ = still;
-    expected_ += still * (1 + bonus_ * double(n));
+    expected_ += still * (1 + bonus * double(n));
     taken_.push_back(gap);
     return true;
-}
-
-void Pace::learn(size_t n_accepted) {
-    if (taken_.empty()) return;
-    const double shift = kShift * bonus_ * double(taken_.size() - 1);
-    for (size_t i = 0; i < std::min(taken_.size(), n_accepted + 1); i++) chance.learn(taken_[i], i < n_accepted ? 1 : 0, shift);
 }
 
 }  // namespace ggufspec

@@ -19,8 +19,8 @@ public:
 
     double of(double gap) const;
 
-    // `came`: 1 or 0, or how likely it was in hindsight. `shift`: log-odds by which it was likelier than the line says.
-    void learn(double gap, double came, double shift = 0);
+    // `came`: how likely it was in hindsight.
+    void learn(double gap, double came);
 
     double at_zero() const { return at_zero_; }
     double slope() const { return slope_; }
@@ -66,8 +66,8 @@ class Pace {
 public:
     enum class End { none, limit, unlikely, unsure };
 
-    // `bonus`: see best_rule; what is learned is the chance of a token with none behind it.
-    explicit Pace(const Chance & chance, double bonus = 0) : chance(chance), bonus_(bonus) {}
+    // `bonus`: see best_rule; the chance is that of a token with none behind it.
+    explicit Pace(const Chance & chance, double bonus = 0) : chance(chance), bonus(bonus) {}
 
     // Finds the best rule for these costs, and for tokens with gaps like these.
     void reckon(std::vector<double> curve, double step, const std::vector<double> & gaps, double worth);
@@ -87,9 +87,6 @@ public:
     // Whether to draw it. `gap`: between the two largest logits, how sure the draft is.
     bool takes(double gap);
 
-    // So many of the tokens that were taken stood.
-    void learn(size_t n_accepted);
-
     size_t n_looked() const { return n_looked_; }
     size_t n_taken() const { return taken_.size(); }
     double expected() const { return expected_; }
@@ -97,9 +94,9 @@ public:
     const std::vector<double> & seen() const { return seen_; }
 
     Chance chance;
+    double bonus;
 
 private:
-    double bonus_;
     Rule rule_;
     std::vector<double> curve_;
     size_t n_max_ = 0, n_looked_ = 0;

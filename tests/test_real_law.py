@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -189,7 +189,7 @@ class Picky(Fixed):
         self.native.reckon([1.0, 1.2, 1.7], 0.01, gaps)
         self.lengths: set[tuple[int, int]] = set()  # of drafts, and distributions looked at
 
-    def learn(self, n_accepted: int) -> None:
+    def learn(self, n_accepted: int, chances: Iterable[float]) -> None:
         self.lengths.add((self.native.n_taken, self.native.n_looked))
 
 

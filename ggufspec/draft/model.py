@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ggufspec import defaults
@@ -99,10 +99,11 @@ class ModelDrafter:
         return self._drafted
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
+        if draft is self._drafted:
+            self._pace.learn(verdict.n_accepted, self._chances(draft, target_probs))
         if draft is not self._drafted or not draft.tokens:
             self._watch(draft, target_probs, verdict)
             return
-        self._pace.learn(verdict.n_accepted)
         if self._warmth.is_learning:
             self._warmth.observe(draft, target_probs)
         if self._free is not None and draft.probs is not None:
@@ -121,6 +122,15 @@ class ModelDrafter:
             notes["first_token_acceptance"] = self._chance_held / self._n_judged
             notes["first_token_acceptance_without_grammar"] = self._chance_free / self._n_judged
         return notes
+
+    def _chances(self, draft: Draft, target_probs: Probs) -> Iterator[float]:
+        """How likely each token that was looked at would stand if those before it did."""
+        rows = self._rows
+        if rows is None:
+            return
+        target = as_rows(target_probs)
+        for i in range(len(draft.tokens) + rows.has_declined):
+            yield target.overlap(i, rows, i)
 
     def _watch(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Somebody else wrote: keep what it takes to tell later how this draft would have done."""
