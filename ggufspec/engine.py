@@ -168,6 +168,26 @@ class Engine:
             )
         return tokens
 
+    def forget(self) -> None:
+        """Drop what is held of former texts: the next prompt is read anew."""
+        self._check_not_called_back()
+        with self._lock:
+            for session in (self._target_session, self._draft_session):
+                if session is not None:
+                    session.forget()
+
+    def draft_alone(self) -> Engine:
+        """An engine that writes with this one's draft alone, in the same memory.
+
+        Valid until this one closes. Texts of the two may alternate, each behind a `forget` of the
+        other. Raises OptionError where there is no draft.
+        """
+        if self.draft is None:
+            raise OptionError("there is no draft in this engine to write with")
+        alone = Engine(self.draft, n_draft_max=1, resources=ExitStack())
+        alone._lock = self._lock
+        return alone
+
     def logits(
         self, prompt: Sequence[int], text: Sequence[int], *, whose: str, n_together: int = 1
     ) -> Iterator[Logits]:

@@ -78,6 +78,11 @@ class LlamaSession:
         self._decode_all(tokens[known:], progress)
         return known
 
+    def forget(self) -> None:
+        """Hold nothing any more. Raises ClosedError."""
+        self._checkpoints.clear()
+        self._context.truncate(0)
+
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Forget what differs from the first `n_most` tokens; returns how many are still known."""
         known = self._context.resume(tokens, n_most)

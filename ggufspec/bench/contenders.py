@@ -1,0 +1,55 @@
+"""Who competes: plain decoding, the draft alone, and every way to speculate that was asked for.
+
+Pure: names and options of generation; no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ggufspec import defaults
+from ggufspec.bench.records import Contender
+
+PLAIN = "plain"
+DRAFT_ALONE = "draft alone"
+
+
+def contenders(
+    *,
+    lengths: Sequence[int | str],
+    drafters: Sequence[str | None] = (None,),
+    rules: Sequence[str] = (defaults.VERIFY,),
+    temperatures: Sequence[float],
+    sampling: Mapping[str, Any] | None = None,
+    has_draft: bool,
+) -> list[Contender]:
+    """Plain, the draft alone (where there is one), and all combinations.
+
+    lengths: tokens drafted, or "auto"; drafters: None is the engine's choice; sampling: what all
+    have in common. Names tell only what differs: "draft 3", "draft auto, ngram, rejection, T 0.7".
+    """
+    made: list[Contender] = []
+    common = dict(sampling or {})
+    for temperature in temperatures:
+        behind = f", T {temperature:g}" if len(temperatures) > 1 else ""
+        options = {**common, "temperature": temperature}
+        plain = Contender(f"{PLAIN}{behind}", {**options, "drafter": "none"})
+        made.append(plain)
+        if has_draft:
+            alone = {**options, "drafter": "none"}
+            made.append(Contender(f"{DRAFT_ALONE}{behind}", alone, "draft"))
+        for rule in rules:
+            for drafter in drafters:
+                for length in lengths:
+                    named = [f"draft {length}"]
+                    named += [drafter] if drafter is not None and len(drafters) > 1 else []
+                    named += [rule] if len(rules) > 1 else []
+                    made.append(
+                        Contender(
+                            ", ".join(named) + behind,
+                            {**options, "n_draft": length, "drafter": drafter, "verify": rule},
+                            baseline=plain.name,
+                        )
+                    )
+    return made

@@ -1,0 +1,123 @@
+"""Tables as data, and as Markdown and CSV. Pure: cells are texts already."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ggufspec.bench.records import Results
+from ggufspec.bench.table import Row, Speedup, categories, geometric_mean, rows
+
+_NONE = "-"
+
+
+@dataclass(frozen=True)
+class Table:
+    """What is printed: a title, columns, rows of cells, and what has to be said of them."""
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str] = ()
+
+
+def overview(results: Results) -> Table:
+    """One row for each contender: everything that fits."""
+    made = rows(results)
+    has_energy = any(row.joules_per_token is not None for row in made)
+    columns = [
+        *("", "tokens/s", "mean ± std", "least-most", "ms/token", "first token"),
+        *("speed-up", "95 % interval", "accepted", "tokens a round"),
+        *(["joules/token"] if has_energy else []),
+    ]
+    cells = []
+    for row in made:
+        cells.append(
+            [
+                row.contender.name,
+                f"{row.median:.2f}",
+                f"{row.mean:.2f} ± {row.std:.2f}" if row.std is not None else f"{row.mean:.2f}",
+                f"{row.low:.2f}-{row.high:.2f}",
+                f"{row.ms_per_token:.1f}",
+                f"{row.first_token_seconds:.2f} s",
+                f"{row.speedup.ratio:.2f}" if row.speedup else _NONE,
+                interval(row.speedup),
+                f"{row.accepted:.1%}" if row.accepted is not None else _NONE,
+                f"{row.mean_length:.2f}",
+                *(
+                    [f"{row.joules_per_token:.2f}" if row.joules_per_token is not None else _NONE]
+                    if has_energy
+                    else []
+                ),
+            ]
+        )
+    return Table("", columns, cells)
+
+
+def positions(results: Results) -> Table | None:
+    """How many drafts stood as far as each position; None where nothing was drafted."""
+    made = [row for row in rows(results) if row.by_position]
+    if not made:
+        return None
+    n = max(len(row.by_position) for row in made)
+    cells = [[row.contender.name, *(_at(row, i) for i in range(n))] for row in made]
+    columns = ["accepted as far as", *(str(i) for i in range(1, n + 1))]
+    return Table("Acceptance by position, of the drafts that were that long", columns, cells)
+
+
+def by_category(results: Results) -> Table | None:
+    """The speed-up of each contender in each category; None where prompts have no more than one."""
+    names = categories(results)
+    if len(names) < 2:
+        return None
+    compared = [row.contender.name for row in rows(results) if row.speedup]
+    found = {name: {row.contender.name: row for row in rows(results, name)} for name in names}
+    cells = []
+    for contender in compared:
+        ratios = [
+            row.speedup.ratio
+            for name in names
+            if (row := found[name].get(contender)) and row.speedup
+        ]
+        each = [_ratio_in(found[name].get(contender)) for name in names]
+        cells.append([contender, *each, f"{geometric_mean(ratios):.2f}"])
+    return Table("Speed-up by category", ["", *names, "geometric mean"], cells)
+
+
+def interval(speedup: Speedup | None) -> str:
+    """The confidence interval of a speed-up."""
+    if speedup is None or speedup.low is None:
+        return _NONE
+    return f"{speedup.low:.2f}-{speedup.high:.2f}"
+
+
+def to_markdown(table: Table) -> str:
+    """A table as GitHub shows it."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    head = [f"**{table.title}**", ""] if table.title else []
+    rule = line(["---" if i == 0 else "---:" for i in range(len(table.columns))])
+    lines = [*head, line(table.columns), rule, *map(line, table.rows)]
+    lines += [f"\n{note}" for note in table.notes]
+    return "\n".join(lines) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """A table for spreadsheets; notes are left out."""
+    written = io.StringIO()
+    writer = csv.writer(written, lineterminator="\n")
+    writer.writerow([table.columns[0] or "contender", *table.columns[1:]])
+    writer.writerows(table.rows)
+    return written.getvalue()
+
+
+def _at(row: Row, i: int) -> str:
+    return f"{row.by_position[i]:.0%}" if i < len(row.by_position) else ""
+
+
+def _ratio_in(row: Row | None) -> str:
+    return f"{row.speedup.ratio:.2f}" if row is not None and row.speedup else _NONE
