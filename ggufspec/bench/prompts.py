@@ -33,6 +33,18 @@ def own_prompts() -> list[Prompt]:
     ]
 
 
+def spread(prompts: Sequence[Prompt], n_most: int | None) -> list[Prompt]:
+    """At most so many of them: of every category as many as of any other, the first ones."""
+    if n_most is None or n_most >= len(prompts):
+        return list(prompts)
+    rank: dict[str, int] = {}
+    ranked = []
+    for i, prompt in enumerate(prompts):
+        rank[prompt.category] = rank.get(prompt.category, 0) + 1
+        ranked.append((rank[prompt.category], i))
+    return [prompts[i] for i in sorted(i for _, i in sorted(ranked)[:n_most])]
+
+
 def prompts_of(data: bytes, where: str) -> list[Prompt]:
     """The prompts in a file's bytes. `where` names the file in errors.
 

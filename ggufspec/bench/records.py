@@ -6,7 +6,7 @@ Knows facts and JSON; measures nothing and concludes nothing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 from ggufspec.errors import OptionError
@@ -28,12 +28,24 @@ class Contender:
 
     `model`: who writes: "pair", or "draft" for the draft model alone. `baseline`: the name of the
     contender that its speed is compared with; None: it is one itself, or nothing is comparable.
+    `pair`: of which models, where a benchmark has several; then the name begins with it.
     """
 
     name: str
     options: Mapping[str, Any]
     model: str = "pair"
     baseline: str | None = None
+    pair: str = ""
+
+    @property
+    def label(self) -> str:
+        """Its name among those of its pair."""
+        return self.name.removeprefix(f"{self.pair}: ") if self.pair else self.name
+
+    def of_pair(self, pair: str) -> Contender:
+        """The same, as one of a pair's."""
+        beside = self.baseline and f"{pair}: {self.baseline}"
+        return replace(self, name=f"{pair}: {self.name}", baseline=beside, pair=pair)
 
     @property
     def temperature(self) -> float:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+from zlib import crc32
 
 from ggufspec.bench.energy import Meter
 from ggufspec.bench.prompts import Prompt
@@ -109,7 +110,7 @@ class _Writer:
         for turn in prompt.turns:
             said.append(turn)
             tokens = self._read(engine, prompt, said)
-            part = self._one(engine, contender, tokens, self._plan.n_tokens, label, run)
+            part = self._one(engine, contender, tokens, self._plan.n_tokens, label)
             said.append(part.text)
             parts.append(part)
             self._n_done += self._plan.n_tokens
@@ -142,10 +143,10 @@ class _Writer:
         tokens: list[int],
         n_tokens: int,
         label: str,
-        run: int = 0,
     ) -> _Part:
         # As people mostly run `auto`: a text with a seed would learn nothing of what passes cost.
-        seed = None if contender.options.get("n_draft") == "auto" else self._plan.seed + run
+        learns = contender.options.get("n_draft") == "auto"
+        seed = None if learns else crc32(f"{self._plan.seed} {label}".encode())
         options: dict[str, Any] = {
             "seed": seed,
             "ignore_eos": self._plan.ignore_eos,

@@ -124,6 +124,7 @@ def doubts(results: Results) -> list[str]:
     noisy = {
         contender.name: noise
         for contender in results.contenders
+        if contender.model == "pair" and (contender.baseline is None or not contender.temperature)
         if (noise := _noise(results.of(contender.name))) is not None and noise > NOISE
     }
     if noisy:

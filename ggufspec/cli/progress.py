@@ -27,8 +27,13 @@ class LateBars:
         self._bars: dict[str, TaskID] = {}
         self._progress: Progress | None = None
 
-    def update(self, name: str, done: float, total: float, *, unit: str = "count") -> None:
-        """Tell how far the work of that name is. `unit`: "bytes", or anything countable."""
+    def update(
+        self, name: str, done: float, total: float, *, unit: str = "count", label: str = ""
+    ) -> None:
+        """Tell how far the work of that name is. `unit`: "bytes", "share", or anything countable.
+
+        `label`: what is shown of it just now, if not its name.
+        """
         if not sys.stderr.isatty():
             return
         started = self._started.setdefault(name, monotonic())
@@ -40,7 +45,7 @@ class LateBars:
                 self._progress.start()
             self._bars[name] = self._progress.add_task(name, total=total)
         if self._progress is not None:
-            self._progress.update(self._bars[name], completed=done)
+            self._progress.update(self._bars[name], completed=done, description=label or name)
 
     def download(self, name: str, done: int, total: int) -> None:
         """The same for bytes, as `ggufspec.models` tells of them."""

@@ -162,6 +162,28 @@ def echo_table(header: list[str], rows: list[list[str]]) -> None:
     Console(file=sys.stdout, highlight=False).print(table)
 
 
+def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """An aligned table, numbers to the right, no cell cut off; a line wider than `width` is split.
+
+    Where it is too wide, columns that do not fit go below, with the first one again.
+    """
+    widths = column_widths([list(columns), *map(list, rows)])
+    lines: list[str] = []
+    start = 1
+    while start < len(columns) or not lines:
+        room, end = width - widths[0], start
+        while end < len(columns) and (end == start or room >= widths[end] + 2):
+            room -= widths[end] + 2
+            end += 1
+        shown = [0, *range(start, end)]
+        lines += [""] if lines else []
+        for row in (columns, *rows):
+            cells = [f"{row[0]:<{widths[0]}}", *(f"{row[i]:>{widths[i]}}" for i in shown[1:])]
+            lines.append("  ".join(cells).rstrip())
+        start = end
+    return lines
+
+
 def echo_rows(rows: list[list[str]]) -> None:
     """Columns, nothing cut off, however narrow the terminal is."""
     widths = column_widths(rows)
@@ -173,6 +195,11 @@ def echo_rows(rows: list[list[str]]) -> None:
 def column_widths(rows: list[list[str]]) -> list[int]:
     """Of rows that echo_rows prints, with two blanks between the columns."""
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def width_of_stdout() -> int:
+    """Characters of a line: of the terminal, or as many as there are where there is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
 
 
 def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain: bool) -> list[str]:

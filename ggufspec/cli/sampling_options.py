@@ -75,11 +75,10 @@ def _number(names: tuple[str, ...], kind: click.ParamType[Any], default: float, 
     return click.option(*names, type=kind, default=default, show_default=True, help=text)
 
 
-sampling_options = gathered(
-    "sampling",
-    _number(
-        ("--temp", "temperature"), _NOT_NEGATIVE, defaults.TEMPERATURE, "Temperature; 0: greedy."
-    ),
+_TEMPERATURE = _number(
+    ("--temp", "temperature"), _NOT_NEGATIVE, defaults.TEMPERATURE, "Temperature; 0: greedy."
+)
+_BESIDE_TEMPERATURE = (
     _number(
         ("--top-k",),
         click.IntRange(min=0),
@@ -202,6 +201,9 @@ sampling_options = gathered(
         for name in ("--mirostat", "--xtc-probability", "--adaptive-target")
     ),
 )
+
+sampling_options = gathered("sampling", _TEMPERATURE, *_BESIDE_TEMPERATURE)
+sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE)
 
 
 def to_generate(sampling: dict[str, Any]) -> dict[str, Any]:

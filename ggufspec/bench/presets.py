@@ -1,0 +1,300 @@
+"""The experiments that the project grew from, as benchmarks: models, prompts, settings, sources.
+
+Pure: what is to be measured and what its source published; neither files nor engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ggufspec.bench.contenders import contenders
+from ggufspec.bench.form import Table
+from ggufspec.bench.prompts import Prompt, own_prompts
+from ggufspec.bench.records import Contender
+from ggufspec.errors import OptionError
+
+_NOTHING_TRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Models by their registered names, and what the source's table calls them."""
+
+    target: str
+    draft: str
+    target_label: str
+    draft_label: str
+
+    @property
+    def label(self) -> str:
+        return f"{self.target_label} / {self.draft_label}"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """An experiment. `load`: settings of ggufspec.load; `form`: whose table is printed."""
+
+    name: str
+    about: str
+    pairs: Sequence[Pair]
+    contenders: Sequence[Contender]
+    prompts: Sequence[Prompt]
+    n_tokens: int
+    n_runs: int
+    form: str
+    load: Mapping[str, Any] = field(default_factory=dict)
+    chat: bool | None = None
+    ignore_eos: bool = True
+    published: Sequence[Table] = ()
+
+
+def preset(name: str) -> Preset:
+    """Raises OptionError for a name of none."""
+    if name not in _PRESETS:
+        raise OptionError(f"there is no preset {name!r}; there are {', '.join(_PRESETS)}")
+    return _PRESETS[name]
+
+
+def names() -> list[str]:
+    """All of them."""
+    return list(_PRESETS)
+
+
+def _compared(
+    temperature: float, lengths: Sequence[int | str], **options: Any
+) -> Sequence[Contender]:
+    return contenders(lengths=lengths, temperatures=[temperature], sampling=options, has_draft=True)
+
+
+_NOTEBOOK = Preset(
+    name="notebook",
+    about="A notebook of April 2024: Llama 3 70B with 8B as its draft, on an RTX 4090.",
+    pairs=[
+        Pair(
+            "70B-Q3_K_S",
+            "8B-Q3_K_L",
+            "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf",
+            "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf",
+        )
+    ],
+    contenders=_compared(0.0, [3, "auto"]),
+    prompts=[
+        Prompt(
+            "napoleon",
+            "",
+            ("Make me a summary of the Napoleon life",),
+            system="You are a polite chatbot who always responds the user requests",
+        )
+    ],
+    n_tokens=250,
+    n_runs=3,
+    form="notebook",
+    load={"n_gpu_layers": 45, "n_gpu_layers_draft": -1},
+    ignore_eos=False,
+    published=[
+        Table(
+            "Published: one run of llama.cpp's speculative example of April 2024",
+            ["Model", "GPU layers", "tokens/s", "gain %"],
+            [
+                ["Meta-Llama-3-70B-Instruct-Q3_K_S.gguf", "45/80", "2.01", "-"],
+                ["Meta-Llama-3-8B-Instruct.Q3_K_L.gguf", "32/32", "87.02", "-"],
+                ["speculative, draft 3 (70.8 % accepted)", "45/80 and 32/32", "2.58", "28%"],
+            ],
+        )
+    ],
+)
+
+_SSP_PROMPTS = (  # its own fifteen are not in its report
+    "The ferry to the islands leaves at seven, so we",
+    "A good loaf of bread needs only four things:",
+    "When the lights went out in the theatre,",
+    "My grandfather's clock had stopped at ten past four, and",
+    "The capital of Portugal is",
+    "Dear neighbours, please note that on Monday",
+    "To boil an egg so that the yolk stays soft,",
+    "The first snow of the year fell on",
+    "There are three reasons why rivers bend:",
+    "She had never liked the colour of the door, but",
+    "In the last minute of the game, the keeper",
+    "Water freezes at 0 degrees, and boils at",
+    "The letter was signed by a man whom nobody in the village",
+    "If you want to learn to swim as a grown-up, begin by",
+    "Once the bees had settled in their new hive,",
+)
+
+_LLAMA_SSP = Preset(
+    name="llama-ssp",
+    about="llama-ssp: Llama 13B, 30B and 65B with 7B as the draft, in milliseconds a token.",
+    pairs=[
+        Pair("Llama-2-13B-Q4_K_M", "Llama-2-7B-Q4_K_M", "13B", "7B"),
+        Pair("LLaMA-30B-Q4_K_S", "LLaMA-7B-Q4_K_S", "30B", "7B"),
+        Pair("LLaMA-65B-Q4_K_M", "LLaMA-7B-Q4_0", "65B", "7B"),
+    ],
+    contenders=_compared(1.0, [4, "auto"], **_NOTHING_TRUNCATED),
+    prompts=[Prompt(str(i), "", (text,)) for i, text in enumerate(_SSP_PROMPTS, 1)],
+    n_tokens=64,
+    n_runs=1,
+    form="llama-ssp",
+    published=[
+        Table(
+            "Published: models alone, 4 A10G of a g5.12xlarge (left), 8 A100 of a p4d.24xlarge",
+            ["Model_type", "Ms/token, g5", "Ms/token, p4d"],
+            [
+                ["7B", "86ms (4 GPUs)", "60ms"],
+                ["7B_8bit", "210ms", "210ms"],
+                ["13B", "-", "100ms"],
+                ["13B_8bit", "270ms", "-"],
+                ["30B", "-", "260ms"],
+                ["30B_8bit", "405ms", "-"],
+                ["65B", "-", "510ms"],
+                ["65B_8bit", "530ms", "-"],
+            ],
+        ),
+        Table(
+            "Published: speculative sampling, g5.12xlarge",
+            ["Target / draft", "regular", "speculative"],
+            [
+                ["13B_8bit / 7B_8bit_4GPUs", "270ms", "330ms"],
+                ["30B_8bit / 7B_8bit_4GPUs", "405ms", "370ms"],
+            ],
+        ),
+    ],
+)
+
+# Google's (arXiv 2211.17192) and DeepMind's (arXiv 2302.01318) papers tell one rule: both rows run
+# `rejection`, with coins of their own.
+_GOOGLE, _DEEPMIND, _BLOCK = "Google's", "DeepMind's", "block verification"
+
+
+def _variants(temperature: float, **sampling: Any) -> Sequence[Contender]:
+    plain, alone, *_ = _compared(temperature, [4], **sampling)
+    rules = {_GOOGLE: "rejection", _DEEPMIND: "rejection", _BLOCK: "block"}
+    options = {**sampling, "temperature": temperature, "n_draft": 4}
+    return [
+        plain,
+        alone,
+        *(
+            Contender(name, {**options, "verify": rule}, baseline=plain.name)
+            for name, rule in rules.items()
+        ),
+    ]
+
+
+_LLMSS = Preset(
+    name="llmss",
+    about="LLMSpeculativeSampling: Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M; Google's and "
+    "DeepMind's variants side by side.",
+    pairs=[
+        Pair("Llama-2-70B-Q4_K_M", "Llama-2-7B-Q4_K_M", "llama2-70b", "llama2-7b"),
+        Pair("BLOOMZ-7B1-Q4_K_M", "BLOOM-560M-Q4_K_M", "bloomz-7b1", "bloom-560m"),
+    ],
+    contenders=_variants(1.0, top_k=20, top_p=0.9, min_p=0.0),
+    prompts=[
+        Prompt("fox", "", ("The quick brown fox jumps over the lazy ",)),
+        Prompt("president", "", ("Who is the president of the USA",)),
+    ],
+    n_tokens=100,
+    n_runs=5,
+    form="llmss",
+    published=[
+        Table(
+            "Published: on GPUs that are not named",
+            ["", "llama2-7b", "llama2-70b", "Speculative"],
+            [["speed(tokens/sec)", "1084.86", "329.83", "427.02"]],
+        )
+    ],
+)
+
+_GPT2_PUBLISHED = ["Method", "num_runs", "time", "+/- std", "speedup"]
+_GPT2 = Preset(
+    name="gpt2",
+    about="A study of GPT-2 XL with itself as its draft (nothing may be rejected), and with GPT-2.",
+    pairs=[
+        Pair("GPT-2-XL-Q8_0", "GPT-2-XL-Q8_0", "gpt2-xl", "gpt2-xl"),
+        Pair("GPT-2-XL-Q8_0", "GPT-2-Q8_0", "gpt2-xl", "gpt2"),
+    ],
+    contenders=contenders(
+        lengths=[4],
+        rules=["rejection"],
+        temperatures=[0.6],
+        sampling={"top_k": 25, "top_p": 0.9, "min_p": 0.0},
+        has_draft=False,
+    ),
+    prompts=[Prompt("turing", "", ("Alan Turing theorized that computers would one day become",))],
+    n_tokens=40,
+    n_runs=50,
+    form="gpt2",
+    published=[
+        Table(
+            "Published: gpt2-xl / gpt2-xl, MacBook Pro M2, seconds",
+            _GPT2_PUBLISHED,
+            [
+                ["Autoregressive Sampling", "50", "2.84", "0.20", "1.00"],
+                ["Speculative Sampling", "50", "2.96", "0.22", "0.96"],
+            ],
+        ),
+        Table(
+            "Published: gpt2-xl / gpt2, MacBook Pro M2, seconds",
+            _GPT2_PUBLISHED,
+            [
+                ["Autoregressive Sampling", "50", "2.86", "0.16", "1.00"],
+                ["Speculative Sampling", "50", "2.17", "0.32", "1.31"],
+            ],
+        ),
+    ],
+)
+
+_OWN = Pair("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
+
+_STAGED = Preset(
+    name="staged",
+    about="Who drafts: nobody, the text so far (n-grams), the model, or both by turns.",
+    pairs=[_OWN],
+    contenders=contenders(
+        lengths=["auto"],
+        drafters=["ngram", "model", "auto"],
+        temperatures=[0.0],
+        has_draft=False,
+    ),
+    prompts=own_prompts(),
+    n_tokens=96,
+    n_runs=3,
+    form="overview",
+)
+
+_LENGTHS = Preset(
+    name="lengths",
+    about="How far to draft: 1 to 16 tokens, and auto.",
+    pairs=[_OWN],
+    contenders=contenders(
+        lengths=[1, 2, 3, 4, 5, 6, 8, 12, 16, "auto"], temperatures=[0.0], has_draft=False
+    ),
+    prompts=own_prompts(),
+    n_tokens=96,
+    n_runs=3,
+    form="overview",
+)
+
+_TEMPERATURES = Preset(
+    name="temperatures",
+    about="What sampling costs: temperatures 0 to 1.3, by each rule of verification.",
+    pairs=[_OWN],
+    contenders=contenders(
+        lengths=[3],
+        rules=["match", "rejection", "block"],
+        temperatures=[0.0, 0.3, 0.7, 1.0, 1.3],
+        sampling=_NOTHING_TRUNCATED,
+        has_draft=False,
+    ),
+    prompts=own_prompts()[:3],
+    n_tokens=96,
+    n_runs=3,
+    form="temperatures",
+)
+
+_PRESETS = {
+    each.name: each
+    for each in (_NOTEBOOK, _LLAMA_SSP, _LLMSS, _GPT2, _STAGED, _LENGTHS, _TEMPERATURES)
+}

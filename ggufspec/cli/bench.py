@@ -1,0 +1,356 @@
+"""`ggufspec bench`: plain against speculative decoding in turns, as tables and pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggufspec import defaults
+from ggufspec.cli import bench_jobs, render
+from ggufspec.cli.exits import INTERRUPTED
+from ggufspec.cli.names import offline_option
+from ggufspec.cli.options import draft_option, load_options, show_log, target_option, verbose_option
+from ggufspec.cli.progress import late_bars, load_with_bars
+from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
+from ggufspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from ggufspec.bench.form import Table
+    from ggufspec.bench.records import Results
+    from ggufspec.bench.suite import Job
+
+_FORMATS = ("table", "markdown", "csv")
+_PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
+_SAVE_EVERY = 2.0  # seconds, at least
+_TALK_EVERY = 10.0  # seconds, where there is no terminal
+
+
+def _listed(parse: Callable[[str], Any], what: str) -> Callable[..., tuple[Any, ...]]:
+    """A callback that reads a list with commas."""
+
+    def read(context: click.Context, option: click.Parameter, text: str | None) -> tuple[Any, ...]:
+        if text is None:
+            return ()
+        try:
+            made = [value for part in text.split(",") for value in _expanded(part.strip(), parse)]
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is no list of {what}") from None
+        if not made:
+            raise click.BadParameter(f"names none of {what}")
+        return tuple(dict.fromkeys(made))
+
+    return read
+
+
+def _expanded(part: str, parse: Callable[[str], Any]) -> Sequence[Any]:
+    """One value, or all of a range like 1-8."""
+    first, dash, last = part.partition("-")
+    if dash and first.isdecimal() and last.isdecimal() and len(first + last) < 6:
+        return [parse(str(n)) for n in range(int(first), int(last) + 1)]
+    return [parse(part)]
+
+
+def _length(text: str) -> int | str:
+    if text == "auto":
+        return text
+    if not 1 <= int(text) <= defaults.N_DRAFT_LIMIT:
+        raise ValueError(text)
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    if not 0 <= float(text) < float("inf"):
+        raise ValueError(text)
+    return float(text)
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+@click.group(
+    invoke_without_command=True, short_help="Measure plain and speculative decoding side by side."
+)
+@click.option(
+    "--preset",
+    type=click.Choice(_PRESETS),
+    help="An experiment with models, prompts and table of its own: see below.",
+)
+@target_option(required=False)
+@draft_option()
+@click.option(
+    "--size",
+    default=defaults.DEMO_SIZE,
+    show_default=True,
+    help="Without --target: cost of the stand-in, in parameters.",
+)
+@click.option(
+    "--draft-n",
+    "lengths",
+    metavar="LIST",
+    callback=_listed(_length, "lengths such as auto,3 or 1-8 (at most 64)"),
+    help="Tokens drafted in a round: a list such as auto,3 or 1-8.  [default: auto]",
+)
+@click.option(
+    "--drafter",
+    "drafters",
+    metavar="LIST",
+    callback=_listed(_name, "drafters"),
+    help="Who drafts: auto, model, ngram.  [default: auto for auto, model for a number]",
+)
+@click.option(
+    "--verify",
+    "rules",
+    metavar="LIST",
+    callback=_listed(_name, "rules"),
+    help=f"How drafts are judged: block, rejection, match.  [default: {defaults.VERIFY}]",
+)
+@click.option(
+    "--temp",
+    "temperatures",
+    metavar="LIST",
+    callback=_listed(_temperature, "temperatures"),
+    help=f"Temperatures; 0: greedy.  [default: {defaults.TEMPERATURE}]",
+)
+@click.option("-p", "--prompt", metavar="TEXT", help="The one prompt.")
+@click.option(
+    "--prompts",
+    "prompt_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Prompts: JSON lines with question_id, category, turns (Spec-Bench, MT-bench) or prompt, "
+    "or plain text.  [default: a few of our own]",
+)
+@click.option(
+    "--n-prompts", type=click.IntRange(min=1), help="At most so many, spread over the categories."
+)
+@click.option(
+    "--chat/--no-chat",
+    default=None,
+    help="Ask through the target's chat template, or not.  [default: for prompts with a category]",
+)
+@click.option(
+    "-n", "--n-predict", "n_tokens", type=click.IntRange(min=1), help="Tokens of a text. "
+    "[default: 128]",
+)  # fmt: skip
+@click.option(
+    "--ignore-eos/--eos",
+    default=None,
+    help="Write on where the model would end.  [default: ignore-eos]",
+)
+@click.option(
+    "--runs", "n_runs", type=click.IntRange(1, 10_000), help="Times each prompt is continued by "
+    "each contender.  [default: 3]",
+)  # fmt: skip
+@click.option(
+    "--warm-up",
+    "n_warm_up",
+    type=click.IntRange(min=0),
+    help="Tokens that each contender writes before anything counts.  [default: 32]",
+)
+@click.option(
+    "-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    default="table",
+    show_default=True,
+    help="How tables are printed.",
+)
+@click.option(
+    "--json",
+    "json_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Everything raw into this file, written after every text.",
+)
+@click.option(
+    "--resume", is_flag=True, help="Go on with the --json file of a benchmark that was interrupted."
+)
+@sampling_options_beside_temperature
+@load_options
+@offline_option
+@verbose_option
+@click.pass_context
+def command(
+    context: click.Context,
+    /,
+    preset: str | None,
+    json_path: Path | None,
+    resume: bool,
+    form: str,
+    load_settings: dict[str, Any],
+    verbose: bool,
+    **asked: Any,
+) -> int:
+    """Measure plain and speculative decoding side by side, in turns, and tell how sure that is.
+
+    Without --target, a stand-in of the embedded pair writes: nothing to download. Every text begins
+    with an empty cache; what was measured is kept on Ctrl-C, and --resume goes on with it.
+
+    \b
+      ggufspec bench --target large.gguf --draft small.gguf --draft-n auto,1-8 --temp 0,0.8
+      ggufspec bench --preset notebook
+      ggufspec bench --prompts spec_bench.jsonl --json out.json --format markdown
+
+    Presets measure the models that they name if those are on this machine, else the stand-in, and
+    print the table of their source, with what it published:
+
+    \b
+      notebook      Llama 3 70B Q3_K_S with 8B Q3_K_L, 45 of 80 layers on the GPU
+      llama-ssp     Llama 13B, 30B, 65B with 7B, milliseconds a token
+      llmss         Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M, two papers' variants
+      gpt2          GPT-2 XL with itself and with GPT-2, 50 runs of 40 tokens
+      staged        who drafts: n-grams, the model, both
+      lengths       1 to 16 tokens a draft, and auto
+      temperatures  0 to 1.3, by each rule
+    """
+    if context.invoked_subcommand is not None:
+        return 0
+    show_log(verbose)
+    asked["sampling"] = to_generate(asked["sampling"])
+    jobs, title, settings = bench_jobs.jobs_of(preset, load_settings=load_settings, **asked)
+    results = _results_of(jobs, settings, json_path, resume=resume)
+    try:
+        for job in jobs:
+            _perform(job, results, json_path)
+    except KeyboardInterrupt:
+        results.interrupted = True
+    _save(results, json_path)
+    if results.measurements:
+        _print(bench_jobs.form_of(preset), title, results, form)
+    return INTERRUPTED if results.interrupted else 0
+
+
+def _results_of(
+    jobs: list[Job], settings: dict[str, Any], path: Path | None, *, resume: bool
+) -> Results:
+    """Empty results, or those that are gone on with. Raises OptionError before anything is read."""
+    from ggufspec.bench.records import Results
+    from ggufspec.bench.suite import check_resumed, machine
+
+    results = Results(
+        settings=settings,
+        contenders=[contender for job in jobs for contender in job.plan.contenders],
+        machine=machine(),
+        versions=dict(render.versions()),
+    )
+    if path is None:
+        if resume:
+            raise click.UsageError("--resume needs the file to go on with: name it with --json")
+        return results
+    if not path.exists():
+        _check_writable(path)
+        return results
+    if not resume:
+        raise OptionError(
+            f"{path} is there already: --resume goes on with it, or give another name to --json"
+        )
+    try:
+        before = Results.of_document(json.loads(path.read_bytes()), str(path))
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{path} is not JSON ({error}): it cannot be gone on with") from error
+    check_resumed(before, results)
+    before.interrupted = False
+    return before
+
+
+def _check_writable(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
+    if not os.access(path.parent, os.W_OK):
+        raise OptionError(f"{path} cannot be written: {path.parent} is read-only")
+
+
+def _perform(job: Job, results: Results, path: Path | None) -> None:
+    """Measure one pair; what there is, is on the disk after every text."""
+    from ggufspec.bench.suite import n_left, perform
+
+    if not n_left(job, results):
+        return
+    with load_with_bars(job.target, job.draft, dict(job.load)) as engine, late_bars() as bars:
+        shown = _Shown(bars)
+        n_saved, saved_at = len(results.measurements), monotonic()
+
+        def heard(done: int, total: int, label: str) -> None:
+            nonlocal n_saved, saved_at
+            shown.update(done, total, label)
+            if len(results.measurements) > n_saved and monotonic() - saved_at > _SAVE_EVERY:
+                n_saved, saved_at = len(results.measurements), monotonic()
+                _save(results, path)
+
+        perform(job, engine, results, heard)
+
+
+class _Shown:
+    """Progress: a bar on a terminal, else a line now and then."""
+
+    def __init__(self, bars: Any) -> None:
+        self._bars = bars
+        self._last = self._started = monotonic()
+
+    def update(self, done: int, total: int, label: str) -> None:
+        if sys.stderr.isatty():
+            self._bars.update("Measuring", done, total, unit="share", label=label)
+        elif monotonic() - self._last > _TALK_EVERY:
+            self._last = monotonic()
+            left = (self._last - self._started) / max(done, 1) * (total - done)
+            click.echo(f"{done / total:4.0%}, about {left:.0f} s left: {label}", err=True)
+
+
+def _save(results: Results, path: Path | None) -> None:
+    """The whole document, or the one before."""
+    if path is None:
+        return
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(json.dumps(results.to_document()) + "\n", encoding="utf-8")
+    os.replace(unfinished, path)
+
+
+def _print(form_name: str, title: str, results: Results, form: str) -> None:
+    """Tables on stdout; what speaks against them too, but for programs."""
+    from ggufspec.bench.form import to_csv, to_markdown
+    from ggufspec.bench.preset_forms import tables
+    from ggufspec.bench.table import doubts
+
+    made = tables(form_name, results)
+    published = bench_jobs.published_of(form_name)
+    told = [f"{title}.\n{_circumstances(results)}"]
+    told += [f"Doubt: {doubt}." for doubt in doubts(results)]
+    if form == "csv":
+        click.echo("\n".join(to_csv(table) for table in made), nl=False)
+        for line in told:
+            click.echo(line, err=True)
+    elif form == "markdown":
+        blocks = [told[0], *map(to_markdown, [*made, *published]), *told[1:]]
+        click.echo("\n\n".join(block.strip() for block in blocks))
+    else:
+        width = render.width_of_stdout()
+        blocks = [told[0], *(_block(table, width) for table in [*made, *published])]
+        click.echo("\n\n".join([*blocks, *(["\n".join(told[1:])] if told[1:] else [])]))
+
+
+def _circumstances(results: Results) -> str:
+    """A line on what the seconds depend on."""
+    from ggufspec.cache import format_bytes
+
+    machine = results.machine
+    gpus = ", ".join(map(str, machine.get("gpus", ()))) or "no GPU"
+    peak = results.memory.get("peak_rss_bytes")
+    memory = f"; {format_bytes(peak)} of memory at most" if peak else ""
+    packages = f"llama-cpp-python {results.versions.get('llama-cpp-python', '?')}"
+    return f"{machine.get('cpu', '?')}, {gpus}; {packages}{memory}."
+
+
+def _block(table: Table, width: int) -> str:
+    lines = [table.title] if table.title else []
+    return "\n".join([*lines, *render.table_lines(table.columns, table.rows, width), *table.notes])
