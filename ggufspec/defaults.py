@@ -45,6 +45,9 @@ KV_TYPE: Final = "f16"
 DEMO_SIZE: Final = "250M"
 DEMO_TOKENS: Final = 80
 
+# The race.
+COMPARE_TOKENS: Final = 160
+
 # The audit.
 AUDIT_RUNS: Final = 100  # texts of each kind
 AUDIT_TOKENS: Final = 32  # of a text

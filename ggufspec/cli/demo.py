@@ -29,17 +29,26 @@ PROMPTS = (
     "In the morning they went down to the harbour, where",
 )
 _MODES = {"plain": "none", "speculative": None}  # and their drafters
-_WARM_UP_TOKENS = 16
+WARM_UP_TOKENS = 16
 _EMBEDDED_PARAMS = 7.2  # millions
 
 
-@click.command(name="demo", short_help="Watch a large model write with a small one's help.")
-@click.option(
+size_option = click.option(
     "--size",
     default=defaults.DEMO_SIZE,
     show_default=True,
     help="Cost of the stand-in target, in parameters: 10M to 8B.",
 )
+
+cache_dir_option = click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path),
+    help="Where the stand-in is kept. [default: GGUFSPEC_CACHE, or the user's cache folder]",
+)
+
+
+@click.command(name="demo", short_help="Watch a large model write with a small one's help.")
+@size_option
 @draft_n_option
 @click.option(
     "-n",
@@ -71,11 +80,7 @@ _EMBEDDED_PARAMS = 7.2  # millions
 @click.option(
     "-t", "--threads", "n_threads", type=click.IntRange(min=1), help="Threads of the target."
 )
-@click.option(
-    "--cache-dir",
-    type=click.Path(path_type=Path),
-    help="Where the stand-in is kept. [default: GGUFSPEC_CACHE, or the user's cache folder]",
-)
+@cache_dir_option
 @color_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 @verbose_option
@@ -102,7 +107,7 @@ def command(
 
     show_log(verbose)
     n_params = demo.parse_size(size)
-    target = _stand_in(n_params, cache_dir or demo.default_cache_dir())
+    target = stand_in(n_params, cache_dir or demo.default_cache_dir())
     settings: dict[str, Any] = {
         "max_tokens": max_tokens,
         "n_draft": n_draft,
@@ -123,7 +128,7 @@ def command(
     return INTERRUPTED if interrupted else 0
 
 
-def _stand_in(n_params: int, folder: Path) -> Path:
+def stand_in(n_params: int, folder: Path) -> Path:
     """The padded target, written first if it is not there yet."""
     from ggufspec import demo
 
@@ -154,7 +159,7 @@ def _perform(
     Also tells whether the user interrupted it.
     """
     pairs: list[tuple[Stats, Stats, bool]] = []
-    warm_up = {**settings, "max_tokens": _WARM_UP_TOKENS}
+    warm_up = {**settings, "max_tokens": WARM_UP_TOKENS}
     if any(_continue(engine, PROMPTS[0], warm_up, mode, None).interrupted for mode in _MODES):
         return pairs, True
     for prompt in prompts:

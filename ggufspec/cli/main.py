@@ -20,6 +20,7 @@ from ggufspec.errors import GgufspecError, OptionError
 _COMMANDS = {
     "audit": "Test whether speculative text is what the target alone would write.",
     "bench": "Measure plain and speculative decoding side by side.",
+    "compare": "Plain and speculative decoding side by side: a race, to watch or to record.",
     "demo": "Watch a large model write with the help of a small one; nothing to download.",
     "models": "Models by name: list, show, download, verify and remove them.",
     "plan": "Where layers of a pair would go, and how fast that would be.",

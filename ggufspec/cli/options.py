@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import reduce, wraps
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -239,6 +240,36 @@ draft_temperature_option = click.option(
     callback=lambda context, option, value: _temperature_or_auto(value),
     help="Temperature of the draft; 0: its likeliest token; auto: learned while it writes, so that "
     "most is accepted. The text keeps the target's distribution at any.",
+)
+
+drafter_option = click.option(
+    "--drafter",
+    help="Who drafts: model, ngram (the text so far, without a model), auto (whoever gains more), "
+    "none, or a file of yours. [default: auto; model with a number for --draft-n]",
+)
+
+prompt_options = gathered(
+    "asked",
+    click.option("-p", "--prompt", help="The prompt."),
+    click.option(
+        "-f",
+        "--file",
+        "prompt_file",
+        type=click.Path(path_type=Path),
+        help="Read the prompt from a file.",
+    ),
+    click.option(
+        "--chat", is_flag=True, help="Answer the prompt by the target's own chat template."
+    ),
+    click.option("--system", help="System message of the chat; implies --chat."),
+)
+
+stop_option = click.option(
+    "--stop", multiple=True, help="Text that ends the generation; may be given several times."
+)
+
+ignore_eos_option = click.option(
+    "--ignore-eos", is_flag=True, help="Forbid the tokens that end a text."
 )
 
 verify_option = click.option(

@@ -41,9 +41,7 @@ class TextWriter:
 
     def __init__(self, *, color: bool) -> None:
         self._color = color
-        reconfigure = getattr(sys.stdout, "reconfigure", None)
-        if reconfigure:
-            reconfigure(errors="replace")  # a terminal may lack a letter; that ends no generation
+        tolerate_letters()
 
     def write(self, chunk: Chunk) -> None:
         text = chunk.text
@@ -155,7 +153,7 @@ def echo_table(header: list[str], rows: list[list[str]]) -> None:
             name,
             justify="left" if i == 0 else "right",
             no_wrap=True,
-            overflow="ellipsis" if _can_write("…") else "crop",
+            overflow="ellipsis" if can_write("…") else "crop",
         )
     for row in rows:
         table.add_row(*row)
@@ -236,11 +234,18 @@ def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain:
 def echo_columns(values: Sequence[float], names: Sequence[str]) -> None:
     """The same on stdout, as wide as the terminal, of characters that it has."""
     width = shutil.get_terminal_size().columns
-    for line in columns(values, names, width=width, plain=not _can_write(_BLOCKS)):
+    for line in columns(values, names, width=width, plain=not can_write(_BLOCKS)):
         click.echo(line)
 
 
-def _can_write(text: str) -> bool:
+def tolerate_letters() -> None:
+    """Replace what stdout lacks: a terminal without some letter ends no generation."""
+    reconfigure = getattr(sys.stdout, "reconfigure", None)
+    if reconfigure:
+        reconfigure(errors="replace")
+
+
+def can_write(text: str) -> bool:
     """Whether stdout has these characters."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "ascii")

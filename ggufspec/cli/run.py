@@ -18,11 +18,15 @@ from ggufspec.cli.options import (
     draft_n_option,
     draft_option,
     draft_temperature_option,
+    drafter_option,
     explaining_option,
+    ignore_eos_option,
     load_options,
+    prompt_options,
     room_for,
     seed_option,
     show_log,
+    stop_option,
     target_option,
     verify_option,
 )
@@ -41,23 +45,10 @@ if TYPE_CHECKING:
 @draft_option("without one, only the text so far drafts")
 @offline_option
 @draft_n_option
-@click.option(
-    "--drafter",
-    help="Who drafts: model, ngram (the text so far, without a model), auto (whoever gains more), "
-    "none, or a file of yours. [default: auto; model with a number for --draft-n]",
-)
+@drafter_option
 @verify_option
 @draft_temperature_option
-@click.option("-p", "--prompt", help="The prompt.")
-@click.option(
-    "-f",
-    "--file",
-    "prompt_file",
-    type=click.Path(path_type=Path),
-    help="Read the prompt from a file.",
-)
-@click.option("--chat", is_flag=True, help="Answer the prompt by the target's own chat template.")
-@click.option("--system", help="System message of the chat; implies --chat.")
+@prompt_options
 @click.option(
     "-n",
     "--n-predict",
@@ -67,10 +58,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Tokens to write at most; -1: until the model stops or the context is full.",
 )
-@click.option(
-    "--stop", multiple=True, help="Text that ends the generation; may be given several times."
-)
-@click.option("--ignore-eos", is_flag=True, help="Forbid the tokens that end a text.")
+@stop_option
+@ignore_eos_option
 @sampling_options
 @seed_option
 @load_options
@@ -90,10 +79,7 @@ def command(
     drafter: str | None,
     verify: str,
     draft_temperature: float | str,
-    prompt: str | None,
-    prompt_file: Path | None,
-    chat: bool,
-    system: str | None,
+    asked: dict[str, Any],
     max_tokens: int,
     stop: tuple[str, ...],
     ignore_eos: bool,
@@ -114,14 +100,10 @@ def command(
       ggufspec run --target large.gguf --draft small.gguf --chat -p "Who was Napoleon?"
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
-    text = read_prompt(prompt, prompt_file)
+    text = read_prompt(asked["prompt"], asked["prompt_file"])
     if max_tokens != -1 and max_tokens < 1:
         raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
-    if verify.startswith("_"):
-        raise click.BadParameter(
-            f"{verify!r} is wrong on purpose: it is for `ggufspec audit` alone",
-            param_hint="--verify",
-        )
+    check_rule(verify)
     show_log(verbose)
 
     load_settings.update(room_for(n_draft))
@@ -141,14 +123,11 @@ def command(
     # What is wrong with them is known before the models are read.
     Request.of(settings)  # type: ignore[arg-type]
     if draft is None:
-        _check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=compare)
+        check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=compare)
     target_path, draft_path = find_models(target, draft, offline=offline)
     engine = load_with_bars(target_path, draft_path, load_settings)
     with engine:
-        wanted: str | list[int] = text
-        if chat or system is not None:
-            messages = [{"role": "system", "content": system}] if system is not None else []
-            wanted = engine.render([*messages, {"role": "user", "content": text}])
+        wanted = as_wanted(engine, text, asked)
         plain = generate(engine, wanted, {**settings, "drafter": "none"}, None) if compare else None
         if plain is not None and plain.interrupted:
             raise KeyboardInterrupt
@@ -248,6 +227,23 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         ) from error
 
 
+def as_wanted(engine: Engine, text: str, asked: dict[str, Any]) -> str | list[int]:
+    """The prompt as it is, or as a message of a chat. Raises PromptError."""
+    if not asked["chat"] and asked["system"] is None:
+        return text
+    system = [{"role": "system", "content": asked["system"]}] if asked["system"] is not None else []
+    return engine.render([*system, {"role": "user", "content": text}])
+
+
+def check_rule(verify: str) -> None:
+    """Raises BadParameter for a rule that is wrong on purpose."""
+    if verify.startswith("_"):
+        raise click.BadParameter(
+            f"{verify!r} is wrong on purpose: it is for `ggufspec audit` alone",
+            param_hint="--verify",
+        )
+
+
 _ABOUT_THE_DRAFT = {
     "draft_temperature": "--draft-temp",
     "n_threads_draft": "-td",
@@ -256,18 +252,19 @@ _ABOUT_THE_DRAFT = {
 _ABOUT_DRAFTING = {"n_draft": "--draft-n", "verify": "--verify"}  # of a drafter without a model too
 
 
-def _check_needs_no_draft(drafter: str, *, compare: bool) -> None:
+def check_needs_no_draft(drafter: str, *, compare: bool) -> None:
     """Options that say something of a draft model need one. Raises UsageError."""
     options = dict(_ABOUT_THE_DRAFT)
     if drafter in ("none", "model"):
         options.update(_ABOUT_DRAFTING)
-    given = [option for name, option in options.items() if _was_given(name)]
+    given = [option for name, option in options.items() if was_given(name)]
     if compare and drafter in ("none", "model"):
         given.append("--compare")
     if given:
         raise click.UsageError(f"{given[0]} needs a draft model: name one with --draft")
 
 
-def _was_given(name: str) -> bool:
+def was_given(name: str) -> bool:
+    """Whether the user gave this parameter of the command."""
     context = click.get_current_context()
     return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT

@@ -1,0 +1,170 @@
+"""A race at one time -> lines of styled spans, for whatever draws cells of letters. Pure.
+
+Knows where things stand; neither escape codes nor colours, only the names of styles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from ggufspec.bench.race import Lane, Race, Standing, standing
+from ggufspec.bench.race_text import Line, cropped, harmless, lines_of, n_cells_of, shown, tail
+
+Style = Literal["text", "drafted", "border", "title", "number", "bar", "fast bar", "faint"]
+
+NARROW = 80  # cells; below, the lanes stand one over the other
+ABOUT = {"plain": "the target alone", "speculative": "with a draft"}
+
+_LANE_ROWS = 4  # of a lane, besides its text: two borders, the numbers, the bar
+_OTHER_ROWS = 2  # the prompt above, the legend below
+
+
+class Span(NamedTuple):
+    """Letters in one style."""
+
+    text: str
+    style: Style
+
+
+Row = list[Span]
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """What lines are drawn with."""
+
+    corners: str  # upper left, upper right, lower left, lower right
+    across: str
+    down: str
+    bar: str
+    rest: str
+    ellipsis: str
+
+
+BOXES = Glyphs("╭╮╰╯", "─", "│", "━", "─", "…")
+ASCII = Glyphs("++++", "-", "|", "#", ".", "...")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A race fitted into so many cells: nothing moves any more, things only appear."""
+
+    race: Race
+    width: int
+    lane_width: int
+    stacked: bool
+    n_text_rows: int  # of each lane
+    lines: tuple[Sequence[Line], Sequence[Line]]
+    glyphs: Glyphs
+
+
+def lay_out(race: Race, width: int, height: int, glyphs: Glyphs = BOXES) -> Layout:
+    """Fit a race into a terminal; side by side if that is wide enough."""
+    stacked = width < NARROW
+    lane_width = max(width if stacked else (width - 1) // 2, 12)
+    plain, speculative = (lines_of(lane.pieces, lane_width - 4) for lane in race.lanes)
+    room = height - _OTHER_ROWS
+    n_rows = (room // 2 if stacked else room) - _LANE_ROWS
+    n_rows = max(min(n_rows, max(len(plain), len(speculative))), 1)
+    return Layout(race, width, lane_width, stacked, n_rows, (plain, speculative), glyphs)
+
+
+def frame(layout: Layout, seconds: float) -> list[Row]:
+    """What is to be seen so many seconds after the start: rows from the top."""
+    race = layout.race
+    standings = [standing(lane, seconds) for lane in race.lanes]
+    plain, speculative = (
+        _lane(layout, lane, lines, now)
+        for lane, lines, now in zip(race.lanes, layout.lines, standings, strict=True)
+    )
+    prompt = "Prompt: " + harmless(race.prompt)
+    head: Row = [
+        Span(" " + cropped(prompt, layout.width - 2, mark=layout.glyphs.ellipsis), "faint")
+    ]
+    if layout.stacked:
+        lanes = [*plain, *speculative]
+    else:
+        lanes = [
+            [*left, Span(" ", "text"), *right]
+            for left, right in zip(plain, speculative, strict=True)
+        ]
+    return [head, *lanes, _foot(layout, min(seconds, race.seconds), standings)]
+
+
+def numbers(lane: Lane, now: Standing) -> tuple[str, str]:
+    """The speed of a lane, and how far it is."""
+    speed = "" if now.tokens_per_second is None else f"{now.tokens_per_second:.1f} tokens/s"
+    if now.finished:
+        return speed, f"{now.n_tokens} tokens in {lane.seconds:.2f} s"
+    return speed, f"{now.n_tokens} of {len(lane.tokens)}"
+
+
+def lead(race: Race, standings: Sequence[Standing]) -> str:
+    """How many times as fast the speculative one is, so far or in the end."""
+    if all(now.finished for now in standings):
+        return "" if race.speedup is None else f"{race.speedup:.2f} times as fast"
+    plain, speculative = (now.tokens_per_second for now in standings)
+    return f"{speculative / plain:.2f} times as fast so far" if plain and speculative else ""
+
+
+def _lane(layout: Layout, lane: Lane, lines: Sequence[Line], now: Standing) -> list[Row]:
+    glyphs, inner = layout.glyphs, layout.lane_width - 4
+    left, right = numbers(lane, now)
+    right = cropped(right, inner - len(left) - 1, mark=glyphs.ellipsis)
+    gap = " " * (inner - len(left) - len(right))
+    n_done = round(now.share * inner)
+    bar: Style = "bar" if lane is layout.race.plain else "fast bar"
+    text = tail(shown(lines, now.n_pieces), layout.n_text_rows)
+    rows: list[Row] = [
+        [Span(left, "number"), Span(gap, "text"), Span(right, "faint")],
+        [Span(glyphs.bar * n_done, bar), Span(glyphs.rest * (inner - n_done), "border")],
+        *([_span(run.text, drafted=run.drafted) for run in line] for line in text),
+        *([] for _ in range(layout.n_text_rows - len(text))),
+    ]
+    return [_top(layout, lane), *(_walled(row, inner, glyphs) for row in rows), _bottom(layout)]
+
+
+def _span(text: str, *, drafted: bool) -> Span:
+    return Span(text, "drafted" if drafted else "text")
+
+
+def _walled(row: Row, inner: int, glyphs: Glyphs) -> Row:
+    wall = Span(glyphs.down, "border")
+    fill = " " * (inner - sum(n_cells_of(span.text) for span in row))
+    return [wall, Span(" ", "text"), *row, Span(fill + " ", "text"), wall]
+
+
+def _top(layout: Layout, lane: Lane) -> Row:
+    glyphs, width = layout.glyphs, layout.lane_width
+    about = f", {ABOUT[lane.name]}" if lane.name in ABOUT else ""
+    title = cropped(lane.name, width - 6, mark=glyphs.ellipsis)
+    about = about if len(title) + len(about) <= width - 6 else ""
+    rest = width - 5 - len(title) - len(about)
+    return [
+        Span(glyphs.corners[0] + glyphs.across + " ", "border"),
+        Span(title, "title"),
+        Span(about + " ", "faint"),
+        Span(glyphs.across * rest + glyphs.corners[1], "border"),
+    ]
+
+
+def _bottom(layout: Layout) -> Row:
+    glyphs = layout.glyphs
+    across = glyphs.across * (layout.lane_width - 2)
+    return [Span(glyphs.corners[2] + across + glyphs.corners[3], "border")]
+
+
+def _foot(layout: Layout, seconds: float, standings: Sequence[Standing]) -> Row:
+    """The clock and the lead, and what the colour means, as far as there is room."""
+    left = f" {seconds:.2f} s  "
+    middle = lead(layout.race, standings)
+    used, legend = len(left) + len(middle), "drafted, and accepted"
+    row = [Span(left, "faint"), Span(middle, "number")]
+    if used + len(legend) + 2 <= layout.width:
+        row += [
+            Span(" " * (layout.width - 1 - used - len(legend)), "text"),
+            Span(legend, "drafted"),
+        ]
+    return row
