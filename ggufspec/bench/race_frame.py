@@ -159,7 +159,8 @@ def _bottom(layout: Layout) -> Row:
 def _foot(layout: Layout, seconds: float, standings: Sequence[Standing]) -> Row:
     """The clock and the lead, and what the colour means, as far as there is room."""
     left = f" {seconds:.2f} s  "
-    middle = lead(layout.race, standings)
+    room = layout.width - len(left)
+    middle = cropped(lead(layout.race, standings), room, mark=layout.glyphs.ellipsis)
     used, legend = len(left) + len(middle), "drafted, and accepted"
     row = [Span(left, "faint"), Span(middle, "number")]
     if used + len(legend) + 2 <= layout.width:

@@ -93,8 +93,9 @@ def lines_of(pieces: Sequence[Piece], n_cells: int) -> list[Line]:
             end_line()
         elif cell.letter == " ":
             end_word()
-            if _size(line) < n_cells:
-                line.append(cell)  # else it is the one at which the line breaks
+            # Not the one between prompt and text, nor the one at which a line breaks.
+            if (line or lines) and _size(line) < n_cells:
+                line.append(cell)
         else:
             word.append(cell)
     end_word()

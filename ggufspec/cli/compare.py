@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import secrets
+import shutil
 import sys
 from pathlib import Path
 from time import perf_counter
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
     from ggufspec.engine import Engine
 
 _TOLD_EVERY = 0.1  # seconds
+_WIDEST = 98  # letters of a line that is to be read
+_PROMPT = PROMPTS[2]
+# The same text in both lanes; the penalty, since the embedded pair repeats itself without one,
+# which would make drafting look better than it is.
+_EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 
 
 @click.command(name="compare", short_help="Plain and speculative decoding side by side: a race.")
@@ -117,8 +123,8 @@ def command(
     are replayed in step, with their true timings. What the draft wrote and the target accepted is
     green. Without a terminal, the result is printed as text.
 
-    Without --target, the embedded pair of `ggufspec demo` runs, and at temperature 0 unless --temp
-    says otherwise.
+    Without --target, the embedded pair of `ggufspec demo` runs: on a prompt of its own, at
+    temperature 0 and with a repeat penalty of 1.15, unless you say otherwise.
 
     \b
       ggufspec compare
@@ -137,8 +143,7 @@ def command(
     show_log(verbose)
     if target is None:
         ignore_eos = True
-        if not was_given("temperature"):
-            sampling["temperature"] = 0.0
+        sampling.update({name: value for name, value in _EMBEDDED.items() if not was_given(name)})
     settings: dict[str, Any] = {
         "max_tokens": max_tokens,
         "n_draft": n_draft,
@@ -153,7 +158,7 @@ def command(
     from ggufspec.request import Request
 
     Request.of(settings)  # type: ignore[arg-type]
-    text = PROMPTS[0]
+    text = _PROMPT
     if target is not None or any(asked[name] is not None for name in ("prompt", "prompt_file")):
         text = read_prompt(asked["prompt"], asked["prompt_file"])
     target_path, draft_path = _find(target, draft, offline, size, cache_dir)
@@ -328,25 +333,33 @@ def _show(race: Race, speed: float, color: str) -> bool:
 def _print_result(race: Race) -> None:
     from ggufspec.bench.race import verdict
 
+    header = ["", "tokens/s", "speed-up", "accepted", "tokens a round"]
     rows = []
     for lane in race.lanes:
         stats = lane.stats
         speedup = 1.0 if lane is race.plain else race.speedup
-        rows.append(
-            [
-                lane.name,
-                f"{stats.tokens_per_second:.1f}",
-                "" if speedup is None else f"{speedup:.2f}",
-                f"{stats.acceptance:.1%}" if stats.n_drafted else "",
-                f"{stats.mean_length:.2f}",
-            ]
-        )
-    render.echo_table(["", "tokens/s", "speed-up", "accepted", "tokens a round"], rows)
-    click.echo(verdict(race))
-    click.echo(
+        cells = [
+            f"{stats.tokens_per_second:.1f}",
+            "" if speedup is None else f"{speedup:.2f}",
+            f"{stats.acceptance:.1%}" if stats.n_drafted else "",
+            f"{stats.mean_length:.2f}",
+        ]
+        right = [f"{cell:>{len(name)}}" for cell, name in zip(cells, header[1:], strict=True)]
+        rows.append([lane.name, *right])
+    click.echo()
+    render.echo_rows([header, *rows])
+    click.echo()
+    _say(verdict(race))
+    _say(
         "They ran one after the other, plain first, each after a warm-up. One race is noisy: for "
-        "numbers to\nrely on, `ggufspec bench` measures in turns."
+        "numbers to rely on, `ggufspec bench` measures in turns."
     )
+
+
+def _say(sentence: str) -> None:
+    """On lines as wide as the terminal, but not too wide to read."""
+    width = min(shutil.get_terminal_size().columns, _WIDEST)
+    click.echo(click.wrap_text(sentence, width))
 
 
 def _document(race: Race) -> dict[str, Any]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ggufspec.bench.race import Race
-    from ggufspec.bench.race_frame import Glyphs, Row, Style
+    from ggufspec.bench.race_frame import Row, Style
 
 _FRAME_SECONDS = 1 / 20
 _ENDLESS = 1_000_000  # rows: what stays behind may scroll
@@ -38,7 +38,10 @@ class RaceView:
     def __init__(self, race: Race, *, color: bool, console: Console | None = None) -> None:
         from rich.console import Console
 
+        from ggufspec.bench.race_frame import ASCII, BOXES
+
         tolerate_letters()
+        self._glyphs = BOXES if can_write("╭─━…") else ASCII
         self._race = race
         self._color = color
         self._console = console or Console(file=sys.stdout, highlight=False)
@@ -55,6 +58,8 @@ class RaceView:
             console=self._console,
             screen=True,
             auto_refresh=False,
+            redirect_stdout=False,
+            redirect_stderr=False,
             vertical_overflow="crop",
         ) as live:
             start = monotonic()
@@ -75,7 +80,7 @@ class RaceView:
         from ggufspec.bench.race_frame import frame, lay_out
 
         size = self._console.size
-        layout = lay_out(self._race, size.width, height or size.height, _glyphs())
+        layout = lay_out(self._race, size.width, height or size.height, self._glyphs)
         return Group(*(self._line(row) for row in frame(layout, seconds)))
 
     def _line(self, row: Row) -> RenderableType:
@@ -83,9 +88,3 @@ class RaceView:
 
         styled = ((text, _STYLES[style] if self._color else "") for text, style in row)
         return Text.assemble(*styled, no_wrap=True, overflow="crop")
-
-
-def _glyphs() -> Glyphs:
-    from ggufspec.bench.race_frame import ASCII, BOXES
-
-    return BOXES if can_write("╭─━…") else ASCII

@@ -1,0 +1,375 @@
+"""`ggufspec compare`: two texts and who was faster, for people, programs, and files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from ggufspec import demo
+
+Command = Callable[..., Any]
+
+ERROR, USAGE, INTERRUPTED = 1, 2, 130
+ESCAPE_SCREEN, RETURN = b"\x1b[?1049h", b"\x1b[?1049l"
+SHOW_CURSOR, HIDE_CURSOR = b"\x1b[?25h", b"\x1b[?25l"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+MAIN = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from ggufspec.cli.main import main; main()"
+)
+
+
+@pytest.fixture(scope="module")
+def chatterbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes the alphabet, over and over."""
+    path = tmp_path_factory.mktemp("models") / "chatterbox.gguf"
+    return tiny.write_scripted(path, tiny.SPM.spell(LETTERS))
+
+
+@pytest.fixture
+def compare(command: Command, chatterbox: Path) -> Command:
+    """The alphabet against the alphabet."""
+    pair = ("-m", chatterbox, "-md", chatterbox, "-t", "1", "-p", "hi", "-n", "30")
+    return lambda *args, **how: command("compare", *pair, "--temp", "0", *args, **how)
+
+
+def test_both_texts_and_the_result_on_stdout(compare: Command) -> None:
+    result = compare("--draft-n", "4")
+    assert result.code == 0
+    text = (LETTERS * 2)[:30]
+    assert f"plain: hi{text}\n" in result.out
+    assert f"speculative: hi{text}\n" in result.out
+    header = next(line for line in result.out.splitlines() if "tokens/s" in line)
+    assert header.split() == ["tokens/s", "speed-up", "accepted", "tokens", "a", "round"]
+    (row,) = (line for line in result.out.splitlines() if re.match("speculative +[0-9]", line))
+    name, rate, speedup, accepted, length = row.split()
+    assert name == "speculative"
+    assert float(rate) > 0
+    assert float(speedup) > 0
+    assert (accepted, length) == ("100.0%", "5.00")
+    assert "The two texts are the same, all 30 tokens." in result.out
+    assert "`ggufspec bench`" in result.out
+    assert "\x1b" not in result.out
+
+
+def test_it_says_that_they_ran_one_after_the_other(compare: Command) -> None:
+    result = compare()
+    assert "one after the other" in result.err
+    assert "one after the other, plain first" in result.out
+    assert len(result.err.splitlines()) == 2
+
+
+def test_the_document(compare: Command) -> None:
+    result = compare("--json", "--draft-n", "4", "--seed", "3")
+    assert result.code == 0
+    document = result.document
+    assert (document["same_text"], document["parting"]) == (True, None)
+    assert document["order"] == ["plain", "speculative"]
+    for name in ("plain", "speculative"):
+        lane = document[name]
+        assert lane["text"] == (LETTERS * 2)[:30]
+        assert "".join(chunk["text"] for chunk in lane["chunks"]) == lane["text"]
+        assert sum(chunk["n_tokens"] for chunk in lane["chunks"]) == len(lane["tokens"]) == 30
+        seconds = [chunk["seconds"] for chunk in lane["chunks"]]
+        assert seconds == sorted(seconds)
+        assert 0 < seconds[0] <= seconds[-1]
+        assert seconds[-1] == pytest.approx(30 / lane["tokens_per_second"], rel=0.1, abs=0.002)
+    assert not any(chunk["drafted"] for chunk in document["plain"]["chunks"])
+    drafted = [chunk["n_tokens"] for chunk in document["speculative"]["chunks"] if chunk["drafted"]]
+    assert sum(drafted) == document["speculative"]["n_accepted"] == 24
+    rates = [document[name]["tokens_per_second"] for name in document["order"]]
+    assert document["speedup"] == pytest.approx(rates[1] / rates[0])
+    assert (document["settings"]["seed"], document["settings"]["n_draft"]) == (3, 4)
+    assert "ggufspec" in document["versions"]
+
+
+def test_sampled_texts_differ_and_it_says_why(command: Command, target: Path, draft: Path) -> None:
+    pair = ("-m", target, "-md", draft, "-t", "1", "-p", "hi", "-n", "20", "--draft-n", "3")
+    result = command("compare", *pair, "--temp", "1", "--seed", "1")
+    assert result.code == 0
+    assert "both are drawn from the same distribution" in " ".join(result.out.split())
+    seeds = {command("compare", *pair, "--json").document["settings"]["seed"] for _ in range(2)}
+    assert len(seeds) == 2, "a fresh one each time, and told"
+
+
+def test_without_a_draft_the_text_so_far_drafts(command: Command, chatterbox: Path) -> None:
+    args = ("-m", chatterbox, "-t", "1", "-p", LETTERS, "-n", "30", "--temp", "0", "--json")
+    document = command("compare", *args, "--drafter", "ngram").document
+    assert document["speculative"]["n_accepted"] > 0
+    assert document["same_text"]
+
+
+def test_no_arguments_at_all(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The embedded pair, on a prompt of its own; a small stand-in will do here."""
+    monkeypatch.setattr("ggufspec.cli.compare.size_option", None)
+    result = command("compare", "--size", "10M", "-n", "12", "-t", "1", "--json")
+    assert result.code == 0
+    assert "stand-in" in result.err
+    document = result.document
+    assert document["prompt"] == '"My dear Watson," said Holmes,'
+    assert document["settings"]["temperature"] == 0
+    assert document["settings"]["repeat_penalty"] == 1.15
+    assert document["settings"]["draft"] == str(demo.embedded_draft())
+    assert document["same_text"]
+    assert document["plain"]["n_generated"] == 12
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--drafter", "none"], "--drafter none"),
+        (["-n", "0"], "-n"),
+        (["--speed", "-1"], "--speed"),
+        (["--speed", "nan"], "--speed"),
+        (["--speed", "inf"], "--speed"),
+        (["--verify", "_lossy"], "--verify"),
+        (["--verify", "telepathy"], "choose from"),
+        (["--size", "10M"], "--size is of the embedded pair"),
+        (["--record", "race.gif"], "race.gif"),
+        (["--record", "race"], ".svg or .cast"),
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_used(args: list[str], named: str, compare: Command) -> None:
+    result = compare(*args)
+    assert (result.code, result.out) == (USAGE, "")
+    assert named in " ".join(result.err.split())
+    assert "one after the other" not in result.err, "before anything runs"
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        (["--draft", "x.gguf"], "--draft needs a --target"),
+        (["-m", "x.gguf", "-p", "hi", "--drafter", "model"], "needs a draft"),
+        (["-m", "x.gguf", "-p", "hi", "--draft-n", "3"], "needs a draft"),
+        (["-m", "x.gguf", "-p", "hi", "-f", "y"], "not both"),
+    ],
+    ids=str,
+)
+def test_contenders_that_are_not_there(args: list[str], named: str, command: Command) -> None:
+    result = command("compare", *args)
+    assert (result.code, result.out) == (USAGE, "")
+    assert named in " ".join(result.err.split())
+
+
+# Recordings
+
+
+def test_recordings_are_of_what_was_written(compare: Command, tmp_path: Path) -> None:
+    for name in ("race.svg", "race.cast"):
+        path = tmp_path / name
+        path.write_text("of old")
+        result = compare("--json", "--record", path)
+        assert result.code == 0
+        assert str(path) in result.err
+        text = path.read_text(encoding="utf-8")
+        if name.endswith("svg"):
+            root = ET.fromstring(text)
+            found = "".join(root.itertext()).replace("\n", "")
+            assert found.count("abcdefghij") >= 2
+        else:
+            header, *events = map(json.loads, text.splitlines())
+            assert header["version"] == 2
+            assert events
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["race.cast", "race.svg"]
+
+
+@pytest.mark.parametrize("place", ["folder.svg", "none/race.svg", "file/race.svg"])
+def test_a_recording_that_cannot_be_written(place: str, compare: Command, tmp_path: Path) -> None:
+    (tmp_path / "folder.svg").mkdir()
+    (tmp_path / "file").write_text("")
+    result = compare("--record", tmp_path / place)
+    assert (result.code, result.out) == (ERROR, "")
+    assert f"cannot write {tmp_path / place}" in result.err
+    assert "one after the other" not in result.err, "before anything runs"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.svg"]
+
+
+def test_hostile_text_is_harmless_in_a_recording(command: Command, tmp_path: Path) -> None:
+    evil = "<script>&\x1b[2J\x07]]>\x9b"
+    model = tiny.write_timed(tmp_path / "evil.gguf", tiny.SPM.spell(evil), n_prompt=3)
+    pair = ("-m", model, "-md", model, "-t", "1", "-p", "hi", "-n", "60", "--temp", "0")
+    for name in ("race.svg", "race.cast"):
+        path = tmp_path / name
+        result = command("compare", *pair, "--json", "--record", path)
+        assert result.code == 0
+        assert "<script>" in result.document["plain"]["text"]
+        text = path.read_text(encoding="utf-8")
+        if name.endswith("svg"):
+            root = ET.fromstring(text)
+            assert not root.findall(".//{*}script")
+            assert "<script>" in "".join(root.itertext()).replace("\n", "")
+        else:
+            data = "".join(json.loads(line)[2] for line in text.splitlines()[1:])
+            assert "\x1b[2J" not in data[len("\x1b[?25l\x1b[2J") :]
+            assert "\x07" not in data
+
+
+# Terminals
+
+
+class Terminal:
+    """A process at a terminal of its own."""
+
+    def __init__(self, *args: str | Path, width: int = 100, height: int = 30, **env: str) -> None:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+        clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", MAIN, "compare", "-t", "1", *map(str, args)],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            env={**clean, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **env},
+        )
+        os.close(theirs)
+        self._ours = ours
+        self.data = b""
+
+    def read_until(self, wanted: bytes | None, seconds: float = 25) -> bytes:
+        """All that came so far, up to `wanted` and perhaps more; None: to the end."""
+        deadline = time.monotonic() + seconds
+        while wanted is None or wanted not in self.data:
+            assert time.monotonic() < deadline, self.data
+            if select.select([self._ours], [], [], 0.1)[0]:
+                with contextlib.suppress(OSError):
+                    if more := os.read(self._ours, 65536):
+                        self.data += more
+                        continue
+                break
+        return self.data
+
+    def resize(self, width: int, height: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+
+    def end(self) -> tuple[int, str, str]:
+        """Exit code, what was left on the terminal, and stderr."""
+        self.read_until(None)
+        code = self.process.wait(20)
+        os.close(self._ours)
+        assert self.process.stderr is not None
+        err = self.process.stderr.read().decode()
+        self.process.stderr.close()
+        return code, self.data.decode(), err
+
+
+def pair(model: Path, *args: str) -> list[str]:
+    return ["-m", str(model), "-md", str(model), "-p", "hi", "-n", "30", "--temp", "0", *args]
+
+
+def test_the_race_on_a_terminal(chatterbox: Path) -> None:
+    code, out, err = Terminal(*pair(chatterbox, "--speed", "0.1")).end()
+    assert (code, "Traceback" in err) == (0, False)
+    screen, _, after = out.partition(RETURN.decode())
+    assert screen.startswith(ESCAPE_SCREEN.decode())
+    assert HIDE_CURSOR.decode() in screen
+    assert SHOW_CURSOR.decode() in out[-len(after) - 40 :]
+    frames = screen.split("Prompt: hi")[1:]
+    assert "0 of 30" in frames[0]
+    assert "╭" in frames[0], "boxes where the terminal has them"
+    assert "abc" not in frames[0]
+    assert "so far" in screen
+    assert after.replace("\x1b[32m", "").replace("\x1b[0m", "").count((LETTERS * 2)[:30]) == 2
+    assert "\x1b[32m" in after, "drafted tokens are green"
+    assert "The two texts are the same" in after
+
+
+def test_no_color_means_none(chatterbox: Path) -> None:
+    for env, more in (({"NO_COLOR": "1"}, ()), ({}, ("--color", "off"))):
+        terminal = Terminal(*pair(chatterbox, *more), **env)
+        code, out, _ = terminal.end()
+        assert code == 0
+        assert re.findall(r"\x1b\[[0-9;]*m", out.replace("\x1b[0m", "")) == []
+
+
+def test_a_narrow_terminal_has_them_one_over_the_other(chatterbox: Path) -> None:
+    code, out, _ = Terminal(*pair(chatterbox, "--speed", "0", "--color", "off"), width=60).end()
+    assert code == 0
+    assert ESCAPE_SCREEN.decode() not in out, "no replay"
+    lines = out.replace("\r", "").splitlines()
+    assert all(len(line) <= 60 for line in lines)
+    tops = [i for i, line in enumerate(lines) if line.startswith("╭")]
+    assert len(tops) == 2
+    assert len(set(tops)) == 2
+
+
+def test_the_terminal_may_change_its_size(chatterbox: Path) -> None:
+    terminal = Terminal(*pair(chatterbox, "--speed", "0.001", "--color", "off"))
+    terminal.read_until(b"0 of 30")
+    terminal.resize(60, 20)
+    terminal.read_until("╭".encode() + "─ plain, the target alone ".encode() + "─".encode() * 31)
+    terminal.process.send_signal(signal.SIGINT)
+    code, _, err = terminal.end()
+    assert code == INTERRUPTED
+    assert "Traceback" not in err
+
+
+def test_a_terminal_without_a_cursor_gets_text(chatterbox: Path) -> None:
+    code, out, _ = Terminal(*pair(chatterbox), TERM="dumb").end()
+    assert code == 0
+    assert "\x1b" not in out
+    assert "plain: hiabc" in out
+
+
+def test_ctrl_c_in_the_replay_ends_with_the_result(chatterbox: Path) -> None:
+    terminal = Terminal(*pair(chatterbox, "--speed", "0.001"))
+    terminal.read_until(b"0 of 30")
+    time.sleep(0.2)
+    terminal.process.send_signal(signal.SIGINT)
+    code, out, err = terminal.end()
+    assert code == INTERRUPTED
+    _, _, after = out.partition(RETURN.decode())
+    assert SHOW_CURSOR.decode() in out
+    assert "30 tokens in" in after
+    assert "The two texts are the same" in after
+    assert "Traceback" not in err
+
+
+def test_ctrl_c_while_they_run(chatterbox: Path) -> None:
+    args = ["-m", str(chatterbox), "-p", "hi", "-n", "99000", "-c", "100000", "--temp", "0"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "compare", "-t", "1", "-v", *args],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    assert process.stderr is not None
+    assert any(b"one after the other" in line for line in process.stderr)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (INTERRUPTED, b"")
+    assert err.splitlines()[-1] == b"ggufspec: interrupted"
+    assert b"Traceback" not in err
+
+
+def test_hostile_text_does_nothing_to_a_terminal(tmp_path: Path) -> None:
+    evil = "\x1b[2J\x07\x1b]0;title\x9b5m"
+    model = tiny.write_timed(tmp_path / "evil.gguf", tiny.SPM.spell(evil), n_prompt=3)
+    for more, env in ((("--speed", "5"), {}), ((), {"TERM": "dumb"})):
+        code, out, _ = Terminal(*pair(model, *more), **env).end()
+        assert code == 0
+        assert "[2J" in out, "what is left of it"
+        assert "\x1b[2J" not in out.replace("\x1b[H\x1b[2J", "")
+        assert "\x1b]0;" not in out
+        assert "\x07" not in out
