@@ -117,9 +117,8 @@ def test_without_a_draft_the_text_so_far_drafts(command: Command, chatterbox: Pa
     assert document["same_text"]
 
 
-def test_no_arguments_at_all(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The embedded pair, on a prompt of its own; a small stand-in will do here."""
-    monkeypatch.setattr("ggufspec.cli.compare.size_option", None)
+def test_without_a_target_the_embedded_pair_runs(command: Command) -> None:
+    """On a prompt of its own; a small stand-in will do here."""
     result = command("compare", "--size", "10M", "-n", "12", "-t", "1", "--json")
     assert result.code == 0
     assert "stand-in" in result.err

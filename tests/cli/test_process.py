@@ -77,7 +77,8 @@ def no_trace(err: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["run", "--help"], ["demo", "--help"], ["tune", "--help"], ["--version"]]
+    "args",
+    [["--help"], *([name, "--help"] for name in ("run", "compare", "demo", "tune")), ["--version"]],
 )
 def test_help_comes_without_the_heavy_libraries(args: list[str]) -> None:
     told = (
