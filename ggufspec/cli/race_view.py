@@ -58,8 +58,6 @@ class RaceView:
             console=self._console,
             screen=True,
             auto_refresh=False,
-            redirect_stdout=False,
-            redirect_stderr=False,
             vertical_overflow="crop",
         ) as live:
             start = monotonic()
