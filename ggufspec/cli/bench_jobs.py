@@ -60,6 +60,8 @@ def jobs_of(
     """
     if draft is not None and target is None:
         raise click.UsageError("--draft without --target: name the model that it drafts for")
+    if target is not None and draft is None:
+        _check_needs_no_draft(preset_name, lengths, drafters)
     prompts = _prompts(prompt, prompt_file, n_prompts)
     changed = {
         "prompts": prompts,
@@ -92,6 +94,23 @@ def jobs_of(
         "seed": seed,
     }
     return jobs, what, _plain(settings)
+
+
+def _check_needs_no_draft(
+    preset_name: str | None, lengths: Sequence[int | str], drafters: Sequence[str]
+) -> None:
+    """What needs a draft model, needs one. Raises UsageError."""
+    wants = None
+    if preset_name is not None and preset_name != "staged":
+        wants = f"--preset {preset_name}"
+    elif "model" in drafters:
+        wants = "--drafter model"
+    elif not drafters and any(isinstance(n, int) for n in lengths):
+        wants = "--draft-n with a number"
+    if wants is not None:
+        raise click.UsageError(
+            f"{wants} needs a draft model: name one with --draft, or let --drafter ngram draft"
+        )
 
 
 def form_of(preset_name: str | None) -> str:

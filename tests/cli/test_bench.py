@@ -1,0 +1,284 @@
+"""`ggufspec bench` measures in turns, keeps what it has, and prints its sources' tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggufspec.bench import presets
+from ggufspec.cli import bench as cli_bench
+from ggufspec.models.registry import load_registry
+
+Command = Callable[..., Any]
+MAIN = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from ggufspec.cli.main import main; main()"
+)
+SHORT = ("-t", "1", "-n", "6", "--runs", "2", "--warm-up", "2")
+
+
+@pytest.fixture
+def bench(command: Command, target: Path, draft: Path) -> Command:
+    """`ggufspec bench` of the smallest pair, with little to write."""
+    pair = ("--target", target, "--draft", draft)
+    return lambda *args, **how: command("bench", *pair, *SHORT, *args, **how)
+
+
+def test_a_table_of_all_that_was_asked_for(bench: Command) -> None:
+    found = bench("--draft-n", "auto,2-3", "--temp", "0", "-p", "hi")
+    assert found.code == 0
+    names = [line.split("  ")[0] for line in found.out.splitlines()]
+    for name in ("plain", "draft alone", "draft auto", "draft 2", "draft 3"):
+        assert name in names
+    assert "speed-up" in found.out
+    assert "accepted as far as" in found.out
+
+
+def test_every_text_is_in_the_file(bench: Command, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert bench("--draft-n", "2", "--temp", "0,1", "-p", "hi", "--json", path).code == 0
+    document = json.loads(path.read_text())
+    texts = document["measurements"]
+    assert len(texts) == 2 * 3 * 2  # temperatures, contenders, runs
+    assert {text["n_generated"] for text in texts} == {6}
+    assert {text["contender"] for text in texts} >= {"plain, T 0", "draft 2, T 1"}
+    assert document["models"][""]["target"] == "target.gguf"
+    assert document["machine"]["cpu"]
+    assert document["versions"]["llama-cpp-python"]
+    assert document["memory"]["peak_rss_bytes"] > 1e6
+    order = [text["contender"] for text in texts]
+    assert order[:6] != order[6:], "another one begins in each turn"
+
+
+def test_results_are_never_written_over(bench: Command, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    path.write_text("mine")
+    found = bench("-p", "hi", "--json", path)
+    assert (found.code, path.read_text()) == (2, "mine")
+    assert "is there already: --resume goes on with it" in found.err
+
+
+def test_what_is_missing_is_measured_and_nothing_else(bench: Command, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    options = ("--draft-n", "2", "--temp", "0", "-p", "hi", "--json", path)
+    assert bench(*options).code == 0
+    whole = json.loads(path.read_text())
+    kept = whole["measurements"][:-2]
+    path.write_text(json.dumps({**whole, "measurements": kept, "interrupted": True}))
+    found = bench(*options, "--resume")
+    again = json.loads(path.read_text())
+    assert found.code == 0
+    assert again["measurements"][: len(kept)] == kept
+    keys = [(text["contender"], text["prompt"], text["run"]) for text in again["measurements"]]
+    assert len(set(keys)) == len(keys) == len(whole["measurements"])
+    assert not again["interrupted"]
+    before = path.read_text()
+    assert bench(*options, "--resume").code == 0
+    assert json.loads(path.read_text())["measurements"] == json.loads(before)["measurements"]
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (("-p", "ho"), "prompts was"),
+        (("-p", "hi", "-n", "7"), "n_tokens was 6, is 7"),
+        (("-p", "hi", "--draft-n", "3"), "contenders were"),
+    ],
+    ids=["prompt", "tokens", "contenders"],
+)
+def test_another_benchmark_is_not_gone_on_with(
+    bench: Command, tmp_path: Path, other: tuple[str, ...], told: str
+) -> None:
+    path = tmp_path / "out.json"
+    assert bench("-p", "hi", "--draft-n", "2", "--json", path).code == 0
+    before = path.read_text()
+    found = bench("--draft-n", "2", *other, "--json", path, "--resume")
+    assert (found.code, path.read_text()) == (2, before)
+    assert told in found.err
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "other"}', "[" * 100_000])
+def test_a_file_of_something_else_is_told(bench: Command, tmp_path: Path, content: str) -> None:
+    path = tmp_path / "out.json"
+    path.write_text(content)
+    found = bench("-p", "hi", "--json", path, "--resume")
+    assert (found.code, path.read_text()) == (2, content)
+    assert str(path) in found.err
+    assert "Traceback" not in found.err
+
+
+def test_no_folder_is_told_before_anything_is_loaded(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "none" / "out.json"
+    found = command("bench", "--target", tmp_path / "none.gguf", "--json", path)
+    assert found.code != 0
+    assert "Traceback" not in found.err
+    found = command("bench", "--resume", "-p", "hi")
+    assert found.code == 2
+    assert "name it with --json" in found.err
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--draft-n", "0"),
+        ("--draft-n", "65"),
+        ("--draft-n", "1-"),
+        ("--draft-n", ""),
+        ("--draft-n", "1-99999"),
+        ("--draft-n", "two"),
+        ("--temp", "-1"),
+        ("--temp", "nan"),
+        ("--temp", "inf"),
+        ("--temp", "0,,1"),
+        ("--drafter", "nobody"),
+        ("--verify", "nothing"),
+    ],
+)
+def test_what_cannot_compete_is_told(bench: Command, option: str, value: str) -> None:
+    found = bench("-p", "hi", option, value)
+    assert found.code == 2
+    assert "Traceback" not in found.err
+    assert not found.out
+
+
+def test_markdown_and_csv(bench: Command) -> None:
+    options = ("--draft-n", "2", "--temp", "0", "-p", "hi", "--format")
+    lines = bench(*options, "markdown").out.splitlines()
+    table = [line for line in lines if line.startswith("|")]
+    assert len({line.count("|") for line in table[:5]}) == 1
+    assert table[1].startswith("| --- | ---: |")
+    found = bench(*options, "csv")
+    rows = list(csv.reader(io.StringIO(found.out)))
+    assert rows[0][:2] == ["contender", "tokens/s"]
+    assert [row[0] for row in rows[1:4]] == ["plain", "draft alone", "draft 2"]
+    assert "target.gguf" in found.err
+
+
+def test_categories_and_their_geometric_mean(bench: Command, tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    entries = [
+        {"question_id": i, "category": name, "turns": ["hi", "and then?"][: 1 + i % 2]}
+        for i, name in enumerate(["writing", "math", "writing", "math"])
+    ]
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    found = bench("--prompts", path, "--draft-n", "2", "--temp", "0", "--json", tmp_path / "o.json")
+    assert found.code == 0
+    assert "Speed-up by category" in found.out
+    assert "geometric mean" in found.out
+    texts = json.loads((tmp_path / "o.json").read_text())["measurements"]
+    lengths = {text["prompt"]: text["n_generated"] for text in texts}
+    assert lengths == {"0": 6, "1": 12, "2": 6, "3": 12}, "both turns are asked"
+    few = bench("--prompts", path, "--n-prompts", "2", "--draft-n", "2")
+    assert "writing" in few.out
+    assert "math" in few.out
+
+
+def test_without_a_draft_there_are_ngrams(command: Command, target: Path) -> None:
+    found = command("bench", "--target", target, *SHORT, "-p", "hi", "--drafter", "ngram")
+    assert found.code == 0
+    assert "draft alone" not in found.out
+    assert "draft auto" in found.out
+    found = command("bench", "--target", target, *SHORT, "-p", "hi", "--draft-n", "3")
+    assert found.code == 2
+    assert "Traceback" not in found.err
+
+
+def test_a_draft_alone_is_no_pair(command: Command, draft: Path) -> None:
+    found = command("bench", "--draft", draft)
+    assert found.code == 2
+    assert "--draft without --target" in found.err
+
+
+# Presets
+
+
+def test_the_command_knows_every_preset() -> None:
+    assert list(cli_bench._PRESETS) == presets.names()
+
+
+def test_presets_name_registered_models() -> None:
+    registry = load_registry()
+    for name in presets.names():
+        for pair in presets.preset(name).pairs:
+            assert registry.knows(pair.target), pair.target
+            assert registry.knows(pair.draft), pair.draft
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "notebook",
+            ["Model", "GPU layers", "gain %", "Published", "87.02", "speculative, draft 3"],
+        ),
+        ("llama-ssp", ["Ms/token", "Target / draft", "regular", "530ms"]),
+        ("llmss", ["speed(tokens/sec)", "Google's", "DeepMind's", "1084.86"]),
+        ("gpt2", ["Autoregressive Sampling", "num_runs", "+/- std", "2.96"]),
+        ("staged", ["draft auto, ngram", "draft auto, model", "Speed-up by category"]),
+        ("lengths", ["draft 16", "draft auto"]),
+        ("temperatures", ["T 1.3", "rejection", "match", "Accepted by temperature"]),
+    ],
+)
+def test_each_preset_prints_its_table(bench: Command, name: str, told: list[str]) -> None:
+    found = bench("--preset", name, "--runs", "1", "-n", "4")
+    assert found.code == 0, found.err
+    assert "on a pair of yours" in found.out
+    for part in told:
+        assert part in found.out
+
+
+def test_a_preset_without_its_models_says_so(
+    command: Command, hub: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GGUFSPEC_CACHE", str(tmp_path))
+    found = command(
+        "bench", "--preset", "gpt2", "--size", "10M", "-t", "1", "-n", "3", "--runs", "1"
+    )
+    assert found.code == 0
+    assert "names GPT-2-XL-Q8_0 (1.7 GB), which is not here" in found.err
+    assert "`ggufspec models pull GPT-2-XL-Q8_0`" in found.err
+    assert "NOT on the models that it names" in found.out
+    assert "stand-in / itself" in found.out
+    assert "100.0% of the drafted tokens were accepted" in found.out
+
+
+def test_a_preset_has_its_own_contenders(bench: Command) -> None:
+    found = bench("--preset", "gpt2", "--draft-n", "3")
+    assert found.code == 2
+    assert "--preset gpt2 has its own --draft-n" in found.err
+    assert bench("--preset", "gpt2", "--top-k", "3").code == 2
+
+
+# Ctrl-C
+
+
+def test_what_was_measured_survives_ctrl_c(target: Path, draft: Path, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    options = ["--target", target, "--draft", draft, "-t", "1", "-n", "40", "--runs", "5000"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", MAIN, "bench", *map(str, options), "-p", "hi", "--json", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    document = json.loads(path.read_text())
+    assert document["interrupted"]
+    assert document["measurements"]
+    assert b"speed-up" in out
+    assert b"it was interrupted" in out
+    assert b"Traceback" not in err
