@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +13,9 @@ import click
 
 from ggufspec import defaults
 from ggufspec.cli import bench_jobs, render
+from ggufspec.cli.demo import cache_dir_option, size_option
 from ggufspec.cli.exits import INTERRUPTED
+from ggufspec.cli.files import check_writable, write_file
 from ggufspec.cli.names import offline_option
 from ggufspec.cli.options import draft_option, load_options, show_log, target_option, verbose_option
 from ggufspec.cli.progress import late_bars, load_with_bars
@@ -87,12 +88,8 @@ def _name(text: str) -> str:
 )
 @target_option(required=False)
 @draft_option()
-@click.option(
-    "--size",
-    default=defaults.DEMO_SIZE,
-    show_default=True,
-    help="Without --target: cost of the stand-in, in parameters.",
-)
+@size_option
+@cache_dir_option
 @click.option(
     "--draft-n",
     "lengths",
@@ -249,7 +246,7 @@ def _results_of(
             raise click.UsageError("--resume needs the file to go on with: name it with --json")
         return results
     if not path.exists():
-        _check_writable(path)
+        check_writable(path)
         return results
     if not resume:
         raise OptionError(
@@ -262,13 +259,6 @@ def _results_of(
     check_resumed(before, results)
     before.interrupted = False
     return before
-
-
-def _check_writable(path: Path) -> None:
-    if not path.parent.is_dir():
-        raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK):
-        raise OptionError(f"{path} cannot be written: {path.parent} is read-only")
 
 
 def _perform(job: Job, results: Results, path: Path | None) -> None:
@@ -311,9 +301,7 @@ def _save(results: Results, path: Path | None) -> None:
     """The whole document, or the one before."""
     if path is None:
         return
-    unfinished = path.with_name(f"{path.name}.part")
-    unfinished.write_text(json.dumps(results.to_document()) + "\n", encoding="utf-8")
-    os.replace(unfinished, path)
+    write_file(path, json.dumps(results.to_document()).encode() + b"\n")
 
 
 def _print(form_name: str, title: str, results: Results, form: str) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec import defaults
+from ggufspec.cli.demo import stand_in as padded
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import find_models
-from ggufspec.cli.progress import late_bars
+from ggufspec.cli.run import was_given
 from ggufspec.errors import GgufspecError, PromptError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def jobs_of(
     target: str | None,
     draft: str | None,
     size: str,
+    cache_dir: Path | None,
     lengths: Sequence[int | str],
     drafters: Sequence[str],
     rules: Sequence[str],
@@ -76,11 +78,13 @@ def jobs_of(
         competing = _contenders(
             lengths, drafters, rules, temperatures, sampling, has_draft=not target or bool(draft)
         )
-        jobs, what = _jobs_of_pair(target, draft, size, competing, changed, load_settings, offline)
+        jobs, what = _jobs_of_pair(
+            target, draft, size, cache_dir, competing, changed, load_settings, offline
+        )
     else:
         _refuse_with_preset(preset_name, [*_CONTENDERS, *sampling])
         jobs, what = _jobs_of_preset(
-            preset_name, target, draft, size, changed, load_settings, offline
+            preset_name, target, draft, size, cache_dir, changed, load_settings, offline
         )
     settings = {
         "preset": preset_name,
@@ -159,6 +163,7 @@ def _jobs_of_pair(
     target: str | None,
     draft: str | None,
     size: str,
+    folder: Path | None,
     competing: Sequence[Contender],
     changed: dict[str, Any],
     load_settings: dict[str, Any],
@@ -180,7 +185,7 @@ def _jobs_of_pair(
     )
     paths: tuple[Path, Path | None]
     if target is None:
-        paths, what = _stand_in(size)
+        paths, what = _stand_in(size, folder)
     else:
         paths = find_models(target, draft, offline=offline)
         what = target if draft is None else f"{target} with {draft}"
@@ -199,6 +204,7 @@ def _jobs_of_preset(
     target: str | None,
     draft: str | None,
     size: str,
+    folder: Path | None,
     changed: dict[str, Any],
     load_settings: dict[str, Any],
     offline: bool,
@@ -225,7 +231,7 @@ def _jobs_of_preset(
             jobs.append(Job(*files, plan, known.label, *labels, load={**load, **_room(plan)}))
         return jobs, chosen.about.rstrip(".")
     _tell_missing(chosen, chosen.pairs)
-    (stand_in, its_draft), what = _stand_in(size)
+    (stand_in, its_draft), what = _stand_in(size, folder)
     jobs = []
     for both in dict.fromkeys((pair.target == pair.draft) for pair in chosen.pairs):
         draft_path = stand_in if both else its_draft
@@ -273,18 +279,13 @@ def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
         )
 
 
-def _stand_in(size: str) -> tuple[tuple[Path, Path], str]:
+def _stand_in(size: str, folder: Path | None) -> tuple[tuple[Path, Path], str]:
     """The embedded pair with its padded target, written first if it is not there yet."""
     from ggufspec import demo
 
     n_params = demo.parse_size(size)
+    target = padded(n_params, folder or demo.default_cache_dir())
     shape = demo.plan_shape(n_params)
-    with late_bars() as bars:
-        target = demo.padded_target(
-            n_params,
-            demo.default_cache_dir(),
-            lambda done, of: bars.update("Writing the stand-in", done, of, unit="bytes"),
-        )
     return (target, demo.embedded_draft()), _STAND_IN.format(shape.n_params / 1e6)
 
 
@@ -314,24 +315,17 @@ def _room(plan: Any) -> dict[str, Any]:
 
 def _unless_given(load: Any) -> dict[str, Any]:
     """A preset's settings of loading, less those that the user has given."""
-    context = click.get_current_context()
-    default = click.core.ParameterSource.DEFAULT
-    return {
-        name: value
-        for name, value in load.items()
-        if context.get_parameter_source(name) in (None, default)
-    }
+    return {name: value for name, value in load.items() if not was_given(name)}
 
 
 def _refuse_with_preset(preset_name: str, names: Sequence[str]) -> None:
-    context = click.get_current_context()
-    options = {param.name: param.opts[0] for param in context.command.params}
-    for name in names:
-        source = context.get_parameter_source(name)
-        if source not in (None, click.core.ParameterSource.DEFAULT):
-            raise click.UsageError(
-                f"--preset {preset_name} has its own {options[name]}; leave one of them out"
-            )
+    """Raises UsageError where the user gave what the preset says itself."""
+    options = {each.name: each.opts[0] for each in click.get_current_context().command.params}
+    given = [options[name] for name in names if name in options and was_given(name)]
+    if given:
+        raise click.UsageError(
+            f"--preset {preset_name} has its own {given[0]}; leave one of them out"
+        )
 
 
 def _plain(value: Any) -> Any:
