@@ -1,4 +1,4 @@
-"""The user's cache folder: where it is, and files written into it whole or not at all.
+"""The user's cache folder: where it is; and files written whole or not at all, there or elsewhere.
 
 Knows nothing of their content.
 """
@@ -13,18 +13,39 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 from ggufspec.errors import CacheError
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = ["CACHE_VARIABLE", "Progress", "default_cache_dir", "format_bytes", "write_whole"]
+__all__ = [
+    "CACHE_VARIABLE",
+    "Place",
+    "Progress",
+    "default_cache_dir",
+    "format_bytes",
+    "write_whole",
+]
 
 CACHE_VARIABLE = "GGUFSPEC_CACHE"
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _SUFFIX = ".ggufspec-tmp"
+
+
+class Place(NamedTuple):
+    """How errors speak of a folder, and of how to choose another one."""
+
+    name: str
+    other: str
+
+
+CACHE = Place(
+    "the cache folder",
+    f"choose another folder with --cache-dir or the environment variable {CACHE_VARIABLE}",
+)
 
 
 def default_cache_dir() -> Path:
@@ -44,7 +65,11 @@ def default_cache_dir() -> Path:
 
 
 def write_whole(
-    path: Path, n_bytes: int, chunks: Iterable[bytes | memoryview], progress: Progress | None = None
+    path: Path,
+    n_bytes: int,
+    chunks: Iterable[bytes | memoryview],
+    progress: Progress | None = None,
+    place: Place = CACHE,
 ) -> None:
     """Write `chunks`, `n_bytes` in all, to `path`: afterwards it is whole, or as it was before.
 
@@ -52,7 +77,7 @@ def write_whole(
     removed on any failure; what killed runs have left behind goes at the next call. Several
     processes may write at once. Raises CacheError if the folder or the disk does not take it.
     """
-    explained = _Explained(path, n_bytes)
+    explained = _Explained(path, n_bytes, place)
     with explained:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path.parent)
@@ -92,9 +117,10 @@ class _Explained:
     caller's own, such as a closed terminal, is not the disk's.
     """
 
-    def __init__(self, path: Path, n_bytes: int) -> None:
+    def __init__(self, path: Path, n_bytes: int, place: Place) -> None:
         self._path = path
         self._n_bytes = n_bytes
+        self._place = place
 
     def __enter__(self) -> None:
         pass
@@ -116,9 +142,9 @@ class _Explained:
         n_free = _free_bytes(folder)
         free = "an unknown amount is" if n_free is None else f"{format_bytes(n_free)} are"
         return CacheError(
-            f"cannot write {self._path.name} into the cache folder {folder}: {reason}. "
-            f"It needs {format_bytes(self._n_bytes)}, {free} free there. Make room, or choose "
-            f"another folder with --cache-dir or the environment variable {CACHE_VARIABLE}."
+            f"cannot write {self._path.name} into {self._place.name} {folder}: {reason}. "
+            f"It needs {format_bytes(self._n_bytes)}, {free} free there. Make room, or "
+            f"{self._place.other}."
         )
 
 

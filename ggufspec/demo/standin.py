@@ -20,12 +20,12 @@ import functools
 import hashlib
 import math
 import re
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ggufspec import gguf_bytes
 from ggufspec.cache import Progress, write_whole
 from ggufspec.errors import CacheError, OptionError
 
@@ -56,8 +56,6 @@ _WIDE_LAYERS = 12  # a shape is as wide as leaves it this many layers
 _F16_BYTES = 2
 _F32, _F16 = 0, 1  # ggml_type
 _FILE_TYPE_F16 = 1  # llama_ftype
-_UINT32, _FLOAT32, _STRING = 4, 6, 8  # gguf_type
-_ALIGNMENT = 32
 _CHUNK = 4 << 20
 
 
@@ -320,43 +318,44 @@ def _metadata(shape: Shape, source: _Source) -> dict[str, bytes]:
     """The source's own, the tokenizer bit by bit, with the new sizes."""
     size = _format_params(shape.n_params)
     changed = [
-        _string("general.name", f"classics-target as a stand-in of {size}"),
-        _string(
+        gguf_bytes.string("general.name", f"classics-target as a stand-in of {size}"),
+        gguf_bytes.string(
             "general.description",
             f"A cost-padded stand-in made by ggufspec: the 7.2M-parameter classics-target embedded "
             f"in {size} parameters, nearly all of them zero. It computes the same function as the "
             "small model at the cost of a large one, and is no better than the small one. For "
             "measuring speed only.",
         ),
-        _uint32("general.file_type", _FILE_TYPE_F16),
-        _uint32("llama.embedding_length", shape.n_embd),
-        _uint32("llama.block_count", shape.n_layer),
-        _uint32("llama.feed_forward_length", shape.n_ff),
-        _uint32("llama.attention.head_count", shape.n_head),
-        _uint32("llama.attention.head_count_kv", shape.n_head),
-        _float32(
+        gguf_bytes.uint32("general.file_type", _FILE_TYPE_F16),
+        gguf_bytes.uint32("llama.embedding_length", shape.n_embd),
+        gguf_bytes.uint32("llama.block_count", shape.n_layer),
+        gguf_bytes.uint32("llama.feed_forward_length", shape.n_ff),
+        gguf_bytes.uint32("llama.attention.head_count", shape.n_head),
+        gguf_bytes.uint32("llama.attention.head_count_kv", shape.n_head),
+        gguf_bytes.float32(
             "llama.attention.layer_norm_rms_epsilon",
             source.rms_epsilon * _filled(shape, source),
         ),
-        _uint32("ggufspec.standin.recipe", _RECIPE),
-        _string("ggufspec.standin.source_sha256", source.fingerprint),
+        gguf_bytes.uint32("ggufspec.standin.recipe", _RECIPE),
+        gguf_bytes.string("ggufspec.standin.source_sha256", source.fingerprint),
     ]
     return source.metadata | dict(changed)
 
 
 def _header(shape: Shape, metadata: dict[str, bytes]) -> bytes:
-    """Everything before the first tensor: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md"""
-    tensors = list(_tensors(shape))
-    parts = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata)), *metadata.values()]
-    offset = 0
-    for tensor in tensors:
-        sizes = (tensor.n_columns, tensor.n_rows) if tensor.n_rows else (tensor.n_columns,)
-        kind = _F16 if tensor.n_rows else _F32
-        parts.append(_text(tensor.name))
-        parts.append(struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, kind, offset))
-        offset += tensor.n_bytes
-    header = b"".join(parts)
-    return header + bytes(-len(header) % _ALIGNMENT)
+    """Everything before the first tensor."""
+    return gguf_bytes.header(
+        metadata,
+        [
+            gguf_bytes.TensorInfo(
+                tensor.name,
+                (tensor.n_columns, tensor.n_rows) if tensor.n_rows else (tensor.n_columns,),
+                _F16 if tensor.n_rows else _F32,
+                tensor.n_bytes,
+            )
+            for tensor in _tensors(shape)
+        ],
+    )
 
 
 def _repeated(name: str, data: NDArray[np.uint8], n_copies: int) -> NDArray[np.uint8]:
@@ -391,20 +390,3 @@ def _zeros(n_bytes: int) -> Iterator[memoryview]:
     zeros = memoryview(bytes(min(n_bytes, _CHUNK)))
     for start in range(0, n_bytes, _CHUNK):
         yield zeros[: n_bytes - start]
-
-
-def _text(text: str) -> bytes:
-    data = text.encode()
-    return struct.pack("<Q", len(data)) + data
-
-
-def _string(key: str, value: str) -> tuple[str, bytes]:
-    return key, _text(key) + struct.pack("<I", _STRING) + _text(value)
-
-
-def _uint32(key: str, value: int) -> tuple[str, bytes]:
-    return key, _text(key) + struct.pack("<II", _UINT32, value)
-
-
-def _float32(key: str, value: float) -> tuple[str, bytes]:
-    return key, _text(key) + struct.pack("<If", _FLOAT32, value)

@@ -1,0 +1,97 @@
+"""The tensors of a model, by its architecture and its dimensions. Knows names and shapes only.
+
+In llama.cpp's names; shapes are written from the innermost dimension on, as in a GGUF file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ggufspec.models.registry import RegisteredShape
+
+__all__ = ["ARCHITECTURES", "Architecture", "tensors_of"]
+
+Named = tuple[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """How models of a name differ from the Llama family, as far as tensors go.
+
+    is_gated: of three feed-forward matrices; else two, biases everywhere, and LayerNorm.
+    """
+
+    is_gated: bool = True
+    has_query_biases: bool = False
+    has_query_norms: bool = False
+    has_positions: bool = False  # learned ones, a vector for each
+    has_embedding_norm: bool = False
+
+
+# Those whose stand-ins have been run through llama.cpp.
+ARCHITECTURES = {
+    "llama": Architecture(),
+    "qwen2": Architecture(has_query_biases=True),
+    "qwen3": Architecture(has_query_norms=True),
+    "qwen3moe": Architecture(has_query_norms=True),
+    "gpt2": Architecture(is_gated=False, has_positions=True),
+    "bloom": Architecture(is_gated=False, has_embedding_norm=True),
+}
+
+
+def tensors_of(of: RegisteredShape) -> Iterator[Named]:
+    """Names and shapes of all tensors; the architecture must be one of ARCHITECTURES."""
+    kind = ARCHITECTURES[of.architecture]
+    yield "token_embd.weight", (of.n_embd, of.n_vocab)
+    if kind.has_positions:
+        yield "position_embd.weight", (of.n_embd, of.n_ctx)
+    if kind.has_embedding_norm:
+        yield from _norm("token_embd_norm", of.n_embd, kind)
+    for layer in range(of.n_layers):
+        for name, shape in (*_attention(of, kind), *_feed_forward(of, kind)):
+            yield f"blk.{layer}.{name}", shape
+    yield from _norm("output_norm", of.n_embd, kind)
+    if not of.tied:
+        yield "output.weight", (of.n_embd, of.n_vocab)
+
+
+def _norm(name: str, width: int, kind: Architecture) -> Iterator[Named]:
+    yield f"{name}.weight", (width,)
+    if not kind.is_gated:
+        yield f"{name}.bias", (width,)
+
+
+def _attention(of: RegisteredShape, kind: Architecture) -> Iterator[Named]:
+    n_queries, n_keys = (n * of.n_embd_head for n in (of.n_heads, of.n_heads_kv))
+    yield from _norm("attn_norm", of.n_embd, kind)
+    if kind.is_gated:
+        for name, width in (("attn_q", n_queries), ("attn_k", n_keys), ("attn_v", n_keys)):
+            yield f"{name}.weight", (of.n_embd, width)
+            if kind.has_query_biases:
+                yield f"{name}.bias", (width,)
+        if kind.has_query_norms:
+            yield "attn_q_norm.weight", (of.n_embd_head,)
+            yield "attn_k_norm.weight", (of.n_embd_head,)
+    else:
+        yield "attn_qkv.weight", (of.n_embd, n_queries + 2 * n_keys)
+        yield "attn_qkv.bias", (n_queries + 2 * n_keys,)
+    yield "attn_output.weight", (n_queries, of.n_embd)
+    if not kind.is_gated:
+        yield "attn_output.bias", (of.n_embd,)
+
+
+def _feed_forward(of: RegisteredShape, kind: Architecture) -> Iterator[Named]:
+    yield from _norm("ffn_norm", of.n_embd, kind)
+    if of.n_experts:
+        yield "ffn_gate_inp.weight", (of.n_embd, of.n_experts)
+        yield "ffn_gate_exps.weight", (of.n_embd, of.n_ff, of.n_experts)
+        yield "ffn_up_exps.weight", (of.n_embd, of.n_ff, of.n_experts)
+        yield "ffn_down_exps.weight", (of.n_ff, of.n_embd, of.n_experts)
+        return
+    if kind.is_gated:
+        yield "ffn_gate.weight", (of.n_embd, of.n_ff)
+    for name, n_in, n_out in (("ffn_up", of.n_embd, of.n_ff), ("ffn_down", of.n_ff, of.n_embd)):
+        yield f"{name}.weight", (n_in, n_out)
+        if not kind.is_gated:
+            yield f"{name}.bias", (n_out,)

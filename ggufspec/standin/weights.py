@@ -1,0 +1,175 @@
+"""What stands in each tensor of a stand-in, so that it writes its map. Knows no file.
+
+All layers compute in full and add nothing: what they write to the residual stream is multiplied by
+scales of zero. So the stream is the embedding of a token, which is the code of its successor; the
+output matrix has the code of each token in its row, and the largest logit is the successor's.
+
+Where one matrix is both, logits would be symmetric, and no symmetric table leads around a cycle.
+There the embedding is two codes side by side, of the successor and of the token itself, and the
+feed-forward network of the last layer moves the first over the second, 16 times as large: rows of
+`up` pick single columns, `gate` holds the one column that is 1 in every token (which makes it a
+constant factor), and `down` puts them into place. The output's norm lets only the second half
+through. Nothing but planted rows differs from a real file: neither sizes nor types.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from ggufspec import gguf_bytes
+from ggufspec.standin.bigram import codes, successors
+from ggufspec.standin.blocks import encode, random_pool, repeated
+from ggufspec.standin.blueprint import Blueprint, Planned
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Signs = NDArray[np.int8]
+
+__all__ = ["Weights"]
+
+_LARGEST_LOGIT = 40.0  # others are some standard deviations of 40 / sqrt(width) around 0
+_CARRIED = 16.0  # how much larger the successor's code is than the token's own, in tied models
+_GATE = 8.0  # what activations let through almost as it is
+_POOL_BYTES = 4 << 20
+_CHUNK_VALUES = 2 << 20  # of planted rows at once; some arrays of that size are needed
+_STEP = 1_000_003  # blocks; a prime, so that tensors begin at different places of a pool
+
+
+class Weights:
+    """The bytes of each tensor of a stand-in."""
+
+    def __init__(self, blueprint: Blueprint, agreement: float) -> None:
+        self._of = blueprint
+        self._agreement = agreement
+        self._pools: dict[tuple[str, bool], NDArray[np.uint8]] = {}
+        self._n_random = 0
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """All tensors in their order, in pieces of a few megabytes, with the gaps between."""
+        for tensor in self._of.tensors:
+            yield from self._tensor(tensor)
+            yield bytes(gguf_bytes.padding(tensor.n_bytes))
+
+    def _tensor(self, tensor: Planned) -> Iterator[bytes | memoryview]:
+        name = tensor.name
+        if name == "token_embd.weight":
+            return self._rows(tensor, self._embedding)
+        if name == "output.weight":
+            return self._rows(tensor, lambda rows: codes(rows, self._of.n_embd))
+        if self._is_carrier(name):
+            return self._carried(tensor)
+        if name == "output_norm.weight":
+            return iter([self._output_norm()])
+        if len(tensor.shape) == 1 and name.endswith(".weight"):
+            return _constant(tensor, 1.0)
+        if len(tensor.shape) == 1 or name == "position_embd.weight":
+            return _constant(tensor, 0.0)
+        return self._random(tensor, is_zero="attn_output" in name or "ffn_down" in name)
+
+    def _is_carrier(self, name: str) -> bool:
+        return (
+            self._of.is_tied
+            and name.startswith(f"blk.{self._of.n_layers - 1}.ffn_")
+            and ("_norm" not in name)
+        )
+
+    @cached_property
+    def _half(self) -> int:
+        """The width of each of the two codes."""
+        return self._of.n_embd // 2
+
+    @cached_property
+    def _is_gated(self) -> bool:
+        return any(".ffn_gate" in tensor.name for tensor in self._of.tensors)
+
+    @cached_property
+    def _successors(self) -> NDArray[np.int64]:
+        return successors(self._of.n_vocab, self._agreement)
+
+    def _embedding(self, rows: NDArray[np.int64]) -> Signs:
+        import numpy as np
+
+        after = self._successors[rows]
+        if not self._of.is_tied:
+            return codes(after, self._of.n_embd)
+        own = codes(rows, self._of.n_embd - self._half)
+        return np.concatenate([codes(after, self._half), own], axis=1)
+
+    def _output_norm(self) -> bytes:
+        import numpy as np
+
+        of = self._of
+        weights = np.full(of.n_embd, _LARGEST_LOGIT / of.n_embd)
+        if of.is_tied:
+            # The stream is +-1 in the first half, about +-16 in the second, and is divided by its
+            # root mean square.
+            mean_square = math.sqrt((1 + _CARRIED**2 + 1) / 2)
+            weights[: self._half] = 0
+            weights[self._half :] = _LARGEST_LOGIT / self._half * mean_square / _CARRIED
+        return weights.astype("<f4").tobytes()
+
+    def _carried(self, tensor: Planned) -> Iterator[bytes | memoryview]:
+        """The last feed-forward network of a tied model: `half` columns go `half` further.
+
+        Gated: up is x, the gate 8 whatever the token, and down carries 2 * 8 * x. Else up is 8 * x
+        and comes out of its activation as 8 or 0; down carries 4 * (8 or 0), its bias takes off 16.
+        """
+        import numpy as np
+
+        half = self._half
+        if tensor.name.endswith(".bias"):
+            bias = np.zeros(tensor.shape[0], "<f4")
+            if "ffn_down" in tensor.name:
+                bias[half : 2 * half] = -_CARRIED
+            return iter([bias.tobytes()])
+
+        def picked(rows: NDArray[np.int64]) -> Signs:
+            signs = np.zeros((len(rows), tensor.shape[0]), np.int8)
+            at = np.arange(len(rows))
+            if "ffn_gate" in tensor.name:
+                signs[:, 0] = 1
+            elif "ffn_up" in tensor.name:
+                signs[at, rows % half] = 1
+            else:
+                moved = (rows >= half) & (rows < 2 * half)
+                signs[at[moved], rows[moved] - half] = 1
+            return signs
+
+        if "ffn_down" in tensor.name:
+            scale = (1 if self._is_gated else 2) * _CARRIED / _GATE
+        else:
+            scale = 1.0 if self._is_gated and "ffn_up" in tensor.name else _GATE
+        return self._rows(tensor, picked, scale)
+
+    def _rows(
+        self, tensor: Planned, signs: Callable[[NDArray[np.int64]], Signs], scale: float = 1.0
+    ) -> Iterator[memoryview]:
+        import numpy as np
+
+        n_step = max(1, _CHUNK_VALUES // tensor.shape[0])
+        for start in range(0, tensor.n_rows, n_step):
+            rows = np.arange(start, min(start + n_step, tensor.n_rows))
+            yield encode(tensor.type, signs(rows), scale).data.cast("B")
+
+    def _random(self, tensor: Planned, *, is_zero: bool) -> Iterator[memoryview]:
+        key = (tensor.type, is_zero)
+        if key not in self._pools:
+            self._pools[key] = random_pool(
+                tensor.type, _POOL_BYTES, len(self._pools), is_zero=is_zero
+            )
+        pool = self._pools[key]
+        self._n_random += 1
+        return repeated(tensor.type, pool, self._n_random * _STEP, tensor.n_bytes)
+
+
+def _constant(tensor: Planned, value: float) -> Iterator[bytes]:
+    import numpy as np
+
+    kind = {"F32": "<f4", "F16": "<f2"}[tensor.type]
+    row = np.full(tensor.shape[0], value, kind).tobytes()
+    return (row for _ in range(tensor.n_rows))
