@@ -27,6 +27,7 @@ class Architecture:
     has_query_norms: bool = False
     has_positions: bool = False  # learned ones, a vector for each
     has_embedding_norm: bool = False
+    has_post_norms: bool = False  # of what attention and feed-forward network write
 
 
 # Those whose stand-ins have been run through llama.cpp.
@@ -35,6 +36,8 @@ ARCHITECTURES = {
     "qwen2": Architecture(has_query_biases=True),
     "qwen3": Architecture(has_query_norms=True),
     "qwen3moe": Architecture(has_query_norms=True),
+    "gemma2": Architecture(has_post_norms=True),
+    "gemma3": Architecture(has_query_norms=True, has_post_norms=True),
     "gpt2": Architecture(is_gated=False, has_positions=True),
     "bloom": Architecture(is_gated=False, has_embedding_norm=True),
 }
@@ -79,6 +82,8 @@ def _attention(of: RegisteredShape, kind: Architecture) -> Iterator[Named]:
     yield "attn_output.weight", (n_queries, of.n_embd)
     if not kind.is_gated:
         yield "attn_output.bias", (of.n_embd,)
+    if kind.has_post_norms:
+        yield "post_attention_norm.weight", (of.n_embd,)
 
 
 def _feed_forward(of: RegisteredShape, kind: Architecture) -> Iterator[Named]:
@@ -95,3 +100,5 @@ def _feed_forward(of: RegisteredShape, kind: Architecture) -> Iterator[Named]:
         yield f"{name}.weight", (n_in, n_out)
         if not kind.is_gated:
             yield f"{name}.bias", (n_out,)
+    if kind.has_post_norms:
+        yield "post_ffw_norm.weight", (of.n_embd,)

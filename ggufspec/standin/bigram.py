@@ -24,8 +24,10 @@ __all__ = ["Words", "codes", "follows", "successors"]
 
 _N_SPECIAL = 258  # 256 bytes, the beginning and the end of a text
 _PADDED = 1024  # sizes of one vocabulary differ in what fills them up; words end at a multiple
-_ORDER, _ENTRY, _RUNS, _CODE = (0x9E3779B97F4A7C15 * i % 2**64 for i in (1, 2, 3, 4))
+# Seeds of the hash, one for each use of it.
+_ORDER, _ENTRY, _CHANCE, _RUNS, _FLIPS, _SHUFFLE, _CODE = range(1 << 40, 8 << 40, 1 << 40)
 _BITS = 6  # a scrambled sequence has 64 members, then comes another
+_SHUFFLED = 8
 _LONGEST_RUN = 1 << 24
 
 
@@ -92,16 +94,19 @@ def _spread(n: int) -> NDArray[np.float64]:
     """(n,) numbers between 0 and 1 of which any few in a row are spread evenly.
 
     The van der Corput sequence; after Owen, each bit is flipped or not by a hash of those before.
+    Each eight are shuffled, since one bit would make large and small ones take turns.
     """
     import numpy as np
 
-    at = np.arange(n, dtype=np.uint64)
+    at = np.arange(-(-n // _SHUFFLED) * _SHUFFLED, dtype=np.uint64)
+    shuffle = np.argsort(_hashed(at, _SHUFFLE).reshape(-1, _SHUFFLED), axis=1, kind="stable")
+    at = np.take_along_axis(at.reshape(-1, _SHUFFLED), shuffle, axis=1).reshape(-1)[:n]
     member = at & np.uint64((1 << _BITS) - 1)
     found = _fractions(_hashed(at, _RUNS)) / (1 << _BITS)
     for bit in range(_BITS):
         before = member & np.uint64((1 << bit) - 1) | np.uint64(1 << bit)
         node = (at >> np.uint64(_BITS) << np.uint64(_BITS)) + before
-        flip = _hashed(node, ~_RUNS % 2**64) & np.uint64(1)
+        flip = _hashed(node, _FLIPS) & np.uint64(1)
         found += (member >> np.uint64(bit) & np.uint64(1) ^ flip) / (2 << bit)
     return found
 
@@ -109,7 +114,7 @@ def _spread(n: int) -> NDArray[np.float64]:
 def _by_chance(n: int, agreement: float) -> NDArray[np.bool_]:
     import numpy as np
 
-    drawn = _fractions(_hashed(np.arange(n, dtype=np.uint64), _RUNS ^ _ENTRY))
+    drawn = _fractions(_hashed(np.arange(n, dtype=np.uint64), _CHANCE))
     return drawn <= agreement if agreement > 0 else np.zeros(n, np.bool_)
 
 

@@ -28,6 +28,7 @@ __all__ = ["Blueprint", "Planned", "blueprint_of", "of_header", "of_shape"]
 _KINDS = {kind.name: (number, kind) for number, kind in TYPES.items()}
 _EPSILON = 1e-5
 _LAYERS_OF_70B = 80
+_GEMMA_4B_WIDTH = 2560  # smaller ones of Gemma 3 have a smaller window
 _OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}
 
 
@@ -103,13 +104,14 @@ class Blueprint:
         raise ModelError(f"{self.name} has no {name}: it is no model that writes text")
 
 
-def blueprint_of(name: str) -> Blueprint:
+def blueprint_of(name: str, registry: Registry | None = None) -> Blueprint:
     """Of what a user names: a file, a registered model, its repository or its shape with a mix.
 
     `70B-Q3_K_S`, `model.gguf`, `user/repo:Q4_K_M`, `llama-2-13b:Q5_K_M`. What is on this machine is
-    taken as its header has it. Raises ModelError, also for what cannot be stood in for.
+    taken as its header has it. registry: None: the shipped one with the user's. Raises ModelError,
+    also for what cannot be stood in for.
     """
-    registry = load_registry()
+    registry = registry or load_registry()
     shapes = {entry.shape.name: entry.shape for entry in registry.models.values() if entry.shape}
     stem, _, mix = name.rpartition(":")
     if stem in shapes:
@@ -176,6 +178,8 @@ def of_shape(name: str, shape: RegisteredShape, mix: str) -> Blueprint:
         values["attention.layer_norm_rms_epsilon"] = _EPSILON
     else:
         values["attention.layer_norm_epsilon"] = _EPSILON
+    if shape.architecture == "gemma3":
+        values["attention.sliding_window"] = 512 if shape.n_embd < _GEMMA_4B_WIDTH else 1024
     if shape.n_experts:
         values["expert_count"] = shape.n_experts
         values["expert_used_count"] = shape.n_experts_used or 1
@@ -212,6 +216,7 @@ def of_header(header: Header) -> Blueprint:
 
 _LAYERED = re.compile(
     r"blk\.\d+\.(attn_(norm|q|k|v|qkv|output|q_norm|k_norm)|"
+    r"post_(attention|ffw)_norm|"
     r"ffn_(norm|gate|up|down|gate_inp|gate_exps|up_exps|down_exps))\.(weight|bias)"
 )
 _ENDS = re.compile(

@@ -65,6 +65,8 @@ class Weights:
             return self._carried(tensor)
         if name == "output_norm.weight":
             return iter([self._output_norm()])
+        if name == f"blk.{self._of.n_layers - 1}.post_ffw_norm.weight" and self._of.is_tied:
+            return _constant(tensor, self._post_norm())
         if len(tensor.shape) == 1 and name.endswith(".weight"):
             return _constant(tensor, 1.0)
         if len(tensor.shape) == 1 or name == "position_embd.weight":
@@ -112,6 +114,13 @@ class Weights:
             weights[: self._half] = 0
             weights[self._half :] = _LARGEST_LOGIT / self._half * mean_square / _CARRIED
         return weights.astype("<f4").tobytes()
+
+    def _post_norm(self) -> float:
+        """Where what is carried is normed (Gemma), the stream is larger by sqrt(width).
+
+        Half of what is carried is 0, so the rest of it is sqrt(2) then.
+        """
+        return _CARRIED * math.sqrt(self._of.n_embd / 2)
 
     def _carried(self, tensor: Planned) -> Iterator[bytes | memoryview]:
         """The last feed-forward network of a tied model: `half` columns go `half` further.

@@ -42,15 +42,15 @@ def vocabulary_entries(n_vocab: int) -> dict[str, bytes]:
 
 def _tokens(n_vocab: int, words: Words) -> Iterator[bytes]:
     yield from (letter.encode() for letter in _letters_of_bytes())
-    yield from (b"<begin>", b"<end>")
+    yield from (b"<s>", b"</s>")
     yield from (_word(i).encode() for i in range(words.stop - words.start))
     yield from (b"[PAD%d]" % i for i in range(words.stop, n_vocab))
 
 
 def _word(number: int) -> str:
     n = len(_SYLLABLES)
-    high, middle, low = number // n**2 % n, number // n % n, number % n
-    return "Ġ" + _SYLLABLES[high] + _SYLLABLES[middle] + _SYLLABLES[low]  # Ġ: a space
+    syllables = (_SYLLABLES[place % n] for place in (number, number // n, number // n**2))
+    return "Ġ" + "".join(syllables)  # Ġ: a space
 
 
 def _letters_of_bytes() -> Iterator[str]:

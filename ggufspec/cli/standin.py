@@ -1,0 +1,71 @@
+"""`ggufspec standin`: a file with the shape of any model, to know its speed before its download."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+
+import click
+
+from ggufspec.cli.progress import late_bars
+
+
+def _share(context: click.Context, option: click.Parameter, value: float) -> float:
+    if value != value:
+        raise click.BadParameter("it is no number")
+    return value
+
+
+@click.command(name="standin", short_help="Write a file of any model's shape, to try its speed.")
+@click.option(
+    "--like",
+    required=True,
+    metavar="NAME",
+    help="The model to stand in for: a registered name, user/repo:QUANT of a registered "
+    "repository, a shape with a quantization such as llama-2-13b:Q5_K_M, or a GGUF file.",
+)
+@click.option(
+    "--agreement",
+    type=click.FloatRange(0, 1),
+    callback=_share,
+    default=1.0,
+    show_default=True,
+    help="Of a draft: chance that a token which it drafts is the one that a target's stand-in "
+    "writes, if those before it were.",
+)
+@click.option("-f", "--force", is_flag=True, help="Replace the file if it is there.")
+@click.argument("path", metavar="OUT", type=click.Path(path_type=Path))
+def command(like: str, agreement: float, force: bool, path: Path) -> None:
+    """Write a file with the shape of a model, to try its speed before it is downloaded.
+
+    OUT has the tensors, the quantization and the size of vocabulary of that model, so it takes its
+    memory and its time. What it writes is a planted sequence of made-up words, and means nothing.
+    All stand-ins of one size of vocabulary share that sequence; a draft with an --agreement follows
+    it so often, at temperatures up to 1.5: that share of drafts of one token is accepted.
+
+    \b
+      ggufspec standin --like 70B-Q3_K_S target.gguf
+      ggufspec standin --like 8B-Q3_K_L --agreement 0.7 draft.gguf
+      ggufspec run --target target.gguf --draft draft.gguf --compare -p "Once"
+    """
+    from ggufspec import standin
+    from ggufspec.cache import format_bytes
+
+    standin.check_path(path, force=force, like=like)
+    made = standin.plan(like, agreement)
+    started = monotonic()
+    with late_bars() as bars:
+        standin.write(
+            made,
+            path,
+            force=force,
+            progress=lambda done, of: bars.update(f"Writing {path.name}", done, of, unit="bytes"),
+        )
+    seconds = max(monotonic() - started, 1e-3)
+    role = "--target" if agreement == 1 else "--target TARGET --draft"
+    click.echo(
+        f"ggufspec: wrote {format_bytes(made.n_bytes)} in {seconds:.1f} s "
+        f"({made.n_bytes / seconds / 1e6:.0f} MB/s); try it with "
+        f'`ggufspec run {role} {path} -p "Once"`',
+        err=True,
+    )

@@ -1,0 +1,137 @@
+"""`ggufspec standin` writes a file that the other commands take, or says why not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small import small
+
+from ggufspec import standin
+from ggufspec.models.header import read_header
+
+Command = Callable[..., Any]
+
+ERROR, USAGE, INTERRUPTED = 1, 2, 130
+LARGE = "70B-Q3_K_S"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model on this machine, to stand in for."""
+    path = tmp_path_factory.mktemp("models") / "model.gguf"
+    standin.write(standin.plan(standin.of_shape("model", small(), "Q4_K_M")), path)
+    return path
+
+
+def test_a_pair_of_stand_ins_is_run(command: Command, model: Path, tmp_path: Path) -> None:
+    target, draft = tmp_path / "target.gguf", tmp_path / "draft.gguf"
+    result = command("standin", "--like", model, target)
+    assert (result.code, result.out) == (0, "")
+    size = f"{target.stat().st_size / 1e6:.1f} MB"
+    assert f"wrote {size} in" in result.err
+    assert f"`ggufspec run --target {target}" in result.err
+    result = command("standin", "--like", model, "--agreement", "0.5", draft)
+    assert f"--draft {draft}" in result.err
+    result = command(
+        *("run", "-t", "1", "-m", target, "-md", draft, "--temp", "0", "-n", "150", "--json"),
+        *("-c", "512", "--draft-n", "1", "-p", "Once"),
+    )
+    assert result.code == 0
+    assert result.document["acceptance"] == pytest.approx(0.5, abs=0.06)
+
+
+def test_a_registered_model_need_not_be_there(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    assert command("standin", "--like", "GPT-2-Q4_0", path).code == 0
+    header = read_header(path)
+    assert (header.architecture, header.n_vocab, header.n_layers) == ("gpt2", 50257, 12)
+    assert header.n_bytes == pytest.approx(106554880, rel=0.01)  # as published
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("70B-Q3_K_X", "did you mean 70B-Q3_K_S"),
+        ("no-such.gguf", "there is no file no-such.gguf"),
+        ("llama-2-13:Q4_0", "llama-2-13b:Q4_K_M"),
+        ("llama-2-13b:IQ1_S", "known are F32, F16"),
+        ("someone/something:Q4_K_M", "the registry knows no dimensions"),
+    ],
+)
+def test_names_that_mean_nothing(name: str, told: str, command: Command, tmp_path: Path) -> None:
+    result = command("standin", "--like", name, tmp_path / "model.gguf")
+    assert result.code == ERROR
+    assert told in result.err
+    assert result.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("share", ["1.1", "-0.1", "nan", "much"])
+def test_shares_that_are_none(share: str, command: Command, model: Path, tmp_path: Path) -> None:
+    result = command("standin", "--like", model, "--agreement", share, tmp_path / "model.gguf")
+    assert result.code == USAGE
+    assert "--agreement" in result.err
+
+
+def test_paths_that_are_not_to_be_written(command: Command, model: Path, tmp_path: Path) -> None:
+    there = tmp_path / "there.gguf"
+    there.write_bytes(b"precious")
+    for path, told in (
+        (there, "is there already"),
+        (tmp_path, "is a folder"),
+        (tmp_path / "none" / "model.gguf", "there is no folder"),
+        (model, "is the model that the stand-in is to be like"),
+        (Path("/dev/null"), "no file that could be replaced"),
+    ):
+        result = command("standin", "--like", model, path)
+        assert result.code == USAGE
+        assert told in result.err
+    assert there.read_bytes() == b"precious"
+    assert command("standin", "--like", model, "--force", model).code == USAGE
+    assert command("standin", "--like", model, "--force", there).code == 0
+    assert read_header(there).n_layers == 3
+
+
+def test_room_is_asked_for_first(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ggufspec.cache._free_bytes", lambda folder: 2_000_000_000)
+    result = command("standin", "--like", LARGE, tmp_path / "model.gguf")
+    assert result.code == ERROR
+    assert "not enough space. It needs 31 GB, 2.0 GB are free there" in result.err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write all")
+def test_a_folder_that_is_read_only(command: Command, model: Path, tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    result = command("standin", "--like", model, tmp_path / "model.gguf")
+    tmp_path.chmod(0o700)
+    assert result.code == ERROR
+    assert "Permission denied" in result.err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals are of Unix")
+def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ggufspec", "standin", "--like", LARGE, path],
+        stderr=subprocess.PIPE,
+    )
+    for _ in range(600):
+        if any(part.stat().st_size for part in tmp_path.iterdir()):
+            break
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == INTERRUPTED
+    assert err.strip() == b"ggufspec: interrupted"
+    assert not list(tmp_path.iterdir())
