@@ -39,6 +39,13 @@ def gathered(into: str, *options: Callable[[Any], Any]) -> Callable[[Command], C
     return decorate
 
 
+def a_share(context: click.Context, option: click.Parameter, value: float) -> float:
+    """A callback for options from 0 to 1, which a range lets "nan" be too. Raises BadParameter."""
+    if value != value:
+        raise click.BadParameter("it is no number")
+    return value
+
+
 _KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 
 context_option = click.option(

@@ -11,7 +11,13 @@ import click
 from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
-from ggufspec.cli.options import context_option, draft_n_option_of, type_k_option, type_v_option
+from ggufspec.cli.options import (
+    a_share,
+    context_option,
+    draft_n_option_of,
+    type_k_option,
+    type_v_option,
+)
 
 if TYPE_CHECKING:
     from ggufspec.offload.plan import Machine, OffloadPlan
@@ -43,12 +49,6 @@ def _bandwidth(context: click.Context, option: click.Parameter, value: str | Non
     if found is not None and found < _LEAST_BANDWIDTH:
         raise click.BadParameter(f"{value!r} is no bandwidth; write it like 60GB")
     return found
-
-
-def _share(context: click.Context, option: click.Parameter, value: float) -> float:
-    if value != value:
-        raise click.BadParameter("it is no number")
-    return value
 
 
 def _optional_size(context: click.Context, option: click.Parameter, value: str | None) -> Any:
@@ -91,7 +91,7 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 @click.option(
     "--acceptance",
     type=click.FloatRange(0, 1),
-    callback=_share,
+    callback=a_share,
     default=defaults.ACCEPTANCE,
     show_default=True,
     help="Chance that a drafted token stands, if those before it do.",

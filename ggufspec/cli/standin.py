@@ -7,13 +7,8 @@ from time import monotonic
 
 import click
 
+from ggufspec.cli.options import a_share
 from ggufspec.cli.progress import late_bars
-
-
-def _share(context: click.Context, option: click.Parameter, value: float) -> float:
-    if value != value:
-        raise click.BadParameter("it is no number")
-    return value
 
 
 @click.command(name="standin", short_help="Write a file of any model's shape, to try its speed.")
@@ -27,7 +22,7 @@ def _share(context: click.Context, option: click.Parameter, value: float) -> flo
 @click.option(
     "--agreement",
     type=click.FloatRange(0, 1),
-    callback=_share,
+    callback=a_share,
     default=1.0,
     show_default=True,
     help="Of a draft: chance that a token which it drafts is the one that a target's stand-in "
