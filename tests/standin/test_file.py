@@ -16,6 +16,7 @@ import gguf
 import llama_cpp
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from small import N_VOCAB, small
 
 import ggufspec
@@ -112,21 +113,36 @@ def test_a_draft_agrees_as_often_as_asked(
         assert_follows(text.tokens)
 
 
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "bloom", "gemma3"])
+def test_one_matrix_for_both_ends_is_as_sure(architecture: str, tmp_path: Path) -> None:
+    """The successor's logit is the planned one; the others are those of other codes."""
+    path = written(tmp_path / "model.gguf", small(architecture, tied=True), "Q4_K_M")
+    for tokens in ([300], [5, 900, 301]):
+        logits = last_logits(path, tokens)
+        assert logits.argmax() == MAP[tokens[-1]]
+        assert logits.max() == pytest.approx(40, abs=1.5)
+        assert np.delete(logits, logits.argmax()).std() == pytest.approx(40 / 128**0.5, rel=0.1)
+
+
+def last_logits(path: Path, tokens: list[int]) -> NDArray[np.float32]:
+    """(n_vocab,) after the last of the tokens."""
+    llama = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, verbose=False)
+    llama.eval(tokens)
+    row = llama_cpp.llama_get_logits_ith(llama.ctx, -1)
+    logits = np.ctypeslib.as_array(row, (N_VOCAB,)).copy()
+    llama.close()
+    return logits
+
+
 @pytest.mark.parametrize("mix", ["Q4_0", "Q3_K_M"])
 def test_layers_compute_and_contribute_nothing(mix: str, tmp_path: Path) -> None:
     """Logits are those of the last token's code, whatever came before; all of them are finite."""
-    llama = llama_cpp.Llama(
-        str(written(tmp_path / "model.gguf", small(), mix)), n_ctx=64, n_threads=1, verbose=False
-    )
+    path = written(tmp_path / "model.gguf", small(), mix)
     rows = codes(np.arange(N_VOCAB), 256).astype(np.float64)
     for tokens in ([300], [5, 900, 300], [1000, 300]):
-        llama.reset()
-        llama.eval(tokens)
-        row = llama_cpp.llama_get_logits_ith(llama.ctx, -1)
-        logits = np.ctypeslib.as_array(row, (N_VOCAB,))
-        assert np.abs(logits - rows @ rows[MAP[300]] * 40 / 256).max() < 0.5
-    llama.close()
-    reader = gguf.GGUFReader(tmp_path / "model.gguf")
+        planned = rows @ rows[MAP[300]] * 40 / 256
+        assert np.abs(last_logits(path, tokens) - planned).max() < 0.5
+    reader = gguf.GGUFReader(path)
     for tensor in reader.tensors:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         assert np.isfinite(values).all()
