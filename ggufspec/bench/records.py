@@ -1,17 +1,23 @@
 """What a benchmark keeps: one Measurement a text, and the document that they are written down in.
 
-Knows facts and JSON; measures nothing and concludes nothing.
+Knows facts and JSON; measures nothing and concludes nothing. What it has read can be reckoned with:
+counts that agree with each other, seconds that are durations, names that somebody bears.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from ggufspec.bench import typed
 from ggufspec.errors import OptionError
 
 FORMAT = "ggufspec-bench-1"
+_MOST_BYTES = 2**30
+_AGAIN = "give a file that `ggufspec bench --json` wrote, or measure again"
 
 
 class Key(NamedTuple):
@@ -139,31 +145,158 @@ class Results:
     @staticmethod
     def of_document(document: object, where: str) -> Results:
         """The results in a document; `where` names it in errors. Raises OptionError."""
-        if not isinstance(document, dict) or document.get("format") != FORMAT:
+        found = document.get("format") if isinstance(document, dict) else None
+        if found != FORMAT:
+            said = f"its format is {found!r:.40}" if found is not None else "it names no format"
             raise OptionError(
-                f"{where} holds no results of ggufspec bench ({FORMAT}); give a file that "
-                "`ggufspec bench --json` wrote"
+                f"{where} holds no results of ggufspec bench ({said}, not {FORMAT!r}); {_AGAIN}"
             )
         try:
-            names = {each.name for each in fields(Results)}
-            kept = {name: document[name] for name in names}
-            kept["contenders"] = [Contender(**each) for each in kept["contenders"]]
-            kept["partings"] = [Parting(**each) for each in kept["partings"]]
-            kept["measurements"] = [_measurement(each) for each in kept["measurements"]]
-            return Results(**kept)
-        except (KeyError, TypeError, ValueError) as error:
+            return _results(document)
+        except ValueError as error:
             raise OptionError(
-                f"{where} is not as `ggufspec bench --json` writes it ({error}); measure again"
+                f"{where} is not as `ggufspec bench --json` writes it: {error}; {_AGAIN}"
             ) from error
 
 
-def _measurement(document: dict[str, Any]) -> Measurement:
-    rounds = tuple(Turn(*turn) for turn in document["rounds"])
-    made = Measurement(**{**document, "rounds": rounds})
-    for name in ("at", "prompt_seconds", "first_token_seconds", "generation_seconds"):
-        if not isinstance(getattr(made, name), (int, float)):
-            raise ValueError(f"{name} is no number")
+def read_results(path: Path) -> Results:
+    """The results in a file. Raises OptionError."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise OptionError(f"cannot read {path}: {reason}; {_AGAIN}") from error
+    if len(data) > _MOST_BYTES:
+        raise OptionError(
+            f"{path} is larger than {_MOST_BYTES:,} bytes, which results are not; {_AGAIN}"
+        )
+    try:
+        document = json.loads(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{path} is not UTF-8 (byte {error.start}); {_AGAIN}") from error
+    except ValueError as error:
+        raise OptionError(f"{path} is not JSON ({error}); {_AGAIN}") from error
+    except RecursionError as error:
+        raise OptionError(f"{path} is JSON of too many levels; {_AGAIN}") from error
+    return Results.of_document(document, str(path))
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+_CONTENDER = typed.record(
+    {
+        "name": typed.text,
+        "options": typed.facts,
+        "model": typed.text,
+        "baseline": typed.optional(typed.text),
+    }
+)
+_PARTING = typed.record(
+    {
+        "contender": typed.text,
+        "prompt": typed.text,
+        "position": typed.count,
+        "margin": typed.amount,
+    }
+)
+
+
+def _turn(where: str, value: object) -> Turn:
+    """A round from its list of numbers."""
+    kinds: Sequence[typed.Kind] = (*[typed.count] * 3, *[typed.seconds] * 2)
+    if not isinstance(value, list) or len(value) != len(kinds):
+        raise ValueError(f"{where} is no round; it must be a list of {len(kinds)} numbers")
+    turn = Turn(*(kind(where, each) for kind, each in zip(kinds, value, strict=True)))
+    _check_most(where, turn.n_accepted, turn.n_drafted)
+    return turn
+
+
+_MEASUREMENT = typed.record(
+    {
+        **dict.fromkeys(("contender", "prompt"), typed.text),
+        "run": typed.count,
+        "category": typed.text,
+        "at": typed.seconds,
+        **dict.fromkeys(
+            ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted"), typed.count
+        ),
+        **dict.fromkeys(
+            ("drafted_by_position", "accepted_by_position", "tokens"), typed.several(typed.count)
+        ),
+        **dict.fromkeys(
+            ("prompt_seconds", "first_token_seconds", "generation_seconds"), typed.seconds
+        ),
+        "joules": typed.optional(typed.amount),
+        "rounds": typed.several(_turn),
+    }
+)
+_RESULTS = typed.record(
+    {
+        **dict.fromkeys(("settings", "machine", "versions", "models", "memory"), typed.facts),
+        "contenders": typed.several(lambda where, value: _contender(where, value)),
+        "measurements": typed.several(lambda where, value: _measurement(where, value)),
+        "partings": typed.several(lambda where, value: Parting(**_PARTING(where, value))),
+        "interrupted": typed.switch,
+    }
+)
+
+
+def _results(document: object) -> Results:
+    """Raises ValueError."""
+    made = Results(**_RESULTS("", document))
+    names = [contender.name for contender in made.contenders]
+    _check_once("the contender", names)
+    _check_once("the text", [found.key for found in made.measurements])
+    users = [contender.baseline for contender in made.contenders if contender.baseline is not None]
+    users += [found.contender for found in made.measurements]
+    users += [parting.contender for parting in made.partings]
+    unknown = next((name for name in users if name not in names), None)
+    if unknown is not None:
+        raise ValueError(f"{unknown!r} is named, which is none of the contenders")
     return made
+
+
+def _contender(where: str, value: object) -> Contender:
+    made = Contender(**_CONTENDER(where, value))
+    if made.model not in ("pair", "draft"):
+        raise ValueError(f"{where}.model is {made.model!r:.40}; it must be 'pair' or 'draft'")
+    if "temperature" in made.options:
+        typed.amount(f"{where}.options.temperature", made.options["temperature"])
+    return made
+
+
+def _measurement(where: str, value: object) -> Measurement:
+    made = Measurement(**_MEASUREMENT(where, value))
+    _check_most(where, made.n_accepted, made.n_drafted)
+    drafted, accepted = made.drafted_by_position, made.accepted_by_position
+    if len(drafted) != len(accepted):
+        raise ValueError(
+            f"{where} has {len(drafted)} positions that were drafted and {len(accepted)} that were "
+            "accepted; there must be as many"
+        )
+    for n_drafted, n_accepted in zip(drafted, accepted, strict=True):
+        _check_most(where, n_accepted, n_drafted)
+    for name, n_needed in (("tokens", made.n_generated), ("rounds", made.n_rounds)):
+        n_found = len(getattr(made, name))
+        if n_found not in (0, n_needed):  # none: they were left out
+            raise ValueError(f"{where} has {n_found} {name}; by its counts it must be {n_needed}")
+    return made
+
+
+def _check_most(where: str, n_accepted: int, n_drafted: int) -> None:
+    if n_accepted > n_drafted:
+        raise ValueError(
+            f"{where} has {n_accepted} tokens accepted of {n_drafted} drafted; it must be fewer"
+        )
+
+
+def _check_once(what: str, names: Sequence[object]) -> None:
+    seen: set[object] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what} {name!r:.80} is there twice; it must be there once")
+        seen.add(name)
 
 
 def _rounded(turn: Mapping[str, Any]) -> list[Any]:
