@@ -157,11 +157,15 @@ def _parted(results: Results) -> list[str]:
     for contender in results.contenders:
         if contender.baseline is None or contender.temperature > 0:
             continue
-        plain = {(text.prompt, text.run): text.tokens for text in results.of(contender.baseline)}
+        plain = {
+            (text.prompt, text.run): text.tokens
+            for text in results.of(contender.baseline)
+            if _has_tokens(text)
+        }
         pairs = [
             (text.tokens, plain[text.prompt, text.run])
             for text in results.of(contender.name)
-            if (text.prompt, text.run) in plain
+            if (text.prompt, text.run) in plain and _has_tokens(text)
         ]
         n_parted = sum(list(ours) != list(others) for ours, others in pairs)
         if not n_parted:
@@ -176,6 +180,11 @@ def _parted(results: Results) -> list[str]:
             f"temperature 0 ({why}): their speeds are those of different texts"
         )
     return told
+
+
+def _has_tokens(text: Measurement) -> bool:
+    """Whether its tokens were not left out."""
+    return bool(text.tokens) or not text.n_generated
 
 
 def _row(contender: Contender, texts: Sequence[Measurement], plain: Speedup | None) -> Row:
@@ -226,7 +235,7 @@ def _noise(texts: Sequence[Measurement]) -> float | None:
 def _drift(results: Results) -> float | None:
     """By how much plain decoding was faster in the last third than in the first."""
     for contender in results.contenders:
-        texts = results.of(contender.name)
+        texts = [text for text in results.of(contender.name) if text.tokens_per_second > 0]
         n = len(texts) // 3
         if contender.baseline is None and contender.model == "pair" and n:
             by_prompt = {
