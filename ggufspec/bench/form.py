@@ -97,7 +97,8 @@ def to_markdown(table: Table) -> str:
     """A table as GitHub shows it."""
 
     def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        escaped = (" ".join(cell.splitlines()).replace("|", "\\|") for cell in cells)
+        return f"| {' | '.join(escaped)} |"
 
     head = [f"**{table.title}**", ""] if table.title else []
     rule = line(["---" if i == 0 else "---:" for i in range(len(table.columns))])
