@@ -54,7 +54,7 @@ def prompts_of(data: bytes, where: str) -> list[Prompt]:
     """
     texts = parse_prompts(data, where)  # every error that there can be
     lines = [line for line in data.decode("utf-8-sig").split("\n") if line.strip()]
-    if len(lines) != len(texts) or not lines[0].lstrip().startswith("{"):
+    if not where.endswith((".jsonl", ".ndjson")) and not _is_object(lines[0]):
         return [Prompt(str(i), "", (text,)) for i, text in enumerate(texts, 1)]
     made = [_of_entry(json.loads(line), i, where) for i, line in enumerate(lines, 1)]
     names = [prompt.name for prompt in made]
@@ -70,5 +70,17 @@ def _of_entry(entry: dict[str, object], number: int, where: str) -> Prompt:
     wrong = [turn for turn in turns if not isinstance(turn, str) or not turn]
     if wrong:
         raise PromptError(f"line {number} of {where} has a turn that is no text, or empty")
-    name = entry.get("question_id", number)
-    return Prompt(str(name), str(entry.get("category", "")), tuple(turns))
+    name, category = entry.get("question_id"), entry.get("category")
+    return Prompt(
+        str(number if name is None else name),
+        "" if category is None else str(category),
+        tuple(turns),
+    )
+
+
+def _is_object(line: str) -> bool:
+    """Whether a file that begins with it has JSON lines; plain text may begin with a brace too."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
