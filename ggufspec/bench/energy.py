@@ -32,6 +32,8 @@ class Meter:
         for new, old, span in zip(now, self._before, self._ranges, strict=True):
             assert new is not None
             assert old is not None
+            if new < old and span is None:
+                return None  # it began anew, and nobody knows after how much
             self._used += new - old if new >= old else new - old + (span or 0)
         self._before = now
         return self._used * _MICRO
