@@ -5,6 +5,7 @@ Knows engines and clocks; prints nothing and concludes nothing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -20,7 +21,7 @@ from ggufspec.text import Message
 
 Heard = Callable[[int, int, str], None]  # tokens written, of how many in all, what is going on
 
-_STEP = 5  # contenders by which the order moves on in each turn: neighbours change
+_STEPS = (5, 3, 2, 1)  # contenders by which the order moves on in each turn
 _N_LOOKED = 3  # partings of a contender that are looked into
 
 
@@ -44,9 +45,11 @@ class Plan:
 
     def order(self) -> Iterator[Key]:
         """All texts in the order in which they are written: the contenders take turns."""
+        n = len(self.contenders)
+        step = next(step for step in _STEPS if math.gcd(step, n) == 1)  # so that each begins
         for run in range(self.n_runs):
             for i, prompt in enumerate(self.prompts):
-                first = (run * len(self.prompts) + i) * _STEP % len(self.contenders)
+                first = (run * len(self.prompts) + i) * step % n
                 turn = [*self.contenders[first:], *self.contenders[:first]]
                 yield from (Key(each.name, prompt.name, run) for each in turn)
 
