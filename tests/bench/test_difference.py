@@ -1,0 +1,130 @@
+"""Two benchmarks beside each other: what has changed, and what may only seem so."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+
+import measured
+import pytest
+from measured import two
+
+from ggufspec.bench.difference import changes, compare
+from ggufspec.bench.records import Results
+
+KEYS = [(prompt, run) for run in range(2) for prompt in "abc"]
+
+
+def session(plain: float, ours: float, *, seed: int = 0, spread: float = 0.01) -> Results:
+    """A session: rates of plain and of a draft, behind prompts of which each has its own."""
+    chance = random.Random(seed)
+
+    def rates(rate: float) -> dict[tuple[str, int], float]:
+        found = {}
+        for prompt, run in KEYS:
+            of_prompt = 1 + "abc".index(prompt)
+            found[prompt, run] = rate * of_prompt * math.exp(chance.gauss(0, spread))
+        return found
+
+    return two(rates(plain), rates(ours))
+
+
+def verdicts(before: Results, after: Results) -> dict[str, str]:
+    return {row[0]: row[-1] for row in compare(before, after).rows}
+
+
+@pytest.mark.parametrize(
+    ("ours", "verdict"), [(15, "no difference shown"), (18, "faster"), (12, "slower")]
+)
+def test_a_change_is_told(ours: float, verdict: str) -> None:
+    found = verdicts(session(10, 15), session(10, ours, seed=1))
+    assert found == {"plain": "no difference shown", "draft 3": verdict}
+
+
+def test_another_speed_of_the_machine_is_no_change_of_the_draft() -> None:
+    table = compare(session(10, 15), session(7, 10.5, seed=1))
+    assert {row[0]: row[-1] for row in table.rows} == {
+        "plain": "slower",
+        "draft 3": "no difference shown",
+    }
+    (plain, ours) = changes(session(10, 15), session(7, 10.5, seed=1))
+    assert plain.relative is None
+    assert ours.ratio is not None
+    assert ours.relative is not None
+    assert (ours.ratio.ratio, ours.relative.ratio) == pytest.approx((0.7, 1.0), rel=0.02)
+    assert any("plain itself is 0.70 times as fast" in note for note in table.notes)
+
+
+def test_the_same_file_twice_shows_no_difference() -> None:
+    recorded = Results.of_document(measured.document(), "it")
+    table = compare(recorded, recorded)
+    assert {row[3] for row in table.rows} == {"1.000"}
+    assert {row[-1] for row in table.rows} == {"no difference shown"}
+    assert not [note for note in table.notes if "differ" in note]
+
+
+def test_texts_are_paired_by_prompt_and_run() -> None:
+    before, after = session(10, 15), session(10, 15)
+    after.measurements = [each for each in after.measurements if each.prompt != "c"]
+    (plain, ours) = changes(before, after)
+    for change in (plain.ratio, ours.ratio, ours.relative):
+        assert change is not None
+        assert change.n == 4
+        assert change.ratio == pytest.approx(1)
+    assert any("compared are the 4 in both" in note for note in compare(before, after).notes)
+
+
+def test_too_few_texts_or_none_in_common_are_told() -> None:
+    one = two({("a", 0): 10}, {("a", 0): 15})
+    assert set(verdicts(one, one).values()) == {"too few texts"}
+    other = two({("z", 0): 10}, {("z", 0): 15})
+    assert set(verdicts(one, other).values()) == {"no text in common"}
+    nothing = two({("a", 0): 10}, {("a", 0): 15}, n_generated=0)
+    assert verdicts(one, nothing)["draft 3"] == "no text in common"
+    assert verdicts(one, Results({}, [])) == {}
+
+
+def test_shares_of_accepted_tokens_stand_beside_each_other() -> None:
+    counts = {"n_drafted": 10, "drafted_by_position": [10]}
+    both = [
+        two(
+            dict.fromkeys(KEYS, 10.0),
+            dict.fromkeys(KEYS, 15.0),
+            **counts,
+            n_accepted=n,
+            accepted_by_position=[n],
+        )
+        for n in (6, 8)
+    ]
+    (plain, ours) = compare(*both).rows
+    assert list(plain[-3:-1]) == ["-", "-"]
+    assert list(ours[-3:-1]) == ["60.0%", "80.0%"]
+
+
+def test_what_else_differs_is_told() -> None:
+    before = measured.lively((3, 8), seed=1)
+    after = measured.lively((3, "auto"), seed=2)
+    before.machine = {"processor": "slow", "gpus": [], "memory": {"total": 8}}
+    after.machine = {"processor": "fast", "gpus": [], "memory": {"total": 16}}
+    after.versions, after.interrupted = {"ggufspec": "0.2.0", "numpy": "2"}, True
+    after.settings = {**after.settings, "prompts": "x" * 500}
+    after.contenders = [
+        replace(each, options={**each.options, "top_k": 5}) if each.name == "draft 3" else each
+        for each in after.contenders
+    ]
+    notes = compare(before, after).notes
+    told = "\n".join(notes)
+    for expected in (
+        "only before: draft 8",
+        "only after: draft auto",
+        'machine differ: processor was "slow", is "fast"; memory.total was 8, is 16',
+        'versions differ: ggufspec was "0.1.0", is "0.2.0"; numpy was not told, is "2"',
+        "options of draft 3 differ: top_k was not told, is 5",
+        "settings differ: prompts was not told",
+        "after: it was interrupted",
+    ):
+        assert expected in told
+    assert "models differ" not in told
+    assert "gpus" not in told
+    assert max(map(len, notes)) < 300

@@ -1,0 +1,129 @@
+"""The contenders, the prompts and the counters of energy of a benchmark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ggufspec.bench.contenders import contenders
+from ggufspec.bench.energy import Meter
+from ggufspec.bench.prompts import Prompt, own_prompts, prompts_of
+from ggufspec.errors import PromptError
+
+# Contenders
+
+
+def test_names_tell_only_what_differs() -> None:
+    few = contenders(lengths=[3, "auto"], temperatures=[0.0], has_draft=True)
+    assert [each.name for each in few] == ["plain", "draft alone", "draft 3", "draft auto"]
+    assert [each.baseline for each in few] == [None, None, "plain", "plain"]
+    assert [each.model for each in few] == ["pair", "draft", "pair", "pair"]
+    many = contenders(
+        lengths=[3],
+        drafters=["model", "ngram"],
+        rules=["rejection", "block"],
+        temperatures=[0.0, 0.7],
+        sampling={"top_k": 5},
+        has_draft=False,
+    )
+    names = [each.name for each in many]
+    assert names[:2] == ["plain, T 0", "draft 3, model, rejection, T 0"]
+    assert names[-1] == "draft 3, ngram, block, T 0.7"
+    assert len(set(names)) == len(names) == 2 * (1 + 4)
+    assert many[-1].baseline == "plain, T 0.7"
+    assert many[-1].temperature == 0.7
+    assert dict(many[-1].options) == {
+        **{"top_k": 5, "temperature": 0.7, "n_draft": 3},
+        **{"drafter": "ngram", "verify": "block"},
+    }
+
+
+# Prompts
+
+
+def test_questions_of_spec_bench_and_mt_bench_are_read() -> None:
+    lines = [
+        {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."]},
+        {"question_id": 82, "category": "math", "turns": ["1 + 1?"], "reference": ["2"]},
+        {"prompt": "Once"},
+    ]
+    data = "\n".join(map(json.dumps, lines)).encode() + b"\n\n"
+    assert prompts_of(data, "q.jsonl") == [
+        Prompt("81", "writing", ("Write.", "Rewrite.")),
+        Prompt("82", "math", ("1 + 1?",)),
+        Prompt("3", "", ("Once",)),
+    ]
+
+
+def test_what_is_not_told_is_empty() -> None:
+    (found,) = prompts_of(b'{"question_id": null, "category": null, "turns": ["a"]}', "q.jsonl")
+    assert found == Prompt("1", "", ("a",))
+
+
+@pytest.mark.parametrize("data", ["{hello\nworld", "{a}\n\nb", "one\ntwo"])
+def test_plain_text_may_begin_like_json(data: str) -> None:
+    assert [prompt.turns for prompt in prompts_of(data.encode(), "it.txt")] == [
+        (line,) for line in data.splitlines() if line
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (['{"question_id": 1, "turns": ["a"]}'] * 2, "question_id 1 twice"),
+        (['{"turns": ["a", ""]}'], "line 1 of q.jsonl has a turn that is no text, or empty"),
+        (['{"turns": ["a"]}', '{"turns": ["a", 5]}'], "line 2 of q.jsonl has a turn"),
+        (['{"turns": []}'], "no text in 'turns'"),
+        (['{"turns": "a"}'], "no text in 'turns'"),
+        (['{"prompt": 5}'], "no text in 'prompt'"),
+        (["[1]"], "no JSON object"),
+        ([""], "it is empty"),
+    ],
+)
+def test_wrong_questions_are_told(lines: list[str], told: str) -> None:
+    with pytest.raises(PromptError, match=told):
+        prompts_of("\n".join(lines).encode(), "q.jsonl")
+
+
+def test_there_are_prompts_without_a_file() -> None:
+    found = own_prompts()
+    assert len({prompt.name for prompt in found}) == len(found) > 3
+    assert {prompt.category for prompt in found} == {"open", "repetitive"}
+
+
+# Energy
+
+
+def counters(root: Path, name: str, used: int, span: int | None = 1000) -> None:
+    zone = root / name
+    zone.mkdir(exist_ok=True)
+    (zone / "energy_uj").write_text(f"{used}\n")
+    if span is not None:
+        (zone / "max_energy_range_uj").write_text(f"{span}\n")
+
+
+def test_packages_are_added_up_and_begin_anew(tmp_path: Path) -> None:
+    counters(tmp_path, "intel-rapl:0", 900)
+    counters(tmp_path, "intel-rapl:1", 100)
+    counters(tmp_path, "intel-rapl:0:0", 5)  # a part of the first: counted already
+    meter = Meter(tmp_path)
+    assert meter.joules() == 0
+    counters(tmp_path, "intel-rapl:0", 950)
+    counters(tmp_path, "intel-rapl:0:0", 99)
+    assert meter.joules() == pytest.approx(50e-6)
+    counters(tmp_path, "intel-rapl:0", 20)  # 70 on, beyond its end at 1000
+    counters(tmp_path, "intel-rapl:1", 130)
+    assert meter.joules() == pytest.approx(150e-6)
+    (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
+    assert meter.joules() is None
+
+
+def test_nobody_tells_of_energy(tmp_path: Path) -> None:
+    assert Meter(tmp_path / "none").joules() is None
+    counters(tmp_path, "intel-rapl:0", 900, span=None)
+    meter = Meter(tmp_path)
+    assert meter.joules() == 0
+    counters(tmp_path, "intel-rapl:0", 10)  # it began anew, nobody knows after how much
+    assert meter.joules() is None

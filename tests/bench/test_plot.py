@@ -1,0 +1,231 @@
+"""A picture of a benchmark, whatever was measured: what it shows, and that it can be drawn."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import measured
+import pytest
+
+from ggufspec.bench import series
+from ggufspec.bench.plot import check, draw
+from ggufspec.bench.records import Results, Turn
+from ggufspec.errors import OptionError
+
+
+def texts(results: Results, folder: Path, name: str = "it.svg") -> list[str]:
+    """All texts of the picture: paths of letters follow each as a comment."""
+    path = folder / name
+    draw(results, path)
+    return re.findall(r"<!-- (.*?) -->", path.read_text())
+
+
+# What is shown
+
+
+def test_speedups_are_lines_by_length() -> None:
+    (line,) = series.lines(measured.lively())
+    assert line.lengths == [1, 3, 8]
+    assert line.name == ""
+    assert line.auto is not None
+    both = series.lines(
+        measured.lively((1, 3), drafters=("model", "ngram"), temperatures=(0.0, 0.7))
+    )
+    assert [line.name for line in both] == [
+        *("model, T 0", "ngram, T 0", "model, T 0.7", "ngram, T 0.7")
+    ]
+    assert [line.number for line in both] == [0, 1, 2, 3]
+    assert series.lines(measured.lively(("auto",))) == []
+    assert series.lines(measured.lively((4,))) == []  # a point is no line
+
+
+def test_of_many_ways_the_fastest_are_shown() -> None:
+    results = measured.lively(
+        (1, 2), drafters=("model", "ngram"), rules=("a", "b"), temperatures=(0.0, 0.5), n_runs=1
+    )
+    slow = [each.name for each in results.contenders if "ngram, b" in each.name]
+    results.measurements = [
+        replace(each, generation_seconds=9 * each.generation_seconds)
+        if each.contender in slow
+        else each
+        for each in results.measurements
+    ]
+    found = series.names(results)
+    assert len(found) == series.MOST_LINES
+    assert not [name for name in found if "ngram, b" in name]
+
+
+def test_a_pass_has_the_cost_of_its_stair() -> None:
+    results = measured.lively((1, 2, 3, 4), noise=0.0)
+    sizes, seconds = series.stairs(results)
+    assert sizes == [1, 2, 3, 4, 5]
+    assert [round(1e3 * each) for each in seconds] == [27, 38, 44, 36, 55]
+    results.measurements[0] = replace(
+        results.measurements[0], rounds=[Turn(1, 7, 0, 0.1, 9.9)] * 4, n_rounds=4
+    )
+    assert series.stairs(results)[0] == sizes  # of four passes nobody knows
+    alone = [each for each in results.measurements if each.contender == "draft alone"]
+    assert series.stairs(replace(results, measurements=alone)) == ([], [])
+
+
+def test_acceptance_is_shown_of_auto_and_of_lengths_far_apart() -> None:
+    found = series.acceptances(measured.lively((1, 2, 3, 4, 5, 6, 7, 8, "auto")))
+    assert [each.name for each in found] == ["auto", "8", "4", "2"]
+    for each in found:
+        assert all(0 <= share <= 1 for share in each.shares)
+    assert [len(each.shares) for each in found[1:]] == [8, 4, 2]
+    many = series.acceptances(measured.lively((2, 4, "auto"), drafters=("a", "b"), rules=("c",)))
+    assert [(each.number, each.name) for each in many] == [
+        *((0, "auto"), (0, "4"), (1, "auto"), (1, "4"))
+    ]
+
+
+def test_positions_that_were_hardly_reached_are_left_out() -> None:
+    results = measured.lively((2, 4))
+    seldom = results.measurements[-1]
+    counts = [*seldom.drafted_by_position, 1, 1, 1]
+    results.measurements[-1] = replace(
+        seldom, drafted_by_position=counts, accepted_by_position=counts
+    )
+    assert max(len(each.shares) for each in series.acceptances(results)) == 4
+
+
+def test_a_race_is_run_by_the_best_and_plain_behind_the_same_prompt() -> None:
+    results = measured.lively()
+    race = series.race(results)
+    assert race is not None
+    assert race.plain.name == "plain"
+    assert race.best.name == "draft 3"  # a batch of four is a landing
+    for written in (race.plain, race.best):
+        assert (written.tokens[0], written.seconds[0]) == (0, 0)
+        assert written.tokens[-1] == race.n_tokens == 48
+        assert list(written.seconds) == sorted(written.seconds)
+    without = [replace(each, rounds=[]) for each in results.measurements]
+    assert series.race(replace(results, measurements=without)) is None
+
+
+# The file
+
+
+def test_a_panel_is_there_if_something_is_known_for_it(tmp_path: Path) -> None:
+    whole = texts(measured.lively(), tmp_path)
+    for title in (
+        "Speed-up by tokens drafted a round",
+        "What a pass of the target costs",
+        "Drafts accepted as far as a position",
+        "A text as it was written",
+        "large with small",
+        "a made one  ·  4 threads  ·  3 prompts, 2 runs  ·  ggufspec 0.1.0",
+    ):
+        assert title in whole
+    only_auto = texts(measured.lively(("auto",)), tmp_path)
+    assert "Tokens a second" in only_auto
+    assert "Speed-up by tokens drafted a round" not in only_auto
+    bare = measured.two({("a", 0): 10}, {("a", 0): 15})
+    found = texts(bare, tmp_path)
+    assert "Tokens a second" in found
+    assert "What a pass of the target costs" not in found
+    assert "A text as it was written" not in found
+    assert "nothing was measured" in texts(replace(bare, measurements=[]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "results",
+    [
+        Results.of_document(measured.document(), "it"),
+        measured.lively((4,), n_prompts=1, n_runs=1, has_draft=False),
+        measured.lively((2, 4, "auto"), chance=0.0),
+        measured.lively((2, 4), chance=1.0),
+        replace(measured.lively((1, 2), n_prompts=1, n_runs=1), interrupted=True),
+        measured.lively(
+            (1, 2, "auto"), drafters=("a" * 40, "b"), rules=("c", "d"), temperatures=(0.0, 0.5)
+        ),
+        measured.lively(tuple(range(1, 9)), has_draft=False, n_runs=1),
+    ],
+    ids=["recorded", "one", "nothing accepted", "everything", "interrupted", "many", "lengths"],
+)
+def test_all_kinds_of_results_can_be_drawn(results: Results, tmp_path: Path) -> None:
+    draw(results, tmp_path / "it.svg")
+    assert (tmp_path / "it.svg").read_text().rstrip().endswith("</svg>")
+    assert os.listdir(tmp_path) == ["it.svg"]
+
+
+def test_names_may_have_any_characters(tmp_path: Path) -> None:
+    odd = "$x^{2$_\\frac <b>&-- 模型 \x1b[31m\n\udcff e" + "l" * 99 + ".gguf"
+    results = measured.lively(("auto",), models={"target": odd, "draft": {"path": f"a/{odd}"}})
+    results.machine = {"processor": odd, "n_threads": 2}
+    results.measurements = [replace(each, prompt=odd) for each in results.measurements]
+    found = texts(results, tmp_path)
+    assert any(text.startswith("$x^{2$_\\frac &lt;b") or "$x^{2$" in text for text in found)
+    strange: Any = {"target": 5, "draft": {"name": ["x"]}}
+    assert texts(replace(results, models=strange, machine={"processor": []}), tmp_path)
+
+
+def test_the_same_results_make_the_same_picture(tmp_path: Path) -> None:
+    for ending in ("svg", "png"):
+        first, second = (tmp_path / f"{i}.{ending}" for i in range(2))
+        draw(measured.lively(), first)
+        draw(measured.lively(), second)
+        assert first.read_bytes() == second.read_bytes()
+    assert (tmp_path / "0.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "it.PNG"
+    path.write_text("before")
+
+    def refuse(*paths: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        with pytest.raises(OptionError, match=r"it.PNG: No space left on device; name another"):
+            draw(measured.lively((1, 2)), path)
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["it.PNG"]
+    draw(measured.lively((1, 2)), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_cannot_be_drawn_is_told_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(tmp_path / "it.svg")
+    for name in ("it", "it.pdf", "svg"):
+        with pytest.raises(OptionError, match=r"ends in .*; name a file that ends in .png or .svg"):
+            check(tmp_path / name)
+    with pytest.raises(OptionError, match="there is no folder"):
+        check(tmp_path / "none" / "it.svg")
+    (tmp_path / "a.svg").mkdir()
+    with pytest.raises(OptionError, match="it is a folder"):
+        check(tmp_path / "a.svg")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(OptionError, match="takes no files"):
+        check(tmp_path / "it.svg")
+    monkeypatch.undo()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(OptionError, match=re.escape("pip install 'ggufspec[plot]'")):
+        check(tmp_path / "it.svg")
+
+
+def test_no_picture_touches_the_settings_of_others(tmp_path: Path) -> None:
+    import sys
+
+    import matplotlib
+
+    def settings() -> dict[str, object]:  # asking for the backend would load one
+        return {
+            name: matplotlib.rcParams[name] for name in matplotlib.rcParams if name != "backend"
+        }
+
+    before = settings()
+    draw(measured.lively((1, 2)), tmp_path / "it.svg")
+    assert settings() == before
+    assert "matplotlib.pyplot" not in sys.modules

@@ -1,0 +1,147 @@
+"""What a benchmark keeps is read again as it was, and nothing else is."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import measured
+import pytest
+
+from ggufspec.bench import difference, form, records, series, table
+from ggufspec.bench.records import Results, read_results
+from ggufspec.errors import OptionError
+
+ODD = [
+    *(None, True, "", "plain", -1, 0, 1, 2**60, 10**400, 1e-300, 1e300, float("nan"), "\ud800"),
+    *(float("inf"), [], {}, [[]], [1, 2, 3, 4, 5], {"name": 1}, 0.5),
+]
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    for before in (Results.of_document(measured.document(), "it"), measured.lively()):
+        path = tmp_path / "results.json"
+        path.write_text(json.dumps(before.to_document()))
+        assert read_results(path) == before
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "not JSON"),
+        (b"{", "not JSON"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b"[]", "names no format"),
+        (b'{"format": "else-2"}', "'else-2', not 'ggufspec-bench-1'"),
+        (b'{"format": "ggufspec-bench-1"}', "it has no 'settings'"),
+        (b"[" * 100_000, "too many levels"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "not JSON"),
+    ],
+)
+def test_another_file_is_told(data: bytes, told: str, tmp_path: Path) -> None:
+    path = tmp_path / "it.json"
+    path.write_bytes(data)
+    with pytest.raises(OptionError, match=told) as caught:
+        read_results(path)
+    assert "it.json" in str(caught.value)
+    assert "ggufspec bench --json" in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OptionError, match="No such file"):
+        read_results(tmp_path / "none.json")
+    with pytest.raises(OptionError, match="directory"):
+        read_results(tmp_path)
+    monkeypatch.setattr(records, "_MOST_BYTES", 100)
+    with pytest.raises(OptionError, match="larger than 100 bytes"):
+        read_results(measured.RECORDED)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        (("measurements", 0, "run"), -1, r"measurements\[0\].run is -1; it must be a whole number"),
+        (("measurements", 0, "run"), True, "run is True"),
+        (("measurements", 0, "generation_seconds"), float("nan"), "is nan; it must be a number"),
+        (("measurements", 0, "generation_seconds"), -1.0, "seconds, from 0 on"),
+        (("measurements", 0, "accepted_by_position"), [1], "0 positions .* 1 that were accepted"),
+        (("measurements", 0, "tokens"), [1, 2], "2 tokens; by its counts it must be 48"),
+        (("measurements", 0, "n_accepted"), 9, "9 tokens accepted of 0 drafted"),
+        (("measurements", 0, "rounds"), [[1, 2, 3]], r"rounds\[0\] is no round"),
+        (("measurements", 0, "contender"), "nobody", "'nobody' is named"),
+        (("measurements", 0), [], r"measurements\[0\] is 'list'; it must be an object"),
+        (("contenders", 0, "baseline"), "nobody", "'nobody' is named"),
+        (("contenders", 1, "name"), "plain", "'plain' is there twice"),
+        (("contenders", 0, "model"), "target", "'pair' or 'draft'"),
+        (("contenders", 0, "options"), {"temperature": "hot"}, "temperature is 'hot'"),
+        (("settings",), {"x": [float("inf")]}, "settings is inf"),
+        (("settings",), {"x": "\ud800"}, "a text in Unicode"),
+        (("interrupted",), 0, "interrupted is 0; it must be true or false"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_place(path: Any, value: object, told: str) -> None:
+    document = measured.document()
+    _put(document, (path,) if isinstance(path, str) else path, value)
+    with pytest.raises(OptionError, match=told):
+        Results.of_document(document, "it")
+
+
+def test_a_text_that_was_measured_twice_is_refused() -> None:
+    document = measured.document()
+    document["measurements"].append(document["measurements"][0])
+    with pytest.raises(OptionError, match="twice"):
+        Results.of_document(document, "it")
+
+
+def test_whatever_a_file_holds_is_refused_or_can_be_told() -> None:
+    chance = random.Random(1)
+    whole = json.dumps(measured.document())
+    other = Results.of_document(json.loads(whole), "it")
+    n_usable = 0
+    for _ in range(400):
+        document = json.loads(whole)
+        for _ in range(chance.choice((1, 1, 2, 4))):
+            _mutate(document, chance)
+        try:
+            found = Results.of_document(document, "it")
+        except OptionError:
+            continue
+        n_usable += 1
+        table.doubts(found)
+        form.overview(found)
+        form.positions(found)
+        form.by_category(found)
+        difference.compare(found, other)
+        for draws in (series.lines, series.acceptances, series.stairs, series.bars, series.race):
+            draws(found)  # type: ignore[operator]
+    assert n_usable > 30
+
+
+def _mutate(document: dict[str, Any], chance: random.Random) -> None:
+    """Replace or remove something somewhere."""
+    path: list[Any] = []
+    here: Any = document
+    while isinstance(here, (dict, list)) and here and (not path or chance.random() < 0.8):
+        path.append(chance.choice(list(here) if isinstance(here, dict) else range(len(here))))
+        here = here[path[-1]]
+    if chance.random() < 0.2:
+        above = _at(document, path[:-1])
+        del above[path[-1]]
+    else:
+        _put(document, path, copy.deepcopy(chance.choice(ODD)))
+
+
+def _at(document: Any, path: Sequence[Any]) -> Any:
+    for name in path:
+        document = document[name]
+    return document
+
+
+def _put(document: Any, path: Sequence[Any], value: object) -> None:
+    _at(document, path[:-1])[path[-1]] = value

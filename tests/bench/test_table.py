@@ -1,0 +1,236 @@
+"""What is concluded of measurements, and what is doubted."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+import measured
+import numpy as np
+import pytest
+from measured import text, two
+
+from ggufspec.bench import form, table
+from ggufspec.bench.records import Contender, Parting, Results
+
+Rates = Mapping[tuple[str, int], float]
+PROMPTS, RUNS = ("a", "b", "c"), 3
+
+
+def rates(rate: float, spread: float = 0.0, seed: int = 0) -> dict[tuple[str, int], float]:
+    """Each prompt's rate is its own; runs of it differ by a spread."""
+    chance = random.Random(seed)
+    return {
+        (prompt, run): rate * (1 + i) * math.exp(chance.gauss(0, spread))
+        for run in range(RUNS)
+        for i, prompt in enumerate(PROMPTS)
+    }
+
+
+def quiet() -> Results:
+    return two(rates(10, 0.01), rates(15, 0.01, seed=1))
+
+
+# Rows
+
+
+def test_a_speedup_compares_the_same_texts() -> None:
+    plain, ours = rates(10), {key: 1.5 * rate for key, rate in rates(10).items()}
+    del ours["c", 2], plain["a", 0]  # the fastest, and the slowest
+    found = {row.contender.name: row for row in table.rows(two(plain, ours))}
+    assert found["plain"].speedup is None
+    speedup = found["draft 3"].speedup
+    assert speedup is not None
+    assert speedup.n == len(PROMPTS) * RUNS - 2
+    assert (speedup.ratio, speedup.low, speedup.high) == pytest.approx((1.5, 1.5, 1.5))
+
+
+def test_a_mean_of_ratios_is_the_same_upside_down() -> None:
+    there = table.ratio_of([math.log(2), math.log(8)])
+    back = table.ratio_of([-math.log(2), -math.log(8)])
+    assert there is not None
+    assert back is not None
+    assert there.ratio == pytest.approx(4)
+    assert there.ratio * back.ratio == pytest.approx(1)
+    assert (there.low, there.high) == (None, None)  # of two, nobody knows
+
+
+def test_texts_in_which_nothing_was_written_have_no_speedup() -> None:
+    nothing = two({("a", 0): 1.0}, {("a", 0): 1.0}, n_generated=0)
+    (_, row) = table.rows(nothing)
+    assert row.speedup is None
+    assert row.median == 0
+    assert table.rows(two({}, {})) == []
+
+
+@pytest.mark.parametrize("n", [3, 6, 18, 40])
+def test_an_interval_covers_the_truth_as_often_as_it_says(n: int) -> None:
+    chance = np.random.default_rng(n)
+    truth, covered = math.log(1.3), 0
+    for _ in range(2000):
+        found = table.ratio_of(list(chance.normal(truth, 0.2, n)))
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        covered += math.log(found.low) < truth < math.log(found.high)
+    assert 0.93 < covered / 2000 < 0.97
+
+
+def test_a_row_adds_up_its_texts() -> None:
+    counts = {"n_drafted": 4, "n_rounds": 10, "joules": 20.0}
+    one = text("draft", rate=10, n_accepted=3, drafted_by_position=[3, 1], **counts)
+    one = replace(one, accepted_by_position=[2, 1])
+    other = text("draft", run=1, rate=20, n_accepted=1, drafted_by_position=[4], **counts)
+    other = replace(other, accepted_by_position=[1])
+    (row,) = table.rows(Results({}, [Contender("draft", {})], measurements=[one, other]))
+    assert (row.n_texts, row.n_runs, row.median, row.low, row.high) == (2, 2, 15, 10, 20)
+    assert row.accepted == 4 / 8
+    assert row.by_position == (3 / 7, 1)
+    assert row.mean_length == 80 / 20
+    assert row.ms_per_token == pytest.approx(1e3 * (4 + 2) / 80)
+    assert row.joules_per_token == 40 / 80
+    assert (row.mean_seconds, row.first_token_seconds) == pytest.approx((3.5, 0.6))
+
+
+def test_the_recorded_benchmark_is_told() -> None:
+    found = table.rows(Results.of_document(measured.document(), "it"))
+    assert [row.contender.name for row in found] == [
+        *("plain", "draft alone", "draft 2", "draft 4", "draft auto")
+    ]
+    for row in found:
+        assert row.low <= row.median <= row.high
+        shares = row.by_position
+        assert all(0 <= share <= 1 for share in shares)
+        if row.contender.options.get("n_draft") == 4:
+            assert list(shares) == sorted(shares, reverse=True)
+
+
+# Doubts
+
+
+def test_a_quiet_benchmark_has_no_doubts() -> None:
+    assert table.doubts(quiet()) == []
+
+
+def test_noise_is_told_with_its_worst() -> None:
+    noisy = two(rates(10, 0.01), rates(40, 0.3))
+    (told,) = table.doubts(noisy)
+    assert told.startswith("noise")
+    assert "draft 3" in told
+    assert "--runs" in told
+
+
+@pytest.mark.parametrize(("late", "how"), [(0.7, "slower"), (1.4, "faster")])
+def test_drift_is_told(late: float, how: str) -> None:
+    results = quiet()
+    results.measurements = [
+        replace(each, generation_seconds=each.generation_seconds / late ** (each.run / 2))
+        for each in results.measurements
+    ]
+    told = [doubt for doubt in table.doubts(results) if doubt.startswith("drift")]
+    assert len(told) == 1
+    assert how in told[0]
+
+
+def test_plain_that_writes_nothing_has_no_drift() -> None:
+    results = quiet()
+    results.measurements = [
+        replace(each, n_generated=0) if each.prompt == "a" else each
+        for each in results.measurements
+    ]
+    assert not [doubt for doubt in table.doubts(results) if doubt.startswith("drift")]
+
+
+def test_an_interruption_is_told() -> None:
+    (told,) = table.doubts(replace(quiet(), interrupted=True))
+    assert "interrupted" in told
+
+
+def test_what_is_not_certain_is_told() -> None:
+    chance = random.Random(3)
+    wide = {key: rate * math.exp(chance.gauss(0, 0.05)) for key, rate in rates(10).items()}
+    (told,) = table.doubts(two(rates(10), wide))
+    assert "not certain of: draft 3" in told
+    few = two({("a", 0): 10, ("b", 0): 10}, {("a", 0): 20, ("b", 0): 21})
+    (told,) = table.doubts(few)
+    assert "too few texts" in told
+
+
+def test_texts_that_parted_from_plain_are_told() -> None:
+    results = quiet()
+    results.measurements = [
+        replace(each, tokens=[1, 2 + (each.contender != "plain" and each.prompt == "a")])
+        for each in results.measurements
+    ]
+    (told,) = table.doubts(results)
+    assert told.startswith("draft 3 parted from plain in 3 of 9 texts")
+    results.partings = [Parting("draft 3", "a", 1, 0.01)]
+    assert "near-tie" in table.doubts(results)[0]
+    results.partings = [Parting("draft 3", "a", 1, 2.0)]
+    assert "ggufspec audit" in table.doubts(results)[0]
+    warm = [
+        replace(each, options={**each.options, "temperature": 0.7}) for each in results.contenders
+    ]
+    assert table.doubts(replace(results, contenders=warm)) == []  # drawn by chance
+
+
+def test_texts_whose_tokens_were_left_out_have_not_parted() -> None:
+    results = quiet()
+    results.measurements = [
+        replace(each, tokens=[1, 2] if each.contender == "plain" else [])
+        for each in results.measurements
+    ]
+    assert table.doubts(results) == []
+
+
+# Tables
+
+
+def test_categories_have_a_geometric_mean() -> None:
+    results = two({("a", 0): 10, ("b", 0): 10}, {("a", 0): 20, ("b", 0): 80})
+    assert form.by_category(results) is None
+    results.measurements = [replace(t, category=f"of {t.prompt}") for t in results.measurements]
+    found = form.by_category(results)
+    assert found is not None
+    assert list(found.columns) == ["", "of a", "of b", "geometric mean"]
+    assert found.rows == [["draft 3", "2.00", "8.00", "4.00"]]
+
+
+def test_positions_are_shown_as_far_as_each_contender_went() -> None:
+    found = form.positions(Results.of_document(measured.document(), "it"))
+    assert found is not None
+    by_name = {row[0]: row[1:] for row in found.rows}
+    assert "plain" not in by_name
+    assert by_name["draft 2"][2:] == [""] * (len(found.columns) - 3)
+    assert form.positions(quiet()) is None
+
+
+def test_energy_has_a_column_where_it_was_measured() -> None:
+    results = quiet()
+    assert "joules/token" not in form.overview(results).columns
+    results.measurements[-1] = replace(results.measurements[-1], joules=4.0)
+    assert "joules/token" not in form.overview(results).columns  # of one text alone
+    results.measurements = [replace(each, joules=4.0) for each in results.measurements]
+    assert form.overview(results).rows[0][-1] == "0.10"
+
+
+def test_odd_names_stay_in_their_cells() -> None:
+    name = 'a|b,"c"\nd'
+    whole = form.overview(two(rates(10), rates(15), name=name))
+    lines = form.to_markdown(whole).splitlines()
+    assert len(lines) == 4
+    assert {line.replace("\\|", "").count("|") for line in lines} == {len(whole.columns) + 1}
+    assert 'a\\|b,"c" d' in lines[-1]
+    read = list(csv.reader(io.StringIO(form.to_csv(whole))))
+    assert read[0][0] == "contender"
+    assert read[2][0] == name
+    assert {len(row) for row in read} == {len(whole.columns)}
+
+
+def test_notes_and_titles_are_written_down() -> None:
+    shown = form.to_markdown(form.Table("A title", ["", "n"], [["x", "1"]], ["a note"]))
+    assert shown == "**A title**\n\n|  | n |\n| --- | ---: |\n| x | 1 |\n\na note\n"
