@@ -37,7 +37,7 @@ _MOST_REACH = 1.5  # of the best: an interval that goes on beyond says no more
 _LETTER = 0.145  # inches of a line of text
 _MANY = 3  # lines, of which bands would hide each other
 _N_COLUMNS = 4  # of the key
-_N_BAR = 26  # characters of a contender's name, and
+_N_BAR = 30  # characters of a contender's name, and
 _N_NAME = 44  # of a model's, that have room
 _STYLE = {
     "axes.edgecolor": "#AAAAAA",
@@ -260,8 +260,7 @@ def _draw_lines(axes: Axes, lines: Sequence[series.Line]) -> None:
 
 
 def _draw_bars(axes: Axes, bars: Sequence[series.Bar], n_more: int) -> None:
-    more = f" (the fastest; {n_more} more were measured)" if n_more else ""
-    axes.set_title(f"Tokens a second{more}")
+    axes.set_title(f"Tokens a second{' (the fastest)' if n_more else ''}")
     if not bars:
         axes.text(0.5, 0.5, "nothing was measured", ha="center", transform=axes.transAxes)
         axes.set_axis_off()
@@ -290,7 +289,8 @@ def _draw_bars(axes: Axes, bars: Sequence[series.Bar], n_more: int) -> None:
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.28 * max(max(bar.rate, bar.high or 0) for bar in bars) or 1)
-    axes.set_xlabel("tokens a second (median; lines: 95 % intervals of the mean)")
+    more = f"\n{n_more} slower ones are left out" if n_more else ""
+    axes.set_xlabel(f"tokens a second (median; lines: 95 % intervals of the mean){more}")
 
 
 def _draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> None:

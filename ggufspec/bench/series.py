@@ -146,10 +146,12 @@ def stairs(results: Results) -> tuple[list[int], list[float]]:
 
 
 def bars(results: Results) -> tuple[list[Bar], int]:
-    """The contenders in their order, and how many more there are than can be shown."""
+    """The contenders in their order, and how many more, slower ones there are."""
     made = rows(results)
-    kept = {id(row) for row in sorted(made, key=lambda row: row.median, reverse=True)[:_MOST_BARS]}
-    shown = [row for row in made if id(row) in kept or row.contender.baseline is None][:_MOST_BARS]
+    compared = [row for row in made if row.contender.baseline is not None]
+    n_left = max(_MOST_BARS - (len(made) - len(compared)), 0)
+    slow = sorted(compared, key=lambda row: row.median, reverse=True)[n_left:]
+    shown = [row for row in made if row not in slow][:_MOST_BARS]
     return [_bar(results, row) for row in shown], len(made) - len(shown)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import measured
 import pytest
 
-from ggufspec.bench import series
+from ggufspec.bench import series, table
 from ggufspec.bench.plot import check, draw
 from ggufspec.bench.records import Results, Turn
 from ggufspec.errors import OptionError
@@ -107,6 +107,18 @@ def test_a_race_is_run_by_the_best_and_plain_behind_the_same_prompt() -> None:
         assert list(written.seconds) == sorted(written.seconds)
     without = [replace(each, rounds=[]) for each in results.measurements]
     assert series.race(replace(results, measurements=without)) is None
+
+
+def test_of_many_bars_the_fastest_are_shown_and_what_they_are_compared_with() -> None:
+    results = measured.lively(tuple(range(1, 9)), drafters=("a", "b", "c"), n_runs=1)
+    shown, n_more = series.bars(results)
+    assert len(shown) == 16
+    assert n_more == 2 + 24 - 16
+    assert [bar.name for bar in shown[:2]] == ["plain", "draft alone"]
+    left_out = {each.name for each in results.contenders} - {bar.name for bar in shown}
+    slowest = min(bar.rate for bar in shown if bar.speedup)
+    rates = {row.contender.name: row.median for row in table.rows(results)}
+    assert max(rates[name] for name in left_out) <= slowest
 
 
 # The file
