@@ -14,7 +14,7 @@ from typing import Any
 
 from ggufspec.bench.form import Table
 from ggufspec.bench.records import Contender, Measurement, Results
-from ggufspec.bench.table import Row, Speedup, doubts, ratio_of, rows
+from ggufspec.bench.table import Row, Speedup, doubts, ratio_of_texts, rows
 
 _NONE = "-"
 _COLUMNS = (
@@ -77,17 +77,17 @@ def _ratios(
     names = {each.name: each.baseline for each in before.contenders}
     plain_before = names.get(contender.name)
     if contender.baseline is None or plain_before is None:
-        return ratio_of(list(logs.values())), None
+        return ratio_of_texts(logs), None
     plain_then, plain_now = (
         _rates(before.of(plain_before)),
         _rates(after.of(contender.baseline)),
     )
-    relative = [
-        logs[key] - math.log(plain_now[key] / plain_then[key])
+    relative = {
+        key: logs[key] - math.log(plain_now[key] / plain_then[key])
         for key in shared
         if key in plain_now and key in plain_then
-    ]
-    return ratio_of(list(logs.values())), ratio_of(relative)
+    }
+    return ratio_of_texts(logs), ratio_of_texts(relative)
 
 
 def _rates(texts: Sequence[Measurement]) -> dict[_Key, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
@@ -26,6 +26,8 @@ class Speedup:
     """Geometric mean of rate / baseline's rate over texts of the same prompt and run.
 
     `low` to `high`: its 95 % confidence interval (Student's t of the logarithms); None: too few.
+    `n`: of how many values: prompts, each with the mean of its runs; or texts, where there are
+    fewer than three prompts and the interval is about these prompts alone.
     """
 
     ratio: float
@@ -79,14 +81,28 @@ def rows(results: Results, category: str | None = None) -> list[Row]:
 def speedup(texts: Sequence[Measurement], baseline: Sequence[Measurement]) -> Speedup | None:
     """How many times as fast; None where no text has its twin."""
     others = {(text.prompt, text.run): text for text in baseline}
-    logs = [
-        math.log(text.tokens_per_second / other.tokens_per_second)
+    logs = {
+        (text.prompt, text.run): math.log(text.tokens_per_second / other.tokens_per_second)
         for text in texts
         if (other := others.get((text.prompt, text.run)))
         and text.tokens_per_second > 0
         and other.tokens_per_second > 0
-    ]
-    return ratio_of(logs)
+    }
+    return ratio_of_texts(logs)
+
+
+def ratio_of_texts(logs: Mapping[tuple[str, int], float]) -> Speedup | None:
+    """The geometric mean of ratios, given their logarithms by prompt and run.
+
+    Runs of a prompt repeat one text: they tell of the clock's noise, prompts of what other prompts
+    would have given.
+    """
+    by_prompt: dict[str, list[float]] = {}
+    for (prompt, _), log in logs.items():
+        by_prompt.setdefault(prompt, []).append(log)
+    if len(by_prompt) < _N_TELLING:
+        return ratio_of(list(logs.values()))
+    return ratio_of([fmean(each) for each in by_prompt.values()])
 
 
 def ratio_of(logs: Sequence[float]) -> Speedup | None:

@@ -45,7 +45,7 @@ def test_a_speedup_compares_the_same_texts() -> None:
     assert found["plain"].speedup is None
     speedup = found["draft 3"].speedup
     assert speedup is not None
-    assert speedup.n == len(PROMPTS) * RUNS - 2
+    assert speedup.n == len(PROMPTS)
     assert (speedup.ratio, speedup.low, speedup.high) == pytest.approx((1.5, 1.5, 1.5))
 
 
@@ -78,6 +78,28 @@ def test_an_interval_covers_the_truth_as_often_as_it_says(n: int) -> None:
         assert found.high is not None
         covered += math.log(found.low) < truth < math.log(found.high)
     assert 0.93 < covered / 2000 < 0.97
+
+
+@pytest.mark.parametrize(("n_prompts", "n_runs"), [(3, 3), (6, 5)])
+def test_an_interval_covers_what_other_prompts_would_give(n_prompts: int, n_runs: int) -> None:
+    chance = np.random.default_rng(n_prompts)
+    truth, covered = math.log(1.3), 0
+    for _ in range(2000):
+        of_prompts = chance.normal(truth, 0.2, n_prompts)
+        of_texts = of_prompts[:, None] + chance.normal(0, 0.03, (n_prompts, n_runs))
+        logs = {(str(i), run): log for (i, run), log in np.ndenumerate(of_texts)}
+        found = table.ratio_of_texts(logs)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        covered += math.log(found.low) < truth < math.log(found.high)
+    assert 0.93 < covered / 2000 < 0.97
+
+
+def test_of_few_prompts_each_text_counts() -> None:
+    found = table.ratio_of_texts({("a", run): 0.1 * run for run in range(4)})
+    assert found is not None
+    assert found.n == 4
 
 
 def test_a_row_adds_up_its_texts() -> None:
