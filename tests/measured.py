@@ -85,9 +85,9 @@ def lively(
     made = Results(
         {"n_tokens": _N_TOKENS},
         contenders(lengths=lengths, **known),
-        {"processor": "a made one", "n_threads": 4},
+        {"cpu": "a made one"},
         {"ggufspec": "0.1.0"},
-        dict(models or {"target": "large.gguf", "draft": "small.gguf"}),
+        dict(models or {"": {"target": "large.gguf", "draft": "small.gguf", "target_threads": 4}}),
     )
     for run in range(n_runs):
         for prompt in range(n_prompts):

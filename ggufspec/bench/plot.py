@@ -160,7 +160,9 @@ def _figure(results: Results) -> Figure:
 
 def _head(figure: Figure, results: Results, height: float) -> None:
     """What was measured, and on what."""
-    target, draft = (_model(results.models.get(whose)) for whose in ("target", "draft"))
+    facts = next(iter(results.models.values()), None)
+    known = facts if isinstance(facts, Mapping) else {}
+    target, draft = (_model(known.get(whose)) for whose in ("target", "draft"))
     title = " with ".join(filter(None, (target, draft))) or "Speculative decoding"
     size = 13 if len(title) < 60 else 11 if len(title) < 80 else 9.5
     figure.text(0.02, 1 - 0.16 / height, title, size=size, weight="bold", va="top")
@@ -193,10 +195,11 @@ def _key(figure: Figure, names: Sequence[str], height: float) -> None:
 def _circumstances(results: Results) -> str:
     """One line in small type."""
     machine, told = results.machine, []
-    if isinstance(machine.get("processor"), str):
-        told.append(short(machine["processor"], 60))
-    if isinstance(machine.get("n_threads"), int):
-        told.append(f"{machine['n_threads']} threads")
+    if isinstance(machine.get("cpu"), str):
+        told.append(short(machine["cpu"], 60))
+    facts = next(iter(results.models.values()), None)
+    if isinstance(facts, Mapping) and isinstance(facts.get("target_threads"), int):
+        told.append(_many(facts["target_threads"], "thread"))
     n_prompts = len({text.prompt for text in results.measurements})
     n_runs = len({text.run for text in results.measurements})
     told.append(f"{_many(n_prompts, 'prompt')}, {_many(n_runs, 'run')}")
@@ -209,14 +212,9 @@ def _circumstances(results: Results) -> str:
 # Helpers -----------------------------------------------------------------------------------------
 
 
-def _model(value: object) -> str:
-    """The name of a model, from its name or its path, or an object that has one of them."""
-    if isinstance(value, Mapping):
-        value = next((value[key] for key in ("name", "file", "path") if value.get(key)), None)
-    if not isinstance(value, str):
-        return ""
-    name = value.replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-    return short(name.removesuffix(".gguf"), _N_NAME)
+def _model(name: object) -> str:
+    """The name of a model, from its file."""
+    return short(name.removesuffix(".gguf"), _N_NAME) if isinstance(name, str) else ""
 
 
 def _many(n: int, what: str) -> str:

@@ -190,6 +190,7 @@ _CONTENDER = typed.record(
         "options": typed.facts,
         "model": typed.text,
         "baseline": typed.optional(typed.text),
+        "pair": typed.text,
     }
 )
 _PARTING = typed.record(

@@ -173,6 +173,13 @@ def _name(text: str) -> str:
 @click.option(
     "--resume", is_flag=True, help="Go on with the --json file of a benchmark that was interrupted."
 )
+@click.option(
+    "--plot",
+    "plot_path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A picture into this .png or .svg: speed-up and cost by length, acceptance by position, "
+    "a text's course. Needs ggufspec[plot].",
+)
 @sampling_options_beside_temperature
 @load_options
 @offline_option
@@ -183,6 +190,7 @@ def command(
     /,
     preset: str | None,
     json_path: Path | None,
+    plot_path: Path | None,
     resume: bool,
     form: str,
     load_settings: dict[str, Any],
@@ -214,6 +222,10 @@ def command(
     if context.invoked_subcommand is not None:
         return 0
     show_log(verbose)
+    if plot_path is not None:
+        from ggufspec.bench import plot
+
+        plot.check(plot_path)
     asked["sampling"] = to_generate(asked["sampling"])
     jobs, title, settings = bench_jobs.jobs_of(preset, load_settings=load_settings, **asked)
     results = _results_of(jobs, settings, json_path, resume=resume)
@@ -225,14 +237,44 @@ def command(
     _save(results, json_path)
     if results.measurements:
         _print(bench_jobs.form_of(preset), title, results, form)
+        if plot_path is not None:
+            plot.draw(results, plot_path)
+            click.echo(f"ggufspec: wrote {plot_path}", err=True)
     return INTERRUPTED if results.interrupted else 0
+
+
+@command.command()
+@click.argument("before", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("after", type=click.Path(path_type=Path, dir_okay=False))
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(_FORMATS),
+    default="table",
+    show_default=True,
+    help="How the table is printed.",
+)
+def compare(before: Path, after: Path, form: str) -> None:
+    """Tell what has changed between two benchmarks, from their --json files.
+
+    The verdict is on speed-ups over plain decoding, each over its own: so it does not matter if the
+    machine itself was faster or slower.
+    """
+    from ggufspec.bench import difference
+    from ggufspec.bench.records import read_results
+
+    table = difference.compare(read_results(before), read_results(after))
+    click.echo(_shown(table, form))
+    if form == "csv":
+        for note in table.notes:
+            click.echo(note, err=True)
 
 
 def _results_of(
     jobs: list[Job], settings: dict[str, Any], path: Path | None, *, resume: bool
 ) -> Results:
     """Empty results, or those that are gone on with. Raises OptionError before anything is read."""
-    from ggufspec.bench.records import Results
+    from ggufspec.bench.records import Results, read_results
     from ggufspec.bench.suite import check_resumed, machine
 
     results = Results(
@@ -252,10 +294,7 @@ def _results_of(
         raise OptionError(
             f"{path} is there already: --resume goes on with it, or give another name to --json"
         )
-    try:
-        before = Results.of_document(json.loads(path.read_bytes()), str(path))
-    except (ValueError, RecursionError) as error:
-        raise OptionError(f"{path} is not JSON ({error}): it cannot be gone on with") from error
+    before = read_results(path)
     check_resumed(before, results)
     before.interrupted = False
     return before
@@ -306,7 +345,6 @@ def _save(results: Results, path: Path | None) -> None:
 
 def _print(form_name: str, title: str, results: Results, form: str) -> None:
     """Tables on stdout; what speaks against them too, but for programs."""
-    from ggufspec.bench.form import to_csv, to_markdown
     from ggufspec.bench.preset_forms import tables
     from ggufspec.bench.table import doubts
 
@@ -314,17 +352,13 @@ def _print(form_name: str, title: str, results: Results, form: str) -> None:
     published = bench_jobs.published_of(form_name)
     told = [f"{title}.\n{_circumstances(results)}"]
     told += [f"Doubt: {doubt}." for doubt in doubts(results)]
+    shown = [_shown(table, form) for table in ([*made, *published] if form != "csv" else made)]
+    blocks = [told[0], *shown, *(["\n".join(told[1:])] if told[1:] else [])]
     if form == "csv":
-        click.echo("\n".join(to_csv(table) for table in made), nl=False)
+        blocks = shown
         for line in told:
             click.echo(line, err=True)
-    elif form == "markdown":
-        blocks = [told[0], *map(to_markdown, [*made, *published]), *told[1:]]
-        click.echo("\n\n".join(block.strip() for block in blocks))
-    else:
-        width = render.width_of_stdout()
-        blocks = [told[0], *(_block(table, width) for table in [*made, *published])]
-        click.echo("\n\n".join([*blocks, *(["\n".join(told[1:])] if told[1:] else [])]))
+    click.echo("\n\n".join(blocks))
 
 
 def _circumstances(results: Results) -> str:
@@ -339,6 +373,12 @@ def _circumstances(results: Results) -> str:
     return f"{machine.get('cpu', '?')}, {gpus}; {packages}{memory}."
 
 
-def _block(table: Table, width: int) -> str:
+def _shown(table: Table, form: str) -> str:
+    """A table as it was asked for."""
+    from ggufspec.bench.form import to_csv, to_markdown
+
+    if form != "table":
+        return {"csv": to_csv, "markdown": to_markdown}[form](table).strip()
     lines = [table.title] if table.title else []
+    width = render.width_of_stdout()
     return "\n".join([*lines, *render.table_lines(table.columns, table.rows, width), *table.notes])

@@ -7,7 +7,6 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import measured
 import pytest
@@ -169,13 +168,13 @@ def test_all_kinds_of_results_can_be_drawn(results: Results, tmp_path: Path) -> 
 
 def test_names_may_have_any_characters(tmp_path: Path) -> None:
     odd = "$x^{2$_\\frac <b>&-- 模型 \x1b[31m\n\udcff e" + "l" * 99 + ".gguf"
-    results = measured.lively(("auto",), models={"target": odd, "draft": {"path": f"a/{odd}"}})
-    results.machine = {"processor": odd, "n_threads": 2}
+    results = measured.lively(("auto",), models={"": {"target": odd, "draft": odd}})
+    results.machine = {"cpu": odd}
     results.measurements = [replace(each, prompt=odd) for each in results.measurements]
     found = texts(results, tmp_path)
     assert any(text.startswith("$x^{2$_\\frac &lt;b") or "$x^{2$" in text for text in found)
-    strange: Any = {"target": 5, "draft": {"name": ["x"]}}
-    assert texts(replace(results, models=strange, machine={"processor": []}), tmp_path)
+    for strange in ({"": {"target": 5, "target_threads": "x"}}, {"": 5}, {}):
+        assert texts(replace(results, models=strange, machine={"cpu": []}), tmp_path)
 
 
 def test_the_same_results_make_the_same_picture(tmp_path: Path) -> None:

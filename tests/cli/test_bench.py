@@ -199,6 +199,32 @@ def test_a_draft_alone_is_no_pair(command: Command, draft: Path) -> None:
     assert "--draft without --target" in found.err
 
 
+def test_a_picture_comes_with_it(bench: Command, tmp_path: Path) -> None:
+    path = tmp_path / "out.svg"
+    found = bench("--draft-n", "1-3,auto", "--temp", "0", "-p", "hi", "--plot", path)
+    assert found.code == 0
+    assert path.read_text().rstrip().endswith("</svg>")
+    for wrong in (tmp_path / "out.pdf", tmp_path / "none" / "out.png"):
+        found = bench("-p", "hi", "--plot", wrong)
+        assert found.code != 0
+        assert not found.out, "told before anything is measured"
+        assert "Traceback" not in found.err
+
+
+def test_two_benchmarks_compared(bench: Command, command: Command, tmp_path: Path) -> None:
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path in paths:
+        assert bench("--draft-n", "2", "--temp", "0", "-p", "hi", "--json", path).code == 0
+    found = command("bench", "compare", *paths)
+    assert found.code == 0
+    assert "draft 2" in found.out
+    assert command("bench", "compare", *paths, "--format", "csv").out.count("draft 2") == 1
+    paths[1].write_text("{}")
+    found = command("bench", "compare", *paths)
+    assert found.code == 2
+    assert str(paths[1]) in found.err
+
+
 # Presets
 
 
