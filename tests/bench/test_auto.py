@@ -159,7 +159,7 @@ def test_an_unfinished_cell_is_told_as_far_as_it_goes() -> None:
 
 
 def test_the_log_of_llama_cpp() -> None:
-    assert rivals.parse(LOG) == rivals.Outcome(6, 97, 93, 65, 157.341)
+    assert rivals.parse(LOG) == rivals.Outcome(6, 97, 93, 65, 157.341, 0.021, 0.616)
     with pytest.raises(OptionError, match="has no lines"):
         rivals.parse("error: invalid argument")
 
