@@ -1,0 +1,165 @@
+"""llama.cpp's programs: what they are asked, what they answer, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from llama_build import ANSWER, RIVAL, Build
+
+from ggufspec.bench import llama_server, rivals
+from ggufspec.errors import OptionError
+from ggufspec.sampling import Sampling
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    return Build(tmp_path)
+
+
+# What they are asked
+
+
+def test_the_command_line_has_all_of_the_sampling() -> None:
+    sampling = Sampling(
+        temperature=0.7,
+        typical_p=0.9,
+        repeat_last_n=-1,
+        dry_multiplier=0.5,
+        logit_bias={5: -math.inf, 6: 1.5, 7: -2.0},
+        samplers=("top_k", "typical_p", "temperature"),
+    )
+    flags = rivals.sampling_flags(sampling, [".", "\n"], 1024)
+    assert _after(flags, "--temp") == ["0.7"]
+    assert _after(flags, "--typical") == ["0.9"]
+    assert _after(flags, "--repeat-last-n") == ["1024"]
+    assert _after(flags, "--samplers") == ["top_k;typ_p;temperature"]
+    assert _after(flags, "--logit-bias") == ["5-inf", "6+1.5", "7-2.0"]
+    assert _after(flags, "--dry-sequence-breaker") == [".", "\n"]
+    assert "--dry-multiplier" not in rivals.sampling_flags(GREEDY, [], 1024)
+
+
+def test_the_command_line_of_a_text() -> None:
+    line = rivals.text_command(
+        RIVAL, "a b", ["--temp", "0"], n_tokens=9, seed=3, ignore_eos=False, n_prompt=3000
+    )
+    assert _after(line, "-p") == ["a b"]
+    assert _after(line, "-n") == ["8"]
+    assert _after(line, "-b") == ["3000"], "longer prompts than its batch need a larger one"
+    assert _after(line, "-ngl") + _after(line, "-ngld") == ["0", "all"]
+    assert "--ignore-eos" not in line
+
+
+def test_the_command_line_of_a_server() -> None:
+    line = llama_server.command(RIVAL, 8123)
+    assert _after(line, "-md") == ["d.gguf"]
+    assert _after(line, "--spec-type") == ["draft-simple"]
+    assert _after(line, "-c") + _after(line, "-t") + _after(line, "-td") == ["1024", "4", "1"]
+    assert _after(line, "-np") + _after(line, "--port") == ["1", "8123"]
+    assert _after(line, "--host") == ["127.0.0.1"]
+    plain = llama_server.command(replace(RIVAL, draft=None), 8123)
+    assert not {"-md", "--spec-type", "-td", "-ngld"} & set(plain)
+
+
+def test_the_request_to_a_server() -> None:
+    sampling = Sampling(
+        temperature=0.7, dry_penalty_last_n=-1, logit_bias={5: -math.inf, 6: 1.5}, min_p=0.1
+    )
+    asked = json.loads(
+        json.dumps(
+            llama_server.request(
+                *([1, 2], sampling, (".",)), n_tokens=8, n_ctx=256, seed=3, ignore_eos=True
+            ),
+            allow_nan=False,
+        )
+    )
+    assert (asked["prompt"], asked["n_predict"], asked["seed"]) == ([1, 2], 9, 3)
+    assert (asked["cache_prompt"], asked["ignore_eos"]) == (False, True)
+    assert (asked["temperature"], asked["min_p"]) == (0.7, pytest.approx(0.1))
+    assert (asked["dry_penalty_last_n"], asked["repeat_last_n"]) == (256, 64)
+    assert asked["logit_bias"] == [[5, False], [6, 1.5]]
+    assert asked["samplers"][-3:] == ["top_p", "min_p", "temperature"]
+
+
+def _after(line: Sequence[str], option: str) -> list[str]:
+    return [value for name, value in itertools.pairwise(line) if name == option]
+
+
+# What they answer
+
+
+def test_the_answer_of_a_server() -> None:
+    found = llama_server.parse(json.dumps(ANSWER).encode())
+    assert (found.n_prompt, found.n_generated, found.n_drafted, found.n_accepted) == (4, 5, 5, 3)
+    assert found.prompt_seconds == pytest.approx(0.021606)
+    assert found.generation_seconds == pytest.approx(0.115002)
+    assert found.tokens == (15, 399, 306, 3794, 13, 273)
+    timings = {name: ms for name, ms in ANSWER["timings"].items() if "draft" not in name}  # type: ignore[attr-defined]
+    plain = llama_server.parse(json.dumps({**ANSWER, "timings": timings}).encode())
+    assert (plain.n_drafted, plain.n_accepted) == (0, 0)
+    for wrong in (b"{}", b"[]", b"no", b'{"timings": {}, "tokens_evaluated": 1, "tokens": []}'):
+        with pytest.raises(OptionError, match="not as llama-server writes it"):
+            llama_server.parse(wrong)
+
+
+def test_a_server_is_asked_when_it_is_ready_and_stopped_at_the_end(build: Build) -> None:
+    with llama_server.running(build.server()) as server:
+        assert len(build.left) == 1
+        found = server.complete({"prompt": [1, 2, 3], "n_predict": 4})
+    assert (found.n_prompt, found.tokens) == (3, (30, 31, 32, 33))
+    assert build.left == []
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+def test_a_server_is_stopped_by_an_error(build: Build, error: type[BaseException]) -> None:
+    with pytest.raises(error), llama_server.running(build.server()):
+        raise error
+    assert build.left == []
+
+
+def test_a_server_that_does_not_end_is_killed(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_server, "_STOP_SECONDS", 0.1)
+    with llama_server.running(build.server("stubborn")):
+        pass
+    assert build.left == []
+
+
+def test_a_server_that_does_not_start_has_last_words(build: Build) -> None:
+    with (
+        pytest.raises(OptionError, match=r"code 1 before it was ready.*\n.*failed to load model"),
+        llama_server.running(build.server("fails")),
+    ):
+        pass
+    with (
+        pytest.raises(OptionError, match=r"was not ready within 0.5 s.*\n.*listening"),
+        llama_server.running(build.server("never ready"), patience=0.5),
+    ):
+        pass
+    assert build.left == []
+    with (
+        pytest.raises(OptionError, match="give the folder of a llama-server"),
+        llama_server.running(replace(RIVAL, binary=build.folder / "none")),
+    ):
+        pass
+
+
+def test_a_server_that_fails_at_a_text_says_why(build: Build) -> None:
+    with (
+        llama_server.running(build.server("refuses")) as server,
+        pytest.raises(OptionError, match=r"status 400: .*no such field"),
+    ):
+        server.complete({"prompt": [1], "n_predict": 1})
+    with (
+        llama_server.running(build.server("dies")) as server,
+        pytest.raises(OptionError, match=r"(?s)its last words:.*GGML_ASSERT"),
+    ):
+        server.complete({"prompt": [1], "n_predict": 1})
