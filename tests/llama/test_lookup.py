@@ -1,0 +1,72 @@
+"""llama-cpp-python's own loop: the same text with its lookup, and counts that add up."""
+
+from __future__ import annotations
+
+import itertools
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+from ggufspec.errors import OutOfMemoryError
+from ggufspec.llama.lookup import PythonLlama, n_logits_bytes, whole_cells
+from ggufspec.sampling import Sampling
+
+GREEDY = Sampling(temperature=0)
+
+
+def _python(path: Path, n_drafted: int, n_ctx: int = 256) -> PythonLlama:
+    return PythonLlama(path, n_ctx=n_ctx, n_threads=1, n_gpu_layers=0, n_drafted=n_drafted)
+
+
+def test_lookup_writes_what_plain_writes_and_counts_its_drafts(tmp_path: Path) -> None:
+    script = tiny.SPM.spell("abcdefg")
+    path = tiny.write_scripted(tmp_path / "model.gguf", script)
+    how: dict[str, Any] = {"n_tokens": 40, "seed": 0, "ignore_eos": True}
+    with closing(_python(path, 0)) as plain, closing(_python(path, 4)) as lookup:
+        for prompt in ([1, script[0]], [1, *script, script[0]]):
+            wanted, found = (each.write(prompt, GREEDY, **how) for each in (plain, lookup))
+            assert found.tokens == wanted.tokens
+            assert list(wanted.tokens[:7]) == [*script[1:], script[0]]
+            assert (wanted.n_generated, found.n_generated) == (40, 40)
+            assert (wanted.n_drafted, wanted.n_accepted) == (0, 0)
+            assert wanted.generation_seconds > 0 < wanted.prompt_seconds
+    # The whole text is behind the second prompt: 41 tokens are one, and rounds of five.
+    assert (found.n_drafted, found.n_accepted) == (32, 32)
+
+
+def test_a_lookup_that_fails_is_not_accepted(tmp_path: Path) -> None:
+    # The draft repeats what came behind the last two tokens; the model does not.
+    script = [*tiny.SPM.spell("abcd"), *tiny.SPM.spell("efgh")]
+    prompt = [1, script[0], script[1], 60, 61, script[0]]
+    path = tiny.write_scripted(tmp_path / "model.gguf", script, then=tiny.SPM.eos)
+    with closing(_python(path, 3)) as lookup:
+        found = lookup.write(prompt, GREEDY, n_tokens=3, seed=0, ignore_eos=True)
+    assert list(found.tokens) == script[1:5]
+    assert found.n_drafted == 3
+    assert found.n_accepted == 0
+
+
+def test_a_text_of_llama_cpp_python_ends(tmp_path: Path) -> None:
+    script = tiny.SPM.spell("abc")
+    path = tiny.write_scripted(tmp_path / "model.gguf", script, then=tiny.SPM.eos)
+    with closing(_python(path, 2)) as lookup:
+        found = lookup.write([1, script[0]], GREEDY, n_tokens=40, seed=0, ignore_eos=False)
+        assert list(found.tokens) == [*script[1:], tiny.SPM.eos]
+        long = [1, *itertools.islice(itertools.cycle(script), 199)]
+        full = lookup.write(long, GREEDY, n_tokens=100, seed=0, ignore_eos=True)
+        assert full.n_generated == 56, "the context is full"
+
+
+def test_the_logits_of_a_llama_with_a_draft() -> None:
+    assert whole_cells(256) == 256
+    assert whole_cells(300) == 512
+    assert n_logits_bytes(8192, 128_000) == 8192 * 128_000 * 4
+
+
+def test_llama_cpp_python_that_cannot_load_says_so(tmp_path: Path) -> None:
+    path = tiny.truncate(tiny.write_llama(tmp_path / "model.gguf"), 0.5)
+    with pytest.raises(OutOfMemoryError, match="cannot load"):
+        _python(path, 0)
