@@ -1,4 +1,4 @@
-"""Who competes: plain decoding, the draft alone, and every way to speculate that was asked for.
+"""Who competes: plain decoding, the draft alone, every way to speculate that was asked for, peers.
 
 Pure: names and options of generation; no models.
 """
@@ -32,7 +32,7 @@ def contenders(
     made: list[Contender] = []
     common = dict(sampling or {})
     for temperature in temperatures:
-        behind = f", T {temperature:g}" if len(temperatures) > 1 else ""
+        behind = _behind(temperature, temperatures)
         options = {**common, "temperature": temperature}
         plain = Contender(f"{PLAIN}{behind}", {**options, "drafter": "none"})
         made.append(plain)
@@ -53,3 +53,31 @@ def contenders(
                         )
                     )
     return made
+
+
+def peer_contenders(
+    names: Sequence[str],
+    *,
+    temperatures: Sequence[float],
+    sampling: Mapping[str, Any] | None = None,
+) -> list[Contender]:
+    """Peers by their names, compared with our own plain decoding at the same temperature."""
+    made = []
+    for temperature in temperatures:
+        behind = _behind(temperature, temperatures)
+        for name in names:
+            made.append(
+                Contender(
+                    f"{name}{behind}",
+                    {**(sampling or {}), "temperature": temperature},
+                    model="peer",
+                    baseline=f"{PLAIN}{behind}",
+                    peer=name,
+                )
+            )
+    return made
+
+
+def _behind(temperature: float, temperatures: Sequence[float]) -> str:
+    """What a name tells of the temperature: nothing where there is one."""
+    return f", T {temperature:g}" if len(temperatures) > 1 else ""

@@ -32,9 +32,10 @@ class Key(NamedTuple):
 class Contender:
     """One way to write: options of generation under a name.
 
-    `model`: who writes: "pair", or "draft" for the draft model alone. `baseline`: the name of the
-    contender that its speed is compared with; None: it is one itself, or nothing is comparable.
-    `pair`: of which models, where a benchmark has several; then the name begins with it.
+    `model`: who writes: "pair", "draft" for the draft model alone, or "peer": somebody else, whose
+    name is `peer`. `baseline`: the name of the contender that its speed is compared with; None: it
+    is one itself, or nothing is comparable. `pair`: of which models, where a benchmark has several;
+    then the name begins with it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Contender:
     model: str = "pair"
     baseline: str | None = None
     pair: str = ""
+    peer: str | None = None
 
     @property
     def label(self) -> str:
@@ -71,7 +73,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One text. Seconds are wall time; `at`: seconds from the start of the benchmark."""
+    """One text. Seconds are wall time; `at`: seconds from the start of the benchmark.
+
+    Of a peer, `rounds` and counts by position are empty, and `tokens` too where it tells none.
+    """
 
     contender: str
     prompt: str
@@ -191,6 +196,7 @@ _CONTENDER = typed.record(
         "model": typed.text,
         "baseline": typed.optional(typed.text),
         "pair": typed.text,
+        "peer": typed.optional(typed.text),
     }
 )
 _PARTING = typed.record(

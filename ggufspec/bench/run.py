@@ -1,6 +1,6 @@
 """Who writes when, and what the clock says: contenders in turns, each text a Measurement.
 
-Knows engines and clocks; prints nothing and concludes nothing.
+Knows engines, peers and clocks; prints nothing and concludes nothing.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from typing import Any
 from zlib import crc32
 
 from ggufspec.bench.energy import Meter
+from ggufspec.bench.peers import Peer
 from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Contender, Key, Measurement, Parting, Results, Turn
 from ggufspec.engine import Engine
-from ggufspec.errors import PromptError
+from ggufspec.errors import OptionError, PromptError
 from ggufspec.text import Message
 
 Heard = Callable[[int, int, str], None]  # tokens written, of how many in all, what is going on
+Told = Callable[[str], None]  # why a peer has left out a text
 
 _STEPS = (5, 3, 2, 1)  # contenders by which the order moves on in each turn
 _N_LOOKED = 3  # partings of a contender that are looked into
@@ -55,12 +57,19 @@ class Plan:
 
 
 def measure(
-    engine: Engine, plan: Plan, *, done: Collection[Key] = (), heard: Heard | None = None
+    engine: Engine,
+    plan: Plan,
+    *,
+    done: Collection[Key] = (),
+    heard: Heard | None = None,
+    peers: Sequence[Peer] = (),
+    told: Told | None = None,
 ) -> Iterator[Measurement]:
     """Warm up, then write every text that is not `done`; each is yielded when it is finished.
 
     Every text begins with an empty cache, so that the time to the first token is a real one.
-    Raises GgufspecError.
+    `peers`: those that contenders name. A prompt that one of them cannot read as we do is left out
+    for it, and `told` why. Raises GgufspecError.
     """
     contenders = {each.name: each for each in plan.contenders}
     prompts = {each.name: each for each in plan.prompts}
@@ -70,20 +79,44 @@ def measure(
     n_turns = sum(len(prompts[key.prompt].turns) for key in left)
     warm = [name for name in contenders if any(key.contender == name for key in left)]
     total = len(warm) * plan.n_warm_up + n_turns * plan.n_tokens
-    writer = _Writer(engine, plan, heard, total)
+    writer = _Writer(engine, plan, heard, total, peers)
     for name in warm:
-        writer.warm_up(contenders[name], plan.prompts[0])
+        try:
+            writer.warm_up(contenders[name], plan.prompts[0])
+        except _LeftOut as why:
+            if told is not None:
+                told(f"{name}, warm-up: {why}")
+    left_out: set[Key] = set()
     for key in left:
-        yield writer.write(contenders[key.contender], prompts[key.prompt], key.run)
+        try:
+            yield writer.write(contenders[key.contender], prompts[key.prompt], key.run)
+        except _LeftOut as why:
+            once = key._replace(run=0)
+            if told is not None and once not in left_out:
+                told(f"{key.contender} leaves out prompt {key.prompt}: {why}")
+            left_out.add(once)
+
+
+class _LeftOut(Exception):
+    """A peer cannot read a prompt as we do."""
 
 
 class _Writer:
-    """Writes texts with the pair or with the draft alone, and holds the clock."""
+    """Has texts written by the pair, the draft alone, or a peer, and holds the clock."""
 
-    def __init__(self, engine: Engine, plan: Plan, heard: Heard | None, total: int) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        plan: Plan,
+        heard: Heard | None,
+        total: int,
+        peers: Sequence[Peer] = (),
+    ) -> None:
+        self._engine = engine
         self._engines = {"pair": engine}
         if any(contender.model == "draft" for contender in plan.contenders):
             self._engines["draft"] = engine.draft_alone()
+        self._peers = {peer.name: peer for peer in peers}
         self._plan = plan
         self._heard = heard
         self._n_done, self._total = 0, total
@@ -93,70 +126,82 @@ class _Writer:
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
         """The first texts of all are slower: they count for nobody."""
         n_tokens = min(self._plan.n_warm_up, self._plan.n_tokens)
-        if n_tokens:
-            engine = self._engines[contender.model]
-            engine.forget()
-            tokens = self._read(engine, prompt, [prompt.turns[0]])
-            self._one(engine, contender, tokens, n_tokens, f"warm-up: {contender.name}")
-        self._n_done += self._plan.n_warm_up
+        try:
+            if n_tokens:
+                self._forget()
+                tokens = self._read(self._engine_of(contender), prompt, [prompt.turns[0]])
+                self._one(contender, tokens, n_tokens, f"warm-up: {contender.name}")
+        finally:
+            self._n_done += self._plan.n_warm_up
 
     def write(self, contender: Contender, prompt: Prompt, run: int) -> Measurement:
-        """All turns of a prompt, which count as one text."""
-        for engine in self._engines.values():
-            engine.forget()
-        engine = self._engines[contender.model]
+        """All turns of a prompt, which count as one text. Raises _LeftOut."""
+        self._forget()
         at = perf_counter() - self._started_at
-        label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._plan.n_runs}"
-        said: list[str] = []
-        parts: list[_Part] = []
+        n_end = self._n_done + len(prompt.turns) * self._plan.n_tokens
         joules = self._meter.joules()
-        for turn in prompt.turns:
-            said.append(turn)
-            tokens = self._read(engine, prompt, said)
-            part = self._one(engine, contender, tokens, self._plan.n_tokens, label)
-            said.append(part.text)
-            parts.append(part)
-            self._n_done += self._plan.n_tokens
-        used = self._meter.joules()
+        try:
+            parts = self._parts(contender, prompt, run)
+        finally:
+            self._n_done = n_end
+        used = self._meter.joules() if all(part.has_energy for part in parts) else None
         return Measurement(
             contender=contender.name,
             prompt=prompt.name,
             run=run,
             category=prompt.category,
             at=at,
-            n_prompt=sum(part.stats.n_prompt for part in parts),
-            n_generated=sum(part.stats.n_generated for part in parts),
-            n_rounds=sum(part.stats.n_rounds for part in parts),
-            n_drafted=sum(part.stats.n_drafted for part in parts),
-            n_accepted=sum(part.stats.n_accepted for part in parts),
-            drafted_by_position=_added([part.stats.drafted_by_position for part in parts]),
-            accepted_by_position=_added([part.stats.accepted_by_position for part in parts]),
-            prompt_seconds=sum(part.stats.seconds.prompt for part in parts),
+            n_prompt=sum(part.n_prompt for part in parts),
+            n_generated=sum(part.n_generated for part in parts),
+            n_rounds=sum(part.n_rounds for part in parts),
+            n_drafted=sum(part.n_drafted for part in parts),
+            n_accepted=sum(part.n_accepted for part in parts),
+            drafted_by_position=_added([part.drafted_by_position for part in parts]),
+            accepted_by_position=_added([part.accepted_by_position for part in parts]),
+            prompt_seconds=sum(part.prompt_seconds for part in parts),
             first_token_seconds=parts[0].first_token_seconds,
-            generation_seconds=sum(part.stats.seconds.generation for part in parts),
+            generation_seconds=sum(part.generation_seconds for part in parts),
             joules=None if joules is None or used is None else used - joules,
             tokens=[token for part in parts for token in part.tokens],
             rounds=[turn for part in parts for turn in part.rounds],
         )
 
+    def _parts(self, contender: Contender, prompt: Prompt, run: int) -> list[_Part]:
+        """The answers to the turns of a prompt, one behind the other."""
+        label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._plan.n_runs}"
+        said: list[str] = []
+        parts: list[_Part] = []
+        for turn in prompt.turns:
+            said.append(turn)
+            tokens = self._read(self._engine_of(contender), prompt, said)
+            part = self._one(contender, tokens, self._plan.n_tokens, label)
+            said.append(part.text)
+            parts.append(part)
+            self._n_done += self._plan.n_tokens
+        return parts
+
     def _one(
-        self,
-        engine: Engine,
-        contender: Contender,
-        tokens: list[int],
-        n_tokens: int,
-        label: str,
+        self, contender: Contender, tokens: list[int], n_tokens: int, label: str
+    ) -> _Part:
+        seed = crc32(f"{self._plan.seed} {label}".encode())
+        if contender.peer is None:
+            return self._by_engine(contender, tokens, n_tokens, label, seed)
+        if self._heard is not None:
+            self._heard(self._n_done, self._total, label)
+        return self._by_peer(contender, tokens, n_tokens, seed)
+
+    def _by_engine(
+        self, contender: Contender, tokens: list[int], n_tokens: int, label: str, seed: int
     ) -> _Part:
         # As people mostly run `auto`: a text with a seed would learn nothing of what passes cost.
         learns = contender.options.get("n_draft") == "auto"
-        seed = None if learns else crc32(f"{self._plan.seed} {label}".encode())
         options: dict[str, Any] = {
-            "seed": seed,
+            "seed": None if learns else seed,
             "ignore_eos": self._plan.ignore_eos,
             **contender.options,
             "max_tokens": n_tokens,
         }
-        stream = engine.stream(tokens, **options)
+        stream = self._engine_of(contender).stream(tokens, **options)
         started = perf_counter()
         first: float | None = None
         n_written = 0
@@ -166,6 +211,7 @@ class _Writer:
             if self._heard is not None:
                 self._heard(self._n_done + n_written, self._total, label)
         done = stream.completion
+        stats = done.stats
         rounds = [
             Turn(
                 len(turn.tokens),
@@ -176,7 +222,58 @@ class _Writer:
             )
             for turn in stream.rounds
         ]
-        return _Part(done.text, list(done.tokens), done.stats, rounds, first or 0.0)
+        return _Part(
+            text=done.text,
+            tokens=list(done.tokens),
+            n_prompt=stats.n_prompt,
+            n_generated=stats.n_generated,
+            n_rounds=stats.n_rounds,
+            n_drafted=stats.n_drafted,
+            n_accepted=stats.n_accepted,
+            drafted_by_position=stats.drafted_by_position,
+            accepted_by_position=stats.accepted_by_position,
+            prompt_seconds=stats.seconds.prompt,
+            first_token_seconds=first or 0.0,
+            generation_seconds=stats.seconds.generation,
+            rounds=rounds,
+        )
+
+    def _by_peer(self, contender: Contender, tokens: list[int], n_tokens: int, seed: int) -> _Part:
+        peer = self._peers.get(contender.peer or "")
+        if peer is None:
+            raise OptionError(f"there is no peer {contender.peer!r} to write as {contender.name!r}")
+        try:
+            done = peer.write(
+                tokens,
+                text_of(self._engine, tokens),
+                options={"ignore_eos": self._plan.ignore_eos, **contender.options},
+                n_tokens=n_tokens,
+                seed=seed,
+            )
+        except PromptError as error:
+            raise _LeftOut(str(error)) from error
+        pieces = b"".join(self._engine.vocab.piece(token) for token in done.tokens)
+        return _Part(
+            text=pieces.decode("utf-8", "replace") if done.tokens else done.text,
+            tokens=list(done.tokens),
+            n_prompt=done.n_prompt,
+            n_generated=done.n_generated,
+            n_rounds=done.n_rounds,
+            n_drafted=done.n_drafted,
+            n_accepted=done.n_accepted,
+            prompt_seconds=done.prompt_seconds,
+            first_token_seconds=done.first_token_seconds,
+            generation_seconds=done.generation_seconds,
+            has_energy=peer.is_resident,
+        )
+
+    def _engine_of(self, contender: Contender) -> Engine:
+        """Who writes; of a peer, who reads its prompts for it."""
+        return self._engine if contender.peer is not None else self._engines[contender.model]
+
+    def _forget(self) -> None:
+        for engine in self._engines.values():
+            engine.forget()
 
     def _read(self, engine: Engine, prompt: Prompt, said: Sequence[str]) -> list[int]:
         """The tokens of a prompt: a chat where the model has a template for it, else a text."""
@@ -204,11 +301,41 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _Part:
+    """The answer to one turn."""
+
     text: str
     tokens: list[int]
-    stats: Any
-    rounds: list[Turn]
+    n_prompt: int
+    n_generated: int
+    n_rounds: int
+    n_drafted: int
+    n_accepted: int
+    prompt_seconds: float
     first_token_seconds: float
+    generation_seconds: float
+    drafted_by_position: Sequence[int] = ()
+    accepted_by_position: Sequence[int] = ()
+    rounds: Sequence[Turn] = ()
+    has_energy: bool = True
+
+
+def text_of(engine: Engine, tokens: Sequence[int]) -> str | None:
+    """The text that tokenizes to these tokens, special ones by their names; None: there is none."""
+    vocab = engine.vocab
+    added = vocab.tokenize("", add_special=True, parse_special=True)
+    rest = tokens[len(added) :] if list(tokens[: len(added)]) == added else tokens
+    shown = [vocab.shown(token) for token in rest]
+    is_special = [vocab.piece(token) != text for token, text in zip(rest, shown, strict=True)]
+    # Some vocabularies put a space in front of a text, and behind each special token.
+    bare = [
+        text.removeprefix(b" ") if i == 0 or is_special[i - 1] else text
+        for i, text in enumerate(shown)
+    ]
+    for pieces in (shown, bare):
+        text = b"".join(pieces).decode("utf-8", "replace")
+        if text and vocab.tokenize(text, add_special=True, parse_special=True) == list(tokens):
+            return text
+    return None
 
 
 def partings(engine: Engine, plan: Plan, results: Results) -> list[Parting]:

@@ -75,6 +75,10 @@ class Vocab:
                 raise PromptError(f"the text ({len(data)} bytes) is too long to be tokenized")
             n_max = -n
 
+    def shown(self, token: int) -> bytes:
+        """The bytes that a token stands for; control tokens by their names."""
+        return self._to_piece(token, special=True)
+
     def piece(self, token: int) -> bytes:
         """The bytes that a token stands for; nothing for control tokens."""
         known = self._pieces.get(token)

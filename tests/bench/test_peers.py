@@ -1,0 +1,328 @@
+"""Others beside ours: what they are asked, what they answer, and that nothing of them is left."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from llama_build import Build
+
+from ggufspec.bench import peers
+from ggufspec.bench.contenders import contenders, peer_contenders
+from ggufspec.bench.form import overview
+from ggufspec.bench.peers import PEERS, PeerText, taken
+from ggufspec.bench.prompts import Prompt
+from ggufspec.bench.records import Results
+from ggufspec.bench.run import Plan, measure, text_of
+from ggufspec.bench.table import doubts, rows
+from ggufspec.demo import embedded_draft, embedded_target
+from ggufspec.engine import Engine
+from ggufspec.errors import OptionError, PromptError
+from ggufspec.loading import load
+from ggufspec.sampling import Sampling
+
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Build:
+    return Build(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with load(embedded_target(), embedded_draft(), n_ctx=256, n_threads=1, tuned=False) as made:
+        yield made
+
+
+# Who can run here
+
+
+def test_what_a_peer_has_not_is_named() -> None:
+    options = {"temperature": 0.5, "top_n_sigma": 1.5, "repeat_last_n": 64, "logit_bias": {5: 1.0}}
+    sampling, breakers = taken("it", {**options, "dry_sequence_breakers": ["."]})
+    assert (sampling.top_n_sigma, sampling.logit_bias, breakers) == (1.5, {5: 1.0}, (".",))
+    with pytest.raises(OptionError, match="it cannot be given top_n_sigma, logit_bias; leave"):
+        taken("it", options, ["temperature"])
+    with pytest.raises(OptionError, match="given grammar, dry_sequence_breakers;"):
+        taken("it", {"grammar": 'root ::= "a"', "dry_sequence_breakers": ["."]}, ["temperature"])
+    assert taken("it", {"temperature": 0.0, "top_k": 40}, ["temperature"])[0].temperature == 0
+
+
+def _heard(build: Build, heard: list[str], **how: Any) -> Any:
+    arguments: dict[str, Any] = {
+        **{"folder": build.folder, "target": embedded_target(), "draft": embedded_draft()},
+        **{"n_ctx": 256, "n_threads": 1, "n_threads_draft": 1, "heard": heard.append},
+        **{"n_gpu_layers": 0, "n_gpu_layers_draft": 0, **how},
+    }
+    return peers.peers(**arguments)
+
+
+def test_all_that_are_there_and_why_others_are_not(build: Build) -> None:
+    heard: list[str] = []
+    build.server("fails with a draft")
+    with _heard(build, heard) as found:
+        names = [peer.name for peer in found]
+        assert len(build.left) == 1
+    assert names == ["llama.cpp server, plain", *list(PEERS)[3:]]
+    assert [peer.speculative for peer in found] == [False, True, False]
+    assert len(heard) == 2
+    assert "speculative-simple is left out: there is no program" in heard[0]
+    assert "server is left out" in heard[1]
+    assert "failed to load model" in heard[1]
+    assert build.left == []
+
+
+def test_a_folder_without_programs_is_an_error(build: Build) -> None:
+    heard: list[str] = []
+    with (
+        pytest.raises(OptionError, match=r"none of .* can be compared(.*\n)+.*no program llama-s"),
+        _heard(build, heard),
+    ):
+        pass
+    with _heard(build, heard, wanted=[peers.PYTHON_PLAIN]) as found:
+        assert [peer.name for peer in found] == [peers.PYTHON_PLAIN], "no program was wanted"
+    with _heard(build, heard, folder=None, draft=None) as found:
+        assert [peer.name for peer in found] == [peers.PYTHON_LOOKUP, peers.PYTHON_PLAIN]
+
+
+def test_without_a_draft_there_are_those_without(build: Build) -> None:
+    heard: list[str] = []
+    build.server()
+    build.simple("x", 1)
+    with _heard(build, heard, draft=None, wanted=list(PEERS)[:3]) as found:
+        assert [peer.name for peer in found] == [peers.LLAMA_SERVER_PLAIN]
+    assert all("needs a draft model" in line for line in heard)
+
+
+def test_what_would_not_fit_is_left_out(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(peers, "free_memory", lambda: 100_000_000)
+    with _heard(build, heard, folder=None, n_ctx=8192) as found:
+        assert [peer.name for peer in found] == [peers.PYTHON_PLAIN]
+    assert "keeps the logits of every position" in heard[0]
+    monkeypatch.setattr(peers, "free_memory", lambda: 1_000)
+    with (
+        pytest.raises(OptionError, match=r"may need .* GB more"),
+        _heard(build, heard, folder=None, wanted=[peers.PYTHON_PLAIN]),
+    ):
+        pass
+
+
+def test_sigterm_stops_the_servers(build: Build) -> None:
+    build.server()
+    script = (
+        "import os, signal, sys, time\n"
+        "from pathlib import Path\n"
+        "from ggufspec.bench.peers import LLAMA_SERVER_PLAIN, peers\n"
+        "folder, target = map(Path, sys.argv[1:])\n"
+        "with peers(folder, target, None, n_ctx=256, n_threads=1, n_threads_draft=1,\n"
+        "           n_gpu_layers=0, n_gpu_layers_draft=0, heard=print,\n"
+        "           wanted=[LLAMA_SERVER_PLAIN]):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(30)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, build.folder, embedded_target()])
+    assert done.returncode == 143
+    assert (build.folder / "pids").read_text()
+    assert build.left == []
+
+
+# In turns with ours
+
+
+@dataclass
+class FakePeer:
+    """Writes token 30 again and again; does not know one prompt."""
+
+    name: str = "somebody"
+    speculative: bool = True
+    is_resident: bool = True
+    asked: list[tuple[list[int], str | None, dict[str, Any], int, int]] = field(
+        default_factory=list
+    )
+
+    def write(
+        self,
+        tokens: Sequence[int],
+        text: str | None,
+        *,
+        options: Mapping[str, Any],
+        n_tokens: int,
+        seed: int,
+    ) -> PeerText:
+        self.asked.append((list(tokens), text, dict(options), n_tokens, seed))
+        if text is not None and "unknown" in text:
+            raise PromptError("never heard of it")
+        return PeerText(
+            n_prompt=len(tokens),
+            n_generated=n_tokens,
+            n_drafted=10,
+            n_accepted=n_tokens // 2,
+            prompt_seconds=0.5,
+            first_token_seconds=0.6,
+            generation_seconds=2.0,
+            tokens=[] if self.name == "silent" else [30] * n_tokens,
+            text=" and so on",
+        )
+
+
+def _plan(prompts: Sequence[Prompt], names: Sequence[str], n_runs: int = 2) -> Plan:
+    made = contenders(lengths=[2], temperatures=[0], has_draft=False)
+    made += peer_contenders(names, temperatures=[0], sampling={"top_k": 20})
+    return Plan(made, prompts, n_runs=n_runs, n_tokens=8, n_warm_up=4, seed=7)
+
+
+def test_contenders_of_peers() -> None:
+    made = peer_contenders(["a", "b"], temperatures=[0, 0.8], sampling={"top_k": 20})
+    assert [each.name for each in made] == ["a, T 0", "b, T 0", "a, T 0.8", "b, T 0.8"]
+    assert made[3].options == {"top_k": 20, "temperature": 0.8}
+    assert (made[3].peer, made[3].model, made[3].baseline) == ("b", "peer", "plain, T 0.8")
+    assert peer_contenders(["a"], temperatures=[0])[0].baseline == "plain"
+
+
+def test_a_peer_writes_in_turn_with_ours(engine: Engine) -> None:
+    peer = FakePeer()
+    told: list[str] = []
+    progress: list[tuple[int, int, str]] = []
+    prompts = [Prompt("1", "", ("It was", "And then")), Prompt("2", "", ("the unknown",))]
+    plan = _plan(prompts, ["somebody"])
+    found = list(
+        measure(
+            *(engine, plan),
+            peers=[peer],
+            told=told.append,
+            heard=lambda *heard: progress.append(heard),
+        )
+    )
+    assert [each.contender for each in found if each.run == 0 and each.prompt == "1"] == [
+        *("plain", "draft 2", "somebody")
+    ]
+    mine = [each for each in found if each.contender == "somebody"]
+    assert [each.key[1:] for each in mine] == [("1", 0), ("1", 1)]
+    assert told == ["somebody leaves out prompt 2: never heard of it"]
+    text = mine[0]
+    assert (text.n_generated, text.n_drafted, text.n_accepted, text.n_rounds) == (16, 20, 8, 8)
+    assert (text.prompt_seconds, text.first_token_seconds) == (1.0, 0.6)
+    assert text.tokens_per_second == 4
+    assert text.tokens == [30] * 16
+    assert (list(text.rounds), list(text.drafted_by_position)) == ([], [])
+    warm_up, first, second, *_ = peer.asked
+    assert warm_up[3:] == (4, 7)
+    assert first[:2] == (engine.tokenize("It was"), "It was")
+    assert first[2:] == ({"ignore_eos": True, "top_k": 20, "temperature": 0}, 8, 7)
+    said = 8 * engine.vocab.piece(30).decode()
+    assert second[1] == f"It was\n{said}\nAnd then", "behind its own answer"
+    assert peer.asked[-1][4] == 8, "the second run has another seed"
+    done, totals = zip(*((n, total) for n, total, _ in progress), strict=True)
+    assert list(done) == sorted(done)
+    assert max(done) <= totals[0]
+
+
+def test_a_peer_that_tells_no_tokens(engine: Engine) -> None:
+    peer = FakePeer("silent", is_resident=False)
+    plan = _plan([Prompt("1", "", ("It was", "And then"))], ["silent"], n_runs=1)
+    results = Results({}, list(plan.contenders))
+    results.measurements = list(measure(engine, plan, peers=[peer]))
+    assert peer.asked[2][1] == "It was\n and so on\nAnd then"
+    assert results.measurements[-1].joules is None
+    assert not any("silent parted" in line for line in doubts(results))
+    row = rows(results)[-1]
+    assert row.speedup is not None
+    assert (row.mean_length, row.accepted, row.by_position) == (2, 0.4, ())
+    assert len(overview(results).rows) == 3
+    assert Results.of_document(json.loads(json.dumps(results.to_document())), "it") == replace(
+        results, measurements=[replace(each, **_lists(each)) for each in results.measurements]
+    )
+
+
+def _lists(text: Any) -> dict[str, Any]:
+    """As JSON has them."""
+    made = {name: list(getattr(text, name)) for name in ("drafted_by_position", "tokens")}
+    return {
+        **made,
+        "accepted_by_position": list(text.accepted_by_position),
+        "rounds": tuple(
+            replace(
+                turn,
+                draft_seconds=round(turn.draft_seconds, 6),
+                target_seconds=round(turn.target_seconds, 6),
+            )
+            for turn in text.rounds
+        ),
+    }
+
+
+def test_a_contender_without_its_peer_is_named(engine: Engine) -> None:
+    plan = _plan([Prompt("1", "", ("It was",))], ["nobody"])
+    with pytest.raises(OptionError, match="there is no peer 'nobody'"):
+        list(measure(engine, plan))
+
+
+def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
+    heard: list[str] = []
+    build.server()
+    build.simple("It was", len(engine.tokenize("It was")))
+    with _heard(build, heard) as found:
+        plan = _plan([Prompt("1", "", ("It was",)), Prompt("2", "", ("He was not",))], list(PEERS))
+        plan = replace(plan, n_runs=1)
+        told: list[str] = []
+        texts = {
+            each.key[:2]: each for each in measure(engine, plan, peers=found, told=told.append)
+        }
+    assert heard == []
+    n_one, n_other = (len(engine.tokenize(text)) for text in ("It was", "He was not"))
+    assert told == [  # the program always reads the same
+        "llama.cpp speculative-simple leaves out prompt 2: llama.cpp speculative-simple read "
+        f"{n_one} tokens where we read {n_other}"
+    ]
+    simple = texts[peers.LLAMA_SIMPLE, "1"]
+    assert (simple.n_generated, simple.n_drafted, simple.n_accepted, simple.n_rounds) == (
+        *(19, 25, 9, 10),
+    )
+    assert simple.tokens_per_second == pytest.approx(95)
+    assert simple.first_token_seconds == pytest.approx(0.047 + 0.2 / 10)
+    server = texts[peers.LLAMA_SERVER, "2"]
+    assert (server.n_generated, list(server.tokens)) == (8, list(range(30, 38)))
+    plain = texts["plain", "1"]
+    assert list(texts[peers.PYTHON_PLAIN, "1"].tokens) == list(plain.tokens)
+    assert texts[peers.PYTHON_LOOKUP, "1"].n_generated == 8
+    assert build.left == []
+
+
+def test_a_server_that_reads_other_tokens_is_left_out(engine: Engine, build: Build) -> None:
+    build.server("reads more")
+    told: list[str] = []
+    with _heard(build, [], wanted=[peers.LLAMA_SERVER]) as found:
+        plan = _plan([Prompt("1", "", ("It was",))], [peers.LLAMA_SERVER])
+        texts = list(measure(engine, plan, peers=found, told=told.append))
+    assert {each.contender for each in texts} == {"plain", "draft 2"}
+    assert len(told) == 2, "the warm-up, and the text once"
+
+
+# Texts of tokens
+
+
+def test_the_text_of_tokens_is_one_that_has_them(engine: Engine, tmp_path: Path) -> None:
+    for text in ("It was", " It was", "caf\u00e9 \u4e16\n\n", "x <|eos|> y"):
+        assert text_of(engine, engine.tokenize(text)) == text
+    tokens = engine.tokenize("It was")
+    assert text_of(engine, [*tokens[:1], *(4 * [tokens[-1]])]) is not None
+    pieces = [engine.vocab.piece(token) for token in range(engine.vocab.n_tokens)]
+    assert text_of(engine, [*tokens, pieces.index(b"\xc3"), tokens[-1]]) is None
+    with load(tiny.write_llama(tmp_path / "spm.gguf"), n_ctx=64, n_threads=1, tuned=False) as spm:
+        for text in ("hello", " hello there", "a <unk> b"):
+            with_bos = spm.tokenize(text)
+            assert with_bos[0] == spm.vocab.bos
+            shown = text_of(spm, with_bos)
+            assert shown is not None
+            assert spm.tokenize(shown) == with_bos
+        split = [spm.vocab.bos, *tiny.SPM.spell("a"), *tiny.SPM.spell("b")]
+        assert text_of(spm, split) in (None, "ab", " ab")
