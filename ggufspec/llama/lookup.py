@@ -138,11 +138,8 @@ class _Counted(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no types
         return draft
 
     def hear(self, token: int) -> None:
-        """The next token of the text: a drafted one, or the target's own."""
-        if self._ahead and self._ahead.pop(0) == token:
-            self.n_accepted += 1
-        else:
-            self._ahead = []
+        """The next token of the text: a drafted one, or the target's own, which ends a round."""
+        self.n_accepted += bool(self._ahead) and self._ahead.pop(0) == token
 
 
 def whole_cells(n_ctx: int) -> int:

@@ -60,6 +60,16 @@ def test_a_text_of_llama_cpp_python_ends(tmp_path: Path) -> None:
         assert full.n_generated == 56, "the context is full"
 
 
+def test_a_lookup_goes_on_behind_the_first_batch(tmp_path: Path) -> None:
+    script = tiny.SPM.spell("abcdefg")
+    path = tiny.write_scripted(tmp_path / "model.gguf", script)
+    prompt = [1, *itertools.islice(itertools.cycle(script), 700)]
+    with closing(_python(path, 4, n_ctx=1024)) as lookup:
+        found = lookup.write(prompt, GREEDY, n_tokens=14, seed=0, ignore_eos=True)
+    assert list(found.tokens) == [*(script * 3)[:15]]
+    assert found.n_accepted > 7
+
+
 def test_the_logits_of_a_llama_with_a_draft() -> None:
     assert whole_cells(256) == 256
     assert whole_cells(300) == 512
