@@ -266,8 +266,8 @@ def _results(document: object) -> Results:
 
 def _contender(where: str, value: object) -> Contender:
     made = Contender(**_CONTENDER(where, value))
-    if made.model not in ("pair", "draft"):
-        raise ValueError(f"{where}.model is {made.model!r:.40}; it must be 'pair' or 'draft'")
+    if made.model not in ("pair", "draft", "peer"):
+        raise ValueError(f"{where}.model is {made.model!r:.40}; it must be pair, draft or peer")
     if "temperature" in made.options:
         typed.amount(f"{where}.options.temperature", made.options["temperature"])
     return made

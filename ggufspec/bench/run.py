@@ -180,9 +180,7 @@ class _Writer:
             self._n_done += self._plan.n_tokens
         return parts
 
-    def _one(
-        self, contender: Contender, tokens: list[int], n_tokens: int, label: str
-    ) -> _Part:
+    def _one(self, contender: Contender, tokens: list[int], n_tokens: int, label: str) -> _Part:
         seed = crc32(f"{self._plan.seed} {label}".encode())
         if contender.peer is None:
             return self._by_engine(contender, tokens, n_tokens, label, seed)

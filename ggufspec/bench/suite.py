@@ -6,15 +6,16 @@ Knows plans and facts of engines; neither options nor files of results.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ggufspec.bench.memory import peak_rss
+from ggufspec.bench.peers import Peer
 from ggufspec.bench.presets import Preset
 from ggufspec.bench.records import Key, Results
-from ggufspec.bench.run import Heard, Plan, measure, partings
+from ggufspec.bench.run import Heard, Plan, Told, measure, partings
 from ggufspec.engine import Engine
 from ggufspec.errors import OptionError
 from ggufspec.llama import devices
@@ -46,16 +47,25 @@ def plan_of(preset: Preset, pair: str, **changed: Any) -> Plan:
     return replace(plan, **{name: value for name, value in changed.items() if value is not None})
 
 
-def perform(job: Job, engine: Engine, results: Results, heard: Heard | None = None) -> int:
+def perform(
+    job: Job,
+    engine: Engine,
+    results: Results,
+    heard: Heard | None = None,
+    *,
+    peers: Sequence[Peer] = (),
+    told: Told | None = None,
+) -> int:
     """Measure what is not in the results yet, and add it; returns how many texts that were.
 
-    What there is when a KeyboardInterrupt comes, stays. Raises GgufspecError.
+    `told` hears why a peer left out a text. What there is when a KeyboardInterrupt comes, stays.
+    Raises GgufspecError.
     """
     results.models[job.pair] = _facts(job, engine)
     done = {text.key for text in results.measurements}
     n = 0
     try:
-        for text in measure(engine, job.plan, done=done, heard=heard):
+        for text in measure(engine, job.plan, done=done, heard=heard, peers=peers, told=told):
             results.measurements.append(text)
             n += 1
         if n:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -174,6 +175,17 @@ def _name(text: str) -> str:
     "--resume", is_flag=True, help="Go on with the --json file of a benchmark that was interrupted."
 )
 @click.option(
+    "--against",
+    type=click.Choice(["llama.cpp"]),
+    help="Others too, in the same turns: llama-speculative-simple, llama-server with and without "
+    "the draft, and llama-cpp-python with and without its prompt lookup.",
+)
+@click.option(
+    "--llama-bin",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of llama.cpp's programs.  [default: where PATH has llama-server]",
+)
+@click.option(
     "--plot",
     "plot_path",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -191,6 +203,7 @@ def command(
     preset: str | None,
     json_path: Path | None,
     plot_path: Path | None,
+    llama_bin: Path | None,
     resume: bool,
     form: str,
     load_settings: dict[str, Any],
@@ -231,7 +244,7 @@ def command(
     results = _results_of(jobs, settings, json_path, resume=resume)
     try:
         for job in jobs:
-            _perform(job, results, json_path)
+            _perform(job, results, json_path, llama_bin)
     except KeyboardInterrupt:
         results.interrupted = True
     _save(results, json_path)
@@ -300,14 +313,17 @@ def _results_of(
     return before
 
 
-def _perform(job: Job, results: Results, path: Path | None) -> None:
+def _perform(job: Job, results: Results, path: Path | None, llama_bin: Path | None) -> None:
     """Measure one pair; what there is, is on the disk after every text."""
     from ggufspec.bench.suite import n_left, perform
 
     if not n_left(job, results):
         return
-    with load_with_bars(job.target, job.draft, dict(job.load)) as engine, late_bars() as bars:
-        shown = _Shown(bars)
+    with ExitStack() as stack:
+        engine = stack.enter_context(load_with_bars(job.target, job.draft, dict(job.load)))
+        others = stack.enter_context(bench_jobs.opened_peers(job, engine, llama_bin, _tell))
+        job = bench_jobs.with_peers(job, others)
+        shown = _Shown(stack.enter_context(late_bars()))
         n_saved, saved_at = len(results.measurements), monotonic()
 
         def heard(done: int, total: int, label: str) -> None:
@@ -317,7 +333,11 @@ def _perform(job: Job, results: Results, path: Path | None) -> None:
                 n_saved, saved_at = len(results.measurements), monotonic()
                 _save(results, path)
 
-        perform(job, engine, results, heard)
+        perform(job, engine, results, heard, peers=others, told=_tell)
+
+
+def _tell(message: str) -> None:
+    click.echo(f"ggufspec: {message}", err=True)
 
 
 class _Shown:

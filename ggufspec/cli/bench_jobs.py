@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +20,12 @@ from ggufspec.errors import GgufspecError, PromptError
 
 if TYPE_CHECKING:
     from ggufspec.bench.form import Table
+    from ggufspec.bench.peers import Peer
     from ggufspec.bench.presets import Pair, Preset
     from ggufspec.bench.prompts import Prompt
     from ggufspec.bench.records import Contender
     from ggufspec.bench.suite import Job
+    from ggufspec.engine import Engine
 
 _N_TOKENS = 128
 _N_RUNS = 3
@@ -53,6 +58,7 @@ def jobs_of(
     n_runs: int | None,
     n_warm_up: int | None,
     seed: int,
+    against: str | None,
     load_settings: dict[str, Any],
     offline: bool,
 ) -> tuple[list[Job], str, dict[str, Any]]:
@@ -75,14 +81,17 @@ def jobs_of(
         "seed": seed,
     }
     if preset_name is None:
+        has_draft = not target or bool(draft)
         competing = _contenders(
-            lengths, drafters, rules, temperatures, sampling, has_draft=not target or bool(draft)
+            lengths, drafters, rules, temperatures, sampling, has_draft=has_draft
         )
+        if against is not None:
+            competing += _peers(temperatures, sampling, has_draft=has_draft)
         jobs, what = _jobs_of_pair(
             target, draft, size, cache_dir, competing, changed, load_settings, offline
         )
     else:
-        _refuse_with_preset(preset_name, [*_CONTENDERS, *sampling])
+        _refuse_with_preset(preset_name, [*_CONTENDERS, "against", *sampling])
         jobs, what = _jobs_of_preset(
             preset_name, target, draft, size, cache_dir, changed, load_settings, offline
         )
@@ -157,6 +166,55 @@ def _contenders(
     for each in made:
         Request.of(dict(each.options))  # type: ignore[arg-type]  # what is wrong is known at once
     return made
+
+
+def _peers(
+    temperatures: Sequence[float], sampling: dict[str, Any], *, has_draft: bool
+) -> list[Contender]:
+    from ggufspec.bench.contenders import peer_contenders
+    from ggufspec.bench.peers import LLAMA_SERVER, LLAMA_SIMPLE, PEERS
+
+    names = [name for name in PEERS if has_draft or name not in (LLAMA_SERVER, LLAMA_SIMPLE)]
+    wanted = temperatures or [defaults.TEMPERATURE]
+    return peer_contenders(names, temperatures=wanted, sampling=sampling)
+
+
+@contextmanager
+def opened_peers(
+    job: Job, engine: Engine, llama_bin: Path | None, told: Callable[[str], None]
+) -> Iterator[Sequence[Peer]]:
+    """The others of a job that can run here; `told` hears why one cannot."""
+    wanted = list(dict.fromkeys(each.peer for each in job.plan.contenders if each.peer))
+    if not wanted:
+        yield ()
+        return
+    from ggufspec.bench.peers import peers
+
+    found = shutil.which("llama-server")
+    folder = llama_bin or (Path(found).parent if found else None)
+    if folder is None:
+        told("llama.cpp's programs are left out: PATH has no llama-server; name it by --llama-bin")
+    target, draft = engine.target, engine.draft
+    with peers(
+        folder,
+        job.target,
+        job.draft,
+        n_ctx=engine.n_ctx,
+        n_threads=target.n_threads,
+        n_threads_draft=(draft or target).n_threads,
+        n_gpu_layers=target.model.n_gpu_layers,
+        n_gpu_layers_draft=(draft or target).model.n_gpu_layers,
+        heard=told,
+        wanted=wanted,
+    ) as others:
+        yield others
+
+
+def with_peers(job: Job, others: Sequence[Peer]) -> Job:
+    """The same without those who cannot run here."""
+    names = {peer.name for peer in others}
+    able = [each for each in job.plan.contenders if each.peer is None or each.peer in names]
+    return replace(job, plan=replace(job.plan, contenders=able))
 
 
 def _jobs_of_pair(

@@ -215,12 +215,12 @@ def test_a_peer_writes_in_turn_with_ours(engine: Engine) -> None:
     assert text.tokens == [30] * 16
     assert (list(text.rounds), list(text.drafted_by_position)) == ([], [])
     warm_up, first, second, *_ = peer.asked
-    assert warm_up[3:] == (4, 7)
+    assert warm_up[3] == 4
     assert first[:2] == (engine.tokenize("It was"), "It was")
-    assert first[2:] == ({"ignore_eos": True, "top_k": 20, "temperature": 0}, 8, 7)
+    assert first[2:4] == ({"ignore_eos": True, "top_k": 20, "temperature": 0}, 8)
     said = 8 * engine.vocab.piece(30).decode()
     assert second[1] == f"It was\n{said}\nAnd then", "behind its own answer"
-    assert peer.asked[-1][4] == 8, "the second run has another seed"
+    assert peer.asked[-1][4] != first[4], "the second run has another seed"
     done, totals = zip(*((n, total) for n, total, _ in progress), strict=True)
     assert list(done) == sorted(done)
     assert max(done) <= totals[0]
@@ -238,26 +238,8 @@ def test_a_peer_that_tells_no_tokens(engine: Engine) -> None:
     assert row.speedup is not None
     assert (row.mean_length, row.accepted, row.by_position) == (2, 0.4, ())
     assert len(overview(results).rows) == 3
-    assert Results.of_document(json.loads(json.dumps(results.to_document())), "it") == replace(
-        results, measurements=[replace(each, **_lists(each)) for each in results.measurements]
-    )
-
-
-def _lists(text: Any) -> dict[str, Any]:
-    """As JSON has them."""
-    made = {name: list(getattr(text, name)) for name in ("drafted_by_position", "tokens")}
-    return {
-        **made,
-        "accepted_by_position": list(text.accepted_by_position),
-        "rounds": tuple(
-            replace(
-                turn,
-                draft_seconds=round(turn.draft_seconds, 6),
-                target_seconds=round(turn.target_seconds, 6),
-            )
-            for turn in text.rounds
-        ),
-    }
+    document = json.loads(json.dumps(results.to_document()))
+    assert Results.of_document(document, "it").to_document() == results.to_document()
 
 
 def test_a_contender_without_its_peer_is_named(engine: Engine) -> None:

@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_read_is_told(
         (("measurements", 0), [], r"measurements\[0\] is 'list'; it must be an object"),
         (("contenders", 0, "baseline"), "nobody", "'nobody' is named"),
         (("contenders", 1, "name"), "plain", "'plain' is there twice"),
-        (("contenders", 0, "model"), "target", "'pair' or 'draft'"),
+        (("contenders", 0, "model"), "target", "pair, draft or peer"),
         (("contenders", 0, "options"), {"temperature": "hot"}, "temperature is 'hot'"),
         (("settings",), {"x": [float("inf")]}, "settings is inf"),
         (("settings",), {"x": "\ud800"}, "a text in Unicode"),

@@ -308,3 +308,27 @@ def test_what_was_measured_survives_ctrl_c(target: Path, draft: Path, tmp_path: 
     assert b"speed-up" in out
     assert b"it was interrupted" in out
     assert b"Traceback" not in err
+
+
+def test_others_write_in_the_same_turns(
+    bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of llama.cpp's programs none is here; llama-cpp-python is."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    path = tmp_path / "out.json"
+    options = ("--draft-n", "2", "--temp", "0", "-p", "hi", "--against", "llama.cpp")
+    found = bench(*options, "--llama-bin", tmp_path)
+    assert found.code == 2
+    assert "llama-server" in found.err
+    found = bench(*options, "--json", path)
+    assert found.code == 0
+    assert "llama.cpp's programs are left out" in found.err
+    assert "llama-cpp-python lookup" in found.out
+    texts = json.loads(path.read_text())["measurements"]
+    written = {
+        name: [text["tokens"] for text in texts if text["contender"] == name]
+        for name in ("plain", "llama-cpp-python, plain", "llama-cpp-python lookup")
+    }
+    assert written["plain"] == written["llama-cpp-python, plain"]
+    assert written["plain"] == written["llama-cpp-python lookup"]
+    assert bench("--preset", "gpt2", "--against", "llama.cpp").code == 2
