@@ -80,4 +80,7 @@ def peer_contenders(
 
 def _behind(temperature: float, temperatures: Sequence[float]) -> str:
     """What a name tells of the temperature: nothing where there is one."""
-    return f", T {temperature:g}" if len(temperatures) > 1 else ""
+    shown = f"{temperature:g}"
+    if float(shown) != temperature:  # two that are nearly the same need two names
+        shown = repr(temperature)
+    return f", T {shown}" if len(temperatures) > 1 else ""

@@ -7,6 +7,7 @@ counts that agree with each other, seconds that are durations, names that somebo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -145,7 +146,9 @@ class Results:
         whole = {"format": FORMAT, **asdict(self)}
         for found in whole["measurements"]:
             found["rounds"] = [_rounded(turn) for turn in found["rounds"]]
-        return whole
+        for found in whole["contenders"]:
+            found["options"] = plain(found["options"])
+        return {**whole, "settings": plain(whole["settings"]), "models": plain(whole["models"])}
 
     @staticmethod
     def of_document(document: object, where: str) -> Results:
@@ -162,6 +165,19 @@ class Results:
             raise OptionError(
                 f"{where} is not as `ggufspec bench --json` writes it: {error}; {_AGAIN}"
             ) from error
+
+
+def plain(value: object) -> Any:
+    """The same in JSON, as it is read back: no infinite numbers, no halves of characters."""
+    if isinstance(value, Mapping):
+        return {str(plain(str(name))): plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, (str, Path)):  # a path may be of bytes that are no UTF-8
+        return str(value).encode("utf-8", "backslashreplace").decode()
+    return value
 
 
 def read_results(path: Path) -> Results:

@@ -68,37 +68,55 @@ def measure(
     """Warm up, then write every text that is not `done`; each is yielded when it is finished.
 
     Every text begins with an empty cache, so that the time to the first token is a real one.
-    `peers`: those that contenders name. A prompt that one of them cannot read as we do is left out
-    for it, and `told` why. Raises GgufspecError.
+    `peers`: those that contenders name. A prompt that is too long is left out, and one that a peer
+    cannot read as we do, for that peer; `told` hears why. Raises GgufspecError, and PromptError
+    where no prompt is left.
     """
     contenders = {each.name: each for each in plan.contenders}
     prompts = {each.name: each for each in plan.prompts}
     left = [key for key in plan.order() if key not in done]
     if not left:
         return
+    writer = _Writer(engine, plan, heard, peers)
+    unread = _unread(writer, plan.prompts)
+    for name, error in unread.items():
+        if len(unread) == len(prompts):
+            raise error
+        if told is not None:
+            told(f"prompt {name} is left out: {error}")
+    left = [key for key in left if key.prompt not in unread]
     n_turns = sum(len(prompts[key.prompt].turns) for key in left)
     warm = [name for name in contenders if any(key.contender == name for key in left)]
-    total = len(warm) * plan.n_warm_up + n_turns * plan.n_tokens
-    writer = _Writer(engine, plan, heard, total, peers)
+    writer.total = len(warm) * plan.n_warm_up + n_turns * plan.n_tokens
+    first = next(each for each in plan.prompts if each.name not in unread)
     for name in warm:
         try:
-            writer.warm_up(contenders[name], plan.prompts[0])
-        except _LeftOut as why:
+            writer.warm_up(contenders[name], first)
+        except PromptError as error:
             if told is not None:
-                told(f"{name}, warm-up: {why}")
+                told(f"{name}, warm-up: {error}")
     left_out: set[Key] = set()
     for key in left:
         try:
-            yield writer.write(contenders[key.contender], prompts[key.prompt], key.run)
-        except _LeftOut as why:
+            text = writer.write(contenders[key.contender], prompts[key.prompt], key.run)
+        except PromptError as error:  # of a peer, or of an answer that left no room for the next
             once = key._replace(run=0)
             if told is not None and once not in left_out:
-                told(f"{key.contender} leaves out prompt {key.prompt}: {why}")
+                told(f"{key.contender} leaves out prompt {key.prompt}: {error}")
             left_out.add(once)
+        else:
+            yield text
 
 
-class _LeftOut(Exception):
-    """A peer cannot read a prompt as we do."""
+def _unread(writer: _Writer, prompts: Sequence[Prompt]) -> dict[str, PromptError]:
+    """The prompts that cannot be continued, and why: to be known before hours are spent."""
+    unread = {}
+    for prompt in prompts:
+        try:
+            writer.check(prompt)
+        except PromptError as error:
+            unread[prompt.name] = error
+    return unread
 
 
 class _Writer:
@@ -109,7 +127,6 @@ class _Writer:
         engine: Engine,
         plan: Plan,
         heard: Heard | None,
-        total: int,
         peers: Sequence[Peer] = (),
     ) -> None:
         self._engine = engine
@@ -119,9 +136,14 @@ class _Writer:
         self._peers = {peer.name: peer for peer in peers}
         self._plan = plan
         self._heard = heard
-        self._n_done, self._total = 0, total
+        self._n_done = 0
+        self.total = 1  # tokens, which who asks for texts knows
         self._meter = Meter()
         self._started_at = perf_counter()
+
+    def check(self, prompt: Prompt) -> None:
+        """Raises PromptError where its first turn cannot be read, or leaves no room for a token."""
+        self._read(self._engine, prompt, prompt.turns[:1])
 
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
         """The first texts of all are slower: they count for nobody."""
@@ -135,7 +157,7 @@ class _Writer:
             self._n_done += self._plan.n_warm_up
 
     def write(self, contender: Contender, prompt: Prompt, run: int) -> Measurement:
-        """All turns of a prompt, which count as one text. Raises _LeftOut."""
+        """All turns of a prompt, which count as one text. Raises PromptError."""
         self._forget()
         at = perf_counter() - self._started_at
         n_end = self._n_done + len(prompt.turns) * self._plan.n_tokens
@@ -185,7 +207,7 @@ class _Writer:
         if contender.peer is None:
             return self._by_engine(contender, tokens, n_tokens, label, seed)
         if self._heard is not None:
-            self._heard(self._n_done, self._total, label)
+            self._heard(self._n_done, self.total, label)
         return self._by_peer(contender, tokens, n_tokens, seed)
 
     def _by_engine(
@@ -207,7 +229,7 @@ class _Writer:
             first = perf_counter() - started if first is None else first
             n_written += len(chunk.tokens)
             if self._heard is not None:
-                self._heard(self._n_done + n_written, self._total, label)
+                self._heard(self._n_done + n_written, self.total, label)
         done = stream.completion
         stats = done.stats
         rounds = [
@@ -240,16 +262,13 @@ class _Writer:
         peer = self._peers.get(contender.peer or "")
         if peer is None:
             raise OptionError(f"there is no peer {contender.peer!r} to write as {contender.name!r}")
-        try:
-            done = peer.write(
-                tokens,
-                text_of(self._engine, tokens),
-                options={"ignore_eos": self._plan.ignore_eos, **contender.options},
-                n_tokens=n_tokens,
-                seed=seed,
-            )
-        except PromptError as error:
-            raise _LeftOut(str(error)) from error
+        done = peer.write(
+            tokens,
+            text_of(self._engine, tokens),
+            options={"ignore_eos": self._plan.ignore_eos, **contender.options},
+            n_tokens=n_tokens,
+            seed=seed,
+        )
         pieces = b"".join(self._engine.vocab.piece(token) for token in done.tokens)
         return _Part(
             text=pieces.decode("utf-8", "replace") if done.tokens else done.text,
@@ -342,7 +361,7 @@ def partings(engine: Engine, plan: Plan, results: Results) -> list[Parting]:
     Of each contender, the first few are looked into, those of one turn alone.
     """
     prompts = {each.name: each for each in plan.prompts if len(each.turns) == 1}
-    writer = _Writer(engine, plan, None, 0)
+    writer = _Writer(engine, plan, None)
     found: list[Parting] = []
     for contender in plan.contenders:
         if contender.baseline is None or contender.temperature > 0:

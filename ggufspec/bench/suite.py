@@ -6,7 +6,7 @@ Knows plans and facts of engines; neither options nor files of results.
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 from ggufspec.bench.memory import peak_rss
 from ggufspec.bench.peers import Peer
 from ggufspec.bench.presets import Preset
-from ggufspec.bench.records import Key, Results
+from ggufspec.bench.records import Key, Results, plain
 from ggufspec.bench.run import Heard, Plan, Told, measure, partings
 from ggufspec.engine import Engine
 from ggufspec.errors import OptionError
@@ -55,11 +55,12 @@ def perform(
     *,
     peers: Sequence[Peer] = (),
     told: Told | None = None,
+    kept: Callable[[], None] = lambda: None,
 ) -> int:
     """Measure what is not in the results yet, and add it; returns how many texts that were.
 
-    `told` hears why a peer left out a text. What there is when a KeyboardInterrupt comes, stays.
-    Raises GgufspecError.
+    `told` hears why a text was left out. `kept` is called after every text, while no clock runs.
+    What there is when a KeyboardInterrupt comes, stays. Raises GgufspecError.
     """
     results.models[job.pair] = _facts(job, engine)
     done = {text.key for text in results.measurements}
@@ -68,6 +69,7 @@ def perform(
         for text in measure(engine, job.plan, done=done, heard=heard, peers=peers, told=told):
             results.measurements.append(text)
             n += 1
+            kept()
         if n:
             results.partings += partings(engine, job.plan, results)
     finally:
@@ -90,6 +92,16 @@ def check_resumed(before: Results, now: Results) -> None:
     names = [[each.name for each in results.contenders] for results in (before, now)]
     if names[0] != names[1]:
         differing.append(f"contenders were {_shortened(names[0])}, are {_shortened(names[1])}")
+    else:
+        for old, new in zip(before.contenders, now.contenders, strict=True):
+            differing += _differing(f"{new.name}: ", old.options, new.options)
+    # A kernel may be updated between two evenings; another processor or library is another speed.
+    machines = [
+        {name: value for name, value in results.machine.items() if name != "platform"}
+        for results in (before, now)
+    ]
+    differing += _differing("", *machines)
+    differing += _differing("", before.versions, now.versions)
     if differing:
         raise OptionError(
             f"these results are of another benchmark: {'; '.join(differing)}. Give the same "
@@ -115,8 +127,8 @@ def _facts(job: Job, engine: Engine) -> dict[str, Any]:
         model = context.model
         n_layers = min(model.n_gpu_layers, model.n_layers) if has_gpu else 0
         facts |= {
-            whose: model.path.name,
-            f"{whose}_label": label or model.path.name,
+            whose: plain(model.path.name),
+            f"{whose}_label": label or plain(model.path.name),
             f"{whose}_description": model.description,
             f"{whose}_bytes": model.n_bytes,
             f"{whose}_params": model.n_params,
@@ -124,6 +136,16 @@ def _facts(job: Job, engine: Engine) -> dict[str, Any]:
             f"{whose}_threads": context.n_threads,
         }
     return facts
+
+
+def _differing(of: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What has changed, as it is read back from JSON."""
+    then, since = plain(before), plain(now)
+    return [
+        f"{of}{name} was {_shortened(then.get(name))}, is {_shortened(since.get(name))}"
+        for name in dict.fromkeys([*then, *since])
+        if then.get(name) != since.get(name)
+    ]
 
 
 def _shortened(value: object) -> str:

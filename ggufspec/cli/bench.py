@@ -21,7 +21,7 @@ from ggufspec.cli.names import offline_option
 from ggufspec.cli.options import draft_option, load_options, show_log, target_option, verbose_option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
-from ggufspec.errors import OptionError
+from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
     from ggufspec.bench.form import Table
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 _FORMATS = ("table", "markdown", "csv")
 _PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
 _SAVE_EVERY = 2.0  # seconds, at least
+_SAVE_REST = 20  # times what saving took: of many texts it takes seconds
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 
 
@@ -55,6 +56,8 @@ def _expanded(part: str, parse: Callable[[str], Any]) -> Sequence[Any]:
     """One value, or all of a range like 1-8."""
     first, dash, last = part.partition("-")
     if dash and first.isdecimal() and last.isdecimal() and len(first + last) < 6:
+        if int(first) > int(last):
+            raise ValueError(part)
         return [parse(str(n)) for n in range(int(first), int(last) + 1)]
     return [parse(part)]
 
@@ -242,17 +245,26 @@ def command(
     asked["sampling"] = to_generate(asked["sampling"])
     jobs, title, settings = bench_jobs.jobs_of(preset, load_settings=load_settings, **asked)
     results = _results_of(jobs, settings, json_path, resume=resume)
+    failure: GgufspecError | None = None
     try:
         for job in jobs:
             _perform(job, results, json_path, llama_bin)
     except KeyboardInterrupt:
         results.interrupted = True
-    _save(results, json_path)
+    except GgufspecError as error:  # what was measured until then is kept, and told
+        results.interrupted, failure = True, error
+    try:
+        if results.measurements or failure is None:
+            _save(results, json_path)
+    except GgufspecError as error:
+        failure = failure or error
     if results.measurements:
         _print(bench_jobs.form_of(preset), title, results, form)
         if plot_path is not None:
             plot.draw(results, plot_path)
             click.echo(f"ggufspec: wrote {plot_path}", err=True)
+    if failure is not None:
+        raise failure
     return INTERRUPTED if results.interrupted else 0
 
 
@@ -276,6 +288,7 @@ def compare(before: Path, after: Path, form: str) -> None:
     from ggufspec.bench import difference
     from ggufspec.bench.records import read_results
 
+    render.tolerate_letters()
     table = difference.compare(read_results(before), read_results(after))
     click.echo(_shown(table, form))
     if form == "csv":
@@ -324,16 +337,16 @@ def _perform(job: Job, results: Results, path: Path | None, llama_bin: Path | No
         others = stack.enter_context(bench_jobs.opened_peers(job, engine, llama_bin, _tell))
         job = bench_jobs.with_peers(job, others)
         shown = _Shown(stack.enter_context(late_bars()))
-        n_saved, saved_at = len(results.measurements), monotonic()
+        due = monotonic() + _SAVE_EVERY
 
-        def heard(done: int, total: int, label: str) -> None:
-            nonlocal n_saved, saved_at
-            shown.update(done, total, label)
-            if len(results.measurements) > n_saved and monotonic() - saved_at > _SAVE_EVERY:
-                n_saved, saved_at = len(results.measurements), monotonic()
+        def kept() -> None:
+            nonlocal due
+            if (started := monotonic()) >= due:
                 _save(results, path)
+                now = monotonic()
+                due = now + max(_SAVE_EVERY, _SAVE_REST * (now - started))
 
-        perform(job, engine, results, heard, peers=others, told=_tell)
+        perform(job, engine, results, shown.update, peers=others, told=_tell, kept=kept)
 
 
 def _tell(message: str) -> None:
@@ -368,6 +381,7 @@ def _print(form_name: str, title: str, results: Results, form: str) -> None:
     from ggufspec.bench.preset_forms import tables
     from ggufspec.bench.table import doubts
 
+    render.tolerate_letters()
     made = tables(form_name, results)
     published = bench_jobs.published_of(form_name)
     told = [f"{title}.\n{_circumstances(results)}"]

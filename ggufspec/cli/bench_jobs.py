@@ -70,7 +70,7 @@ def jobs_of(
         raise click.UsageError("--draft without --target: name the model that it drafts for")
     if target is not None and draft is None:
         _check_needs_no_draft(preset_name, lengths, drafters)
-    prompts = _prompts(prompt, prompt_file, n_prompts)
+    prompts = _prompts(preset_name, prompt, prompt_file, n_prompts)
     changed = {
         "prompts": prompts,
         "n_runs": n_runs,
@@ -91,10 +91,13 @@ def jobs_of(
             target, draft, size, cache_dir, competing, changed, load_settings, offline
         )
     else:
-        _refuse_with_preset(preset_name, [*_CONTENDERS, "against", *sampling])
+        files = [f"{name}_file" for name in sampling]  # that a grammar may come from
+        _refuse_with_preset(preset_name, [*_CONTENDERS, "against", *sampling, *files])
         jobs, what = _jobs_of_preset(
             preset_name, target, draft, size, cache_dir, changed, load_settings, offline
         )
+    from ggufspec.bench.records import plain
+
     settings = {
         "preset": preset_name,
         "models": [[str(job.target), job.draft and str(job.draft)] for job in jobs],
@@ -106,7 +109,7 @@ def jobs_of(
         "chat": jobs[0].plan.chat,
         "seed": seed,
     }
-    return jobs, what, _plain(settings)
+    return jobs, what, plain(settings)
 
 
 def _check_needs_no_draft(
@@ -155,6 +158,10 @@ def _contenders(
     from ggufspec.bench.contenders import contenders
     from ggufspec.request import Request
 
+    if "none" in drafters:
+        raise click.UsageError(
+            "--drafter none is what plain decoding does anyway; name one that drafts, such as ngram"
+        )
     made = contenders(
         lengths=lengths or [defaults.N_DRAFT],
         drafters=drafters or [None],
@@ -228,6 +235,7 @@ def _jobs_of_pair(
     offline: bool,
 ) -> tuple[list[Job], str]:
     from ggufspec.bench.prompts import own_prompts
+    from ggufspec.bench.records import plain
     from ggufspec.bench.run import Plan
     from ggufspec.bench.suite import Job
 
@@ -246,7 +254,7 @@ def _jobs_of_pair(
         paths, what = _stand_in(size, folder)
     else:
         paths = find_models(target, draft, offline=offline)
-        what = target if draft is None else f"{target} with {draft}"
+        what = plain(target if draft is None else f"{target} with {draft}")
     load = {**load_settings, **_room(plan)}
     return [Job(*paths, plan, load=load)], what[0].upper() + what[1:]
 
@@ -268,13 +276,14 @@ def _jobs_of_preset(
     offline: bool,
 ) -> tuple[list[Job], str]:
     from ggufspec.bench.presets import preset
+    from ggufspec.bench.records import plain
     from ggufspec.bench.suite import Job, plan_of
 
     chosen = preset(name)
     load = {**load_settings, **_unless_given(chosen.load)}
     if target is not None:
         paths = find_models(target, draft, offline=offline)
-        labels = (paths[0].name, paths[1].name if paths[1] else "")
+        labels = (plain(paths[0].name), plain(paths[1].name) if paths[1] else "")
         pair = " / ".join(filter(None, labels))
         plan = plan_of(chosen, pair, **changed)
         what = f"{name}, on a pair of yours"
@@ -348,9 +357,10 @@ def _stand_in(size: str, folder: Path | None) -> tuple[tuple[Path, Path], str]:
 
 
 def _prompts(
-    prompt: str | None, prompt_file: Path | None, n_prompts: int | None
+    preset_name: str | None, prompt: str | None, prompt_file: Path | None, n_prompts: int | None
 ) -> list[Prompt] | None:
     """Those that were given; None: the preset's, or our own."""
+    from ggufspec.bench.presets import preset
     from ggufspec.bench.prompts import Prompt, own_prompts, prompts_of, spread
 
     if prompt is not None:
@@ -360,7 +370,9 @@ def _prompts(
             raise PromptError("the prompt is empty; give at least one character to continue")
         return [Prompt("prompt", "", (prompt,))]
     if prompt_file is None:
-        return spread(own_prompts(), n_prompts) if n_prompts else None
+        if n_prompts is None:
+            return None
+        return spread(preset(preset_name).prompts if preset_name else own_prompts(), n_prompts)
     return spread(prompts_of(read_prompt_file(prompt_file), str(prompt_file)), n_prompts)
 
 
@@ -384,12 +396,3 @@ def _refuse_with_preset(preset_name: str, names: Sequence[str]) -> None:
         raise click.UsageError(
             f"--preset {preset_name} has its own {given[0]}; leave one of them out"
         )
-
-
-def _plain(value: Any) -> Any:
-    """The same as JSON reads it back."""
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return str(value) if isinstance(value, Path) else value

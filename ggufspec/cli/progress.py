@@ -106,7 +106,7 @@ def _make_progress(unit: str) -> Progress:
         "share": (TaskProgressColumn(),),
     }.get(unit, (MofNCompleteColumn(),))
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # names may have brackets
         BarColumn(),
         *amount,
         TimeRemainingColumn(),

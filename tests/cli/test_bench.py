@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from typing import Any
 
 import pytest
 
-from ggufspec.bench import presets
+from ggufspec.bench import presets, run
 from ggufspec.cli import bench as cli_bench
+from ggufspec.cli import progress
+from ggufspec.errors import GgufspecError
 from ggufspec.models.registry import load_registry
 
 Command = Callable[..., Any]
@@ -135,12 +138,14 @@ def test_no_folder_is_told_before_anything_is_loaded(command: Command, tmp_path:
         ("--draft-n", "1-"),
         ("--draft-n", ""),
         ("--draft-n", "1-99999"),
+        ("--draft-n", "2,8-3"),
         ("--draft-n", "two"),
         ("--temp", "-1"),
         ("--temp", "nan"),
         ("--temp", "inf"),
         ("--temp", "0,,1"),
         ("--drafter", "nobody"),
+        ("--drafter", "none"),
         ("--verify", "nothing"),
     ],
 )
@@ -332,3 +337,164 @@ def test_others_write_in_the_same_turns(
     assert written["plain"] == written["llama-cpp-python, plain"]
     assert written["plain"] == written["llama-cpp-python lookup"]
     assert bench("--preset", "gpt2", "--against", "llama.cpp").code == 2
+
+
+# What must not be lost, or mixed
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (("--temp", "0.5"), "plain: temperature was 0.8, is 0.5"),
+        (("--top-k", "3"), "plain: top_k was 40, is 3"),
+        (("--verify", "match"), "verify was 'block', is 'match'"),
+    ],
+    ids=["temperature", "sampling", "rule"],
+)
+def test_other_sampling_is_another_benchmark(
+    bench: Command, tmp_path: Path, other: tuple[str, ...], told: str
+) -> None:
+    path = tmp_path / "out.json"
+    options = ("-p", "hi", "--draft-n", "2", "--json", path)
+    assert bench(*options).code == 0
+    before = path.read_text()
+    found = bench(*options, *other, "--resume")
+    assert (found.code, path.read_text()) == (2, before)
+    assert told in found.err
+
+
+def test_another_machine_is_another_benchmark(
+    bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.json"
+    options = ("-p", "hi", "--draft-n", "2", "--json", path)
+    assert bench(*options).code == 0
+    document = json.loads(path.read_text())
+    document["machine"]["platform"] = "an older kernel"
+    path.write_text(json.dumps(document))
+    assert bench(*options, "--resume").code == 0
+    document["machine"]["cpu"] = "Another"
+    path.write_text(json.dumps(document))
+    found = bench(*options, "--resume")
+    assert found.code == 2
+    assert "cpu was 'Another', is " in found.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--logit-bias", "5-inf"), ("--temp", "0.7,0.70000001")],
+    ids=["infinite", "nearly the same"],
+)
+def test_what_was_written_can_be_read(
+    bench: Command, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    path = tmp_path / "out.json"
+    asked = ("-p", "hi", "--draft-n", "2", *options, "--json", path)
+    assert bench(*asked).code == 0
+    found = bench(*asked, "--resume")
+    assert found.code == 0, found.err
+
+
+@pytest.mark.parametrize("more", [(), ("--preset", "notebook")], ids=["pair", "preset"])
+def test_names_of_files_need_not_be_unicode(
+    command: Command, target: Path, draft: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.gguf"))
+    odd.symlink_to(target)
+    path = tmp_path / "out.json"
+    asked = ("bench", "--target", odd, "--draft", draft, *SHORT, "-p", "hi", *more, "--json", path)
+    found = command(*asked)
+    assert found.code == 0, found.err
+    assert "\\udcff.gguf" in found.out
+    assert command(*asked, "--resume").code == 0
+
+
+def test_a_prompt_that_is_too_long_is_left_out(bench: Command, tmp_path: Path) -> None:
+    prompts, path = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    entries = [{"prompt": "long " * 40}, {"prompt": "short"}]
+    prompts.write_text("\n".join(map(json.dumps, entries)))
+    asked = ("--prompts", prompts, "-c", "64", "--temp", "0", "--json", path)
+    found = bench(*asked)
+    assert found.code == 0
+    assert "prompt 1 is left out: " in found.err
+    assert {text["prompt"] for text in json.loads(path.read_text())["measurements"]} == {"2"}
+    prompts.write_text(json.dumps(entries[0]))
+    found = bench(*asked[:-2])
+    assert (found.code, found.out) == (1, "")
+    assert "larger context" in found.err
+
+
+def test_what_was_measured_survives_an_error(
+    bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "out.json"
+    write = run._Writer.write
+
+    def failing(self: Any, contender: Any, prompt: Any, n: int) -> Any:
+        if n == 1:
+            raise GgufspecError("the machine is out of order")
+        return write(self, contender, prompt, n)
+
+    monkeypatch.setattr(run._Writer, "write", failing)
+    found = bench("-p", "hi", "--draft-n", "2", "--json", path)
+    assert found.code == 1
+    assert "the machine is out of order" in found.err
+    assert "draft 2" in found.out
+    document = json.loads(path.read_text())
+    assert (len(document["measurements"]), document["interrupted"]) == (3, True)
+
+
+def test_nothing_is_saved_while_a_clock_runs(
+    bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = []
+    in_text = False
+    write = run._Writer.write
+
+    def timed(*args: Any) -> Any:
+        nonlocal in_text
+        in_text = True
+        found = write(*args)
+        in_text = False
+        return found
+
+    monkeypatch.setattr(run._Writer, "write", timed)
+    monkeypatch.setattr(cli_bench, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(cli_bench, "_SAVE_REST", 0.0)
+    monkeypatch.setattr(cli_bench, "write_file", lambda *_: saved.append(in_text))
+    assert bench("-p", "hi", "--draft-n", "2", "--json", tmp_path / "out.json").code == 0
+    assert saved == [False] * (3 * 2 + 1)
+
+
+def test_a_preset_has_fewer_prompts_of_its_own(bench: Command, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    assert bench("--preset", "llama-ssp", "--n-prompts", "2", "--json", path).code == 0
+    asked = json.loads(path.read_text())["settings"]["prompts"]
+    assert asked == [
+        [each.name, list(each.turns)] for each in presets.preset("llama-ssp").prompts[:2]
+    ]
+
+
+def test_a_preset_has_no_grammar_from_a_file(bench: Command, tmp_path: Path) -> None:
+    grammar = tmp_path / "yes.gbnf"
+    grammar.write_text('root ::= "yes"')
+    found = bench("--preset", "gpt2", "--grammar-file", grammar)
+    assert found.code == 2
+    assert "--grammar-file" in found.err
+
+
+def test_a_terminal_without_the_letters_has_the_table_all_the_same(
+    program: Command, target: Path, draft: Path
+) -> None:
+    pair = ("--target", target, "--draft", draft, "-p", "hi", "--draft-n", "2")
+    form = ("--format", "markdown")  # has a letter that Latin 2 has not
+    found = program("bench", *pair, *SHORT, *form, PYTHONIOENCODING="iso8859-2")
+    assert found.code == 0, found.err
+    assert "mean ? std" in found.out
+
+
+def test_a_bar_shows_names_with_brackets() -> None:
+    shown = progress._make_progress("count")
+    shown.add_task("draft auto: [/1], run 1 of 3")
+    (task,) = shown.tasks
+    assert str(shown.columns[0].render(task)) == "draft auto: [/1], run 1 of 3"  # type: ignore[attr-defined]
