@@ -5,13 +5,14 @@ Bytes in, prompts out.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ggufspec.audit.prompts import parse_prompts
 from ggufspec.bench.workloads import KINDS
 from ggufspec.errors import PromptError
+from ggufspec.prompt_file import Entry, parse_entries, without_text
+
+_NEEDED = 'each line needs a text "prompt", or a list of texts "turns"'
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,8 @@ def prompts_of(data: bytes, where: str) -> list[Prompt]:
     "category" and "question_id" where they have them. Or plain text, as `ggufspec audit` reads it.
     Raises PromptError.
     """
-    texts = parse_prompts(data, where)  # every error that there can be
-    lines = [line for line in data.decode("utf-8-sig").split("\n") if line.strip()]
-    if not where.endswith((".jsonl", ".ndjson")) and not _is_object(lines[0]):
-        return [Prompt(str(i), "", (text,)) for i, text in enumerate(texts, 1)]
-    made = [_of_entry(json.loads(line), i, where) for i, line in enumerate(lines, 1)]
+    entries = parse_entries(data, where, _NEEDED)
+    made = [_of_entry(entry, i) for i, entry in enumerate(entries, 1)]
     names = [prompt.name for prompt in made]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
@@ -64,23 +62,16 @@ def prompts_of(data: bytes, where: str) -> list[Prompt]:
     return made
 
 
-def _of_entry(entry: dict[str, object], number: int, where: str) -> Prompt:
-    turns = entry.get("turns") if entry.get("prompt") is None else [entry["prompt"]]
-    assert isinstance(turns, list)
-    wrong = [turn for turn in turns if not isinstance(turn, str) or not turn]
-    if wrong:
-        raise PromptError(f"line {number} of {where} has a turn that is no text, or empty")
-    name, category = entry.get("question_id"), entry.get("category")
+def _of_entry(entry: Entry, number: int) -> Prompt:
+    fields = entry.fields
+    turns = fields.get("turns") if fields.get("prompt") is None else [fields["prompt"]]
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0]:
+        raise without_text(entry, _NEEDED)
+    if not all(isinstance(turn, str) and turn for turn in turns):
+        raise PromptError(f"{entry.where} has a turn that is no text, or empty")
+    name, category = fields.get("question_id"), fields.get("category")
     return Prompt(
         str(number if name is None else name),
         "" if category is None else str(category),
         tuple(turns),
     )
-
-
-def _is_object(line: str) -> bool:
-    """Whether a file that begins with it has JSON lines; plain text may begin with a brace too."""
-    try:
-        return isinstance(json.loads(line), dict)
-    except ValueError:
-        return False
