@@ -71,6 +71,7 @@ class Engine:
         self._memory = memory
         known = memory and memory.recall(n_draft_max + 1)
         self._knowledge = known or Knowledge(Costs(n_draft_max + 1))
+        self._is_settled_for_all = False  # at temperature 0 too, a seed repeats a text
         self._resources = resources
         self._closed = False
         self._lock = threading.Lock()
@@ -175,6 +176,23 @@ class Engine:
             for session in (self._target_session, self._draft_session):
                 if session is not None:
                     session.forget()
+
+    def settle(self, known: Mapping[str, object] | None = None) -> dict[str, object]:
+        """Have all texts with a seed begin from the same costs and chances from now on.
+
+        Those in `known`, which another engine's `settle` returned, or else this one's, measured now
+        if nobody has; at temperature 0 too. Returns them, for JSON. So engines in several processes
+        write the same text from the same seed. Raises ValueError where `known` is nothing like it.
+        """
+        self._check_not_called_back()
+        n_most = self.n_draft_max + 1
+        if known is None:
+            if not self._knowledge.is_settled:
+                self._settle(None)
+            known = self._knowledge.to_document()
+        self._knowledge = Knowledge.of_document(known, n_most)
+        self._is_settled_for_all = True
+        return dict(known)
 
     def draft_alone(self) -> Engine:
         """An engine that writes with this one's draft alone, in the same memory.
@@ -306,7 +324,7 @@ class Engine:
         if request.n_draft != "auto" or self._drafter_name(request) == "none":
             return Fixed()
         temperature = request.sampling.temperature
-        repeats = request.seed is not None and temperature > 0
+        repeats = request.seed is not None and (temperature > 0 or self._is_settled_for_all)
         if repeats and not self._knowledge.is_settled:
             self._settle(request.progress)
         has_model = self._asks_the_draft(request)
