@@ -19,6 +19,7 @@ from ggufspec.errors import GgufspecError, OptionError
 
 _COMMANDS = {
     "audit": "Test whether speculative text is what the target alone would write.",
+    "batch": "Answer a file of prompts by several processes, and go on after a crash.",
     "bench": "Measure plain and speculative decoding side by side.",
     "compare": "Plain and speculative decoding side by side: a race, to watch or to record.",
     "demo": "Watch a large model write with the help of a small one; nothing to download.",

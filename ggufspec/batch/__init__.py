@@ -1,0 +1,1 @@
+"""Many prompts over worker processes, durably. No click, no echo."""
