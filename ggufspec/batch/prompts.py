@@ -37,7 +37,8 @@ class Prompt:
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> Prompt:
         """What to_document made."""
-        return Prompt(**document)
+        lists = {name: tuple(document[name]) for name in ("texts", "messages")}
+        return Prompt(**{**document, **lists})
 
     def to_document(self) -> dict[str, Any]:
         """For JSON."""
@@ -87,10 +88,10 @@ def _prompt_of(entry: Entry, index: int) -> Prompt:
         raise without_text(entry, _NEEDED)
     if not all(_is_text(text) and text for text in texts):
         raise PromptError(f"{entry.where} has a turn that is no text, or empty")
-    return Prompt(index, kind, texts=texts, id=given, id_name=id_name)
+    return Prompt(index, kind, texts=tuple(texts), id=given, id_name=id_name)
 
 
-def _messages(entry: Entry, value: object) -> list[dict[str, str]]:
+def _messages(entry: Entry, value: object) -> tuple[dict[str, str], ...]:
     wanted = 'give a list of {"role": ..., "content": ...}, both texts'
     if not isinstance(value, list) or not value:
         raise PromptError(f"{entry.where} has no conversation in 'messages'; {wanted}")
@@ -99,7 +100,7 @@ def _messages(entry: Entry, value: object) -> list[dict[str, str]]:
             _is_text(message.get(name)) for name in ("role", "content")
         ):
             raise PromptError(f"message {i} of {entry.where} is none; {wanted}")
-    return [{name: message[name] for name in ("role", "content")} for message in value]
+    return tuple({name: message[name] for name in ("role", "content")} for message in value)
 
 
 def _is_text(value: object) -> bool:

@@ -88,9 +88,10 @@ class FileResults:
             _refuse_existing(path, part)
         self._journal = Journal(part)
         self._order: InOrder[bytes] = InOrder(range(n_prompts))
-        held = None
+        is_ours = False  # whether it has nothing that was there before
         try:
             held = self._journal.read()
+            is_ours = held is None
             if held is None:
                 found = self._of_output() if path.exists() else []
                 kept = [record for record in found if not (again and record["error"])]
@@ -105,8 +106,8 @@ class FileResults:
             for index in sorted(self.records):
                 self._put(index)
         except GgufspecError:
-            if held is None:
-                self._journal.remove()  # it has nothing that the output has not
+            if is_ours:
+                self._journal.remove()
             else:
                 self._journal.close()
             raise
