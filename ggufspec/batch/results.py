@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import stat
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -57,7 +58,9 @@ class StreamResults:
             self._stream.flush()
 
     def close(self) -> None:
-        """Nothing is held back that could be written."""
+        """Nothing is held back that could be written; stdout is not ours to close."""
+        if self._stream is not sys.stdout.buffer:
+            self._stream.close()
 
 
 class FileResults:
@@ -102,6 +105,7 @@ class FileResults:
                 self._take(held[1])
             if again:
                 self.records = {i: each for i, each in self.records.items() if not each["error"]}
+            self._is_new = is_ours and not self.records
             self._output = self._opened()
             for index in sorted(self.records):
                 self._put(index)
@@ -125,7 +129,7 @@ class FileResults:
         self._put(record["index"])
 
     def close(self) -> None:
-        """The journal goes if the output is complete, and stays if not."""
+        """The journal goes if the output is complete or nothing was done, and stays if not."""
         try:
             with self._output, self._explained():
                 self._output.flush()
@@ -133,7 +137,11 @@ class FileResults:
         except CacheError:
             self._journal.close()
             raise
-        if len(self.records) == self._n_prompts:
+        was_never_begun = self._is_new and not self.records
+        if was_never_begun:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        if was_never_begun or len(self.records) == self._n_prompts:
             self._journal.remove()
         else:
             self._journal.close()

@@ -85,7 +85,7 @@ def test_a_last_line_of_zeros_is_cut_off(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n_kept", [0, 1, 15])
 def test_a_journal_that_was_never_begun_is_begun(n_kept: int, tmp_path: Path) -> None:
-    part = crashed(tmp_path)
+    part = crashed(tmp_path, 1)
     part.write_bytes(part.read_bytes()[:n_kept])
     (tmp_path / "r.jsonl").unlink()
     again = results(tmp_path, resume=True)

@@ -1,0 +1,309 @@
+"""`ggufspec batch` as people run it: killed, interrupted, resumed, and given nonsense."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+Command = Callable[..., Any]
+
+ERROR, USAGE, INTERRUPTED = 1, 2, 130
+# A shell starts jobs in the background with Ctrl-C switched off: switch it on, whoever started us.
+MAIN = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from ggufspec.cli.main import main; main()"
+)
+N = 10
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes as much as it is asked for."""
+    path = tmp_path_factory.mktemp("models") / "talker.gguf"
+    return tiny.write_llama(path, n_ctx_train=4096, chat_template=tiny.CHATML)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    lines = [json.dumps({"id": f"p{i}", "prompt": f"hello {i}"}) for i in range(N)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def batch(command: Command, talker: Path, prompts: Path, tmp_path: Path) -> Command:
+    """A batch of short texts, in this process but for its workers."""
+
+    def call(*args: str | Path, file: Path = prompts, out: str | Path = "r.jsonl") -> Any:
+        output = out if out == "-" else tmp_path / out
+        given = ("-m", talker, "-t", "1", "-n", "8", "--draft-n", "auto", *args)
+        return command("batch", file, "-o", output, *given)
+
+    return call
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of an output or a journal, but its first."""
+    lines = [line for line in path.read_bytes().split(b"\n")[:-1] if b'"index"' in line[:10]]
+    return [json.loads(line) for line in lines]
+
+
+def begun(err: str) -> list[int]:
+    return [int(number) - 1 for number in re.findall(r"begins prompt (\d+)", err)]
+
+
+class Long:
+    """A batch in a process group of its own, of texts that take some tenths of a second each."""
+
+    def __init__(self, talker: Path, prompts: Path, output: Path, *args: str) -> None:
+        given = ["-m", talker, "-t", "1", "-n", "120", "--drafter", "none", "-v", *args]
+        given += ["--num-processes", "2"]
+        self.output = output
+        self.part = output.with_name(f"{output.name}.part")
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                MAIN,
+                "batch",
+                str(prompts),
+                "-o",
+                str(output),
+                *map(str, given),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Long:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def wait_for(self, n_finished: int) -> None:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if self.part.exists() and len(records(self.part)) >= n_finished:
+                return
+            assert self.process.poll() is None
+            time.sleep(0.005)
+        raise AssertionError("it took too long")
+
+    def end(self) -> tuple[int, str]:
+        _, err = self.process.communicate(timeout=30)
+        return self.process.returncode, err.decode()
+
+    def workers(self) -> set[int]:
+        """The processes that it has started."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return set(map(int, path.read_text().split()))
+
+
+@pytest.fixture
+def long(talker: Path, prompts: Path, tmp_path: Path) -> Iterator[Callable[..., Long]]:
+    """Starts them, and leaves none behind."""
+    with ExitStack() as stack:
+        yield lambda *args: stack.enter_context(Long(talker, prompts, tmp_path / "r.jsonl", *args))
+
+
+def wait_until_gone(pids: Sequence[int] | set[int], seconds: float = 5) -> None:
+    deadline = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}/cmdline").exists() and alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "somebody was left behind"
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    """Not a zombie that nobody has buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks into /proc")
+
+
+# What it writes
+
+
+def test_records_come_in_the_order_of_the_prompts(batch: Command, tmp_path: Path) -> None:
+    result = batch("--num-processes", "2", "-v")
+    assert result.code == 0, result.err
+    assert result.out == ""
+    found = records(tmp_path / "r.jsonl")
+    assert [record["index"] for record in found] == list(range(N))
+    assert [record["id"] for record in found] == [f"p{i}" for i in range(N)]
+    assert all(record["n_generated"] == 8 for record in found)
+    assert "10 of 10 prompts; 0 failed; 80 tokens" in result.err
+    assert re.search(r"wrote 80 tokens for 10 prompts in [\d.]+ s: [\d.]+ tokens/s", result.err)
+    assert sorted(begun(result.err)) == list(range(N))
+    assert not (tmp_path / "r.jsonl.part").exists()
+
+
+def test_stdout_is_the_product(batch: Command, tmp_path: Path) -> None:
+    result = batch("--limit", "3", out="-")
+    assert [json.loads(line)["index"] for line in result.out.splitlines()] == [0, 1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["prompts.jsonl"]
+    into = batch("--limit", "3", "--num-processes", "2", out="/dev/null")
+    assert (into.code, into.out) == (0, "")
+
+
+def test_plain_text_and_the_turns_of_spec_bench(batch: Command, tmp_path: Path) -> None:
+    plain = tmp_path / "plain.txt"
+    plain.write_text("one\ntwo\n")
+    assert batch(file=plain, out="plain.jsonl").code == 0
+    assert len(records(tmp_path / "plain.jsonl")) == 2
+    bench = tmp_path / "question.jsonl"
+    bench.write_text('{"question_id": 81, "category": "writing", "turns": ["hello", "and?"]}\n')
+    assert batch(file=bench, out="bench.jsonl").code == 0
+    (record,) = records(tmp_path / "bench.jsonl")
+    assert (record["question_id"], len(record["choices"][0]["turns"])) == (81, 2)
+
+
+def test_what_fails_is_recorded_and_told(batch: Command, tmp_path: Path) -> None:
+    file = tmp_path / "mixed.jsonl"
+    lines = [{"prompt": "hello " * 200}, {"prompt": "hello"}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    result = batch("-c", "64", file=file)
+    assert result.code == ERROR
+    assert "2 of 2 prompts; 1 failed" in result.err
+    assert "prompt 1 failed: the prompt has " in result.err
+    found = records(tmp_path / "r.jsonl")
+    assert [record["error"] is None for record in found] == [False, True]
+    again = batch("-c", "64", "--resume", "-v", file=file)
+    assert (again.code, begun(again.err)) == (ERROR, [])
+    again = batch("-c", "64", "--resume", "--retry-failed", "-v", file=file)
+    assert (again.code, begun(again.err)) == (ERROR, [0])
+
+
+# Nonsense
+
+
+def test_what_is_refused_before_anything_is_loaded(batch: Command, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("\n")
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text('{"prompt": "a", "id": 1}\n{"prompt": "b", "id": 1}\n')
+    (tmp_path / "there.jsonl").write_text("precious\n")
+    for how, args, code, said in [
+        ({"file": empty}, [], ERROR, "has no prompts"),
+        ({"file": twice}, [], ERROR, "has id 1 twice"),
+        ({"file": tmp_path / "none"}, [], ERROR, "cannot be read"),
+        ({"out": "there.jsonl"}, [], USAGE, "there.jsonl is there already"),
+        ({"out": "there.jsonl"}, ["--resume"], USAGE, "another program"),
+        ({"out": "no/r.jsonl"}, [], ERROR, "there is no folder"),
+        ({"out": "."}, [], ERROR, "it is a folder"),
+        ({"out": "-"}, ["--resume"], USAGE, "--resume needs a file"),
+        ({}, ["--retry-failed"], USAGE, "goes with --resume"),
+        ({}, ["--no-chat", "--system", "x"], USAGE, "--system needs a chat"),
+        ({}, ["-n", "0"], USAGE, "at least 1"),
+        ({}, ["--num-processes", "0"], USAGE, "0 is not in the range"),
+        ({}, ["--temp", "-1"], USAGE, "-1"),
+    ]:
+        result = batch(*args, **how)
+        assert (result.code, result.out) == (code, ""), result.err
+        assert said in result.err
+        assert "Traceback" not in result.err
+    assert (tmp_path / "there.jsonl").read_text() == "precious\n"
+
+
+def test_a_model_that_cannot_be_loaded_ends_it(batch: Command, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + b"\1" * 500)
+    result = batch("-m", broken, "--num-processes", "2")
+    assert result.code == ERROR
+    assert "broken.gguf" in result.err
+    assert not list(tmp_path.glob("r.jsonl*")), "there is nothing to go on with"
+
+
+# Crashes
+
+
+@linux
+@pytest.mark.parametrize("n_finished", [0, 1, 5])
+def test_kill_9_of_everything_loses_and_repeats_nothing(
+    n_finished: int, long: Callable[..., Long]
+) -> None:
+    first = long()
+    first.wait_for(n_finished)
+    workers = first.workers()
+    os.killpg(first.process.pid, signal.SIGKILL)
+    first.end()
+    wait_until_gone(workers)
+    kept = {record["index"]: record for record in records(first.part)}
+    assert n_finished <= len(kept) < N
+    with first.part.open("ab") as torn:
+        torn.write(b'{"index": 9, "text": "he')
+    second = long("--resume")
+    code, err = second.end()
+    assert code == 0, err
+    assert sorted(begun(err)) == [i for i in range(N) if i not in kept]
+    found = records(first.output)
+    assert [record["index"] for record in found] == list(range(N))
+    assert all(found[i] == record for i, record in kept.items())
+    assert not first.part.exists()
+
+
+@linux
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["INT", "TERM"])
+def test_interrupted_it_keeps_what_is_finished(
+    number: signal.Signals, long: Callable[..., Long]
+) -> None:
+    first = long()
+    first.wait_for(2)
+    workers = first.workers()
+    if number == signal.SIGINT:
+        os.killpg(first.process.pid, number)  # as a terminal does
+    else:
+        first.process.send_signal(number)
+    code, err = first.end()
+    assert code == INTERRUPTED, err
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == ("ggufspec: interrupted; the same command with --resume goes on")
+    assert workers
+    wait_until_gone(workers)
+    assert 2 <= len(records(first.part)) < N
+
+
+@linux
+def test_when_the_parent_is_killed_its_workers_go_too(long: Callable[..., Long]) -> None:
+    first = long("--ignore-eos", "-n", "4000")
+    deadline = time.monotonic() + 20
+    assert first.process.stderr is not None
+    for line in first.process.stderr:
+        if b"begins prompt 2" in line:
+            break
+        assert time.monotonic() < deadline
+    workers = first.workers()
+    assert len(workers) == 2
+    first.process.kill()
+    first.process.communicate(timeout=20)
+    wait_until_gone(workers)
+
+
+def test_a_resumed_batch_must_be_the_same(batch: Command, prompts: Path, tmp_path: Path) -> None:
+    assert batch("--limit", "2").code == 0
+    output = tmp_path / "r.jsonl"
+    part = tmp_path / "r.jsonl.part"
+    lines = output.read_bytes().splitlines(keepends=True)
+    result = batch("--resume", "--temp", "0.5", "--limit", "2")
+    assert (result.code, output.read_bytes()) == (USAGE, b"".join(lines))
+    assert "complete, but not of these" in result.err
+    assert not part.exists()
