@@ -58,3 +58,11 @@ AUDIT_NEAR_TIE: Final = 0.05  # logits
 TUNE_DEPTH: Final = 300  # tokens in the cache; llama.cpp's kernels take another step at 256
 TUNE_RUNS: Final = 5  # measurements of each pass
 TUNE_N_MOST: Final = N_DRAFT_MAX  # drafted tokens
+
+# The server.
+SERVE_HOST: Final = "127.0.0.1"
+SERVE_PORT: Final = 8080
+SERVE_QUEUE: Final = 32  # requests that wait
+SERVE_TIMEOUT: Final = 600.0  # seconds of a request
+SERVE_BODY: Final = 2**20  # bytes of a request
+SERVE_GRACE: Final = 10.0  # seconds for what runs, when it is told to stop

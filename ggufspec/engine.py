@@ -118,10 +118,17 @@ class Engine:
             stop_tokens=end_tokens,
         )
 
-    def render(self, messages: Sequence[Message], template: str | None = None) -> list[int]:
+    def render(
+        self,
+        messages: Sequence[Message],
+        template: str | None = None,
+        *,
+        tools: Sequence[Mapping[str, object]] = (),
+    ) -> list[int]:
         """The token ids of a conversation, up to where the answer begins.
 
-        `template` (Jinja) replaces the target's own. Raises PromptError where there is neither.
+        `template` (Jinja) replaces the target's own; `tools` are for those that know of them.
+        Raises PromptError where there is no template.
         """
         model, vocab = self.target.model, self.vocab
         template = template or model.chat_template
@@ -132,7 +139,11 @@ class Engine:
             )
         bos_text = vocab.special_text(vocab.bos)
         text = render_chat(
-            template, messages, bos_text=bos_text, eos_text=vocab.special_text(vocab.eos)
+            template,
+            messages,
+            bos_text=bos_text,
+            eos_text=vocab.special_text(vocab.eos),
+            tools=tools,
         )
         has_bos = bool(bos_text) and text.startswith(bos_text)
         return vocab.tokenize(text, add_special=not has_bos, parse_special=True)
@@ -239,6 +250,12 @@ class Engine:
         if self._closed:
             raise ClosedError("this engine is closed; load it again")
         return self.target.model.vocab
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """What a token costs where nothing is drafted, as measured so far; None: not measured."""
+        costs = self._knowledge.costs
+        return costs.plain if costs.n_measured(1) else None
 
     def close(self) -> None:
         """Give the memory back. Closing twice is fine; its streams then raise ClosedError."""

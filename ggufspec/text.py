@@ -13,7 +13,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ggufspec.errors import OptionError, PromptError
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else a template may know
 
 
 class TextStream:
@@ -67,7 +67,14 @@ def _overlap(text: str, stop: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
-def render_chat(template: str, messages: Sequence[Message], *, bos_text: str, eos_text: str) -> str:
+def render_chat(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    bos_text: str,
+    eos_text: str,
+    tools: Sequence[Mapping[str, object]] = (),
+) -> str:
     """The prompt that a model's own Jinja template makes of a conversation.
 
     Templates come with model files, from anywhere: they run in a sandbox.
@@ -86,6 +93,7 @@ def render_chat(template: str, messages: Sequence[Message], *, bos_text: str, eo
             bos_token=bos_text,
             eos_token=eos_text,
             add_generation_prompt=True,
+            tools=[dict(tool) for tool in tools] or None,
         )
     except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
         raise PromptError(

@@ -26,6 +26,7 @@ _COMMANDS = {
     "models": "Models by name: list, show, download, verify and remove them.",
     "plan": "Where layers of a pair would go, and how fast that would be.",
     "run": "Continue a prompt, or answer it, with a target and a draft model.",
+    "serve": "Serve a pair by OpenAI's API, with a page to try it.",
     "standin": "Write a file of any model's shape, to try its speed before the download.",
     "tune": "Measure what passes cost here, and remember how a pair runs fastest.",
 }
