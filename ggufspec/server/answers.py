@@ -208,11 +208,12 @@ class Answer:
         offsets = []
         for each in found:
             offsets.append(offset)
-            offset += len(each.chosen.text)
+            offset += each.chosen.n_chars
         return {
             "tokens": [each.chosen.text for each in found],
             "token_logprobs": [each.chosen.logprob for each in found],
-            "top_logprobs": [{top.text: top.logprob for top in each.top} for each in found],
+            # Of two tokens with one text, the likelier is told.
+            "top_logprobs": [{top.text: top.logprob for top in each.top[::-1]} for each in found],
             "text_offset": offsets,
         }
 

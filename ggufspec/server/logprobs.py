@@ -21,8 +21,16 @@ class Logprob(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What the token shows; part of a character becomes U+FFFD."""
-        return self.data.decode("utf-8", "replace")
+        r"""What the token shows; part of a character is told as OpenAI does: `bytes:\xe2\x80`."""
+        try:
+            return self.data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+
+    @property
+    def n_chars(self) -> int:
+        """How much longer a text becomes by it; part of a character counts as one."""
+        return len(self.data.decode("utf-8", "replace"))
 
 
 class TokenLogprobs(NamedTuple):

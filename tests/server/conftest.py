@@ -1,0 +1,54 @@
+"""Servers over models of a few kilobytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from serving import Live, serving
+
+import ggufspec
+from ggufspec.engine import Engine
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+LONG = 200_000  # tokens: more than anybody waits for
+
+
+@pytest.fixture(scope="package")
+def chat_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A pair for chat, with random weights: it writes any bytes at all."""
+    folder = tmp_path_factory.mktemp("models")
+    how: dict[str, Any] = {"vocab": tiny.BPE, "chat_template": tiny.CHATML, "n_ctx_train": 1024}
+    return (
+        tiny.write_llama(folder / "target.gguf", **how),
+        tiny.write_llama(folder / "draft.gguf", n_layer=1, **how),
+    )
+
+
+@pytest.fixture(scope="package")
+def chat_pair(chat_files: tuple[Path, Path]) -> Iterator[Engine]:
+    with ggufspec.load(*chat_files, n_threads=1, tuned=False) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="package")
+def live(chat_pair: Engine) -> Iterator[Live]:
+    """One server for all tests that leave it as it was."""
+    with serving(chat_pair, keep_alive=0.1) as running:
+        yield running
+
+
+@pytest.fixture(scope="package")
+def endless_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes the alphabet, over and over, and never ends."""
+    path = tmp_path_factory.mktemp("models") / "endless.gguf"
+    return tiny.write_scripted(path, tiny.SPM.spell(LETTERS), chat_template=tiny.CHATML)
+
+
+@pytest.fixture(scope="package")
+def endless(endless_file: Path) -> Iterator[Engine]:
+    with ggufspec.load(endless_file, n_threads=1, n_ctx=LONG, tuned=False) as engine:
+        yield engine

@@ -1,0 +1,318 @@
+"""OpenAI's API: what its own client, and others, get for what they ask."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from serving import Live, events_of, said
+
+from ggufspec.engine import Engine
+
+TURN = [{"role": "user", "content": "hello world"}]
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 24}
+ASKED = {
+    "/v1/completions": {"prompt": "hello world"},
+    "/v1/chat/completions": {"messages": TURN},
+}
+
+
+@pytest.fixture
+def client(live: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="any", max_retries=0) as made:
+        yield made
+
+
+def text_of(body: Any) -> str:
+    choice = body["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"])
+
+
+# Texts
+
+
+def test_greedy_texts_are_those_of_the_engine(live: Live) -> None:
+    wanted = live.engine.generate("hello world", **GREEDY)
+    assert text_of(live.ok("/v1/completions", prompt="hello world", **GREEDY)) == wanted.text
+    wanted = live.engine.chat(TURN, **GREEDY)
+    assert text_of(live.ok("/v1/chat/completions", messages=TURN, **GREEDY)) == wanted.text
+
+
+@pytest.mark.parametrize("path", ASKED)
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_stream_says_what_the_whole_answer_says(
+    live: Live, path: str, sampling: dict[str, Any]
+) -> None:
+    asked = {**ASKED[path], **sampling}
+    live.engine.forget()
+    whole = live.ok(path, **asked)
+    live.engine.forget()
+    events = events_of(
+        live.post(path, **asked, stream=True, stream_options={"include_usage": True})
+    )
+    assert said(events) == text_of(whole)
+    *chunks, last = events
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert last["choices"] == []
+    assert {event["id"] for event in events} == {events[0]["id"]}
+    reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    assert reasons[-1] == whole["choices"][0]["finish_reason"] == "length"
+    assert set(reasons[:-1]) == {None}
+    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 24
+
+
+def test_the_openai_package_reads_both_forms(client: openai.OpenAI, live: Live) -> None:
+    wanted = live.engine.chat(TURN, **GREEDY).text
+    messages: Any = TURN
+    whole = client.chat.completions.create(model="x", messages=messages, **GREEDY)
+    assert whole.choices[0].message.content == wanted
+    assert whole.usage is not None
+    details = whole.usage.completion_tokens_details
+    assert details is not None
+    assert details.accepted_prediction_tokens is not None
+    stream = client.chat.completions.create(model="x", messages=messages, stream=True, **GREEDY)
+    chunks = [chunk.choices[0] for chunk in stream]
+    assert "".join(chunk.delta.content or "" for chunk in chunks) == wanted
+    assert [chunk.delta.role for chunk in chunks][:2] == ["assistant", None]
+    legacy = client.completions.create(model="x", prompt="hello world", **GREEDY)
+    assert legacy.choices[0].text == live.engine.generate("hello world", **GREEDY).text
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").id == "tiny"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("huge")
+    with pytest.raises(openai.BadRequestError, match="temperature"):
+        client.completions.create(model="x", prompt="hello", temperature=-1)
+
+
+def test_curl_gets_an_answer(live: Live) -> None:
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("there is no curl here")
+    asked = json.dumps({"prompt": "hello world", **GREEDY})
+    done = subprocess.run(
+        [curl, "-sS", "--noproxy", "*", f"{live.url}/v1/completions", "--json", asked],
+        capture_output=True,
+        timeout=20,
+    )
+    assert done.returncode == 0, done.stderr
+    wanted = live.engine.generate("hello world", **GREEDY).text
+    assert text_of(json.loads(done.stdout)) == wanted
+
+
+def test_usage_adds_up(live: Live) -> None:
+    body = live.ok("/v1/completions", prompt=["hello world", "the end"], n=2, **SAMPLED)
+    usage = body["usage"]
+    n_prompt = sum(len(live.engine.tokenize(prompt)) for prompt in ("hello world", "the end"))
+    assert usage["prompt_tokens"] == n_prompt
+    assert usage["completion_tokens"] == 4 * 24
+    assert usage["total_tokens"] == n_prompt + 4 * 24
+    details = usage["completion_tokens_details"]
+    assert 0 <= details["accepted_prediction_tokens"] <= usage["completion_tokens"]
+    assert details["rejected_prediction_tokens"] >= 0
+    assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
+
+
+def test_without_speculation_nothing_is_drafted(live: Live) -> None:
+    asked = {"prompt": "hello world", **GREEDY, "report_drafted": True}
+    plain = live.ok("/v1/completions", **asked, speculative=False)
+    assert plain["ggufspec"][0]["n_drafted"] == 0
+    assert plain["ggufspec"][0]["drafted"] == [False] * 24
+    assert text_of(plain) == text_of(live.ok("/v1/completions", **asked))
+
+
+def test_who_wrote_each_token_is_told_only_when_asked(live: Live) -> None:
+    asked = {"prompt": "hello world", **GREEDY, "stream": True}
+    assert all(
+        "ggufspec" not in event for event in events_of(live.post("/v1/completions", **asked))
+    )
+    events = events_of(live.post("/v1/completions", **asked, report_drafted=True))
+    flags = [flag for event in events for flag in event["ggufspec"]["drafted"]]
+    assert len(flags) == 24
+    assert sum(flags) == events[-1]["ggufspec"]["n_accepted"]
+
+
+def test_seeds_repeat_texts_and_choices_differ(live: Live) -> None:
+    def ask(seed: int) -> list[str]:
+        live.engine.forget()
+        body = live.ok("/v1/completions", prompt="hello", n=3, **{**SAMPLED, "seed": seed})
+        return [choice["text"] for choice in body["choices"]]
+
+    texts = ask(5)
+    assert ask(5) == texts
+    assert len({*texts, *ask(100)}) == 6
+    assert ask(6)[0] != texts[0]
+    live.ok("/v1/completions", prompt="hello", **{**SAMPLED, "seed": -(2**62)})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_stop_strings_end_a_text_and_are_no_part_of_it(live: Live, stream: bool) -> None:
+    text = live.engine.generate("hello world", **GREEDY).text
+    stop = text[6:8]
+    asked = {"prompt": "hello world", **GREEDY, "stop": ["never seen", stop], "stream": stream}
+    if stream:
+        events = events_of(live.post("/v1/completions", **asked))
+        found, reason = said(events), events[-1]["choices"][0]["finish_reason"]
+    else:
+        body = live.ok("/v1/completions", **asked)
+        found, reason = text_of(body), body["choices"][0]["finish_reason"]
+    assert found == text[: text.index(stop)]
+    assert reason == "stop"
+
+
+def test_logit_bias_and_penalties_reach_the_sampler(live: Live) -> None:
+    first = live.engine.generate("hello world", **GREEDY).tokens[0]
+    banned = live.ok("/v1/completions", prompt="hello world", **GREEDY, logit_bias={first: -100})
+    wanted = live.engine.generate("hello world", **GREEDY, logit_bias={first: -100.0})
+    assert text_of(banned) == wanted.text
+    assert wanted.tokens[0] != first
+    asked = {"presence_penalty": 1.5, "frequency_penalty": 0.5}
+    wanted = live.engine.generate("hello world", **GREEDY, **asked, repeat_last_n=-1)
+    assert text_of(live.ok("/v1/completions", prompt="hello world", **GREEDY, **asked)) == (
+        wanted.text
+    )
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer"}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def test_a_schema_holds_the_answer(live: Live) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    body = live.ok(
+        "/v1/chat/completions", messages=TURN, response_format=wanted, seed=1, max_tokens=200
+    )
+    assert body["choices"][0]["finish_reason"] == "stop"
+    found = json.loads(text_of(body))
+    assert set(found) == {"name", "age"}
+    assert len(found["name"]) <= 5
+    assert isinstance(found["age"], int)
+    body = live.ok(
+        "/v1/chat/completions",
+        messages=TURN,
+        response_format={"type": "json_object"},
+        max_tokens=4,
+    )
+    assert text_of(body).startswith("{")
+
+
+def test_text_parts_and_developers_are_messages_too(live: Live) -> None:
+    parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "world"}]
+    plain = [{"role": "system", "content": "be brief"}, *TURN]
+    richer = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
+    texts = {
+        text_of(live.ok("/v1/chat/completions", messages=messages, **GREEDY))
+        for messages in (plain, richer)
+    }
+    assert len(texts) == 1
+
+
+def test_a_chat_is_not_read_anew_at_each_turn(live: Live) -> None:
+    live.engine.forget()
+    first = live.ok("/v1/chat/completions", messages=TURN, **GREEDY)
+    answer = {"role": "assistant", "content": "all right"}
+    turns = [*TURN, answer, {"role": "user", "content": "and then"}]
+    second = live.ok("/v1/chat/completions", messages=turns, **GREEDY)
+    n_known = second["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert first["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    assert n_known >= first["usage"]["prompt_tokens"] - 1
+
+
+# Log-probabilities
+
+
+@pytest.mark.parametrize("speculative", [False, True])
+def test_logprobs_are_those_of_the_target(live: Live, speculative: bool) -> None:
+    asked = {"prompt": "hello world", **GREEDY, "logprobs": 3, "speculative": speculative}
+    body = live.ok("/v1/completions", **asked)
+    told = body["choices"][0]["logprobs"]
+    prompt = live.engine.tokenize("hello world")
+    tokens = live.engine.generate("hello world", **GREEDY).tokens
+    assert len(told["token_logprobs"]) == len(told["tokens"]) == 24
+    rows = live.engine.logits(prompt, tokens, whose="target")
+    for row, token, logprob, top in zip(
+        rows, tokens, told["token_logprobs"], told["top_logprobs"], strict=True
+    ):
+        logits = row[0].astype(float)
+        n_total = math.log(sum(math.exp(logit - logits.max()) for logit in logits))
+        assert logprob == pytest.approx(logits[token] - logits.max() - n_total, abs=1e-3)
+        assert max(top.values()) == pytest.approx(logprob), "greedy takes the likeliest"
+    events = events_of(live.post("/v1/completions", **asked, stream=True))
+    found = [
+        logprob
+        for event in events
+        for logprob in (event["choices"][0]["logprobs"] or {}).get("token_logprobs", [])
+    ]
+    assert found == pytest.approx(told["token_logprobs"], abs=1e-3)
+
+
+def test_logprobs_of_a_chat_name_bytes(live: Live) -> None:
+    body = live.ok("/v1/chat/completions", messages=TURN, **GREEDY, logprobs=True, top_logprobs=2)
+    content = body["choices"][0]["logprobs"]["content"]
+    assert len(content) == 24
+    text = b"".join(bytes(entry["bytes"]) for entry in content).decode("utf-8", "replace")
+    assert text == text_of(body)
+    assert all(len(entry["top_logprobs"]) == 2 for entry in content)
+    bad = live.post("/v1/chat/completions", messages=TURN, top_logprobs=2)
+    assert (bad.status_code, bad.json()["error"]["message"].split()[0]) == (400, "top_logprobs")
+
+
+# The rest
+
+
+def test_predict_gives_the_prompt_back_with_its_continuation(live: Live) -> None:
+    wanted = live.engine.generate("hello world", temperature=0, max_tokens=40).text
+    assert live.ok("/predict", prompt="hello world", temperature=0) == "hello world" + wanted
+
+
+@pytest.mark.parametrize("text", ["hello world", "", "héllo 🙂"])
+def test_tokens_there_and_back(live: Live, text: str) -> None:
+    tokens = live.ok("/tokenize", content=text)["tokens"]
+    assert live.ok("/detokenize", tokens=tokens) == {"content": text}
+    bad = live.post("/detokenize", tokens=[10**6])
+    assert bad.status_code == 400
+
+
+def test_prompts_may_be_tokens(live: Live) -> None:
+    tokens = live.engine.tokenize("hello world")
+    wanted = live.engine.generate("hello world", **GREEDY).text
+    assert text_of(live.ok("/v1/completions", prompt=tokens, **GREEDY)) == wanted
+    body = live.ok("/v1/completions", prompt=[tokens, tokens], **GREEDY)
+    assert [choice["text"] for choice in body["choices"]] == [wanted, wanted]
+
+
+def test_health_and_metrics_tell_what_was_done(live: Live, chat_pair: Engine) -> None:
+    assert live.client.get("/health").json() == {"status": "ok"}
+    before = live.metric("generated_tokens_total")
+    live.ok("/v1/completions", prompt="hello world", **GREEDY)
+    assert live.metric("generated_tokens_total") == before + 24
+    assert live.metric('requests_total{path="/v1/completions",status="200"}') > 0
+    response = live.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = set()
+    for line in response.text.splitlines():
+        if line.startswith("# TYPE "):
+            names.add(line.split()[2])
+        elif not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            float(value)
+            base = name.partition("{")[0]
+            base = base.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
+            assert base in names, line
+    buckets = [float(line.split()[-1]) for line in response.text.splitlines() if "_bucket{" in line]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == live.metric("time_to_first_token_seconds_count")
+    for name in ("drafted", "accepted"):
+        assert f'ggufspec_{name}_tokens_total{{position="0"}}' in response.text
+    n_tried, n_stood = (live.metric(f"{name}_tokens_total") for name in ("drafted", "accepted"))
+    assert n_tried >= n_stood

@@ -1,0 +1,400 @@
+"""Whatever clients send: a clear 4xx, nothing of ours in it, and the next request works."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from serving import Live, comes_true, serving
+
+from ggufspec.engine import Engine
+from ggufspec.server import listen
+from ggufspec.server.guard import check_json
+from ggufspec.server.problems import Problem
+
+JSON = {"Content-Type": "application/json"}
+DEEP = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+RUBBISH = {
+    "empty": b"",
+    "not JSON": b"{",
+    "two documents": b"{} {}",
+    "a list": b"[]",
+    "null": b"null",
+    "NaN": b'{"prompt": "hi", "temperature": NaN}',
+    "infinity": b'{"prompt": "hi", "temperature": -Infinity}',
+    "too large a float": b'{"prompt": "hi", "temperature": 1e999}',
+    "too large an int": b'{"prompt": "hi", "seed": ' + b"9" * 5000 + b"}",
+    "twenty digits": b'{"prompt": "hi", "seed": 99999999999999999999}',
+    "deep": DEEP,
+    "deep but not broken": b'{"prompt": "hi", "x": ' + b"[" * 70 + b"]" * 70 + b"}",
+    "a key twice": b'{"prompt": "hi", "prompt": "ho"}',
+    "half a surrogate": rb'{"prompt": "\ud800"}',
+    "half a surrogate as key": rb'{"prompt": "hi", "\udfff": 1}',
+    "not UTF-8": b'{"prompt": "\xff"}',
+    "UTF-16": '{"prompt": "hi"}'.encode("utf-16"),
+    "a byte order mark": b'\xef\xbb\xbf{"prompt": "hi"}',
+}
+
+WRONG: dict[str, dict[str, Any]] = {
+    "no prompt": {},
+    "an empty prompt": {"prompt": ""},
+    "a number as prompt": {"prompt": 5},
+    "no tokens": {"prompt": []},
+    "a negative token": {"prompt": [-1]},
+    "a token beyond": {"prompt": [10**6]},
+    "tokens and texts": {"prompt": ["hi", 5]},
+    "an empty text among prompts": {"prompt": ["hi", ""]},
+    "too long a prompt": {"prompt": "x" * 20_000},
+    "a text as temperature": {"prompt": "hi", "temperature": "1"},
+    "true as temperature": {"prompt": "hi", "temperature": True},
+    "a huge temperature": {"prompt": "hi", "temperature": 1e300},
+    "top_p of 0": {"prompt": "hi", "top_p": 0},
+    "min_p of 2": {"prompt": "hi", "min_p": 2},
+    "max_tokens of 0": {"prompt": "hi", "max_tokens": 0},
+    "max_tokens as text": {"prompt": "hi", "max_tokens": "5"},
+    "max_tokens as float": {"prompt": "hi", "max_tokens": 5.5},
+    "a million choices": {"prompt": "hi", "n": 10**6},
+    "an empty stop": {"prompt": "hi", "stop": ""},
+    "an empty stop among stops": {"prompt": "hi", "stop": ["a", ""]},
+    "too many stops": {"prompt": "hi", "stop": ["a"] * 100},
+    "a bias that is no token": {"prompt": "hi", "logit_bias": {"hello": 1}},
+    "a bias beyond": {"prompt": "hi", "logit_bias": {"999999": 1}},
+    "a bias of text": {"prompt": "hi", "logit_bias": {"5": "1"}},
+    "a huge penalty": {"prompt": "hi", "presence_penalty": 1e300},
+    "an unknown format": {"prompt": "hi", "response_format": {"type": "xml"}},
+    "no schema": {"prompt": "hi", "response_format": {"type": "json_schema"}},
+    "a schema that is none": {
+        "prompt": "hi",
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "oracle"}}},
+    },
+    "an endless schema": {
+        "prompt": "hi",
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"schema": {"type": "string", "maxLength": 10**9}},
+        },
+    },
+    "too many logprobs": {"prompt": "hi", "logprobs": 1000},
+    "a suffix": {"prompt": "hi", "suffix": "ho"},
+    "an echo": {"prompt": "hi", "echo": True},
+    "the best of many": {"prompt": "hi", "best_of": 5},
+    "stream as number": {"prompt": "hi", "stream": 1},
+}
+
+WRONG_CHATS: dict[str, dict[str, Any]] = {
+    "no messages": {"messages": []},
+    "no role": {"messages": [{"content": "hi"}]},
+    "an unknown role": {"messages": [{"role": "oracle", "content": "hi"}]},
+    "a number as content": {"messages": [{"role": "user", "content": 5}]},
+    "an image": {
+        "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
+    },
+    "arguments that are no JSON": {
+        "messages": [
+            {
+                "role": "assistant",
+                "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+            }
+        ]
+    },
+    "tools where there are none": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    },
+    "a tool that must be called": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tool_choice": "required",
+    },
+    "functions of old": {
+        "messages": [{"role": "user", "content": "hi"}],
+        "functions": [{"name": "f"}],
+    },
+}
+
+
+def check_refused(live: Live, response: httpx.Response, *statuses: int) -> None:
+    assert response.status_code in (statuses or (400,)), response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    for leaked in ("Traceback", ".py", ".gguf", "site-packages", "/tmp"):
+        assert leaked not in response.text
+    assert live.post("/v1/completions", prompt="hi", max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize("body", RUBBISH.values(), ids=list(RUBBISH))
+def test_rubbish_is_refused(live: Live, body: bytes) -> None:
+    response = live.client.post("/v1/completions", content=body, headers=JSON)
+    check_refused(live, response)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("body", WRONG.values(), ids=list(WRONG))
+def test_wrong_values_are_refused(live: Live, body: dict[str, Any], stream: bool) -> None:
+    check_refused(live, live.post("/v1/completions", **{"stream": stream, **body}))
+
+
+@pytest.mark.parametrize("body", WRONG_CHATS.values(), ids=list(WRONG_CHATS))
+def test_wrong_chats_are_refused(live: Live, body: dict[str, Any]) -> None:
+    check_refused(live, live.post("/v1/chat/completions", **body))
+
+
+def test_where_it_is_wrong_is_told(live: Live) -> None:
+    error = live.post("/v1/completions", prompt="hi", top_p=7).json()["error"]
+    assert error["param"] == "top_p"
+    error = live.post("/v1/chat/completions", messages=[{"role": "user", "content": 5}]).json()
+    assert error["error"]["param"].startswith("messages.0.content")
+
+
+def test_a_model_without_a_template_says_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(live.engine.target.model), "chat_template", None)
+    response = live.post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
+    check_refused(live, response)
+    assert "no chat template" in response.text
+
+
+def test_what_is_nearly_rubbish_is_taken(live: Live) -> None:
+    for body in (
+        rb'{"prompt": "\ud83d\ude42", "max_tokens": 1, "user": null, "unknown": {"a": [1e3]}}',
+        b' {"prompt":"hi","max_tokens":1,"temperature":0,"seed":-9223372036854775808}\n',
+    ):
+        assert live.client.post("/v1/completions", content=body, headers=JSON).status_code == 200
+
+
+def test_the_check_of_json_is_quick() -> None:
+    began = time.perf_counter()
+    with pytest.raises(Problem) as refused:
+        check_json(DEEP)
+    assert "nested deeper" in refused.value.message
+    check_json(json.dumps({"prompt": list(range(150_000))}).encode())
+    assert time.perf_counter() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nothing", 404),
+        ("GET", "/v1/completions", 405),
+        ("DELETE", "/v1/models", 405),
+        ("PUT", "/predict", 405),
+        ("POST", "/../../etc/passwd", 404),
+        ("GET", "/v1/models/%00%ff", 404),
+    ],
+)
+def test_what_is_not_there_is_said(live: Live, method: str, path: str, status: int) -> None:
+    response = live.client.request(method, path, json={} if method == "POST" else None)
+    check_refused(live, response, status)
+
+
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx"]
+)
+def test_only_json_is_taken(live: Live, kind: str | None) -> None:
+    headers = {} if kind is None else {"Content-Type": kind}
+    response = live.client.post("/v1/completions", content=b'{"prompt":"hi"}', headers=headers)
+    check_refused(live, response, 415)
+
+
+# Limits
+
+
+@pytest.fixture(scope="module")
+def strict(chat_pair: Engine) -> Iterator[Live]:
+    """A server with a key, a small body, and little time for it."""
+    with serving(chat_pair, api_key="s3cret", n_body_bytes=1000, body_seconds=0.5) as running:
+        yield running
+
+
+def test_a_body_may_not_be_larger_than_the_limit(strict: Live) -> None:
+    check_refused(strict, strict.post("/v1/completions", prompt="x" * 2000), 413)
+
+    def chunks() -> Iterator[bytes]:
+        yield b'{"prompt": "'
+        for _ in range(20):
+            yield b"x" * 100
+
+    response = strict.client.post("/v1/completions", content=chunks(), headers=JSON)
+    check_refused(strict, response, 413)
+    fits = json.dumps({"prompt": "hi", "max_tokens": 1}).encode().ljust(1000)
+    assert strict.client.post("/v1/completions", content=fits, headers=JSON).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/completions", "/tokenize"])
+@pytest.mark.parametrize("key", [None, "Bearer", "Bearer wrong", "Basic s3cret", "Bearer s3cretx"])
+def test_without_the_key_nothing_is_told(strict: Live, path: str, key: str | None) -> None:
+    headers = {} if key is None else {"Authorization": key}
+    method = "POST" if path in ("/v1/completions", "/tokenize") else "GET"
+    with httpx.Client(base_url=strict.url, trust_env=False) as anybody:
+        response = anybody.request(method, path, headers=headers)
+    check_refused(strict, response, 401)
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert "s3cret" not in response.text
+
+
+def test_with_the_key_it_works_and_health_needs_none(strict: Live) -> None:
+    assert strict.client.get("/v1/models").status_code == 200
+    with httpx.Client(base_url=strict.url, trust_env=False) as anybody:
+        for path in ("/", "/health"):
+            assert anybody.get(path).status_code == 200
+
+
+def test_other_origins_are_let_in_only_when_named(live: Live, chat_pair: Engine) -> None:
+    asked = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
+    assert "access-control-allow-origin" not in live.client.get("/health", headers=asked).headers
+    assert live.client.options("/v1/completions", headers=asked).status_code == 405
+    with serving(chat_pair, cors_origins=("http://good.example",)) as open_to_one:
+        for origin, allowed in (("http://evil.example", None), ("http://good.example",) * 2):
+            headers = {**asked, "Origin": origin}
+            response = open_to_one.client.options("/v1/completions", headers=headers)
+            assert response.headers.get("access-control-allow-origin") == allowed
+
+
+def test_other_names_than_this_machines_are_refused(chat_pair: Engine) -> None:
+    with serving(chat_pair, hosts=("127.0.0.1", "localhost", "[::1]")) as local:
+        for host, status in (
+            ("evil.example", 403),
+            ("127.0.0.1.evil.example:80", 403),
+            ("localhost:99", 200),
+            ("[::1]:99", 200),
+        ):
+            assert local.client.get("/v1/models", headers={"Host": host}).status_code == status
+
+
+# Sockets
+
+
+def spoken(live: Live, *parts: bytes, shut: bool = False, pause: float = 0.0) -> bytes:
+    """What a server answers to raw bytes, until it closes."""
+    with socket.create_connection(live.address, timeout=10) as connection:
+        try:
+            for part in parts:
+                connection.sendall(part)
+                time.sleep(pause)
+            if shut:
+                connection.shutdown(socket.SHUT_WR)
+            heard = b""
+            while more := connection.recv(65536):
+                heard += more
+        except OSError:
+            return b"gone"
+        return heard
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+KEY = b"Authorization: Bearer s3cret\r\n"
+
+
+def works(live: Live) -> bool:
+    return live.post("/v1/completions", prompt="hi", max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 50_000,
+        HEAD + b"Content-Length: -5\r\n\r\n",
+        HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    ],
+    ids=["TLS", "no HTTP", "no Host", "many heads", "negative", "two lengths", "chunk"],
+)
+def test_what_is_no_request_is_refused(live: Live, data: bytes) -> None:
+    assert spoken(live, data, shut=True)[:12] in (b"HTTP/1.1 400", b"gone", b"")
+    assert works(live)
+
+
+def test_a_body_that_dribbles_is_cut_off(strict: Live) -> None:
+    began = time.monotonic()
+    heard = spoken(strict, HEAD + KEY + b"Content-Length: 500\r\n\r\n", *[b"{"] * 2, pause=0.15)
+    assert heard.startswith(b"HTTP/1.1 408 ")
+    assert time.monotonic() - began < 3
+    assert works(strict)
+
+
+def test_a_body_that_never_ends_is_cut_off(strict: Live) -> None:
+    head = HEAD + KEY + b"Transfer-Encoding: chunked\r\n\r\n"
+    heard = spoken(strict, head, *[b"64\r\n" + b"x" * 100 + b"\r\n"] * 100)
+    assert heard.startswith(b"HTTP/1.1 413 ") or heard == b"gone"
+    assert works(strict)
+
+
+@pytest.mark.parametrize(
+    "first", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["at first", "later"]
+)
+def test_a_head_that_dribbles_is_cut_off(
+    chat_pair: Engine, monkeypatch: pytest.MonkeyPatch, first: bytes
+) -> None:
+    monkeypatch.setattr(listen, "_HEAD_SECONDS", 0.4)
+    with serving(chat_pair) as live:
+        began = time.monotonic()
+        dribble = [bytes([byte]) for byte in b"GET /heal"]
+        heard = spoken(live, first, *dribble, pause=0.1)
+        assert b"HTTP/1.1 408 " in heard or heard == b"gone"
+        assert time.monotonic() - began < 3
+        assert works(live)
+
+
+def test_a_connection_that_says_nothing_is_cut_off(
+    chat_pair: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "_HEAD_SECONDS", 0.2)
+    with serving(chat_pair) as live:
+        assert spoken(live).startswith(b"HTTP/1.1 408 ")
+
+
+def test_who_sends_half_and_hangs_up_is_forgotten(live: Live) -> None:
+    assert spoken(live, HEAD + b"Content-Length: 500\r\n\r\n{", shut=True) in (b"", b"gone")
+    assert works(live)
+
+
+def test_who_closes_one_half_has_gone_away(endless: Engine) -> None:
+    body = json.dumps({"prompt": "hi", "stream": True}).encode()
+    with serving(endless) as live:
+        head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
+        spoken(live, head + body, shut=True)
+        assert live.is_free(within=1.0)
+        assert works(live)
+
+
+def test_who_does_not_read_the_answer_is_cut_off(
+    endless: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "_STALLED_SECONDS", 0.2)
+    body = json.dumps({"prompt": "hi", "stream": True, "logprobs": 20}).encode()
+    with serving(endless, n_unsent=4096) as live, socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(live.address)
+        connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+        assert comes_true(lambda: live.service.worker.n_running == 1)
+        assert live.is_free(within=15.0)
+        assert works(live)
+
+
+def test_requests_in_a_row_on_one_connection_are_all_answered(live: Live) -> None:
+    one = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    heard = spoken(live, *[one + b"\r\n"] * 9, one + b"Connection: close\r\n\r\n")
+    assert heard.count(b"HTTP/1.1 200 OK") == 10
+
+
+def test_many_silent_connections_keep_nobody_out(live: Live) -> None:
+    silent = [socket.create_connection(live.address, timeout=5) for _ in range(100)]
+    try:
+        threads = [threading.Thread(target=works, args=(live,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert works(live)
+    finally:
+        for connection in silent:
+            connection.close()

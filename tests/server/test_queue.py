@@ -1,0 +1,310 @@
+"""Many clients, one engine: turns, limits, clients that go away, and the end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from serving import Live, comes_true, events_of, said, serving
+
+import ggufspec
+from ggufspec.engine import Engine
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}
+BRIEF: dict[str, Any] = {"prompt": "hi", "temperature": 0, "max_tokens": 26}
+
+
+@pytest.fixture
+def busy(endless: Engine) -> Iterator[Live]:
+    """A server whose requests never end, and of which two may wait."""
+    with serving(endless, n_waiting_max=2, keep_alive=0.05) as running:
+        yield running
+
+
+def begin(live: Live, stack: ExitStack, **more: Any) -> httpx.Response:
+    """A stream that has begun to write, and will not end by itself."""
+    made = live.client.stream("POST", "/v1/completions", json={**ENDLESS, **more})
+    response = stack.enter_context(made)
+    assert comes_true(lambda: live.service.worker.n_running == 1)
+    return response
+
+
+# Turns
+
+
+def test_requests_are_served_in_the_order_they_came(live: Live) -> None:
+    prompts = ["hello", "world", "the model", "the end", "say", "stop"]
+    wanted = {p: live.engine.generate(p, temperature=0, max_tokens=30).text for p in prompts}
+
+    def ask(prompt: str) -> tuple[str, str]:
+        asked: dict[str, Any] = {"prompt": prompt, "temperature": 0, "max_tokens": 30}
+        if prompt < "s":
+            events = events_of(live.post("/v1/completions", **asked, stream=True))
+            return prompt, said(events)
+        return prompt, live.ok("/v1/completions", **asked)["choices"][0]["text"]
+
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(ask, prompts * 4))
+    assert len(answers) == 24
+    assert all(text == wanted[prompt] for prompt, text in answers), "none is lost or mixed up"
+
+
+def test_beyond_the_queue_clients_are_told_when_to_come_back(busy: Live) -> None:
+    with ExitStack() as stack:
+        begin(busy, stack)
+        for n_waiting in (1, 2):
+            stack.enter_context(busy.client.stream("POST", "/v1/completions", json=ENDLESS))
+            assert comes_true(lambda n=n_waiting: busy.service.worker.n_waiting == n)
+        assert busy.metric("queue_waiting") == 2
+        for stream in (True, False):
+            refused = busy.post("/v1/completions", **{**ENDLESS, "stream": stream})
+            assert refused.status_code == 429
+            assert 1 <= int(refused.headers["retry-after"]) <= 60
+            assert refused.json()["error"]["code"] == "queue_full"
+        with (
+            openai.OpenAI(base_url=f"{busy.url}/v1", api_key="x", max_retries=0) as client,
+            pytest.raises(openai.RateLimitError),
+        ):
+            client.completions.create(model="x", prompt="hi")
+        assert busy.client.get("/health").status_code == 200, "and the rest is answered at once"
+    assert busy.is_free()
+    assert busy.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
+
+
+# Clients that go away
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_the_worker_within_a_round(busy: Live, stream: bool) -> None:
+    if stream:
+        with ExitStack() as stack:
+            begin(busy, stack)
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            busy.client.post("/v1/completions", json={**ENDLESS, "stream": False}, timeout=0.3)
+    assert busy.is_free(within=1.0)
+    assert busy.metric('tasks_total{end="cancelled"}') == 1
+    assert busy.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
+
+
+def test_a_round_ends_after_the_client_has_gone(
+    busy: Live, endless: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[int] = []
+    real = type(busy.service.worker)._logprobs
+
+    def counted(worker: Any, *args: Any) -> Any:
+        told.append(int(worker._running.is_given_up))
+        return real(worker, *args)
+
+    monkeypatch.setattr(type(busy.service.worker), "_logprobs", counted)
+    with ExitStack() as stack:
+        begin(busy, stack)
+    assert busy.is_free(within=1.0)
+    assert sum(told) <= 1, "what was under way when it went, and no more"
+
+
+def test_who_goes_away_while_waiting_leaves_the_queue(busy: Live) -> None:
+    with ExitStack() as stack:
+        begin(busy, stack)
+        with busy.client.stream("POST", "/v1/completions", json=ENDLESS):
+            assert comes_true(lambda: busy.service.worker.n_waiting == 1)
+        assert comes_true(lambda: busy.service.worker.n_waiting == 0)
+        assert busy.service.worker.n_running == 1
+
+
+def test_a_prompt_is_no_longer_read_for_nobody(endless_file: Path) -> None:
+    with (
+        ggufspec.load(endless_file, n_threads=1, n_ctx=100_000, n_batch=16, tuned=False) as engine,
+        serving(engine) as live,
+    ):
+        with pytest.raises(httpx.ReadTimeout):
+            live.client.post("/v1/completions", json={**BRIEF, "prompt": "x" * 60_000}, timeout=0.5)
+        assert live.is_free(within=1.0)
+        assert live.metric("generated_tokens_total") == 0
+        assert live.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
+
+
+# Time
+
+
+def test_signs_of_life_come_while_a_request_waits(busy: Live) -> None:
+    with ExitStack() as stack:
+        begin(busy, stack)
+        waits = stack.enter_context(busy.client.stream("POST", "/v1/completions", json=ENDLESS))
+        assert waits.status_code == 200
+        lines = waits.iter_lines()
+        signs = [line for line, _ in zip(lines, range(6), strict=False) if line]
+        assert signs == [": waiting"] * len(signs)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_takes_too_long_is_told_so(endless: Engine, stream: bool) -> None:
+    with serving(endless, timeout=0.3) as live:
+        response = live.post("/v1/completions", **{**ENDLESS, "stream": stream})
+        if stream:
+            assert response.status_code == 200
+            last = [part for part in response.text.split("\n\n") if part][-1]
+            assert last.startswith('data: {"error":')
+            assert '"code":"timeout"' in last
+        else:
+            assert response.status_code == 504
+            assert response.json()["error"]["type"] == "timeout_error"
+            assert response.headers["x-should-retry"] == "false"
+        assert live.is_free(within=1.0)
+
+
+def test_the_operators_limit_of_tokens_holds(endless: Engine) -> None:
+    with serving(endless, max_tokens=5) as live:
+        for more in ({}, {"max_tokens": 3}, {"max_tokens": 500}):
+            body = live.ok("/v1/completions", prompt="hi", temperature=0, **more)
+            wanted = min(more.get("max_tokens", 5), 5)
+            assert body["choices"][0]["text"] == LETTERS[:wanted]
+            assert body["choices"][0]["finish_reason"] == "length"
+
+
+# Mistakes of ours
+
+
+def test_a_request_that_meets_a_bug_takes_nobody_with_it(
+    live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: object, **options: object) -> None:
+        raise ZeroDivisionError("a secret prompt in /a/path")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(live.engine, "stream", broken)
+        response = live.post("/v1/completions", **BRIEF)
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "failed"
+    assert "secret" not in response.text
+    assert "secret" not in "".join(record.message for record in caplog.records)
+    with monkeypatch.context() as patch:
+        patch.setattr(live.engine.vocab, "tokenize", broken)
+        response = live.post("/v1/completions", **BRIEF)
+    assert response.status_code == 500
+    assert "secret" not in response.text
+    assert live.post("/v1/completions", **BRIEF).status_code == 200
+
+
+def test_one_who_cannot_be_decoded_is_told_in_the_stream(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = live.engine.logits
+
+    def breaks(prompt: Any, text: Any, **how: Any) -> Any:
+        if len(prompt) > len(live.engine.tokenize("hi")) + 4:
+            raise ggufspec.DecodeError("llama.cpp gave up")
+        return real(prompt, text, **how)
+
+    monkeypatch.setattr(live.engine, "logits", breaks)
+    response = live.post("/v1/completions", **{**BRIEF, "stream": True, "logprobs": 0})
+    assert response.status_code == 200
+    assert '"message":"llama.cpp gave up"' in response.text.split("\n\n")[-2]
+    assert "[DONE]" not in response.text
+
+
+# The end
+
+
+def test_at_the_end_what_waits_is_told_and_what_runs_has_its_time(endless: Engine) -> None:
+    heard: dict[str, httpx.Response] = {}
+    with serving(endless, grace=0.3) as live, ThreadPoolExecutor(2) as threads:
+        first = threads.submit(live.post, "/v1/completions", **ENDLESS)
+        assert comes_true(lambda: live.service.worker.n_running == 1)
+        second = threads.submit(live.post, "/v1/completions", **{**ENDLESS, "stream": False})
+        assert comes_true(lambda: live.service.worker.n_waiting == 1)
+        live.server.should_exit = True
+        heard = {"runs": first.result(10), "waits": second.result(10)}
+    assert heard["waits"].status_code == 503
+    assert heard["runs"].status_code == 200
+    assert '"code":"stopping"' in heard["runs"].text.split("\n\n")[-2]
+
+
+def test_what_ends_in_time_ends_well(endless: Engine) -> None:
+    with serving(endless, grace=10) as live, ThreadPoolExecutor(1) as threads:
+        asked = {**BRIEF, "max_tokens": 2600}
+        running = threads.submit(live.post, "/v1/completions", **asked)
+        assert comes_true(lambda: live.service.worker.n_running == 1)
+        live.server.should_exit = True
+        assert running.result(10).json()["choices"][0]["text"] == LETTERS * 100
+
+
+# As a process
+
+
+PREAMBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+
+
+def start(*args: str | Path) -> tuple[subprocess.Popen[str], str]:
+    """`ggufspec serve` on a free port, and where it is."""
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-c", PREAMBLE + "from ggufspec.cli.main import main; main()"),
+            *("serve", "-t", "1", "--port", "0", *map(str, args)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    watchdog = threading.Timer(20, process.kill)
+    watchdog.start()
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    watchdog.cancel()
+    return process, url
+
+
+@pytest.mark.parametrize(
+    ("sent", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"]
+)
+def test_a_signal_ends_the_command_gently(
+    endless_file: Path, sent: signal.Signals, code: int
+) -> None:
+    process, url = start("-m", endless_file, "-c", "100000", "--grace", "0.2")
+    assert url.startswith("http://127.0.0.1:")
+    with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+        assert client.get("/v1/models").json()["data"][0]["id"] == "endless"
+        with client.stream("POST", "/v1/completions", json=ENDLESS) as response:
+            text = response.iter_text()
+            next(text)
+            process.send_signal(sent)
+            assert '"code":"stopping"' in "".join(text)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == code, err
+    assert "Traceback" not in err
+    assert str(endless_file.parent) not in err
+
+
+def test_a_second_ctrl_c_does_not_wait(endless_file: Path) -> None:
+    process, url = start("-m", endless_file, "-c", "100000", "--grace", "60")
+    with (
+        httpx.Client(base_url=url, trust_env=False, timeout=20) as client,
+        client.stream("POST", "/v1/completions", json=ENDLESS) as response,
+    ):
+        text = response.iter_text()
+        next(text)
+        process.send_signal(signal.SIGINT)
+        assert comes_true(lambda: not answers(url))
+        process.send_signal(signal.SIGINT)
+        assert '"code":"stopping"' in "".join(text)
+    _, err = process.communicate(timeout=10)
+    assert (process.returncode, "Traceback" in err) == (130, False)
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", trust_env=False, timeout=1).status_code == 200
+    except httpx.HTTPError:
+        return False

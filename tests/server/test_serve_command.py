@@ -1,0 +1,84 @@
+"""`ggufspec serve`: what it asks of its user before anything is loaded."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from serving import Live
+
+from ggufspec.cli import main
+from ggufspec.server.page import page
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *args: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["ggufspec", "serve", *map(str, args)])
+    return main._run()
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ggufspec.cli.serve.find_spec", lambda name: None)
+    assert called(monkeypatch) == 2
+    assert "pip install 'ggufspec[server]'" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (["--draft", "d.gguf"], "--draft needs --target"),
+        (["--api-key", ""], "is empty"),
+        (["--host", "no such host.invalid"], "there is no address"),
+        (["--verify", "_lossy"], "wrong on purpose"),
+        (["-m", "t.gguf", "--draft-temp", "1"], "needs a draft model"),
+        (["-m", "/nowhere/t.gguf", "--port", "0"], "t.gguf"),
+        (["--drafter", "oracle", "-m", "t.gguf", "--port", "0"], "t.gguf"),
+    ],
+)
+def test_wrong_usage_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    args: list[str],
+    told: str,
+) -> None:
+    assert called(monkeypatch, *args) in (1, 2)
+    assert told in capfd.readouterr().err
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert called(monkeypatch, "-m", "/nowhere/t.gguf", "--port", str(port)) == 2
+    assert f"port {port} cannot be had" in capfd.readouterr().err
+
+
+def test_the_page_asks_nobody_else(live: Live) -> None:
+    response = live.client.get("/")
+    assert response.headers["content-type"].startswith("text/html")
+    policy = response.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "connect-src 'self'" in policy
+    assert "unsafe" not in policy
+    assert response.text == page().html
+    without_namespace = response.text.replace("http://www.w3.org/2000/svg", "")
+    assert "http://" not in without_namespace
+    assert "https://" not in without_namespace
+    assert " style=" not in response.text, "the policy would not allow it"
+    assert " onclick=" not in response.text
+
+
+def test_the_document_of_the_api_is_true(live: Live) -> None:
+    document = live.client.get("/openapi.json").json()
+    assert set(document["paths"]) == {
+        *("/v1/completions", "/v1/chat/completions", "/predict", "/tokenize", "/detokenize"),
+        *("/v1/models", "/v1/models/{name}", "/health", "/metrics"),
+    }
+    for path in document["paths"].values():
+        for operation in path.values():
+            assert {"200", "400", "429"} <= set(operation["responses"])
+            assert "422" not in operation["responses"]

@@ -1,0 +1,105 @@
+"""Starts real servers on free ports of loopback, and asks them as a client would."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from ggufspec.engine import Engine
+from ggufspec.server.app import Service, Settings, make_app, make_service
+from ggufspec.server.listen import Server, address_of, bind
+
+
+@dataclass(frozen=True)
+class Live:
+    """A server that runs, and a client for it."""
+
+    url: str
+    service: Service
+    server: Server
+    client: httpx.Client
+
+    @property
+    def engine(self) -> Engine:
+        return self.service.engine
+
+    @property
+    def address(self) -> tuple[str, int]:
+        host, _, port = self.url.removeprefix("http://").partition(":")
+        return host, int(port)
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.client.post(path, json=body)
+
+    def ok(self, path: str, **body: Any) -> Any:
+        response = self.post(path, **body)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def metric(self, name: str) -> float:
+        """The value of a metric, by its name with labels and without `ggufspec_`."""
+        lines = self.client.get("/metrics").text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"ggufspec_{name}"))
+
+    def is_free(self, *, within: float = 5.0) -> bool:
+        """Whether the worker comes to rest."""
+        return comes_true(lambda: not self.service.worker.n_running, within)
+
+
+def comes_true(asked: Callable[[], bool], within: float = 5.0) -> bool:
+    until = time.monotonic() + within
+    while time.monotonic() < until:
+        if asked():
+            return True
+        time.sleep(0.005)
+    return False
+
+
+@contextmanager
+def serving(
+    engine: Engine, *, grace: float = 0.2, n_unsent: int | None = None, **settings: Any
+) -> Iterator[Live]:
+    """A server in a thread of this process; at the end it must stop within seconds."""
+    service = make_service(engine, Settings(**{"alias": "tiny", **settings}))
+    server = Server(make_app(service), service.worker, grace=grace)
+    listening = bind("127.0.0.1", 0)
+    if n_unsent is not None:  # bytes that the system keeps for a client that does not read
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, n_unsent)
+    url = address_of(listening)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    headers = {}
+    if settings.get("api_key"):
+        headers["Authorization"] = f"Bearer {settings['api_key']}"
+    try:
+        assert comes_true(lambda: server.started)
+        with httpx.Client(base_url=url, headers=headers, timeout=20, trust_env=False) as client:
+            yield Live(url, service, server, client)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+        assert service.worker.join(5)
+
+
+def events_of(response: httpx.Response) -> list[Any]:
+    """The documents of a stream; its signs of life are left out, and its end is checked."""
+    frames = [part for part in response.text.split("\n\n") if part and not part.startswith(":")]
+    assert all(part.startswith("data: ") for part in frames)
+    assert frames[-1] == "data: [DONE]"
+    return [json.loads(part.removeprefix("data: ")) for part in frames[:-1]]
+
+
+def said(events: list[Any], which: int = 0) -> str:
+    """The text of one choice in a stream, of either form."""
+    choices = [choice for event in events for choice in event["choices"]]
+    mine = [choice for choice in choices if choice["index"] == which]
+    return "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in mine)
