@@ -107,7 +107,8 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     "-v",
     "--verbose",
     is_flag=True,
-    help="Show on stderr each request, and llama.cpp's log.",
+    help="Show on stderr each request, where errors of the server's own come from, and "
+    "llama.cpp's log.",
 )
 def command(
     target: str | None,

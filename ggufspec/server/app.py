@@ -195,7 +195,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         for token in asked.tokens:
             if token >= vocab.n_tokens:
                 raise Problem(400, f"token {token}: there are {vocab.n_tokens:,}", param="tokens")
-        data = b"".join(map(vocab.piece, asked.tokens))
+        data = await run_in_threadpool(lambda: b"".join(map(vocab.piece, asked.tokens)))
         return JSONResponse({"content": data.decode("utf-8", "replace")})
 
 

@@ -81,17 +81,19 @@ class Asked:
                 return
 
     async def _event(self) -> Event | Waiting:
+        left = self._until - monotonic()
         if self._gone.done():
             raise GoneError
+        if left <= 0:
+            raise TooSlowError(self._patience.timeout)
         if not self._events.empty():
             return self._events.get_nowait()
         if self._next is None:
             self._next = asyncio.ensure_future(self._events.get())
-        left = self._until - monotonic()
         waited_for: set[asyncio.Future[Any]] = {self._next, self._gone}
         await asyncio.wait(
             waited_for,
-            timeout=max(min(left, self._patience.keep_alive), 0),
+            timeout=min(left, self._patience.keep_alive),
             return_when=asyncio.FIRST_COMPLETED,
         )
         if self._gone.done():
@@ -99,8 +101,6 @@ class Asked:
         if self._next.done():
             event, self._next = self._next.result(), None
             return event
-        if monotonic() >= self._until:
-            raise TooSlowError(self._patience.timeout)
         return Waiting()
 
 

@@ -78,12 +78,16 @@ def no_trace(err: str) -> bool:
 
 @pytest.mark.parametrize(
     "args",
-    [["--help"], *([name, "--help"] for name in ("run", "compare", "demo", "tune")), ["--version"]],
+    [
+        ["--help"],
+        *([name, "--help"] for name in ("run", "compare", "demo", "serve", "tune")),
+        ["--version"],
+    ],
 )
 def test_help_comes_without_the_heavy_libraries(args: list[str]) -> None:
     told = (
         "import sys; from ggufspec.cli import main; code = main._run()\n"
-        "heavy = {'llama_cpp', 'numpy', 'rich', 'gguf', 'jinja2', 'huggingface_hub'}\n"
+        "heavy = {'llama_cpp', 'numpy', 'rich', 'gguf', 'jinja2', 'huggingface_hub', 'fastapi'}\n"
         "print(*heavy & {*sys.modules}, file=sys.stderr); sys.exit(code)"
     )
     process = start(*args, code=told)

@@ -36,8 +36,8 @@ def chat_pair(chat_files: tuple[Path, Path]) -> Iterator[Engine]:
 
 @pytest.fixture(scope="package")
 def live(chat_pair: Engine) -> Iterator[Live]:
-    """One server for all tests that leave it as it was."""
-    with serving(chat_pair, keep_alive=0.1) as running:
+    """One server for all tests that leave it as it was; it drafts in every round."""
+    with serving(chat_pair, keep_alive=0.1, defaults={"n_draft": 3}) as running:
         yield running
 
 

@@ -314,5 +314,6 @@ def test_health_and_metrics_tell_what_was_done(live: Live, chat_pair: Engine) ->
     assert buckets[-1] == live.metric("time_to_first_token_seconds_count")
     for name in ("drafted", "accepted"):
         assert f'ggufspec_{name}_tokens_total{{position="0"}}' in response.text
+    assert live.metric("drafted_tokens_total") > 0
     n_tried, n_stood = (live.metric(f"{name}_tokens_total") for name in ("drafted", "accepted"))
     assert n_tried >= n_stood
