@@ -133,6 +133,8 @@ def check_refused(live: Live, response: httpx.Response, *statuses: int) -> None:
 def test_rubbish_is_refused(live: Live, body: bytes) -> None:
     response = live.client.post("/v1/completions", content=body, headers=JSON)
     check_refused(live, response)
+    if body[:1] != b"[" and body != b"null":
+        assert response.json()["error"]["code"] == "invalid_json"
 
 
 @pytest.mark.parametrize("stream", [False, True])

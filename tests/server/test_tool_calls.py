@@ -46,6 +46,12 @@ def caller(chat_pair: Engine, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield live
 
 
+def test_templates_are_shown_the_tools(chat_pair: Engine) -> None:
+    tokens = chat_pair.render(TURN, TEMPLATE, tools=TOOLS)
+    shown = b"".join(map(chat_pair.vocab.piece, tokens)).decode()
+    assert shown.startswith(f"<tools>{json.dumps(TOOLS)}</tools>")
+
+
 def test_a_call_is_read(caller: Live) -> None:
     with openai.OpenAI(base_url=f"{caller.url}/v1", api_key="x", max_retries=0) as client:
         choice = client.chat.completions.create(
