@@ -195,10 +195,18 @@ def test_a_worker_that_cannot_be_started_again_is_done_without(
     moved = batch.folder / "target.gguf"
     moved.symlink_to(model)
     batch.target = moved
+    held: list[int] = []
     killed: list[int] = []
 
     def hear(news: News) -> None:
-        if len(batch.told("ready")) == 2 and not killed and news.what == "begun":
+        if len(batch.told("ready")) < 2:
+            if news.what == "begun":  # the other one shall not come too late
+                os.kill(news.pid, signal.SIGSTOP)
+                held.append(news.pid)
+            return
+        while held:
+            os.kill(held.pop(), signal.SIGCONT)
+        if not killed and news.what == "begun":
             moved.unlink()
             killed.append(news.worker)
             os.kill(news.pid, signal.SIGKILL)
