@@ -128,9 +128,9 @@ _LLAMA_SSP = Preset(
     name="llama-ssp",
     about="llama-ssp: Llama 13B, 30B and 65B with 7B as the draft, in milliseconds a token.",
     pairs=[
-        Pair("Llama-2-13B-Q4_K_M", "Llama-2-7B-Q4_K_M", "13B", "7B"),
-        Pair("LLaMA-30B-Q4_K_S", "LLaMA-7B-Q4_K_S", "30B", "7B"),
-        Pair("LLaMA-65B-Q4_K_M", "LLaMA-7B-Q4_0", "65B", "7B"),
+        Pair("Llama-2-13B-Q4_K_M", "Llama-2-7B-Q4_K_M", "13B (Llama 2)", "7B (Llama 2)"),
+        Pair("LLaMA-30B-Q4_K_S", "LLaMA-7B-Q4_K_S", "30B", "7B (Q4_K_S)"),
+        Pair("LLaMA-65B-Q4_K_M", "LLaMA-7B-Q4_0", "65B", "7B (Q4_0)"),
     ],
     contenders=_compared(1.0, [4, "auto"], **_NOTHING_TRUNCATED),
     prompts=[Prompt(str(i), "", (text,)) for i, text in enumerate(_SSP_PROMPTS, 1)],

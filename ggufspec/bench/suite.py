@@ -71,7 +71,9 @@ def perform(
             n += 1
             kept()
         if n:
-            results.partings += partings(engine, job.plan, results)
+            names = {each.name for each in job.plan.contenders}
+            others = [each for each in results.partings if each.contender not in names]
+            results.partings = others + partings(engine, job.plan, results)
     finally:
         results.memory["peak_rss_bytes"] = peak_rss()
     return n

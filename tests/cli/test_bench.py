@@ -20,6 +20,7 @@ from ggufspec.bench import presets, run
 from ggufspec.cli import bench as cli_bench
 from ggufspec.cli import progress
 from ggufspec.errors import GgufspecError
+from ggufspec.models import local
 from ggufspec.models.registry import load_registry
 
 Command = Callable[..., Any]
@@ -281,6 +282,34 @@ def test_a_preset_without_its_models_says_so(
     assert "NOT on the models that it names" in found.out
     assert "stand-in / itself" in found.out
     assert "100.0% of the drafted tokens were accepted" in found.out
+
+
+def test_a_preset_takes_the_models_that_are_here(
+    command: Command, hub: object, target: Path, draft: Path
+) -> None:
+    """Of the study's models, in the hub's cache; and then without the smaller one."""
+    registry = load_registry()
+    files = {}
+    for name, path in (("GPT-2-XL-Q8_0", target), ("GPT-2-Q8_0", draft)):
+        entry = registry.find(name)
+        folder = local.repo_folder(entry.repo)
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("0" * 40)
+        (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
+        files[name] = folder / "snapshots" / ("0" * 40) / entry.files[0]
+        files[name].symlink_to(path)
+    found = command("bench", "--preset", "gpt2", *SHORT)
+    assert found.code == 0, found.err
+    assert "A study of GPT-2 XL" in found.out
+    assert "stand-in" not in found.out
+    assert found.out.count("gpt2-xl / gpt2") == 2 + 2, "measured, and published"
+    assert not found.err
+    files["GPT-2-Q8_0"].unlink()
+    found = command("bench", "--preset", "gpt2", *SHORT)
+    assert found.code == 0
+    assert "names GPT-2-Q8_0" in found.err
+    assert "gpt2-xl / gpt2-xl" in found.out
+    assert "stand-in" not in found.out
 
 
 def test_a_preset_has_its_own_contenders(bench: Command) -> None:
