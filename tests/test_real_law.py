@@ -23,7 +23,7 @@ from ggufspec.speculate import speculate
 
 N_DRAFT = 2
 N_TOKENS = 3
-N_RUNS = 100_000
+N_RUNS = 70_000
 SAMPLING = Sampling(temperature=0.5, top_k=3, top_p=1.0, min_p=0.0)
 PROMPT = (1, 40)
 
@@ -173,10 +173,11 @@ def test_texts_have_the_targets_law(name: str, pair: Pair) -> None:
 def test_so_many_texts_show_what_is_wrong(
     judge: Callable[..., reference.Judgement], n_runs: int, pair: Pair
 ) -> None:
-    """Over seeds 1 to 10, the statistics of N_RUNS texts were 298 to 417 and 105 to 204; the limit
-    is 59.
+    """Over seeds 1 to 10, the statistics of 100,000 texts were 298 to 417 and 105 to 204.
 
-    With 20,000 texts they were 63 to 105 and 45 to 65: a wrong residual mostly passes.
+    The limit is 59. With 20,000 they were 63 to 105 and 45 to 65: a wrong residual mostly passes.
+    What exceeds the degrees of freedom grows with the number: of the 35,000 and 70,000 here, 124
+    to 165 and 82 to 152 are expected.
     """
     statistic, n_free = chi_square(pair, mutant(judge), n_runs, seed=1)
     assert statistic > limit(n_free)

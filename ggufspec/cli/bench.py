@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
@@ -17,6 +16,7 @@ from ggufspec.cli import bench_jobs, render
 from ggufspec.cli.demo import cache_dir_option, size_option
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.files import check_writable, write_file
+from ggufspec.cli.lists import length, listed, name, temperature
 from ggufspec.cli.names import offline_option
 from ggufspec.cli.options import draft_option, load_options, show_log, target_option, verbose_option
 from ggufspec.cli.progress import late_bars, load_with_bars
@@ -35,53 +35,6 @@ _SAVE_REST = 20  # times what saving took: of many texts it takes seconds
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 
 
-def _listed(parse: Callable[[str], Any], what: str) -> Callable[..., tuple[Any, ...]]:
-    """A callback that reads a list with commas."""
-
-    def read(context: click.Context, option: click.Parameter, text: str | None) -> tuple[Any, ...]:
-        if text is None:
-            return ()
-        try:
-            made = [value for part in text.split(",") for value in _expanded(part.strip(), parse)]
-        except ValueError:
-            raise click.BadParameter(f"{text!r} is no list of {what}") from None
-        if not made:
-            raise click.BadParameter(f"names none of {what}")
-        return tuple(dict.fromkeys(made))
-
-    return read
-
-
-def _expanded(part: str, parse: Callable[[str], Any]) -> Sequence[Any]:
-    """One value, or all of a range like 1-8."""
-    first, dash, last = part.partition("-")
-    if dash and first.isdecimal() and last.isdecimal() and len(first + last) < 6:
-        if int(first) > int(last):
-            raise ValueError(part)
-        return [parse(str(n)) for n in range(int(first), int(last) + 1)]
-    return [parse(part)]
-
-
-def _length(text: str) -> int | str:
-    if text == "auto":
-        return text
-    if not 1 <= int(text) <= defaults.N_DRAFT_LIMIT:
-        raise ValueError(text)
-    return int(text)
-
-
-def _temperature(text: str) -> float:
-    if not 0 <= float(text) < float("inf"):
-        raise ValueError(text)
-    return float(text)
-
-
-def _name(text: str) -> str:
-    if not text:
-        raise ValueError(text)
-    return text
-
-
 @click.group(
     invoke_without_command=True, short_help="Measure plain and speculative decoding side by side."
 )
@@ -98,28 +51,28 @@ def _name(text: str) -> str:
     "--draft-n",
     "lengths",
     metavar="LIST",
-    callback=_listed(_length, "lengths such as auto,3 or 1-8 (at most 64)"),
+    callback=listed(length, "lengths such as auto,3 or 1-8 (at most 64)"),
     help="Tokens drafted in a round: a list such as auto,3 or 1-8.  [default: auto]",
 )
 @click.option(
     "--drafter",
     "drafters",
     metavar="LIST",
-    callback=_listed(_name, "drafters"),
+    callback=listed(name, "drafters"),
     help="Who drafts: auto, model, ngram.  [default: auto for auto, model for a number]",
 )
 @click.option(
     "--verify",
     "rules",
     metavar="LIST",
-    callback=_listed(_name, "rules"),
+    callback=listed(name, "rules"),
     help=f"How drafts are judged: block, rejection, match.  [default: {defaults.VERIFY}]",
 )
 @click.option(
     "--temp",
     "temperatures",
     metavar="LIST",
-    callback=_listed(_temperature, "temperatures"),
+    callback=listed(temperature, "temperatures"),
     help=f"Temperatures; 0: greedy.  [default: {defaults.TEMPERATURE}]",
 )
 @click.option("-p", "--prompt", metavar="TEXT", help="The one prompt.")

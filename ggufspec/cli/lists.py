@@ -1,0 +1,60 @@
+"""Options whose value is a list with commas. Knows texts and values; no commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from ggufspec import defaults
+
+
+def listed(parse: Callable[[str], Any], what: str) -> Callable[..., tuple[Any, ...]]:
+    """A callback that reads a list with commas."""
+
+    def read(context: click.Context, option: click.Parameter, text: str | None) -> tuple[Any, ...]:
+        if text is None:
+            return ()
+        try:
+            made = [value for part in text.split(",") for value in _expanded(part.strip(), parse)]
+        except ValueError:
+            raise click.BadParameter(f"{text!r} is no list of {what}") from None
+        if not made:
+            raise click.BadParameter(f"names none of {what}")
+        return tuple(dict.fromkeys(made))
+
+    return read
+
+
+def length(text: str) -> int | str:
+    """How far to draft: a number, or auto."""
+    if text == "auto":
+        return text
+    if not 1 <= int(text) <= defaults.N_DRAFT_LIMIT:
+        raise ValueError(text)
+    return int(text)
+
+
+def temperature(text: str) -> float:
+    """0 or more."""
+    if not 0 <= float(text) < float("inf"):
+        raise ValueError(text)
+    return float(text)
+
+
+def name(text: str) -> str:
+    """Any text but none."""
+    if not text:
+        raise ValueError(text)
+    return text
+
+
+def _expanded(part: str, parse: Callable[[str], Any]) -> Sequence[Any]:
+    """One value, or all of a range like 1-8."""
+    first, dash, last = part.partition("-")
+    if dash and first.isdecimal() and last.isdecimal() and len(first + last) < 6:
+        if int(first) > int(last):
+            raise ValueError(part)
+        return [parse(str(n)) for n in range(int(first), int(last) + 1)]
+    return [parse(part)]
