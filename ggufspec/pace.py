@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from ggufspec import _native, defaults
@@ -238,7 +239,9 @@ class Chosen:
     # What it learns from.
 
     def learn(self, n_accepted: int, chances: Iterable[float]) -> None:
-        gaps, known = self.native.seen, list(chances)
+        gaps = self.native.seen
+        # Without a bonus to learn, nothing behind the first that fell is worth reckoning.
+        known = list(islice(chances, None if self._bonus else n_accepted + 1))
         # What might have stood says more than what did: luck is left out of it.
         for gap, chance in zip(gaps, known[: n_accepted + 1], strict=False):
             self.native.learn(gap, chance)

@@ -39,6 +39,7 @@ from ggufspec.bench.cells import (
     best,
     gains_of,
 )
+from ggufspec.bench.contenders import in_turn
 from ggufspec.bench.rivals import Rival
 from ggufspec.bench.scrambled import write_scrambled
 from ggufspec.bench.workloads import KINDS
@@ -51,7 +52,6 @@ from ggufspec.stats import Stats
 _N_FINALISTS = 3
 _INTERRUPTED = 130
 _FIRST_SEED_OF_FINALS = 1_000_000
-_STEP = 5  # contenders by which the order moves on in each turn
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -184,9 +184,8 @@ def _turns(
     for n_prompt, prompt in enumerate(prompts):
         turn = run * len(prompts) + n_prompt
         seed = turn + _FIRST_SEED_OF_FINALS * (stage == FINALS)
-        step = turn * _STEP % len(contenders)
         bench.talk(f"{cell.name}: {stage}, run {run + 1}, prompt {n_prompt + 1}")
-        for name in [*contenders[step:], *contenders[:step]]:
+        for name in in_turn(contenders, turn):
             found: Stats | rivals.Outcome
             if rival and name.startswith((RIVAL, GRID)):
                 found = rivals.run(

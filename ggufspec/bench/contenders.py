@@ -5,14 +5,18 @@ Pure: names and options of generation; no models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ggufspec import defaults
 from ggufspec.bench.records import Contender
 
 PLAIN = "plain"
 DRAFT_ALONE = "draft alone"
+Anyone = TypeVar("Anyone")
+
+_STEPS = (5, 3, 2, 1)  # contenders by which the order moves on in each turn
 
 
 def contenders(
@@ -84,3 +88,11 @@ def _behind(temperature: float, temperatures: Sequence[float]) -> str:
     if float(shown) != temperature:  # two that are nearly the same need two names
         shown = repr(temperature)
     return f", T {shown}" if len(temperatures) > 1 else ""
+
+
+def in_turn(contenders: Sequence[Anyone], turn: int) -> list[Anyone]:
+    """In the order of that turn: another one begins each time, and each of them as often."""
+    n = len(contenders)
+    step = next(step for step in _STEPS if math.gcd(step, n) == 1)
+    first = turn * step % n
+    return [*contenders[first:], *contenders[:first]]

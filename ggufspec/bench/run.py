@@ -5,13 +5,13 @@ Knows engines, peers and clocks; prints nothing and concludes nothing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 from zlib import crc32
 
+from ggufspec.bench.contenders import in_turn
 from ggufspec.bench.energy import Meter
 from ggufspec.bench.peers import Peer
 from ggufspec.bench.prompts import Prompt
@@ -23,7 +23,6 @@ from ggufspec.text import Message
 Heard = Callable[[int, int, str], None]  # tokens written, of how many in all, what is going on
 Told = Callable[[str], None]  # why a peer has left out a text
 
-_STEPS = (5, 3, 2, 1)  # contenders by which the order moves on in each turn
 _N_LOOKED = 3  # partings of a contender that are looked into
 
 
@@ -47,12 +46,9 @@ class Plan:
 
     def order(self) -> Iterator[Key]:
         """All texts in the order in which they are written: the contenders take turns."""
-        n = len(self.contenders)
-        step = next(step for step in _STEPS if math.gcd(step, n) == 1)  # so that each begins
         for run in range(self.n_runs):
             for i, prompt in enumerate(self.prompts):
-                first = (run * len(self.prompts) + i) * step % n
-                turn = [*self.contenders[first:], *self.contenders[:first]]
+                turn = in_turn(self.contenders, run * len(self.prompts) + i)
                 yield from (Key(each.name, prompt.name, run) for each in turn)
 
 

@@ -22,6 +22,7 @@ from ggufspec.cli.options import (
     drafter_option,
     ignore_eos_option,
     load_options,
+    max_tokens_option,
     room_for,
     stop_option,
     target_option,
@@ -92,15 +93,7 @@ _NOT_OF_THE_TEXT = ("n_threads", "n_threads_draft", "mmap")  # how fast, and whe
 @drafter_option
 @verify_option
 @draft_temperature_option
-@click.option(
-    "-n",
-    "--n-predict",
-    "max_tokens",
-    type=int,
-    default=-1,
-    show_default=True,
-    help="Tokens of a text at most; -1: until the model stops or the context is full.",
-)
+@max_tokens_option
 @stop_option
 @ignore_eos_option
 @sampling_options
@@ -137,7 +130,7 @@ def command(
     drafter: str | None,
     verify: str,
     draft_temperature: float | str,
-    max_tokens: int,
+    max_tokens: int | None,
     stop: tuple[str, ...],
     ignore_eos: bool,
     sampling: dict[str, Any],
@@ -158,8 +151,6 @@ def command(
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf -md small.gguf --num-processes 4
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf -md small.gguf --resume
     """
-    if max_tokens != -1 and max_tokens < 1:
-        raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
     if chat is False and system is not None:
         raise click.UsageError("--system needs a chat; leave --no-chat or it out")
     if retry_failed and not resume:
@@ -167,7 +158,7 @@ def command(
     check_rule(verify)
     load_settings.update(room_for(n_draft))
     settings: dict[str, Any] = {
-        "max_tokens": None if max_tokens == -1 else max_tokens,
+        "max_tokens": max_tokens,
         "n_draft": n_draft,
         "drafter": drafter,
         "verify": verify,

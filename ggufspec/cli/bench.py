@@ -212,7 +212,7 @@ def command(
     except GgufspecError as error:
         failure = failure or error
     if results.measurements:
-        _print(bench_jobs.form_of(preset), title, results, form)
+        _print(preset, title, results, form)
         if plot_path is not None:
             plot.draw(results, plot_path)
             click.echo(f"ggufspec: wrote {plot_path}", err=True)
@@ -329,14 +329,12 @@ def _save(results: Results, path: Path | None) -> None:
     write_file(path, json.dumps(results.to_document()).encode() + b"\n")
 
 
-def _print(form_name: str, title: str, results: Results, form: str) -> None:
+def _print(preset: str | None, title: str, results: Results, form: str) -> None:
     """Tables on stdout; what speaks against them too, but for programs."""
-    from ggufspec.bench.preset_forms import tables
     from ggufspec.bench.table import doubts
 
     render.tolerate_letters()
-    made = tables(form_name, results)
-    published = bench_jobs.published_of(form_name)
+    made, published = bench_jobs.tables_of(preset, results)
     told = [f"{title}.\n{_circumstances(results)}"]
     told += [f"Doubt: {doubt}." for doubt in doubts(results)]
     shown = [_shown(table, form) for table in ([*made, *published] if form != "csv" else made)]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ggufspec.bench.peers import Peer
     from ggufspec.bench.presets import Pair, Preset
     from ggufspec.bench.prompts import Prompt
-    from ggufspec.bench.records import Contender
+    from ggufspec.bench.records import Contender, Results
     from ggufspec.bench.suite import Job
     from ggufspec.engine import Engine
 
@@ -129,21 +129,15 @@ def _check_needs_no_draft(
         )
 
 
-def form_of(preset_name: str | None) -> str:
-    """The name of the tables that are printed."""
-    if preset_name is None:
-        return "overview"
+def tables_of(preset_name: str | None, results: Results) -> tuple[list[Table], Sequence[Table]]:
+    """The tables of a preset, or all that there are, and those that its source published."""
+    from ggufspec.bench.preset_forms import tables
     from ggufspec.bench.presets import preset
 
-    return preset(preset_name).form
-
-
-def published_of(form: str) -> Sequence[Table]:
-    """What the source of these tables published."""
-    from ggufspec.bench import presets
-
-    known = {each.form: each.published for each in map(presets.preset, presets.names())}
-    return known.get(form, ())
+    if preset_name is None:
+        return tables("overview", results), ()
+    chosen = preset(preset_name)
+    return tables(chosen.form, results), chosen.published
 
 
 def _contenders(

@@ -155,6 +155,25 @@ load_options = gathered(
 )
 
 
+def _limit(value: int) -> int | None:
+    """A number of tokens; -1 is none."""
+    if value != -1 and value < 1:
+        raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
+    return None if value == -1 else value
+
+
+max_tokens_option = click.option(
+    "-n",
+    "--n-predict",
+    "max_tokens",
+    type=int,
+    default=-1,
+    show_default=True,
+    callback=lambda context, option, value: _limit(value),
+    help="Tokens of a text at most; -1: until the model stops or the context is full.",
+)
+
+
 def _layers(value: str) -> int | str:
     """A number of layers, or "auto"."""
     if value == defaults.N_GPU_LAYERS:

@@ -22,6 +22,7 @@ from ggufspec.cli.options import (
     explaining_option,
     ignore_eos_option,
     load_options,
+    max_tokens_option,
     prompt_options,
     room_for,
     seed_option,
@@ -49,15 +50,7 @@ if TYPE_CHECKING:
 @verify_option
 @draft_temperature_option
 @prompt_options
-@click.option(
-    "-n",
-    "--n-predict",
-    "max_tokens",
-    type=int,
-    default=-1,
-    show_default=True,
-    help="Tokens to write at most; -1: until the model stops or the context is full.",
-)
+@max_tokens_option
 @stop_option
 @ignore_eos_option
 @sampling_options
@@ -80,7 +73,7 @@ def command(
     verify: str,
     draft_temperature: float | str,
     asked: dict[str, Any],
-    max_tokens: int,
+    max_tokens: int | None,
     stop: tuple[str, ...],
     ignore_eos: bool,
     sampling: dict[str, Any],
@@ -101,14 +94,12 @@ def command(
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
     text = read_prompt(asked["prompt"], asked["prompt_file"])
-    if max_tokens != -1 and max_tokens < 1:
-        raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
     check_rule(verify)
     show_log(verbose)
 
     load_settings.update(room_for(n_draft))
     settings: dict[str, Any] = {
-        "max_tokens": None if max_tokens == -1 else max_tokens,
+        "max_tokens": max_tokens,
         "n_draft": n_draft,
         "drafter": drafter,
         "verify": verify,
