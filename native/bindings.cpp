@@ -185,27 +185,82 @@ Function borrowed(uintptr_t address) {
     return reinterpret_cast<Function>(address);
 }
 
-void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, uintptr_t llama_decode,
-                  uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm) {
+void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences,
+                  uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
+                  uintptr_t llama_memory_seq_cp) {
+    require(n_sequences >= 1, "Context: needs at least one sequence");
     const ggufspec::Functions functions{
         borrowed<decltype(ggufspec::Functions::decode)>(llama_decode),
         borrowed<decltype(ggufspec::Functions::synchronize)>(llama_synchronize),
         borrowed<decltype(ggufspec::Functions::get_logits_ith)>(llama_get_logits_ith),
         borrowed<decltype(ggufspec::Functions::seq_rm)>(llama_memory_seq_rm),
+        borrowed<decltype(ggufspec::Functions::seq_cp)>(llama_memory_seq_cp),
     };
-    new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch);
+    new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences);
 }
 
-int32_t resume(ggufspec::Context & self, TokenRow tokens, size_t n_most) {
+void require_sequence(const ggufspec::Context & self, size_t sequence) {
+    require(sequence < self.n_sequences(), "the context has no such sequence");
+}
+
+size_t n_common(const ggufspec::Context & self, TokenRow tokens, size_t sequence) {
+    require_sequence(self, sequence);
+    return self.n_common(sequence, tokens.data(), tokens.shape(0));
+}
+
+int32_t resume(ggufspec::Context & self, TokenRow tokens, size_t n_most, size_t sequence) {
+    require_sequence(self, sequence);
     require(n_most <= tokens.shape(0), "resume: more tokens to keep than there are");
-    return self.resume(tokens.data(), n_most);
+    return self.resume(sequence, tokens.data(), n_most);
 }
 
-int32_t decode(ggufspec::Context & self, const Tokens & tokens, size_t n_rows) {
+void copy_prefix(ggufspec::Context & self, size_t source, size_t sequence, size_t n_tokens) {
+    require_sequence(self, source);
+    require_sequence(self, sequence);
+    require(source != sequence, "copy_prefix: a sequence has its own prefix already");
+    self.copy_prefix(source, sequence, n_tokens);
+}
+
+void forget(ggufspec::Context & self, size_t n_tokens, size_t sequence) {
+    require_sequence(self, sequence);
+    self.forget(sequence, n_tokens);
+}
+
+bool drop_tail(ggufspec::Context & self, size_t n_tokens, size_t sequence) {
+    require_sequence(self, sequence);
+    return self.truncate(sequence, n_tokens);
+}
+
+size_t n_cells(const ggufspec::Context & self, size_t sequence) {
+    require_sequence(self, sequence);
+    return self.n_cells(sequence);
+}
+
+int32_t decode(ggufspec::Context & self, const Tokens & tokens, size_t n_rows, size_t sequence) {
+    require_sequence(self, sequence);
     require(!tokens.empty() && tokens.size() <= self.n_batch(), "decode: needs 1 to n_batch tokens");
     require(n_rows <= tokens.size(), "decode: more rows than tokens");
     nb::gil_scoped_release release;
-    return self.decode(tokens.data(), tokens.size(), n_rows);
+    self.begin();
+    self.add(sequence, tokens.data(), tokens.size(), n_rows);
+    return self.run();
+}
+
+int32_t decode_together(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t>> & parts) {
+    size_t n_tokens = 0;
+    std::vector<bool> is_there(self.n_sequences());
+    for (const auto & [sequence, tokens, n_rows] : parts) {
+        require_sequence(self, sequence);
+        require(!is_there[sequence], "decode_together: a sequence comes twice");
+        is_there[sequence] = true;
+        require(!tokens.empty() && n_rows <= tokens.size(), "decode_together: no tokens, or more rows than tokens");
+        n_tokens += tokens.size();
+    }
+    require(n_tokens >= 1 && n_tokens <= self.n_batch(), "decode_together: needs 1 to n_batch tokens");
+    nb::gil_scoped_release release;
+    self.begin();
+    for (const auto & [sequence, tokens, n_rows] : parts) self.add(sequence, tokens.data(), tokens.size(), n_rows);
+    return self.run();
 }
 
 void make_grammar(ggufspec::Grammar * self, uintptr_t start, uintptr_t vocab, size_t n_vocab, uintptr_t llama_sampler_accept,
@@ -405,23 +460,26 @@ NB_MODULE(_native, m) {
             return std::make_tuple(rule.look_from, rule.take_from, rule.tokens, rule.seconds);
         },
         "curve"_a, "step"_a, "chances"_a, "worth"_a = 0.0, "bonus"_a = 0.0, "(look_from, take_from, tokens, seconds): see native/pace.h.");
-    nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses, for one sequence.")
-        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, nb::kw_only(), "llama_decode"_a,
-             "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a)
-        .def(
-            "n_common", [](const ggufspec::Context & self, TokenRow tokens) { return self.n_common(tokens.data(), tokens.shape(0)); },
-            "tokens"_a.noconvert(), "The length of the longest common prefix of what is held with tokens.")
-        .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a,
+    nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
+        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, nb::kw_only(), "llama_decode"_a,
+             "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a)
+        .def("n_common", &n_common, "tokens"_a.noconvert(), "sequence"_a = 0,
+             "The length of the longest common prefix of what is held with tokens.")
+        .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a, "sequence"_a = 0,
              "Forget all behind the common prefix with the first n_most of tokens; how many remain, or -1 if it cannot.")
-        .def("decode", &decode, "tokens"_a, "n_rows"_a,
+        .def("decode", &decode, "tokens"_a, "n_rows"_a, "sequence"_a = 0,
              "Evaluate tokens behind those held, keep logits of the last n_rows; returns llama_decode's code.")
-        .def("forget", &ggufspec::Context::forget, "n_tokens"_a,
+        .def("decode_together", &decode_together, "parts"_a,
+             "The same of several sequences in one batch: parts are (sequence, tokens, n_rows).")
+        .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "n_tokens"_a,
+             "Have a sequence hold the first n_tokens of another, and nothing else.")
+        .def("forget", &forget, "n_tokens"_a, "sequence"_a = 0,
              "Count tokens from position n_tokens on as not held, before a state of that many is restored.")
-        .def_prop_ro("n_cells", &ggufspec::Context::n_cells, "How many tokens the sequence holds.")
+        .def("n_cells", &n_cells, "sequence"_a = 0, "How many tokens the sequence holds.")
         .def(
             "logits", [](const ggufspec::Context & self, int32_t i) { return reinterpret_cast<uintptr_t>(self.logits(i)); },
             "i"_a, "Address of the logits of token i of the last batch; 0 if llama.cpp keeps none.")
-        .def("truncate", &ggufspec::Context::truncate, "n_tokens"_a,
+        .def("truncate", &drop_tail, "n_tokens"_a, "sequence"_a = 0,
              "Forget all from position n_tokens on; false where a tail cannot be dropped.")
         .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");
     nb::class_<ggufspec::Grammar>(m, "Grammar", "A grammar over tokens through borrowed addresses: text in, what may follow out.")

@@ -6,55 +6,86 @@
 
 namespace ggufspec {
 
-Context::Context(Functions functions, void * context, void * memory, size_t n_batch)
+Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences)
     : functions_(functions),
       context_(context),
       memory_(memory),
+      held_(n_sequences),
       tokens_(n_batch),
       positions_(n_batch),
       n_sequences_(n_batch, 1),
-      sequences_(n_batch, &sequence_),
-      wanted_(n_batch) {}
-
-size_t Context::n_common(const int32_t * tokens, size_t n_most) const {
-    const size_t n = std::min(n_most, cells_.size());
-    return std::mismatch(tokens, tokens + n, cells_.begin()).first - tokens;
+      sequences_(n_batch),
+      wanted_(n_batch) {
+    for (size_t s = 0; s < n_sequences; s++) held_[s].id = static_cast<int32_t>(s);
 }
 
-int32_t Context::resume(const int32_t * tokens, size_t n_most) {
-    const size_t n = n_common(tokens, n_most);
-    if (clean_ && n == cells_.size()) return static_cast<int32_t>(n);
-    return truncate(n) ? static_cast<int32_t>(n) : -1;
+size_t Context::n_common(size_t sequence, const int32_t * tokens, size_t n_most) const {
+    const std::vector<int32_t> & cells = held_[sequence].cells;
+    const size_t n = std::min(n_most, cells.size());
+    return std::mismatch(tokens, tokens + n, cells.begin()).first - tokens;
 }
 
-void Context::forget(size_t n_tokens) {
-    cells_.resize(std::min(n_tokens, cells_.size()));
-    clean_ = false;
+int32_t Context::resume(size_t sequence, const int32_t * tokens, size_t n_most) {
+    const size_t n = n_common(sequence, tokens, n_most);
+    const Held & held = held_[sequence];
+    if (held.is_clean && n == held.cells.size()) return static_cast<int32_t>(n);
+    return truncate(sequence, n) ? static_cast<int32_t>(n) : -1;
 }
 
-bool Context::truncate(size_t n_tokens) {
-    forget(n_tokens);
-    clean_ = functions_.seq_rm(memory_, sequence_, static_cast<int32_t>(n_tokens), -1);
-    return clean_;
+void Context::forget(size_t sequence, size_t n_tokens) {
+    Held & held = held_[sequence];
+    held.cells.resize(std::min(n_tokens, held.cells.size()));
+    held.is_clean = false;
 }
 
-int32_t Context::decode(const int32_t * tokens, size_t n_tokens, size_t n_rows) {
-    std::copy(tokens, tokens + n_tokens, tokens_.begin());
-    std::iota(positions_.begin(), positions_.begin() + n_tokens, static_cast<int32_t>(cells_.size()));
-    std::fill(wanted_.begin(), wanted_.begin() + (n_tokens - n_rows), 0);
-    std::fill(wanted_.begin() + (n_tokens - n_rows), wanted_.begin() + n_tokens, 1);
-    const Batch batch{static_cast<int32_t>(n_tokens), tokens_.data(),    nullptr,       positions_.data(),
+bool Context::truncate(size_t sequence, size_t n_tokens) {
+    forget(sequence, n_tokens);
+    Held & held = held_[sequence];
+    return held.is_clean = functions_.seq_rm(memory_, held.id, static_cast<int32_t>(n_tokens), -1);
+}
+
+void Context::copy_prefix(size_t source, size_t sequence, size_t n_tokens) {
+    truncate(sequence, 0);
+    const Held & from = held_[source];
+    Held & to = held_[sequence];
+    const size_t n = std::min(n_tokens, from.cells.size());
+    functions_.seq_cp(memory_, from.id, to.id, 0, static_cast<int32_t>(n));
+    to.cells.assign(from.cells.begin(), from.cells.begin() + n);
+}
+
+void Context::begin() {
+    parts_.clear();
+    n_added_ = 0;
+}
+
+void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows) {
+    Held & held = held_[sequence];
+    const size_t first = n_added_, end = n_added_ + n_tokens;
+    std::copy(tokens, tokens + n_tokens, tokens_.begin() + first);
+    std::iota(positions_.begin() + first, positions_.begin() + end, static_cast<int32_t>(held.cells.size()));
+    std::fill(sequences_.begin() + first, sequences_.begin() + end, &held.id);
+    std::fill(wanted_.begin() + first, wanted_.begin() + (end - n_rows), 0);
+    std::fill(wanted_.begin() + (end - n_rows), wanted_.begin() + end, 1);
+    parts_.push_back({&held, n_tokens});
+    n_added_ = end;
+}
+
+int32_t Context::run() {
+    const Batch batch{static_cast<int32_t>(n_added_), tokens_.data(),    nullptr,       positions_.data(),
                       n_sequences_.data(),            sequences_.data(), wanted_.data()};
-    clean_ = false;
+    for (const Part & part : parts_) part.held->is_clean = false;
     const auto start = std::chrono::steady_clock::now();
     const int32_t result = functions_.decode(context_, batch);
     functions_.synchronize(context_);
     seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    if (result == 0) {
-        cells_.insert(cells_.end(), tokens, tokens + n_tokens);
-        clean_ = true;
+    if (result != 0) return result;
+    const int32_t * tokens = tokens_.data();
+    for (const Part & part : parts_) {
+        part.held->cells.insert(part.held->cells.end(), tokens, tokens + part.n_tokens);
+        part.held->is_clean = true;
+        tokens += part.n_tokens;
     }
-    return result;
+    return 0;
 }
 
 const float * Context::logits(int32_t i) const { return functions_.get_logits_ith(context_, i); }

@@ -1,6 +1,6 @@
 // A llama.cpp context through borrowed addresses: the functions are those of the libllama that
 // llama-cpp-python has already loaded. Links no llama.cpp, so one build fits the CPU, CUDA, Metal and
-// Vulkan builds of it. Knows one sequence; no policy, no Python.
+// Vulkan builds of it. Knows its sequences, by number from 0; no policy, no Python.
 #pragma once
 
 #include <cstddef>
@@ -25,28 +25,37 @@ struct Functions {
     void (*synchronize)(void *);                           // llama_synchronize
     float * (*get_logits_ith)(void *, int32_t);            // llama_get_logits_ith
     bool (*seq_rm)(void *, int32_t, int32_t, int32_t);     // llama_memory_seq_rm
+    void (*seq_cp)(void *, int32_t, int32_t, int32_t, int32_t);  // llama_memory_seq_cp
 };
 
 class Context {
 public:
-    Context(Functions functions, void * context, void * memory, size_t n_batch);
+    Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences);
+    Context(const Context &) = delete;  // a batch points at what is held
+    Context & operator=(const Context &) = delete;
 
     // The length of the longest common prefix of what is held with tokens, n_most at most.
-    size_t n_common(const int32_t * tokens, size_t n_most) const;
+    size_t n_common(size_t sequence, const int32_t * tokens, size_t n_most) const;
 
     // Forgets all behind the longest common prefix with tokens, and at most n_most of them. Returns how
     // many remain, or -1 if this kind of memory cannot drop a tail: then the state is to be restored.
-    int32_t resume(const int32_t * tokens, size_t n_most);
+    int32_t resume(size_t sequence, const int32_t * tokens, size_t n_most);
 
     // Forgets all from position n_tokens on. False: this kind of memory cannot drop a tail.
-    bool truncate(size_t n_tokens);
+    bool truncate(size_t sequence, size_t n_tokens);
 
     // Counts tokens from position n_tokens on as not held, whatever llama.cpp may hold of them.
-    void forget(size_t n_tokens);
+    void forget(size_t sequence, size_t n_tokens);
 
-    // Evaluates tokens behind those that are held, and keeps logits of the last n_rows of them.
-    // Returns llama_decode's code. At most n_batch tokens.
-    int32_t decode(const int32_t * tokens, size_t n_tokens, size_t n_rows);
+    // Has a sequence hold the first n_tokens of another, and nothing else. They share memory.
+    void copy_prefix(size_t source, size_t sequence, size_t n_tokens);
+
+    // A batch: begin, then add for each of its sequences once, then run. Evaluates the tokens behind
+    // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens.
+    // run returns llama_decode's code; unless it is 0, none of the tokens is held.
+    void begin();
+    void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows);
+    int32_t run();
 
     // The logits of token i of the last batch, where llama.cpp keeps them; null if it keeps none.
     const float * logits(int32_t i) const;
@@ -54,18 +63,29 @@ public:
     // Wall time inside llama_decode so far.
     double decode_seconds() const { return seconds_; }
     size_t n_batch() const { return tokens_.size(); }
-    size_t n_cells() const { return cells_.size(); }
+    size_t n_sequences() const { return held_.size(); }
+    size_t n_cells(size_t sequence) const { return held_[sequence].cells.size(); }
 
 private:
+    struct Held {
+        int32_t id;
+        std::vector<int32_t> cells;  // the tokens that the sequence holds: never more than llama.cpp has of them
+        bool is_clean = true;        // false: llama.cpp may hold more, after a failure or a refused truncation
+    };
+    struct Part {
+        Held * held;
+        size_t n_tokens;
+    };
+
     Functions functions_;
     void * context_;
     void * memory_;
-    std::vector<int32_t> cells_;  // the tokens that the sequence holds: never more than llama.cpp has of them
-    bool clean_ = true;           // false: llama.cpp may hold more, after a failure or a refused truncation
+    std::vector<Held> held_;
+    std::vector<Part> parts_;
+    size_t n_added_ = 0;
     std::vector<int32_t> tokens_, positions_, n_sequences_;
     std::vector<int32_t *> sequences_;
     std::vector<int8_t> wanted_;
-    int32_t sequence_ = 0;
     double seconds_ = 0;
 };
 

@@ -1,4 +1,4 @@
-"""A llama.cpp context: memory for one sequence of tokens, and a batch to decode with.
+"""A llama.cpp context: memory for sequences of tokens, and a batch to decode with.
 
 Owns the pointers and checks every return value. Policy, such as what to decode, is the session's.
 """
@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -40,7 +40,6 @@ FLASH_ATTENTION = {
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
-_SEQUENCE = 0
 _CLOSED = "this context is closed; load the model again"
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
@@ -49,10 +48,12 @@ Checkpoint = NDArray[np.uint8]  # the part of a state that cannot be cut: of rec
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """How a context is made. `n_rows` is the most logits rows that one decode will be asked for."""
+    """How a context is made. n_ctx: tokens of each sequence; n_rows: the most logits rows that one
+    decode will be asked for, of each sequence."""
 
     n_ctx: int
     n_rows: int = 1
+    n_sequences: int = 1
     n_batch: int = defaults.N_BATCH
     n_threads: int | None = None  # None: one per physical core
     flash_attention: str = defaults.FLASH_ATTENTION
@@ -60,8 +61,16 @@ class ContextOptions:
     type_v: str = defaults.KV_TYPE
 
 
+class Part(NamedTuple):
+    """What a pass has of a sequence: tokens behind those it holds, logits of the last `n_rows`."""
+
+    sequence: int
+    tokens: Sequence[int]
+    n_rows: int
+
+
 class Context:
-    """A context over a model, for one sequence. Close it before its model."""
+    """A context over a model, for sequences 0, 1 ... Close it before its model."""
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
         """Raises OptionError for unknown values, OutOfMemoryError where it does not fit."""
@@ -74,12 +83,19 @@ class Context:
         self.options = options
         self.n_threads = options.n_threads or n_threads_default()
         self.n_ctx = options.n_ctx
-        self.n_batch = max(min(options.n_batch, options.n_ctx), options.n_rows)
-        self.n_vocab = model.vocab.n_tokens
+        self.n_sequences = options.n_sequences
+        # Then cells are everybody's: else sequences with unequal numbers of tokens share no pass.
+        # Not with sliding windows: there, llama.cpp takes cells that a window has left for others,
+        # and a sequence that goes back finds them gone.
+        self.can_share_passes = (
+            options.n_sequences > 1 and model.can_drop_tail and not model.has_windows
+        )
         self._n_rows = options.n_rows
-        # A view of llama.cpp's buffer, which mostly stays where it is: slices of it come cheaper.
-        self._rows: list[Logits] = []
-        self._rows_at = 0
+        n_rows = options.n_rows * options.n_sequences
+        self.n_batch = max(min(options.n_batch, options.n_ctx), n_rows)
+        self.n_vocab = model.vocab.n_tokens
+        # Views of llama.cpp's buffer, which mostly stays where it is: slices of them come cheaper.
+        self._rows: dict[int, list[Logits]] = {}
         self._pointer: int | None = self._make(options)
         try:
             memory = llama_cpp.llama_get_memory(self._pointer)
@@ -89,7 +105,11 @@ class Context:
                     "embeddings. Speculative decoding needs a model that writes text"
                 )
             self._native = _native.Context(
-                _address_of(self._pointer), _address_of(memory), self.n_batch, **_borrowed()
+                _address_of(self._pointer),
+                _address_of(memory),
+                self.n_batch,
+                self.n_sequences,
+                **_borrowed(),
             )
         except BaseException:
             self.close()
@@ -97,10 +117,11 @@ class Context:
 
     def _make(self, options: ContextOptions) -> int:
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = options.n_ctx
+        params.n_ctx = options.n_ctx * options.n_sequences
         params.n_batch = params.n_ubatch = self.n_batch
-        params.n_seq_max = 1
-        params.n_outputs_max = options.n_rows
+        params.n_seq_max = options.n_sequences
+        params.kv_unified = self.can_share_passes
+        params.n_outputs_max = options.n_rows * options.n_sequences
         params.n_threads = params.n_threads_batch = self.n_threads
         if options.flash_attention == "off" and _has_quantized_cache(options):
             # llama.cpp refuses some of these, and computes others wrongly or aborts.
@@ -130,7 +151,7 @@ class Context:
         if memory is None or llama_cpp.llama_supports_gpu_offload():
             return
         n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
-        needed = options.n_ctx * self.model.n_kv_values * n_bytes
+        needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
         if needed > memory:
             raise OutOfMemoryError(
                 f"a context of {options.n_ctx:,} tokens needs {needed / 1e9:,.0f} GB for "
@@ -145,18 +166,17 @@ class Context:
             raise ClosedError(_CLOSED)
         return self._pointer
 
-    @property
-    def n_cells(self) -> int:
-        """How many tokens the sequence holds."""
-        return self._native.n_cells
+    def n_cells(self, sequence: int = 0) -> int:
+        """How many tokens a sequence holds."""
+        return self._native.n_cells(sequence)
 
-    def holds(self, tokens: array[int]) -> bool:
-        """Whether the sequence begins with `tokens`."""
+    def n_common(self, tokens: array[int], sequence: int = 0) -> int:
+        """How many of the first of `tokens` a sequence begins with."""
         if self._pointer is None:
             raise ClosedError(_CLOSED)
-        return self._native.n_common(tokens) == len(tokens)  # type: ignore[arg-type]
+        return self._native.n_common(tokens, sequence)  # type: ignore[arg-type]
 
-    def resume(self, tokens: array[int], n_most: int) -> int:
+    def resume(self, tokens: array[int], n_most: int, sequence: int = 0) -> int:
         """Forget all behind the common prefix with the first `n_most` of `tokens`.
 
         Returns how many tokens remain; -1 where the tail cannot be dropped, and a state of at most
@@ -164,29 +184,45 @@ class Context:
         """
         if self._pointer is None:
             raise ClosedError(_CLOSED)
-        return self._native.resume(tokens, n_most)  # type: ignore[arg-type]  # a buffer of int32
+        return self._native.resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
 
-    def decode(self, tokens: Sequence[int], n_rows: int) -> None:
+    def decode(self, tokens: Sequence[int], n_rows: int, sequence: int = 0) -> None:
         """Evaluate `tokens` behind those that are held, and keep logits of the last `n_rows`.
 
         Raises DecodeError; none of the tokens then counts as held.
         """
         if self._pointer is None:
             raise ClosedError(_CLOSED)
-        if n_rows > self._n_rows:
-            raise DecodeError(f"{n_rows} rows were asked of a context made for {self._n_rows}")
+        self._check_rows(n_rows)
         log.inside += 1
         try:
-            result = self._native.decode(tokens, n_rows)
+            result = self._native.decode(tokens, n_rows, sequence)
         finally:
             log.inside -= 1
         if result:
-            complaints = log.complaints()
-            log.clear()
-            raise DecodeError(
-                f"llama.cpp could not decode {len(tokens)} tokens at position {self.n_cells} "
-                f"(code {result}).\n{complaints}"
-            )
+            raise _failure(f"{len(tokens)} tokens at position {self.n_cells(sequence)}", result)
+
+    def decode_together(self, parts: Sequence[Part]) -> None:
+        """One pass over parts of different sequences, as `decode` of each; n_batch tokens at most.
+
+        Raises DecodeError; no token of any part then counts as held.
+        """
+        if self._pointer is None:
+            raise ClosedError(_CLOSED)
+        for part in parts:
+            self._check_rows(part.n_rows)
+        log.inside += 1
+        try:
+            result = self._native.decode_together(parts)
+        finally:
+            log.inside -= 1
+        if result:
+            n_tokens = sum(len(part.tokens) for part in parts)
+            raise _failure(f"{n_tokens} tokens of {len(parts)} sequences in one pass", result)
+
+    def _check_rows(self, n_rows: int) -> None:
+        if n_rows > self._n_rows:
+            raise DecodeError(f"{n_rows} rows were asked of a context made for {self._n_rows}")
 
     def rows(self, first: int, n_rows: int) -> Logits:
         """Logits (n_rows, n_vocab) of the last batch from its token `first` on, in place.
@@ -196,18 +232,30 @@ class Context:
         if self._pointer is None:
             raise ClosedError(_CLOSED)
         address = self._native.logits(first)
-        if address != self._rows_at:
+        views = self._rows.get(address)
+        if views is None:
             if not address:
                 raise DecodeError(f"llama.cpp kept no logits of token {first} of the last batch")
-            self._rows = first_rows(_native.rows_at(address, self._n_rows, self.n_vocab))
-            self._rows_at = address
-        return self._rows[n_rows]
+            if len(self._rows) >= self._n_rows * self.n_sequences:
+                self._rows.clear()  # the buffer has moved
+            views = first_rows(_native.rows_at(address, self._n_rows, self.n_vocab))
+            self._rows[address] = views
+        return views[n_rows]
 
-    def truncate(self, n_tokens: int) -> bool:
+    def truncate(self, n_tokens: int, sequence: int = 0) -> bool:
         """Forget all from position `n_tokens` on; False where the tail cannot be dropped."""
         if self._pointer is None:
             raise ClosedError(_CLOSED)
-        return self._native.truncate(n_tokens)
+        return self._native.truncate(n_tokens, sequence)
+
+    def copy_prefix(self, source: int, sequence: int, n_tokens: int) -> None:
+        """Have a sequence hold the first `n_tokens` of another, and nothing else.
+
+        They share its memory. Not for models that cannot drop a tail.
+        """
+        if self._pointer is None:
+            raise ClosedError(_CLOSED)
+        self._native.copy_prefix(source, sequence, n_tokens)
 
     @property
     def decode_seconds(self) -> float:
@@ -223,26 +271,26 @@ class Context:
             log.inside -= 1
         self.n_threads = n_threads
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self, sequence: int = 0) -> Checkpoint:
         """A copy of the state of the recurrent layers, as it is now."""
-        size = llama_cpp.llama_state_seq_get_size_ext(self.pointer, _SEQUENCE, _PARTIAL)
+        size = llama_cpp.llama_state_seq_get_size_ext(self.pointer, sequence, _PARTIAL)
         saved = np.empty(size, np.uint8)
         written = llama_cpp.llama_state_seq_get_data_ext(
-            self.pointer, _bytes_of(saved), size, _SEQUENCE, _PARTIAL
+            self.pointer, _bytes_of(saved), size, sequence, _PARTIAL
         )
         if written != size:
             raise DecodeError(f"llama.cpp saved {written} of {size} bytes of the model's state")
         return saved
 
-    def restore(self, saved: Checkpoint, n_cells: int) -> None:
+    def restore(self, saved: Checkpoint, n_cells: int, sequence: int = 0) -> None:
         """Go back to a checkpoint of `n_cells` tokens; attention is still to be truncated."""
         self.pointer  # noqa: B018  (raises if closed)
-        self._native.forget(n_cells)
+        self._native.forget(n_cells, sequence)
         read = llama_cpp.llama_state_seq_set_data_ext(
-            self.pointer, _bytes_of(saved), saved.size, _SEQUENCE, _PARTIAL
+            self.pointer, _bytes_of(saved), saved.size, sequence, _PARTIAL
         )
         if read == 0:
-            self.truncate(0)
+            self.truncate(0, sequence)
             raise DecodeError(f"llama.cpp refused {saved.size} bytes of the model's own state")
 
     def close(self) -> None:
@@ -251,6 +299,12 @@ class Context:
             with listening():
                 llama_cpp.llama_free(self._pointer)
             self._pointer = None
+
+
+def _failure(what: str, result: int) -> DecodeError:
+    complaints = log.complaints()
+    log.clear()
+    return DecodeError(f"llama.cpp could not decode {what} (code {result}).\n{complaints}")
 
 
 @cache
@@ -270,6 +324,7 @@ def _borrowed() -> dict[str, int]:
             "llama_synchronize",
             "llama_get_logits_ith",
             "llama_memory_seq_rm",
+            "llama_memory_seq_cp",
         )
     }
 

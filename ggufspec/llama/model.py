@@ -180,6 +180,12 @@ class Model:
         return min(self._n_gpu_layers, n_all) if self._n_gpu_layers >= 0 else n_all
 
     @property
+    def has_windows(self) -> bool:
+        """Whether some layers look back a window only."""
+        n_window: int = llama_cpp.llama_model_n_swa(self.pointer)
+        return n_window > 0
+
+    @property
     def can_drop_tail(self) -> bool:
         """Whether the memory of this architecture can forget the end of a sequence."""
         return not (

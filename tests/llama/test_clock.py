@@ -34,9 +34,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
     seen: Decoded = []
     real = Context.decode
 
-    def decode(self: Context, tokens: Sequence[int], n_rows: int) -> None:
-        seen.append((self.n_cells, len(tokens), n_rows))
-        real(self, tokens, n_rows)
+    def decode(self: Context, tokens: Sequence[int], n_rows: int, sequence: int) -> None:
+        seen.append((self.n_cells(sequence), len(tokens), n_rows))
+        real(self, tokens, n_rows, sequence)
 
     monkeypatch.setattr(Context, "decode", decode)
     return seen
@@ -88,7 +88,7 @@ def test_a_small_context_holds_fewer_tokens(llama: Path, decoded: Decoded) -> No
     with context_of(llama, n_ctx=16) as context:
         assert Filled(context, depth=300, n_most=8).depth == 8
         time_target(context, [8], depth=300, n_repeats=1)
-        assert context.n_cells == 16
+        assert context.n_cells() == 16
         assert time_draft(context, depth=300, n_repeats=1).n_read == 15
 
 

@@ -125,9 +125,9 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     sizes: list[int] = []
     decode = Context.decode
 
-    def counting(self: Context, tokens: Sequence[int], n_rows: int) -> None:
+    def counting(self: Context, tokens: Sequence[int], *where: int) -> None:
         sizes.append(len(tokens))
-        decode(self, tokens, n_rows)
+        decode(self, tokens, *where)
 
     monkeypatch.setattr(Context, "decode", counting)
     return sizes
@@ -568,7 +568,7 @@ def test_a_context_keeps_the_common_prefix(context: Context) -> None:
         n = naive_prefix(a, b[:n_most])
         kept = context.resume(token_array(b), n_most)
         assert kept == (n if context.model.can_drop_tail or n in (0, len(a)) else -1)
-        assert context.n_cells == n
+        assert context.n_cells() == n
 
 
 SAVED = np.zeros(1, np.uint8)
