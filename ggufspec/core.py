@@ -62,8 +62,26 @@ class Verdict(NamedTuple):
     next_token: int
 
 
+class Ask(NamedTuple):
+    """What a text needs of the target next: logits as `Session.score(tokens, draft)` gives them."""
+
+    tokens: Sequence[int]
+    draft: Sequence[int]
+
+
+class Scored(NamedTuple):
+    """What came of it. `seconds`: of the pass, which `n_sharers` texts had together."""
+
+    logits: Logits
+    seconds: float
+    n_sharers: int = 1
+
+
 class Round(NamedTuple):
-    """One turn of the loop. The last of `tokens` is the target's own, unless a stop came first."""
+    """One turn of the loop. The last of `tokens` is the target's own, unless a stop came first.
+
+    `target_seconds` are those of the pass, which `n_sharers` texts had together.
+    """
 
     tokens: Sequence[int]
     n_drafted: int
@@ -73,6 +91,7 @@ class Round(NamedTuple):
     verify_seconds: float
     expected: float | None = None  # as the Draft has it
     why: str = ""
+    n_sharers: int = 1
 
     @property
     def drafted(self) -> Sequence[bool]:

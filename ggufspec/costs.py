@@ -7,6 +7,7 @@ device has stairs of its own: nothing is assumed that can be measured.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 
 _N_FIRST = 3  # measurements of a size at first: a faster one replaces what was known
@@ -32,8 +33,10 @@ class Costs:
     kernels of processors have their landings.
     """
 
-    def __init__(self, n_most: int) -> None:
+    def __init__(self, n_most: int, n_sharers: int = 1) -> None:
+        """`n_sharers`: the most texts that have a pass together, each over `n_most` at most."""
         self.n_most = n_most
+        self.n_sharers = n_sharers
         self.is_frozen = False  # measurements then change nothing
         self._known: dict[int, float] = {}
         self._counts: dict[int, int] = {}
@@ -48,7 +51,7 @@ class Costs:
 
     def observe_target(self, n_tokens: int, seconds: float) -> None:
         """A pass over `n_tokens` took that long, with what it takes to judge them."""
-        if self.is_frozen or not 1 <= n_tokens <= self.n_most or not seconds > 0:
+        if self.is_frozen or not 1 <= n_tokens <= self._n_largest or not seconds > 0:
             return
         count = self._counts.get(n_tokens, 0)
         old = self._known.get(n_tokens)
@@ -93,10 +96,25 @@ class Costs:
 
     @property
     def curve(self) -> Sequence[float]:
-        """Seconds of a pass over 1, 2 ... n_most tokens; a guess while nothing was measured."""
+        """Seconds of a pass over 1, 2 ... n_most tokens; a guess while nothing was measured.
+
+        And over more, as far as they are known of passes that texts have together.
+        """
         if self._curve is None:
             self._curve = self._interpolated()
         return self._curve
+
+    def shared(self, n_sharers: int) -> Sequence[float]:
+        """Of passes that so many texts have together, each over 1, 2 ... n_most tokens: a text's
+        part of the seconds.
+        """
+        curve = self.curve
+        last = len(curve) - 1
+        return [curve[min(n_sharers * n - 1, last)] / n_sharers for n in range(1, self.n_most + 1)]
+
+    @property
+    def _n_largest(self) -> int:
+        return self.n_most * self.n_sharers
 
     @property
     def plain(self) -> float:
@@ -128,9 +146,9 @@ class Costs:
         }
 
     @staticmethod
-    def of_document(document: Mapping[str, object], n_most: int) -> Costs:
+    def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> Costs:
         """The costs of a document. Raises ValueError where it is not one."""
-        costs = Costs(n_most)
+        costs = Costs(n_most, n_sharers)
         known = document.get("target_seconds")
         if not isinstance(known, Mapping) or not known:
             raise ValueError("no target_seconds")
@@ -138,7 +156,7 @@ class Costs:
             n_tokens = int(key) if str(key).isdecimal() and len(str(key)) < 6 else 0
             if n_tokens < 1:
                 raise ValueError(f"{str(key)[:40]!r} are no seconds of a pass: it has no size")
-            if n_tokens <= n_most:
+            if n_tokens <= costs._n_largest:
                 costs._known[n_tokens] = _seconds(seconds)
                 costs._counts[n_tokens] = 2
         if 1 not in costs._known:
@@ -152,7 +170,7 @@ class Costs:
 
     def copy(self) -> Costs:
         """The same, to be learned from apart."""
-        made = Costs(self.n_most)
+        made = Costs(self.n_most, self.n_sharers)
         made._known, made._counts = dict(self._known), dict(self._counts)
         made._step, made._n_steps, made._read = self._step, self._n_steps, self._read
         made._plain, made._n_plain = self._plain, self._n_plain
@@ -171,14 +189,14 @@ class Costs:
         if first > 1:
             sizes, seconds = [1, *sizes], [one, *seconds]
         curve = []
-        for n in range(1, self.n_most + 1):
+        for n in range(1, self._n_largest + 1):
             if n >= last:
                 curve.append(seconds[-1] + max(slope, 0.0) * (n - last))
                 continue
-            i = max(i for i, size in enumerate(sizes) if size <= n)
+            i = bisect_right(sizes, n) - 1
             share = (n - sizes[i]) / (sizes[i + 1] - sizes[i])
             curve.append(seconds[i] + share * (seconds[i + 1] - seconds[i]))
-        for n in range(_LANDING, self.n_most + 1, _LANDING):
+        for n in range(_LANDING, self._n_largest + 1, _LANDING):
             below = [curve[k - 1] for k in range(n - _LANDING + 2, n) if k in self._known]
             if below and n not in self._known:
                 curve[n - 1] = min(curve[n - 1], max(below))

@@ -29,6 +29,7 @@ N_DRAFT: Final = "auto"  # chosen in each round, by what costs and chances are f
 N_DRAFT_FIXED: Final = 3  # where there is nobody to choose
 N_DRAFT_MAX: Final = 16  # what an engine is loaded for
 N_DRAFT_LIMIT: Final = 64  # what an engine can be loaded for
+N_SLOTS_LIMIT: Final = 64  # texts at the same time
 N_PROBED: Final = 8  # tokens that a draft is asked about which others have written
 VERIFY: Final = "block"
 DRAFT_TEMPERATURE: Final = "auto"
@@ -62,6 +63,7 @@ TUNE_N_MOST: Final = N_DRAFT_MAX  # drafted tokens
 # The server.
 SERVE_HOST: Final = "127.0.0.1"
 SERVE_PORT: Final = 8080
+SERVE_SLOTS: Final = 4  # texts at the same time
 SERVE_QUEUE: Final = 32  # requests that wait
 SERVE_TIMEOUT: Final = 600.0  # seconds of a request
 SERVE_BODY: Final = 2**20  # bytes of a request

@@ -9,7 +9,8 @@ import math
 import secrets
 import threading
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -21,20 +22,21 @@ from typing_extensions import Unpack
 from ggufspec import checks, defaults
 from ggufspec import draft as drafters
 from ggufspec import verify as rules
-from ggufspec.core import Coins, Drafter, Logits, Round
+from ggufspec.core import Coins, Drafter, Logits, Round, Scored
 from ggufspec.costs import Costs
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.knowledge import Knowledge, Memory
 from ggufspec.llama.clock import measured
 from ggufspec.llama.context import Context
 from ggufspec.llama.grammar import Grammar
-from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab, check_tokens
 from ggufspec.pace import Chosen, Fixed
 from ggufspec.request import GenerateOptions, PromptProgress, Request
 from ggufspec.sampling import Sampling
 from ggufspec.schema import gbnf_of_schema
-from ggufspec.speculate import speculate
+from ggufspec.sharing import Sharing
+from ggufspec.slots import DraftOf, Seat, Slots
+from ggufspec.speculate import Steps, speculating
 from ggufspec.stream import Completion, Stream, Work
 from ggufspec.text import Message, TextStream, render_chat
 
@@ -64,13 +66,11 @@ class Engine:
         self.draft = draft
         self.n_ctx = target.n_ctx
         self.n_draft_max = n_draft_max
-        self._target_session = LlamaSession(target)
-        self._draft_session = (
-            LlamaSession(draft, n_vocab=target.n_vocab, drafts=True) if draft else None
-        )
+        self._slots = Slots(target, draft)
         self._memory = memory
-        known = memory and memory.recall(n_draft_max + 1)
-        self._knowledge = known or Knowledge(Costs(n_draft_max + 1))
+        n_most, n_sharers = n_draft_max + 1, target.n_sequences
+        known = memory and memory.recall(n_most, n_sharers)
+        self._knowledge = known or Knowledge(Costs(n_most, n_sharers))
         self._is_settled_for_all = False  # at temperature 0 too, a seed repeats a text
         self._resources = resources
         self._closed = False
@@ -101,11 +101,16 @@ class Engine:
         seed = secrets.randbits(32) if request.seed is None else request.seed
         end_tokens = self.vocab.stop_tokens
         pace = self._pace(request)
-        drafter, rounds = self._loop(tokens, request, seed, pace)
+        seat = Seat(self._slots)
+        drafter, steps = self._loop(tokens, request, seed, pace, seat)
         return Stream(
             Work(
-                read=lambda: self._read(tokens[:-1], request),
-                rounds=rounds,
+                begin=partial(seat.take, tokens),
+                leave=seat.leave,
+                session=lambda: seat.slot.target,
+                read=partial(self._read, tokens[:-1], request, seat),
+                steps=steps,
+                share=pace.share,
                 decode_seconds=self._decode_seconds,
                 notes=getattr(drafter, "notes", dict),
                 advice=pace.advice,
@@ -117,6 +122,45 @@ class Engine:
             piece=self.vocab.piece,
             stop_tokens=end_tokens,
         )
+
+    def generate_batch(
+        self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]
+    ) -> list[Completion]:
+        """Continue several prompts at the same time, sharing passes where that is faster.
+
+        As many at once as the engine was loaded for (n_slots). A seed becomes seed + i for prompt
+        i. Raises what generate raises, of the first prompt that fails.
+        """
+        self._check_not_called_back()
+        request = Request.of(options)
+        made: list[Stream] = []
+        for i, prompt in enumerate(prompts):
+            own: GenerateOptions = {**options}
+            if request.seed is not None:
+                own["seed"] = request.seed + i
+            made.append(self.stream(prompt, **own))
+        left, writing = deque(made), list[Stream]()
+        sharing = self.sharing()
+        try:
+            while left or writing:
+                while left and len(writing) < len(self._slots):
+                    writing.append(left.popleft())
+                for _, error in sharing.step(writing):
+                    raise error
+                writing = [stream for stream in writing if not stream.is_over]
+        finally:
+            for stream in made:
+                stream.close()
+        return [stream.completion for stream in made]
+
+    def sharing(self) -> Sharing:
+        """What takes streams of this engine further together."""
+        return Sharing(self.target, lambda: self._knowledge.costs, self._lock)
+
+    @property
+    def n_slots(self) -> int:
+        """How many texts can be written at the same time, each in its own place."""
+        return len(self._slots)
 
     def render(
         self,
@@ -184,9 +228,7 @@ class Engine:
         """Drop what is held of former texts: the next prompt is read anew."""
         self._check_not_called_back()
         with self._lock:
-            for session in (self._target_session, self._draft_session):
-                if session is not None:
-                    session.forget()
+            self._slots.forget()
 
     def settle(self, known: Mapping[str, object] | None = None) -> dict[str, object]:
         """Have all texts with a seed begin from the same costs and chances from now on.
@@ -201,7 +243,7 @@ class Engine:
             if not self._knowledge.is_settled:
                 self._settle(None)
             known = self._knowledge.to_document()
-        self._knowledge = Knowledge.of_document(known, n_most)
+        self._knowledge = Knowledge.of_document(known, n_most, len(self._slots))
         self._is_settled_for_all = True
         return dict(known)
 
@@ -226,9 +268,7 @@ class Engine:
         last: of what is left): 1 is plain decoding, more is a verification; at most n_draft_max + 1
         of the target, 1 of the draft. Raises OptionError, DecodeError, ClosedError.
         """
-        sessions = {"target": self._target_session, "draft": self._draft_session}
-        session = sessions.get(whose)
-        if session is None:
+        if whose not in ("target", "draft") or (whose == "draft" and self.draft is None):
             raise OptionError(f"there is no {whose!r} to score with in this engine")
         n_most = self.n_draft_max + 1 if whose == "target" else 1
         if not 1 <= n_together <= n_most:
@@ -237,6 +277,9 @@ class Engine:
         for start in range(len(prompt), len(tokens), n_together):
             ahead = tokens[start : min(start + n_together, len(tokens)) - 1]
             with self._lock:
+                slot = self._slots.nearest(tokens[:start])
+                session = slot.target if whose == "target" else slot.draft
+                assert session is not None
                 rows = session.score(tokens[:start], ahead).copy()
             yield rows
 
@@ -282,24 +325,33 @@ class Engine:
             return request.drafter
         if request.n_draft == "auto":
             return "auto"
-        return "model" if self._draft_session else "none"
+        return "model" if self.draft else "none"
 
     def _asks_the_draft(self, request: Request) -> bool:
-        return bool(self._draft_session) and self._drafter_name(request) not in _READS_NOTHING
+        return bool(self.draft) and self._drafter_name(request) not in _READS_NOTHING
 
-    def _read(self, tokens: list[int], request: Request) -> int:
-        """Read a prompt's tokens into the sessions that will be asked to continue it."""
+    def _read(
+        self, tokens: list[int], request: Request, seat: Seat, n_most: Callable[[], int | None]
+    ) -> Generator[None, None, int]:
+        """Read a prompt's tokens, a piece at a time, into whatever will be asked to go on."""
         progress = self._heard(request.progress)
-        if self._draft_session and self._asks_the_draft(request):
-            self._draft_session.feed(tokens, progress and partial(progress, "draft"))
-        return self._target_session.feed(tokens, progress and partial(progress, "target"))
+        draft = seat.slot.draft
+        if draft and self._asks_the_draft(request):
+            yield from draft.feeding(tokens, progress and partial(progress, "draft"), n_most)
+        heard = progress and partial(progress, "target")
+        return (yield from seat.slot.target.feeding(tokens, heard, n_most))
 
     def _loop(
-        self, tokens: list[int], request: Request, seed: int, pace: Fixed | Chosen
-    ) -> tuple[Drafter, Callable[[], Iterator[Round]]]:
+        self,
+        tokens: list[int],
+        request: Request,
+        seed: int,
+        pace: Fixed | Chosen,
+        seat: Seat,
+    ) -> tuple[Drafter, Callable[[], Steps]]:
         """The drafter and the loop of one request, ready to start."""
         n_draft = self.n_draft_max if isinstance(request.n_draft, str) else request.n_draft
-        if n_draft > self.n_draft_max and self._draft_session:
+        if n_draft > self.n_draft_max and self.draft:
             raise OptionError(
                 f"n_draft is {n_draft}, but this engine was loaded for at most "
                 f"{self.n_draft_max}; load it with a larger n_draft_max "
@@ -313,17 +365,16 @@ class Engine:
             sampling,
             draft_coins,
             stop_tokens,
-            self._draft_session,
+            DraftOf(seat) if self.draft else None,
             draft_temperature=request.learned_temperature,
             n_draft_max=n_draft,
             pace=pace,
         )
         n_most = self.n_ctx if request.max_tokens is None else request.max_tokens
         drafter = drafters.make(self._drafter_name(request), materials)
-        rounds = partial(
-            speculate,
+        steps = partial(
+            speculating,
             array("i", tokens),
-            target=self._target_session,
             drafter=drafter,
             verify=rules.rule(request.verify),
             sampling=sampling,
@@ -333,8 +384,8 @@ class Engine:
             stop_tokens=stop_tokens,
         )
         if isinstance(pace, Fixed):
-            return drafter, rounds
-        return drafter, partial(self._learn, rounds, pace, sampling.temperature)
+            return drafter, steps
+        return drafter, partial(self._learn, steps, pace, sampling.temperature)
 
     def _pace(self, request: Request) -> Fixed | Chosen:
         """How far to draft in one text."""
@@ -383,15 +434,20 @@ class Engine:
             sizes = [n for n in _SETTLED_SIZES if n <= n_most]
             self._knowledge.settle(measured(self.target, self.draft, sizes, heard))
 
-    def _learn(
-        self, rounds: Callable[[], Iterator[Round]], pace: Chosen, temperature: float
-    ) -> Iterator[Round]:
-        """The same rounds; what they cost, and how they went, is known to the next text."""
+    def _learn(self, steps: Callable[[], Steps], pace: Chosen, temperature: float) -> Steps:
+        """The same steps; what they cost, and how they went, is known to the next text."""
+        under_way = steps()
+        answer: Scored | None = None
         try:
-            for turn in rounds():
-                pace.clock(turn)
-                yield turn
+            while True:
+                step = under_way.send(answer)
+                if isinstance(step, Round):
+                    pace.clock(step)
+                answer = yield step
+        except StopIteration:
+            return
         finally:
+            under_way.close()
             self._knowledge.keep(pace, temperature)
 
     def _sampling(self, tokens: Sequence[int], request: Request) -> Sampling:

@@ -88,13 +88,14 @@ class Knowledge:
         }
 
     @staticmethod
-    def of_document(document: Mapping[str, object], n_most: int) -> Knowledge:
-        """Raises ValueError where it is not one."""
+    def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> Knowledge:
+        """Raises ValueError where it is not one. n_most, n_sharers: see Costs."""
         costs, lines = document.get("costs"), document.get("chances", {})
         if not isinstance(costs, Mapping) or not isinstance(lines, Mapping):
             raise ValueError("no costs, or no chances")
         return Knowledge(
-            Costs.of_document(costs, n_most), {str(kind): _line(of) for kind, of in lines.items()}
+            Costs.of_document(costs, n_most, n_sharers),
+            {str(kind): _line(of) for kind, of in lines.items()},
         )
 
 
@@ -104,11 +105,13 @@ class Memory:
     def __init__(self, facts: Mapping[str, object]) -> None:
         self._facts = facts
 
-    def recall(self, n_most: int) -> Knowledge | None:
-        """What is remembered, for passes of up to `n_most` tokens; None where nothing is."""
+    def recall(self, n_most: int, n_sharers: int = 1) -> Knowledge | None:
+        """What is remembered, for passes as Costs has them; None where nothing is."""
         document = remembered.recall(self._facts)
         try:
-            return None if document is None else Knowledge.of_document(document, n_most)
+            if document is None:
+                return None
+            return Knowledge.of_document(document, n_most, n_sharers)
         except ValueError:
             return None
 

@@ -35,6 +35,7 @@ def load(
     n_ctx: int | None = None,
     n_batch: int = defaults.N_BATCH,
     n_draft_max: int = defaults.N_DRAFT_MAX,
+    n_slots: int = 1,
     n_gpu_layers: int | str = defaults.N_GPU_LAYERS,
     n_gpu_layers_draft: int | str = defaults.N_GPU_LAYERS,
     tensor_split: Sequence[float] = (),
@@ -53,6 +54,7 @@ def load(
     target, draft: paths of files; `ggufspec.models.resolve` makes them of names.
     n_ctx: tokens that prompt and text may have together; None: the target's own, at most 4096.
     n_batch: prompt tokens per batch. n_draft_max: the most that a round may draft.
+    n_slots: texts that can be written at the same time; each has a context of n_ctx tokens.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;
     "auto": as many of each as are predicted to be fastest together, within free memory.
     tensor_split: shares of the target's layers for several GPUs. main_gpu: the one for the draft.
@@ -70,9 +72,11 @@ def load(
     _check_count("n_ctx", n_ctx, 2**31 - 1)
     _check_count("n_batch", checks.whole("n_batch", n_batch), 2**20)
     _check_count("n_draft_max", checks.whole("n_draft_max", n_draft_max), defaults.N_DRAFT_LIMIT)
+    _check_count("n_slots", checks.whole("n_slots", n_slots), defaults.N_SLOTS_LIMIT)
     _check_count("n_threads", n_threads, _MAX_THREADS)
     _check_count("n_threads_draft", n_threads_draft, _MAX_THREADS)
     asked = Asked(
+        n_slots=n_slots,
         n_gpu_layers=placing.layers("n_gpu_layers", n_gpu_layers),
         n_gpu_layers_draft=placing.layers("n_gpu_layers_draft", n_gpu_layers_draft),
         n_ctx=n_ctx,
@@ -89,7 +93,9 @@ def load(
         mmap,
         progress,
     )
-    settings = _Settings(n_batch, n_draft_max, n_threads, n_threads_draft, flash_attention, tuned)
+    settings = _Settings(
+        n_batch, n_draft_max, n_slots, n_threads, n_threads_draft, flash_attention, tuned
+    )
     places = Placing(files.target, files.draft, asked)
     first = places.first()
     try:
@@ -117,6 +123,7 @@ class _Files:
 class _Settings:
     n_batch: int
     n_draft_max: int
+    n_slots: int
     n_threads: int | None
     n_threads_draft: int | None
     flash_attention: str
@@ -143,6 +150,7 @@ def _load(files: _Files, settings: _Settings, place: Placement) -> Engine:
         n_threads_draft = settings.n_threads_draft
         options = ContextOptions(
             n_ctx=place.n_ctx or _default_n_ctx(models),
+            n_sequences=settings.n_slots,
             n_batch=settings.n_batch,
             n_threads=n_threads,
             flash_attention=flash_attention,

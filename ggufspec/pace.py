@@ -113,6 +113,10 @@ class Pace(Protocol):
         """What a probe found: how sure the draft was, and how likely it would have stood."""
         ...
 
+    def share(self, n_sharers: int) -> None:
+        """The next pass is one with those of so many texts in all."""
+        ...
+
     def advice(self) -> str | None:
         """What to change, where a draft of this pair does not pay."""
         ...
@@ -152,6 +156,9 @@ class Fixed:
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
         pass
 
+    def share(self, n_sharers: int) -> None:
+        pass
+
     def advice(self) -> str | None:
         return None
 
@@ -186,6 +193,7 @@ class Chosen:
         self._n_since_plain = self._n_unpaid = 0
         self._seconds = self._probe_seconds = 0.0
         self._recent_tokens = self._recent_seconds = 0.0
+        self._n_sharers = 1
         # The round under way.
         self._why = ""
         self._n_unread = self._n_read = 0
@@ -265,6 +273,13 @@ class Chosen:
         found = (_BONUS_WEIGHT * self._bonus + self._saved) / self._bonus_weight
         self.native.bonus = min(max(found, 0.0), _MOST_BONUS)
 
+    def share(self, n_sharers: int) -> None:
+        # What others do must not change what a text with a seed becomes.
+        if n_sharers != self._n_sharers and not self.costs.is_frozen:
+            self._n_sharers = n_sharers
+            self._recent_tokens = self._recent_seconds = 0.0
+            self._n_until_reckoned = 0
+
     def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
         weight = 1 if self._is_known else _FIRST_WEIGHT
         for gap, chance in zip(gaps, chances, strict=True):
@@ -303,23 +318,24 @@ class Chosen:
         elif n_looked and self._n_unread <= _N_USUAL:
             costs.observe_draft(n_looked, turn.draft_seconds)
         n_drafted = turn.n_drafted
-        target_seconds = turn.target_seconds + turn.verify_seconds
-        costs.observe_target(n_drafted + 1, target_seconds)
-        if not n_drafted and not self._n_since_plain and self._n_rounds:
-            costs.observe_plain(target_seconds)
-        seconds = costs.curve[n_drafted] + n_looked * costs.step
+        if turn.n_sharers == 1:
+            target_seconds = turn.target_seconds + turn.verify_seconds
+            costs.observe_target(n_drafted + 1, target_seconds)
+            if not n_drafted and not self._n_since_plain and self._n_rounds:
+                costs.observe_plain(target_seconds)
+        seconds = self._curve[n_drafted] + n_looked * costs.step
         self._seconds += seconds
         # What was expected, not what came: luck says nothing of the next rounds.
         self._recent_tokens = _RECENT * self._recent_tokens + 1 + (turn.expected or 0.0)
         self._recent_seconds = _RECENT * self._recent_seconds + seconds
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1
-        self._n_unpaid += self._why == _UNPAID
+        self._n_unpaid += self._why == _UNPAID and self._n_sharers == 1
         self._n_until_reckoned -= 1
 
     def _wants_plain(self) -> bool:
         costs = self.costs
-        if costs.is_frozen:
+        if costs.is_frozen or self._n_sharers > 1:
             return False
         if costs.n_measured(1) < _N_PLAIN:
             return True
@@ -334,7 +350,13 @@ class Chosen:
         gaps = sorted(self._gaps) if self._has_model else _HOPELESS
         n = len(gaps)
         kinds = [gaps[(2 * k + 1) * n // (2 * _N_KINDS)] for k in range(_N_KINDS)]
-        worth = 1 / self.costs.plain
-        if self._n_rounds:
+        curve = self._curve
+        worth = 1 / (self.costs.plain if self._n_sharers == 1 else curve[0])
+        if self._recent_seconds:
             worth = max(worth, _CAUTION * self._recent_tokens / self._recent_seconds)
-        self.native.reckon(self.costs.curve, self.costs.step, kinds, worth)
+        self.native.reckon(curve, self.costs.step, kinds, worth)
+
+    @property
+    def _curve(self) -> Sequence[float]:
+        """Seconds of a round over 1, 2 ... tokens: the text's part, where the pass is shared."""
+        return self.costs.shared(self._n_sharers)

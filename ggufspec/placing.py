@@ -51,6 +51,7 @@ class Asked:
     flash_attention: str
     tensor_split: Sequence[float] = ()
     main_gpu: int | None = None
+    n_slots: int = 1
 
 
 class Placing:
@@ -129,6 +130,7 @@ class Placing:
             flash_attention=asked.flash_attention != "off",
             n_gpu_layers=asked.n_gpu_layers,
             n_gpu_layers_draft=asked.n_gpu_layers_draft,
+            n_slots=asked.n_slots,
         )
         plan = plan_offload(self._target, self._draft, machine, wishes)
         is_split = len(machine.gpus) > 1 and plan.n_gpu_layers > 0

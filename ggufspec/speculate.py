@@ -5,11 +5,13 @@ Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, MutableSequence
+from collections.abc import Callable, Collection, Generator, Iterator, MutableSequence, Sequence
 from time import perf_counter
 
-from ggufspec.core import Coins, Drafter, Round, Session, Verify
+from ggufspec.core import Ask, Coins, Drafter, Logits, Round, Scored, Session, Verify
 from ggufspec.sampling import Rows, Sampling, to_probs, unusable
+
+Steps = Generator[Ask | Round, Scored | None, None]  # each Ask is answered, then comes its Round
 
 
 def speculate(
@@ -30,14 +32,56 @@ def speculate(
     rule the tokens have exactly the target's distribution under `sampling`. The caller may stop
     at any round: there is nothing to clean up.
     """
+    steps = speculating(
+        tokens,
+        drafter=drafter,
+        verify=verify,
+        sampling=sampling,
+        coins=coins,
+        n_draft=n_draft,
+        n_end=n_end,
+        stop_tokens=stop_tokens,
+    )
+    for step in steps:
+        if isinstance(step, Ask):
+            turn = steps.send(timed(target.score, step))
+            assert isinstance(turn, Round)
+            yield turn
+
+
+def timed(score: Callable[[Sequence[int], Sequence[int]], Logits], ask: Ask) -> Scored:
+    """The answer to an Ask of a text that has its passes to itself."""
+    start = perf_counter()
+    logits = score(ask.tokens, ask.draft)
+    return Scored(logits, perf_counter() - start)
+
+
+def speculating(
+    tokens: MutableSequence[int],
+    *,
+    drafter: Drafter,
+    verify: Verify,
+    sampling: Sampling,
+    coins: Callable[[int], Coins],
+    n_draft: int,
+    n_end: int,
+    stop_tokens: Collection[int] = (),
+) -> Steps:
+    """The same, where somebody else asks the target: it answers each Ask with what was Scored.
+
+    Between an answer and the Round, and between a Round and the next Ask, no logits are waited
+    for: so the passes of several texts can be one.
+    """
     rows: Rows | None = None  # (n_draft + 1, n_vocab), reused every round
     while len(tokens) < n_end:
         start = perf_counter()
         # A round adds one token more than it drafts: do not draft what could not be used.
         draft = drafter.draft(tokens, min(n_draft, n_end - len(tokens) - 1))
-        drafted_at = perf_counter()
-        logits = target.score(tokens, draft.tokens)
-        scored_at = perf_counter()
+        draft_seconds = perf_counter() - start
+        answer = yield Ask(tokens, draft.tokens)
+        assert answer is not None
+        start = perf_counter()
+        logits = answer.logits
         if rows is None:
             rows = Rows(n_draft + 1, logits.shape[1])
         probs = to_probs(logits, sampling, tokens, draft.tokens, out=rows)
@@ -54,11 +98,12 @@ def speculate(
             added,
             n_drafted=len(draft.tokens),
             n_accepted=min(verdict.n_accepted, len(added)),
-            draft_seconds=drafted_at - start,
-            target_seconds=scored_at - drafted_at,
-            verify_seconds=perf_counter() - scored_at,
+            draft_seconds=draft_seconds,
+            target_seconds=answer.seconds,
+            verify_seconds=perf_counter() - start,
             expected=draft.expected,
             why=draft.why,
+            n_sharers=answer.n_sharers,
         )
         if stops:
             return

@@ -1,17 +1,21 @@
 """One generation under way: rounds in, chunks of text out, statistics at any time.
 
-Knows tokens and text; neither how the rounds are made, nor who reads the chunks.
+Knows tokens and text; neither how the rounds are made, nor who reads the chunks, nor with whom it
+shares its passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal, NamedTuple
 
-from ggufspec.core import Round
+from ggufspec.core import Ask, Round, Scored
+from ggufspec.llama.session import LlamaSession
+from ggufspec.speculate import Steps, timed
 from ggufspec.stats import Stats, summarize
 from ggufspec.text import TextStream
 
@@ -47,14 +51,21 @@ class Completion:
 
 @dataclass(frozen=True)
 class Work:
-    """What a stream runs on. `read` reads the prompt and returns how much of it was known;
+    """What a stream runs on. `begin` finds a place for it and `leave` gives that back; in between,
+    `session()` is what its passes are made by.
 
+    `read(n_most)` reads the prompt a piece at a time (n_most() tokens, None: many), and returns
+    how much of it was known; `share(n)`: its next pass is to be one with those of n texts in all.
     `decode_seconds` is the time spent inside llama_decode up to now; `notes` are what the drafter
     tells of itself, `advice` what to do if it does not pay; `turn` is held for each step.
     """
 
-    read: Callable[[], int]
-    rounds: Callable[[], Iterator[Round]]
+    begin: Callable[[], None]
+    leave: Callable[[], None]
+    session: Callable[[], LlamaSession]
+    read: Callable[[Callable[[], int | None]], Generator[None, None, int]]
+    steps: Callable[[], Steps]
+    share: Callable[[int], None]
     decode_seconds: Callable[[], float]
     notes: Callable[[], Mapping[str, float]]
     advice: Callable[[], str | None]
@@ -76,6 +87,9 @@ class Stream(Iterator[Chunk]):
     ) -> None:
         self.seed = seed
         self.finish_reason: FinishReason | None = None
+        self.is_over = False  # no more chunks will come than are there
+        self.is_reading = True  # its prompt, or has not begun
+        self.n_piece: int | None = None  # prompt tokens at a time; None: many
         self._work = work
         self._n_prompt = n_prompt
         self._text_stream = text
@@ -84,13 +98,52 @@ class Stream(Iterator[Chunk]):
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._rounds: list[Round] = []
+        self._chunks: deque[Chunk] = deque()
         self._n_reused = 0
         self._prompt_seconds = self._decode_seconds = 0.0
         self._started_at = self._ended_at = 0.0
-        self._chunks = self._run()
+        self._steps = self._run()
 
     def __next__(self) -> Chunk:
-        return next(self._chunks)
+        while not self._chunks:
+            if self.is_over:
+                raise StopIteration
+            with self._work.turn:
+                self._step_alone()
+        return self._chunks.popleft()
+
+    def taken(self) -> list[Chunk]:
+        """The chunks that are there and that nobody has taken."""
+        chunks = list(self._chunks)
+        self._chunks.clear()
+        return chunks
+
+    def advance(self, answer: Scored | None = None) -> Ask | None:
+        """To the next Ask, which the next call answers; or, None, to the end of a piece of the
+        prompt, of a round, or of the text. For who holds the turn, and shares passes.
+        """
+        try:
+            return self._steps.send(answer)
+        except StopIteration:
+            self.is_over = True
+            return None
+        except BaseException:
+            self.is_over = True
+            raise
+
+    def share(self, n_sharers: int) -> None:
+        """The next pass is one with those of `n_sharers` texts in all."""
+        self._work.share(n_sharers)
+
+    @property
+    def session(self) -> LlamaSession:
+        """What answers an Ask of it."""
+        return self._work.session()
+
+    def close(self) -> None:
+        """Let go of what it holds, before its end. Twice is fine."""
+        self.is_over = True
+        self._steps.close()
 
     @property
     def completion(self) -> Completion:
@@ -113,25 +166,48 @@ class Stream(Iterator[Chunk]):
         """The rounds so far: tokens as they were drawn, the end-of-generation token included."""
         return tuple(self._rounds)
 
-    def _run(self) -> Iterator[Chunk]:
+    def _step_alone(self) -> None:
+        """The prompt, or a round."""
+        is_reading = self.is_reading
+        ask = self.advance()
+        while ask is None and is_reading and self.is_reading:
+            ask = self.advance()
+        if ask is not None:
+            self.advance(timed(self.session.score, ask))
+
+    def _run(self) -> Generator[Ask | None, Scored | None, None]:
         start = perf_counter()
-        with self._work.turn:
-            self._n_reused = self._work.read()
-        self._started_at = self._ended_at = perf_counter()
-        self._prompt_seconds = self._started_at - start
+        self._work.begin()
+        try:
+            self._n_reused = yield from self._work.read(lambda: self.n_piece)
+            self.is_reading = False
+            self._started_at = self._ended_at = perf_counter()
+            self._prompt_seconds = self._started_at - start
+            yield from self._write_all(self._work.steps())
+        finally:
+            self._work.leave()
+
+    def _write_all(self, steps: Steps) -> Generator[Ask | None, Scored | None, None]:
         decoded_before = self._work.decode_seconds()
-        rounds = self._work.rounds()
+        answer: Scored | None = None
         try:
             while self.finish_reason is None:
-                with self._work.turn:
-                    turn = next(rounds, None)
-                if turn is None:
+                try:
+                    step = steps.send(answer)
+                except StopIteration:
                     self.finish_reason = "length"
-                    yield from self._written(self._text_stream.finish(), [], drafted=False)
-                else:
-                    self._rounds.append(turn)
-                    yield from self._chunks_of(turn)
+                    self._chunks += self._written(self._text_stream.finish(), [], drafted=False)
+                    return
+                if isinstance(step, Ask):
+                    answer = yield step
+                    continue
+                answer = None
+                self._rounds.append(step)
+                self._chunks += self._chunks_of(step)
+                if self.finish_reason is None:
+                    yield None
         finally:
+            steps.close()
             self._decode_seconds = self._work.decode_seconds() - decoded_before
 
     def _chunks_of(self, turn: Round) -> list[Chunk]:

@@ -36,11 +36,17 @@ _N_EMBD_UNFUSED = 5  # without flash attention, besides keys, values and product
 class Caches:
     """What contexts are made for: `n_batch` tokens are computed at once."""
 
-    n_ctx: int
+    n_ctx: int  # of each slot
     n_batch: int
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attention: bool = True
+    n_slots: int = 1  # texts at the same time
+
+    @property
+    def n_cells(self) -> int:
+        """Tokens that there is room for."""
+        return -(-self.n_ctx // _CELLS) * _CELLS * self.n_slots
 
 
 class Taken(NamedTuple):
@@ -101,7 +107,7 @@ class Sizes:
 
 def compute_bytes(shape: Shape, caches: Caches) -> int:
     """Of the buffers of one graph, on each device that computes a part of it."""
-    n_batch, n_ctx = min(caches.n_batch, caches.n_ctx), _padded(caches.n_ctx)
+    n_batch, n_ctx = min(caches.n_batch, caches.n_ctx), caches.n_cells
     if caches.flash_attention:
         n_numbers = _N_FF * shape.n_ff + _N_EMBD * shape.n_embd
         return n_batch * (4 * n_numbers + 2 * n_ctx)
@@ -117,8 +123,5 @@ def cache_bytes(shape: Shape, caches: Caches) -> int:
 
 def _cached(layer: Layer, caches: Caches) -> int:
     n_bytes = (VALUE_BYTES[caches.type_k] + VALUE_BYTES[caches.type_v]) / 2
-    return round(_padded(caches.n_ctx) * layer.n_kv_values * n_bytes) + layer.n_state_bytes
-
-
-def _padded(n_tokens: int) -> int:
-    return -(-n_tokens // _CELLS) * _CELLS
+    n_values = caches.n_cells * layer.n_kv_values
+    return round(n_values * n_bytes) + caches.n_slots * layer.n_state_bytes

@@ -82,6 +82,7 @@ class Wishes:
     n_gpu_layers_draft: int | None = None
     n_draft: int | None = None
     acceptance: float = defaults.ACCEPTANCE
+    n_slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -175,7 +176,14 @@ def _caches(target: Shape, draft: Shape | None, wishes: Wishes) -> Iterator[Cach
     """From what was asked for to what takes less."""
     limit = target.n_ctx_train or defaults.N_CTX
     n_ctx = wishes.n_ctx or min(defaults.N_CTX, limit)
-    made = Caches(n_ctx, wishes.n_batch, wishes.type_k, wishes.type_v, wishes.flash_attention)
+    made = Caches(
+        n_ctx,
+        wishes.n_batch,
+        wishes.type_k,
+        wishes.type_v,
+        wishes.flash_attention,
+        wishes.n_slots,
+    )
     yield made
     while wishes.n_ctx is None and made.n_ctx // 2 >= _LEAST_CTX:
         made = replace(made, n_ctx=made.n_ctx // 2)
