@@ -66,7 +66,7 @@ def by_llama_cpp() -> dict[str, list[int]]:
 
 def gap_at(engine: Engine, prompt: str, written: list[int]) -> float:
     """By how much the best logit leads after these tokens."""
-    logits = engine._target_session.score([*engine.tokenize(prompt), *written])[0]
+    logits = engine._slots.first.target.score([*engine.tokenize(prompt), *written])[0]
     best, second = sorted(logits, reverse=True)[:2]
     return float(best - second)
 
