@@ -1,4 +1,4 @@
-"""A worker as its parent sees it: a process with pipes, and what became of it. Decides nothing."""
+"""A worker's process as its parent sees it: pipes, and what became of it. Decides nothing."""
 
 from __future__ import annotations
 
@@ -19,33 +19,31 @@ _N_LAST_BYTES = 4096
 
 
 class Event(NamedTuple):
-    """What a worker says; None: it is dead. No worker: somebody wants the batch to stop."""
+    """What the worker of that number says; None: it is dead, and says nothing more.
 
-    worker: Worker | None
+    No number: somebody wants the batch to stop.
+    """
+
+    number: int | None
     message: dict[str, Any] | None
 
 
-class Worker:
-    """A process that was started, told its task, and is heard by `events`."""
+class LocalProcess:
+    """A process that was started on this machine, told its task, and is heard by `events`."""
 
-    def __init__(
-        self, number: int, task: Mapping[str, Any], events: SimpleQueue[Event], *, verbose: bool
-    ) -> None:
-        self.number = number
-        self.is_ready = False
-        self.refusal: tuple[str, str] | None = None  # kind of error, and what it says
-        self.index: int | None = None  # of the prompt that it has
-        self.attempt = 0
-        self.deadline: float | None = None  # by which it must have answered
-        self.was_too_slow = False
-        self._errors: IO[bytes] | None = None if verbose else tempfile.TemporaryFile()  # noqa: SIM115
+    node = ""  # this machine
+
+    def __init__(self, number: int, task: Mapping[str, Any], events: SimpleQueue[Event]) -> None:
+        self._errors: IO[bytes] | None = None
+        if not task["verbose"]:
+            self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-c", _CODE, *sys.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
         )
-        self._ears = threading.Thread(target=self._listen, args=(events,), daemon=True)
+        self._ears = threading.Thread(target=self._listen, args=(number, events), daemon=True)
         self._ears.start()
         self.tell(task)
 
@@ -96,11 +94,11 @@ class Worker:
         lines = [line.strip() for line in self._errors.read().decode(errors="replace").split("\n")]
         return next((line for line in reversed(lines) if line), "")
 
-    def _listen(self, events: SimpleQueue[Event]) -> None:
+    def _listen(self, number: int, events: SimpleQueue[Event]) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             try:
-                events.put(Event(self, json.loads(line)))
+                events.put(Event(number, json.loads(line)))
             except ValueError:
                 break  # it died in the midst of it
-        events.put(Event(self, None))
+        events.put(Event(number, None))

@@ -1,6 +1,6 @@
 """Hands prompts to workers one at a time, and collects: whoever dies is replaced.
 
-Knows processes and what they say; neither models, nor what is in a record.
+Knows processes and what they say; neither where they run, nor models, nor what is in a record.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 from ggufspec import errors
-from ggufspec.batch.pool import Event, Worker
+from ggufspec.batch.pool import Event, LocalProcess
 from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.results import Record, Results
 from ggufspec.batch.schedule import Schedule
@@ -59,14 +59,58 @@ class Plan:
         }
 
 
+class Process(Protocol):
+    """A worker's process, wherever it runs. `pid` and `node` are known when it is ready.
+
+    `node` is the machine that it runs on; empty: this one.
+    """
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def node(self) -> str: ...
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Say something; one that is dead hears nothing, and is known to be dead by its event."""
+
+    def kill(self) -> None:
+        """Have it end at once; the event that tells so follows."""
+
+    def bury(self) -> None:
+        """Kill it if need be, and give back whatever is held for it."""
+
+    def why(self) -> str:
+        """Of one that is dead: how it died."""
+
+
+Start = Callable[[int, Mapping[str, Any], "SimpleQueue[Event]"], Process]
+"""Starts the process of a worker: its number, its task, and where its events go."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """One of those who answer, and what it has to do."""
+
+    number: int
+    process: Process
+    is_ready: bool = False
+    refusal: tuple[str, str] | None = None  # kind of error, and what it says
+    index: int | None = None  # of the prompt that it has
+    attempt: int = 0
+    deadline: float | None = None  # by which it must have answered
+    was_too_slow: bool = False
+
+
 @dataclass(frozen=True)
 class News:
-    """Something happened. `what`: "ready", "begun", "finished", "died" (again: to be tried again),
-    "lost" (one worker less)."""
+    """Something happened. `what`: "waiting" (there is no room for it yet), "ready", "begun",
+    "finished", "died" (again: to be tried again), "lost" (one worker less)."""
 
     what: str
     worker: int
     pid: int
+    node: str
     index: int | None = None
     why: str = ""
     again: bool = False
@@ -82,11 +126,13 @@ class Batch:
         plan: Plan,
         results: Results,
         heard: Callable[[News], None] = lambda news: None,
+        start: Start = LocalProcess,
     ) -> None:
         self._prompts = {prompt.index: prompt for prompt in prompts}
         self._plan = plan
         self._results = results
         self._heard = heard
+        self._start_process = start
         left = [index for index in self._prompts if index not in results.records]
         self._schedule = Schedule(left, plan.n_retries)
         self._n_workers = min(plan.n_workers, len(left))
@@ -110,17 +156,17 @@ class Batch:
                 self._start(1)  # the others when that went well
             while not self._schedule.is_over:
                 event = self._next()
-                if event is not None and event.worker is None:
+                if event is not None and event.number is None:
                     self._collect_last()
                     return self._schedule.is_over
-                if event is not None and event.worker is not None:
-                    self._hear(event.worker, event.message)
+                if event is not None and event.number is not None:
+                    self._hear(self._workers[event.number], event.message)
             return True
         finally:
             for worker in self._workers.values():
-                worker.kill()
+                worker.process.kill()
             for worker in self._workers.values():
-                worker.bury()
+                worker.process.bury()
 
     def _next(self) -> Event | None:
         """What happens next; None where something had to be done about time."""
@@ -132,7 +178,7 @@ class Batch:
             for worker in self._workers.values():
                 if worker.deadline and worker.deadline <= monotonic():
                     worker.was_too_slow, worker.deadline = True, None
-                    worker.kill()
+                    worker.process.kill()
             return None
 
     def _hear(self, worker: Worker, message: dict[str, Any] | None) -> None:
@@ -140,6 +186,8 @@ class Batch:
             self._mourn(worker)
         elif "refused" in message:
             worker.refusal = (message["kind"], message["refused"])
+        elif "waiting" in message:
+            self._tell("waiting", worker, why=message["waiting"])
         elif "ready" in message:
             self._welcome(worker, message)
         else:
@@ -161,8 +209,8 @@ class Batch:
     def _mourn(self, worker: Worker) -> None:
         """It is dead: its prompt goes to another, or has failed; another takes its place."""
         del self._workers[worker.number]
-        why = worker.why()
-        worker.bury()
+        why = worker.process.why()
+        worker.process.bury()
         index = worker.index
         if index is not None:
             again = not worker.was_too_slow and self._schedule.give_back(index)
@@ -196,7 +244,7 @@ class Batch:
             worker.index, worker.attempt = self._schedule.take()
             if self._plan.timeout is not None:
                 worker.deadline = monotonic() + self._plan.timeout + _GRACE
-            worker.tell({"prompt": self._prompts[worker.index].to_document()})
+            worker.process.tell({"prompt": self._prompts[worker.index].to_document()})
             self._tell("begun", worker, worker.index)
 
     def _finish(self, worker: Worker, record: Record) -> None:
@@ -220,14 +268,14 @@ class Batch:
 
     def _start(self, number: int) -> None:
         task = self._plan.task(self._results.known, self._plan.n_workers)
-        self._workers[number] = Worker(number, task, self._events, verbose=self._plan.verbose)
+        self._workers[number] = Worker(number, self._start_process(number, task, self._events))
 
     def _collect_last(self) -> None:
         """What was finished before the end, and not heard yet, counts too."""
         while not self._events.empty():
-            worker, message = self._events.get()
-            if worker is not None and message is not None and "record" in message:
-                self._finish(worker, message["record"])
+            number, message = self._events.get()
+            if number is not None and message is not None and "record" in message:
+                self._finish(self._workers[number], message["record"])
 
     def _tell(
         self,
@@ -238,4 +286,5 @@ class Batch:
         again: bool = False,
         record: Record | None = None,
     ) -> None:
-        self._heard(News(what, worker.number, worker.pid, index, why, again, record))
+        process = worker.process
+        self._heard(News(what, worker.number, process.pid, process.node, index, why, again, record))
