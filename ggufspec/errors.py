@@ -8,6 +8,7 @@
     |-- DecodeError      llama.cpp refused or failed to decode a batch
     |-- OutOfMemoryError  a context does not fit into the memory of the machine
     |-- DownloadError    the hub has it not, refuses it, or the connection to it fails
+    |-- ClusterError     a Ray cluster is not there, or not as its workers need it
     |-- CacheError       a folder or the disk does not take what must be written there
     `-- ClosedError      something was used after it was closed
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 __all__ = [
     "CacheError",
     "ClosedError",
+    "ClusterError",
     "DecodeError",
     "DownloadError",
     "GgufspecError",
@@ -60,6 +62,10 @@ class DecodeError(GgufspecError):
 
 class DownloadError(GgufspecError):
     """A model could not be had from the hub: it is not there, refused, damaged, or out of reach."""
+
+
+class ClusterError(GgufspecError):
+    """A Ray cluster is not there, or not as its workers need it."""
 
 
 class CacheError(GgufspecError):

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import tiny
 
+from ggufspec.batch.pool import LocalProcess
 from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.results import FileResults
-from ggufspec.batch.run import Batch, News, Plan
+from ggufspec.batch.run import Batch, News, Plan, Start
 
 SETTINGS = {"max_tokens": 24, "n_draft": 2, "drafter": None, "temperature": 0.8}
 
@@ -36,6 +37,7 @@ class Setting:
         heard: Callable[[News], None] | None = None,
         settings: dict[str, Any] | None = None,
         load: dict[str, Any] | None = None,
+        start: Start = LocalProcess,
         **plan: Any,
     ) -> list[dict[str, Any]]:
         """The records, in the order of the prompts."""
@@ -56,7 +58,7 @@ class Setting:
                 if heard is not None:
                     heard(news)
 
-            assert Batch(prompts, made, results, hear).run()
+            assert Batch(prompts, made, results, hear, start).run()
         finally:
             results.close()
         return [results.records[prompt.index] for prompt in prompts]
