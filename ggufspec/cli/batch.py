@@ -35,7 +35,7 @@ from ggufspec.cli.sampling_options import sampling_options, to_generate
 if TYPE_CHECKING:
     from ggufspec.batch.prompts import Prompt
     from ggufspec.batch.results import Results
-    from ggufspec.batch.run import News, Plan
+    from ggufspec.batch.run import News, Plan, Start
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _NOT_OF_THE_TEXT = ("n_threads", "n_threads_draft", "mmap")  # how fast, and where from
@@ -60,6 +60,25 @@ _NOT_OF_THE_TEXT = ("n_threads", "n_threads_draft", "mmap")  # how fast, and whe
     default=1,
     show_default=True,
     help="Worker processes; without -t they divide the cores.",
+)
+@click.option(
+    "--cluster",
+    "address",
+    is_flag=False,
+    flag_value="local",
+    metavar="[ADDRESS]",
+    help="Run the processes on a Ray cluster: host:port, ray://host:port, or auto (one that runs "
+    "here); without a value a Ray of its own on this machine, ended with the batch. Every node "
+    "needs this ggufspec, and the models by the same paths. A process reserves -t CPUs, else as "
+    "many as let all run at once.",
+)
+@click.option(
+    "--cluster-gpus",
+    "n_gpus",
+    type=click.FloatRange(min=0),
+    default=0,
+    show_default=True,
+    help="GPUs that each process reserves on the cluster; it sees no others.",
 )
 @click.option(
     "--resume", is_flag=True, help="Go on where this batch was stopped; what is finished stays."
@@ -119,6 +138,8 @@ def command(
     draft: str | None,
     offline: bool,
     n_workers: int,
+    address: str | None,
+    n_gpus: float,
     resume: bool,
     retry_failed: bool,
     n_retries: int,
@@ -150,11 +171,14 @@ def command(
     \b
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf -md small.gguf --num-processes 4
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf -md small.gguf --resume
+      ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf --num-processes 16 --cluster auto
     """
     if chat is False and system is not None:
         raise click.UsageError("--system needs a chat; leave --no-chat or it out")
     if retry_failed and not resume:
         raise click.UsageError("--retry-failed goes with --resume")
+    if n_gpus and address is None:
+        raise click.UsageError("--cluster-gpus goes with --cluster")
     check_rule(verify)
     load_settings.update(room_for(n_draft))
     settings: dict[str, Any] = {
@@ -175,6 +199,10 @@ def command(
     Request.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known at once
     if draft is None:
         check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=False)
+    if address is not None:
+        from ggufspec.batch.cluster import check
+
+        check(address)
     prompts = parse_prompts(read_prompt_file(prompt_file), str(prompt_file))[:limit]
     target_path, draft_path = find_models(target, draft, offline=offline)
     plan = Plan(
@@ -190,8 +218,11 @@ def command(
         timeout=timeout,
         verbose=verbose,
     )
-    with closing(_results(plan, prompts, output, resume=resume, again=retry_failed)) as results:
-        is_finished = _write(prompts, plan, results, verbose=verbose)
+    with (
+        closing(_results(plan, prompts, output, resume=resume, again=retry_failed)) as results,
+        _processes(plan, address, n_gpus) as start,
+    ):
+        is_finished = _write(prompts, plan, results, start)
     return _end(prompts, results, output, is_finished=is_finished)
 
 
@@ -223,7 +254,24 @@ def _results(
     return StreamResults(stream, settings, len(prompts))
 
 
-def _write(prompts: Sequence[Prompt], plan: Plan, results: Results, *, verbose: bool) -> bool:
+@contextmanager
+def _processes(plan: Plan, address: str | None, n_gpus: float) -> Iterator[Start]:
+    """How those of workers are started: on this machine, or on the cluster of that address."""
+    if address is None:
+        from ggufspec.batch.pool import LocalProcess
+
+        yield LocalProcess
+        return
+    from ggufspec.batch.cluster import cluster
+
+    threads = plan.load["n_threads"]
+    with cluster(
+        address, n_workers=plan.n_workers, n_threads=threads, n_gpus=n_gpus, verbose=plan.verbose
+    ) as start:
+        yield start
+
+
+def _write(prompts: Sequence[Prompt], plan: Plan, results: Results, start: Start) -> bool:
     """Have all prompts answered that are not yet; False where somebody stopped it."""
     from ggufspec.batch.run import Batch
 
@@ -231,8 +279,8 @@ def _write(prompts: Sequence[Prompt], plan: Plan, results: Results, *, verbose: 
     if n_before:
         click.echo(f"ggufspec: {n_before:,} of {len(prompts):,} prompts are done already", err=True)
     with late_bars() as bars:
-        shown = _Shown(bars, n_before, len(prompts), verbose=verbose)
-        batch = Batch(prompts, plan, results, shown.hear)
+        shown = _Shown(bars, n_before, len(prompts), verbose=plan.verbose)
+        batch = Batch(prompts, plan, results, shown.hear, start)
         with _stopped_by_signals(batch.stop):
             is_finished = batch.run()
     shown.tell_speed()
@@ -276,13 +324,16 @@ class _Shown:
 
     def hear(self, news: News) -> None:
         """Something happened."""
-        who = f"process {news.worker} ({news.pid})"
+        where = f"{news.pid} on {news.node}" if news.node else f"{news.pid}"
+        who = f"process {news.worker} ({where})" if news.pid else f"process {news.worker}"
         which = "" if news.index is None else f" prompt {news.index + 1}"
         if news.what == "ready":
             if not self._n_here:
                 self._started = monotonic()  # loading is not writing
             self._tell_placement(news.why)
             self._say(f"{who} is ready", only_if_verbose=True)
+        elif news.what == "waiting":
+            self._say(f"{who} {news.why}")
         elif news.what == "begun":
             self._say(f"{who} begins{which}", only_if_verbose=True)
         elif news.what == "died":

@@ -1,0 +1,135 @@
+"""`ggufspec batch --cluster` as people run it: refused, interrupted, gone on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+Command = Callable[..., Any]
+
+ERROR, USAGE, INTERRUPTED = 1, 2, 130
+# A shell starts jobs in the background with Ctrl-C switched off: switch it on, whoever started us.
+MAIN = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from ggufspec.cli.main import main; main()"
+)
+MARK = "GGUFSPEC_TEST_OF"  # in the environment of all that a test has started
+
+linux = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks into /proc")
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Writes as much as it is asked for."""
+    return tiny.write_llama(tmp_path_factory.mktemp("models") / "talker.gguf", n_ctx_train=4096)
+
+
+@pytest.fixture
+def given(talker: Path, tmp_path: Path) -> list[str]:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"prompt": f"hello {i}"}) for i in range(6)))
+    output = tmp_path / "r.jsonl"
+    settings = ["-m", talker, "-o", output, "-t", "1", "-n", "8", "--drafter", "none"]
+    return ["batch", str(prompts), *map(str, settings)]
+
+
+def texts(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text().splitlines()]
+
+
+def family(mark: str) -> set[int]:
+    """All processes that have the mark, but zombies."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            is_dead = (path / "stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+            if f"{MARK}={mark}".encode() in (path / "environ").read_bytes() and not is_dead:
+                found.add(int(path.name))
+        except OSError:
+            continue
+    return found
+
+
+def wait_until_none(mark: str, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while family(mark):
+        assert time.monotonic() < deadline, f"left behind: {family(mark)}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def mark(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Afterwards nobody who has it is left."""
+    name = f"{os.getpid()}-{request.node.name}"
+    yield name
+    for pid in family(name):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start(mark: str, *args: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-c", MAIN, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, MARK: mark},
+    )
+
+
+def wait_for(process: subprocess.Popen[bytes], what: bytes) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if what in line:
+            return
+    raise AssertionError(f"it never said {what!r}")
+
+
+@linux
+def test_a_ray_of_its_own_ends_with_the_batch_that_goes_on_without(
+    given: list[str], command: Command, tmp_path: Path, mark: str
+) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    output = tmp_path / "r.jsonl"
+    given += ["-n", "400", "--num-processes", "2", "-v"]
+    assert command(*given).code == 0
+    alone = texts(output)
+    output.unlink()
+    process = start(mark, *given, "--cluster")
+    wait_for(process, b"begins prompt 3")
+    assert len(family(mark)) > 5
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (INTERRUPTED, b""), err.decode()
+    assert b"Traceback" not in err
+    assert err.endswith(b"ggufspec: interrupted; the same command with --resume goes on\n")
+    wait_until_none(mark)
+    n_kept = output.with_name("r.jsonl.part").read_bytes().count(b'{"index"')
+    assert 1 <= n_kept < 6
+    result = command(*given, "--resume")
+    assert result.code == 0, result.err
+    assert result.err.count("begins prompt") == 6 - n_kept
+    assert texts(output) == alone
+
+
+def test_what_is_refused(given: list[str], command: Command, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    for args, code, said in [
+        (["--cluster", "127.0.0.1:1"], ERROR, "no Ray that can be used answers at 127.0.0.1:1"),
+        (["--cluster", "prompts.jsonl"], USAGE, "'prompts.jsonl' is no address of a Ray cluster"),
+        (["--cluster-gpus", "1"], USAGE, "--cluster-gpus goes with --cluster"),
+    ]:
+        result = command(*given, *args)
+        assert (result.code, result.out) == (code, ""), result.err
+        assert said in result.err
+        assert "Traceback" not in result.err
+    assert not list(tmp_path.glob("r.jsonl*")), "there is nothing to go on with"
