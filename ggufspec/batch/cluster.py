@@ -159,7 +159,8 @@ class RemoteProcess:
                 events.put(Event(number, message))
             self._why = message["died"]
         except ray.exceptions.RayError as error:
-            self._why = f"its worker was lost: {_last_line(str(error))}"
+            what = "was lost" if self.node else "needs this ggufspec on its node, and was lost"
+            self._why = f"its worker {what}: {_last_line(str(error))}"
         finally:
             events.put(Event(number, None))
 
@@ -314,8 +315,9 @@ def _try(address: str) -> None:
 def _unusable(address: str, said: str) -> ClusterError:
     where = "on this machine" if address in (LOCAL, "auto") else f"at {address}"
     what = "could be started" if address == LOCAL else "answers"
+    hint = "" if address == LOCAL else "one with tokens needs RAY_AUTH_MODE=token; "
     return ClusterError(
-        f"no Ray that can be used {what} {where}: {_last_line(said)}; "
+        f"no Ray that can be used {what} {where}: {_last_line(said)}; {hint}"
         "leave --cluster out to stay on this machine"
     )
 

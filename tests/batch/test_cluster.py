@@ -200,7 +200,7 @@ def test_who_finds_no_room_waits_and_the_others_write(
         while held and len(batch.told("ready")) == 2 and 3 in waiting:
             os.kill(held.pop(), signal.SIGCONT)
 
-    records = batch.run(texts(4), n_workers=3, heard=hear, start=start)
+    records = batch.run(texts(4), n_workers=3, heard=hear, start=start, timeout=20)
     assert {record["worker"] for record in records} == {1, 2}
     (said,) = {news.why for news in batch.told("waiting") if news.worker == 3}
     assert said == "waits for a node with 1 CPU to spare; 0 CPUs are free in all"
@@ -261,11 +261,11 @@ def test_where_nobody_answers() -> None:
         port = silent.getsockname()[1]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cluster_module, "_CONNECT_SECONDS", 0.5)
-            wanted = f"at 127.0.0.1:{port}: no answer within 0.5 seconds; leave --cluster out"
+            wanted = f"at 127.0.0.1:{port}: no answer within 0.5 seconds; "
             with pytest.raises(ClusterError, match=wanted), _cluster(f"127.0.0.1:{port}"):
                 pass
     with (
-        pytest.raises(ClusterError, match="refused; leave --cluster out"),
+        pytest.raises(ClusterError, match=r"refused; .* leave --cluster out"),
         _cluster(f"127.0.0.1:{port}"),
     ):
         pass
