@@ -116,20 +116,24 @@ def test_a_cluster_changes_no_text(
 # Who dies
 
 
-@pytest.mark.parametrize("how", [killing, killing_the_actor], ids=["process", "actor"])
-def test_a_worker_that_is_killed_is_replaced_and_its_prompt_tried_again(
-    how: Callable[..., Callable[[News], None]], batch: Setting, start: Start
-) -> None:
+def test_who_is_killed_is_replaced_and_its_prompt_tried_again(batch: Setting, start: Start) -> None:
+    """The process of a worker, and the actor above one."""
     calm = batch.run(texts(4), "calm")
-    kill = how(2, n_times=1) if how is killing else how(2)
-    records = batch.run(texts(4), "killed", n_workers=2, heard=kill, start=start)
+    kill_process, kill_actor = killing(1, n_times=1), killing_the_actor(2)
+
+    def hear(news: News) -> None:
+        kill_process(news)
+        kill_actor(news)
+
+    records = batch.run(texts(4), "killed", n_workers=2, heard=hear, start=start)
     assert list(map(of_text, records)) == list(map(of_text, calm))
-    assert [record["attempts"] for record in records] == [1, 1, 2, 1]
-    (death,) = batch.told("died")
-    assert (death.index, death.again) == (2, True)
-    said = "killed by SIGKILL" if how is killing else "its worker was lost: "
-    assert said in death.why
-    assert death.why.endswith(f"(on node {socket.gethostname()})")
+    assert [record["attempts"] for record in records] == [1, 2, 2, 1]
+    deaths = {news.index: news for news in batch.told("died")}
+    assert sorted(news.index or 0 for news in batch.told("died")) == [1, 2]
+    assert all(death.again for death in deaths.values())
+    assert "killed by SIGKILL" in deaths[1].why
+    assert deaths[2].why.startswith("its worker was lost: ")
+    assert all(death.why.endswith(f"(on node {death.node})") for death in deaths.values())
     wait_until_gone(*(news.pid for news in batch.told("begun")))
 
 
