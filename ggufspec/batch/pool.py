@@ -13,8 +13,12 @@ from collections.abc import Mapping
 from queue import SimpleQueue
 from typing import IO, Any, NamedTuple
 
-# As the parent finds modules, so does the worker, wherever it was started.
-_CODE = "import sys; sys.path[:] = sys.argv[1:]; from ggufspec.batch.worker import main; main()"
+# Ctrl-C is the parent's to judge, also while the worker imports what it needs; and as the parent
+# finds modules, so does the worker, wherever it was started.
+_CODE = (
+    "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = sys.argv[1:]; "
+    "from ggufspec.batch.worker import main; main()"
+)
 _N_LAST_BYTES = 4096
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +35,6 @@ _ROLES = ("user", "assistant")
 
 def main() -> None:
     """Work until stdin ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to judge
     incoming, outgoing = _own_pipes()
     told: SimpleQueue[dict[str, Any]] = SimpleQueue()
     threading.Thread(target=_listen, args=(incoming, told), daemon=True).start()
