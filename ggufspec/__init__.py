@@ -23,6 +23,7 @@ from ggufspec.errors import (
     OptionError,
     OutOfMemoryError,
     PromptError,
+    RpcError,
     VocabError,
 )
 
@@ -48,6 +49,7 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "PromptError",
+    "RpcError",
     "Stats",
     "Stream",
     "VocabError",

@@ -9,6 +9,7 @@
     |-- OutOfMemoryError  a context does not fit into the memory of the machine
     |-- DownloadError    the hub has it not, refuses it, or the connection to it fails
     |-- ClusterError     a Ray cluster is not there, or not as its workers need it
+    |-- RpcError         a server that is to compute layers is not there, or not to be used
     |-- CacheError       a folder or the disk does not take what must be written there
     `-- ClosedError      something was used after it was closed
 
@@ -28,6 +29,7 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "PromptError",
+    "RpcError",
     "VocabError",
 ]
 
@@ -66,6 +68,10 @@ class DownloadError(GgufspecError):
 
 class ClusterError(GgufspecError):
     """A Ray cluster is not there, or not as its workers need it."""
+
+
+class RpcError(GgufspecError):
+    """A server of llama.cpp's RPC backend is not there, is taken, or is another thing."""
 
 
 class CacheError(GgufspecError):
