@@ -77,12 +77,15 @@ class Sizes:
         host = self.shape.n_input_bytes + self._sums[-1] - on_gpu + self.compute
         return Taken(on_gpu + buffers, host)
 
-    def split(self, n_gpu_layers: int, rooms: Sequence[int]) -> list[int] | None:
+    def split(self, n_gpu_layers: int, rooms: Sequence[int], n_remote: int = 0) -> list[int] | None:
         """How many of so many layers each GPU takes, filled in order; None: they do not fit.
 
         The first GPU takes the first layers that are offloaded, the last one the output. Each that
-        takes any needs room for buffers too.
+        takes any needs room for buffers too. n_remote: so many GPUs at the front are of other
+        machines, and share, by their room, what those here leave.
         """
+        if n_remote:
+            return self._split_with_remote(n_gpu_layers, rooms, n_remote)
         counts = [0] * len(rooms)
         left = n_gpu_layers
         for i, room in enumerate(rooms):
@@ -93,12 +96,30 @@ class Sizes:
                 left -= 1
         return counts if not left else None
 
-    def n_fitting(self, rooms: Sequence[int]) -> int:
+    def _split_with_remote(
+        self, n_gpu_layers: int, rooms: Sequence[int], n_remote: int
+    ) -> list[int] | None:
+        """By shares: what is free elsewhere is often the whole memory of a machine."""
+        counts = [0] * len(rooms)
+        rooms = [max(room - self.compute, 0) for room in rooms]
+        n = 0  # units that have a place, from the end
+        for i in reversed(range(len(rooms))):
+            left = self._sums[n_gpu_layers] - self._sums[n]
+            is_here = i >= n_remote
+            share = left if is_here else left * rooms[i] / max(sum(rooms[: i + 1]), 1)
+            taken = 0
+            while n < n_gpu_layers and taken < share and taken + self.units[n] <= rooms[i]:
+                taken += self.units[n]
+                counts[i] += 1
+                n += 1
+        return counts if n == n_gpu_layers else None
+
+    def n_fitting(self, rooms: Sequence[int], n_remote: int = 0) -> int:
         """The most layers that GPUs with so many free bytes can take together."""
         low, high = 0, self.n_units
         while low < high:
             middle = (low + high + 1) // 2
-            if self.split(middle, rooms) is None:
+            if self.split(middle, rooms, n_remote) is None:
                 high = middle - 1
             else:
                 low = middle

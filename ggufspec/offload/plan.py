@@ -34,11 +34,15 @@ _KV_BLOCK = 32  # numbers of a head that such a cache packs together
 
 @dataclass(frozen=True)
 class Gpu:
-    """A device with memory of its own. bandwidth: bytes/s on its box; None: by its name."""
+    """A device with memory of its own. bandwidth: bytes/s on its box; None: by its name.
+
+    is_remote: of an RPC server; it takes layers of targets only.
+    """
 
     name: str
     n_free: int
     bandwidth: float | None = None
+    is_remote: bool = False
 
     @property
     def nominal(self) -> float:
@@ -58,6 +62,11 @@ class Machine:
     n_host_free: int | None
     host_bandwidth: float | None = None
     host_slope: float = HOST_SLOPE
+
+    @property
+    def n_remote(self) -> int:
+        """How many GPUs are those of RPC servers; they come first."""
+        return sum(gpu.is_remote for gpu in self.gpus)
 
     @property
     def bandwidths(self) -> Bandwidths:
@@ -139,7 +148,7 @@ def alternatives(
         found = [("chosen: no draft", alone), ("with the draft", chosen)]
     else:
         found = [("chosen", chosen), ("no draft", alone)]
-    if draft and machine.gpus:
+    if draft and len(machine.gpus) > machine.n_remote:
         half, whole = draft.n_layers // 2, draft.n_layers + 1
         found += [
             ("draft on CPU", other(n_gpu_layers_draft=0)),
@@ -156,9 +165,14 @@ def why(plan: OffloadPlan, target: Shape, draft: Shape | None, machine: Machine)
     """A plan in one line."""
     if machine.gpus:
         where = f"{plan.n_gpu_layers} of {target.n_layers + 1} layers of the target"
-        if draft:
+        n_here = len(machine.gpus) - machine.n_remote
+        if draft and n_here:
             where += f" and {plan.n_gpu_layers_draft} of {draft.n_layers + 1} of the draft"
-        where += f" on {'the GPU' if len(machine.gpus) == 1 else f'{len(machine.gpus)} GPUs'}"
+        places = [
+            _counted(machine.n_remote, "RPC device"),
+            "the GPU" if n_here == 1 else _counted(n_here, "GPU"),
+        ]
+        where += f" on {' and '.join(filter(None, places))}"
         free = sum(gpu.n_free for gpu in machine.gpus)
         where += f" ({format_bytes(sum(plan.gpu_bytes))} of {format_bytes(free)} free)"
     else:
@@ -166,10 +180,15 @@ def why(plan: OffloadPlan, target: Shape, draft: Shape | None, machine: Machine)
     speed = f"about {plan.tokens_per_second:.2g} tokens/s predicted"
     if plan.n_draft:
         speed += f", {plan.plain_tokens_per_second:.2g} without drafting"
-    parts = [where, speed]
+    # How fast RPC devices are, and the network between, nobody knows.
+    parts = [where] if machine.n_remote else [where, speed]
     if plan.caches.type_k == _SMALLER_KV:
         parts.append(f"caches in {_SMALLER_KV}")
     return "; ".join(parts)
+
+
+def _counted(n: int, what: str) -> str:
+    return f"{n} {what}{'s' if n > 1 else ''}" if n else ""
 
 
 def _caches(target: Shape, draft: Shape | None, wishes: Wishes) -> Iterator[Caches]:
@@ -215,8 +234,8 @@ def _plans(
             gpu.n_free - _SPARE - (on_gpu if i == draft_gpu else 0)
             for i, gpu in enumerate(machine.gpus)
         ]
-        for n_gpu_layers in _target_places(sizes, rooms, wishes):
-            split = sizes.split(n_gpu_layers, rooms)
+        for n_gpu_layers in _target_places(sizes, rooms, wishes, machine.n_remote):
+            split = sizes.split(n_gpu_layers, rooms, machine.n_remote)
             is_draft_in = draft_gpu is None or rooms[draft_gpu] >= 0
             fits_gpus = split is not None and is_draft_in
             if split is None:
@@ -246,7 +265,8 @@ def _draft_places(
     sizes: Sizes | None, machine: Machine, wishes: Wishes
 ) -> Iterator[tuple[int, int | None]]:
     """How many layers of the draft, and on which GPU."""
-    if sizes is None or not machine.gpus or wishes.n_gpu_layers_draft == 0:
+    here = range(machine.n_remote, len(machine.gpus))
+    if sizes is None or not here or wishes.n_gpu_layers_draft == 0:
         yield 0, None
         return
     asked = wishes.n_gpu_layers_draft
@@ -254,17 +274,21 @@ def _draft_places(
     if asked is not None:
         counts = [sizes.n_units if asked < 0 else min(asked, sizes.n_units)]
     for n in counts:
-        for i in range(len(machine.gpus)) if n else [None]:
+        for i in here if n else [None]:
             yield n, i
 
 
-def _target_places(sizes: Sizes, rooms: Sequence[int], wishes: Wishes) -> Sequence[int]:
+def _target_places(
+    sizes: Sizes, rooms: Sequence[int], wishes: Wishes, n_remote: int
+) -> Sequence[int]:
     asked = wishes.n_gpu_layers
     if not rooms:
         return [0]
     if asked is not None:
         return [sizes.n_units if asked < 0 else min(asked, sizes.n_units)]
-    return sorted({0, sizes.n_fitting(rooms)})
+    n_fitting = sizes.n_fitting(rooms, n_remote)
+    # Who names servers wants them used, and how fast they are cannot be foretold.
+    return [n_fitting] if n_remote else sorted({0, n_fitting})
 
 
 def _on_gpus(

@@ -131,5 +131,22 @@ def test_several_gpus_are_filled_in_order_with_room_for_buffers() -> None:
     assert sizes.n_fitting([]) == 0
 
 
+def test_other_machines_share_what_gpus_here_leave() -> None:
+    sizes = Sizes(_simple(), Caches(256, 64))
+    layer, output = sizes.units[1], sizes.units[0]
+    here = 2 * layer + output + sizes.compute
+    elsewhere = 100 * layer + sizes.compute
+    assert sizes.split(7, [elsewhere, elsewhere, here], 2) == [2, 2, 3]
+    assert sizes.split(7, [elsewhere, 300 * layer + sizes.compute, here], 2) == [1, 3, 3]
+    assert sizes.split(3, [elsewhere, elsewhere, here], 2) == [0, 0, 3], "a network costs time"
+    assert sizes.split(7, [0, elsewhere, here], 2) == [0, 4, 3]
+    assert sizes.split(7, [elsewhere], 1) == [7]
+    narrow = [layer + sizes.compute, layer + sizes.compute, here]
+    assert sizes.split(6, narrow, 2) is None
+    assert sizes.n_fitting(narrow, 2) == 5
+    assert sizes.split(5, narrow, 2) == [1, 1, 3]
+    assert sizes.n_fitting([0], 1) == 0
+
+
 def _simple() -> Shape:
     return Shape("m", (Layer(1000, 1000, 8),) * 6, 300, 4000, 16, 32, 4, 4, 100, 512, 20_000)

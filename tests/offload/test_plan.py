@@ -107,6 +107,29 @@ def test_a_plan_never_takes_more_than_is_free(
         assert sum(plan.split) == plan.n_gpu_layers
 
 
+@pytest.mark.parametrize("here", [(), (2,), (24,), (24, 12), (80,)])
+def test_a_draft_stays_here_and_the_target_goes_where_there_is_room(
+    here: tuple[float, ...], shapes: dict[str, Shape]
+) -> None:
+    remote = (Gpu("far:1", 20 * GIB, is_remote=True), Gpu("far:2", 16 * GIB, is_remote=True))
+    at = replace(machine(*here), gpus=remote + machine(*here).gpus)
+    target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
+    for _, plan in alternatives(target, draft, at, Wishes()):
+        assert plan.draft_gpu is None or plan.draft_gpu >= 2
+        rooms = zip(plan.gpu_bytes, at.gpus, strict=True)
+        assert not plan.fits or all(taken <= gpu.n_free for taken, gpu in rooms)
+    chosen = plan_offload(target, draft, at, Wishes())
+    assert chosen.n_gpu_layers == 81, "who names servers wants them used"
+    assert (chosen.n_gpu_layers_draft > 0) == bool(here and max(here) > 4)
+    told = why(chosen, target, draft, at)
+    assert told.startswith("81 of 81 layers of the target")
+    assert ("of the draft" in told) == bool(here)
+    assert "2 RPC devices" in told
+    assert "predicted" not in told, "nobody knows how fast they are"
+    slow = replace(at, gpus=tuple(replace(gpu, bandwidth=1e6) for gpu in remote))
+    assert plan_offload(target, draft, slow, Wishes()).n_gpu_layers == 81
+
+
 def test_no_way_that_fits_is_faster_than_the_chosen_one(shapes: dict[str, Shape]) -> None:
     target, draft = shapes["CODELLAMA_34B"], shapes["CODELLAMA_7B"]
     for free in (3, 8, 12, 20, 40, 80):
