@@ -19,8 +19,10 @@ from ggufspec.knowledge import Memory
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.facts import facts, pair_facts
 from ggufspec.llama.model import Model
+from ggufspec.llama.rpc import Servers
 from ggufspec.llama.vocab import check_same
 from ggufspec.placing import Asked, Placement, Placing
+from ggufspec.rpc import addresses
 
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", share of 1)
 
@@ -40,6 +42,7 @@ def load(
     n_gpu_layers_draft: int | str = defaults.N_GPU_LAYERS,
     tensor_split: Sequence[float] = (),
     main_gpu: int | None = None,
+    rpc: Sequence[str] = (),
     n_threads: int | None = None,
     n_threads_draft: int | None = None,
     flash_attention: str = defaults.FLASH_ATTENTION,
@@ -58,6 +61,9 @@ def load(
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;
     "auto": as many of each as are predicted to be fastest together, within free memory.
     tensor_split: shares of the target's layers for several GPUs. main_gpu: the one for the draft.
+    rpc: llama.cpp's RPC servers ("host:port"), whose devices take layers of the target as GPUs do
+    and come before those here; with "auto" they get what GPUs here have no room for, as far as it
+    fits. The draft stays here. llama.cpp ends the process where a server goes away.
     n_threads, n_threads_draft: None: one per physical core, and one in all for a tiny draft.
     flash_attention: "auto" (llama.cpp decides), "on", "off".
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
@@ -67,7 +73,7 @@ def load(
     Where memory runs out, it is tried once more with less of what was not asked for. What was
     decided is told by the engine's `placement`.
 
-    Raises ModelError, VocabError, OptionError, OutOfMemoryError.
+    Raises ModelError, VocabError, OptionError, OutOfMemoryError, RpcError.
     """
     _check_count("n_ctx", n_ctx, 2**31 - 1)
     _check_count("n_batch", checks.whole("n_batch", n_batch), 2**20)
@@ -97,14 +103,20 @@ def load(
         n_batch, n_draft_max, n_slots, n_threads, n_threads_draft, flash_attention, tuned
     )
     places = Placing(files.target, files.draft, asked)
-    first = places.first()
+    servers = Servers(addresses("rpc", rpc))
     try:
-        return _load(files, settings, first)
-    except OutOfMemoryError:
-        smaller = places.smaller(first)
-        if smaller is None:
-            raise
-    return _load(files, settings, smaller)
+        places.add(servers.gpus())
+        first = places.first()
+        try:
+            return _load(files, settings, first, servers)
+        except OutOfMemoryError:
+            smaller = places.smaller(first)
+            if smaller is None:
+                raise
+        return _load(files, settings, smaller, servers)
+    except BaseException:
+        servers.close()
+        raise
 
 
 @dataclass(frozen=True)
@@ -130,13 +142,14 @@ class _Settings:
     tuned: bool
 
 
-def _load(files: _Files, settings: _Settings, place: Placement) -> Engine:
+def _load(files: _Files, settings: _Settings, place: Placement, servers: Servers) -> Engine:
     with ExitStack() as stack:
         target_model = files.opened(
             "target",
             files.target,
             n_gpu_layers=place.n_gpu_layers,
             tensor_split=place.tensor_split,
+            rpc=servers.devices,
         )
         models = [stack.enter_context(closing(target_model))]
         draft_model = None
@@ -172,13 +185,16 @@ def _load(files: _Files, settings: _Settings, place: Placement) -> Engine:
                 draft_model, replace(options, n_threads=n_own, n_rows=defaults.N_PROBED)
             )
             stack.callback(draft_context.close)
+        resources = ExitStack()
+        resources.callback(servers.close)
+        resources.push(stack.pop_all())
         return Engine(
             target_context,
             draft_context,
             n_draft_max=settings.n_draft_max,
             memory=Memory(facts(target_context, draft_context)) if settings.tuned else None,
             placement=place.why,
-            resources=stack.pop_all(),
+            resources=resources,
         )
 
 

@@ -15,7 +15,7 @@ from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
 from ggufspec.models.shapes import shape_of
 from ggufspec.offload.memory import VALUE_BYTES
-from ggufspec.offload.plan import Machine, Wishes, plan_offload, why
+from ggufspec.offload.plan import Gpu, Machine, Wishes, plan_offload, why
 from ggufspec.offload.speeds import HOST_SLOPE, host_bandwidth
 
 _SMALLER = 0.85  # of the free memory of GPUs, what a second attempt reckons with
@@ -81,6 +81,15 @@ class Placing:
                 "(main_gpu, -mg)"
             )
 
+    def add(self, remote: Sequence[Gpu]) -> None:
+        """Devices of RPC servers, for the target only; they come first, as in llama.cpp."""
+        self._gpus = (*remote, *self._gpus)
+        if len(self._gpus) > _MOST_GPUS:
+            raise OptionError(
+                f"rpc adds {len(remote)} devices, {len(self._gpus)} with the GPUs here; llama.cpp "
+                f"knows at most {_MOST_GPUS}. Name fewer servers"
+            )
+
     def first(self) -> Placement:
         """Where everything goes, if nothing went wrong yet."""
         asked = self._asked
@@ -134,6 +143,9 @@ class Placing:
         )
         plan = plan_offload(self._target, self._draft, machine, wishes)
         is_split = len(machine.gpus) > 1 and plan.n_gpu_layers > 0
+        gpu_draft = plan.draft_gpu
+        if gpu_draft is not None:  # of those here, as drafts are loaded
+            gpu_draft -= sum(gpu.is_remote for gpu in machine.gpus)
         is_shorter = plan.caches.n_ctx < self._default_n_ctx()
         return Placement(
             plan.n_gpu_layers,
@@ -142,7 +154,7 @@ class Placing:
             plan.caches.type_k,
             plan.caches.type_v,
             asked.tensor_split or (plan.split if is_split else ()),
-            plan.draft_gpu if asked.main_gpu is None else asked.main_gpu,
+            gpu_draft if asked.main_gpu is None else asked.main_gpu,
             why(plan, self._target, self._draft, machine),
         )
 

@@ -60,17 +60,19 @@ def cpu_name() -> str:
 
 
 class Device(NamedTuple):
-    """What llama.cpp computes with. n_free: bytes; an integrated GPU's are those of the machine."""
+    """What llama.cpp computes with. n_free: bytes; an integrated GPU's are those of the machine.
+    pointer: ggml's."""
 
     name: str
     description: str
     kind: int
     n_free: int
+    pointer: int
 
 
 def devices() -> list[Device]:
     """The devices of llama.cpp; none where it does not tell."""
-    for library in _libraries():
+    for library in libraries():
         try:
             count, get = library.ggml_backend_dev_count, library.ggml_backend_dev_get
             kind, memory = library.ggml_backend_dev_type, library.ggml_backend_dev_memory
@@ -89,7 +91,7 @@ def devices() -> list[Device]:
             n_free, n_total = ctypes.c_size_t(), ctypes.c_size_t()
             memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
             name, description = ((text(device) or b"").decode("utf-8", "replace") for text in texts)
-            found.append(Device(name, description, kind(device), n_free.value))
+            found.append(Device(name, description, kind(device), n_free.value, device))
         return found
     return []
 
@@ -99,11 +101,15 @@ def gpu_names() -> list[str]:
     return [f"{at.name}: {at.description}" for at in devices() if at.kind != _CPU]
 
 
-def gpus() -> tuple[Gpu, ...]:
+def offload_devices() -> list[Device]:
     """What llama.cpp offloads to: GPUs, or the first integrated one where there is no other."""
     found = devices()
-    chosen = [at for at in found if at.kind == _GPU] or [at for at in found if at.kind == _IGPU][:1]
-    return tuple(Gpu(at.description or at.name, at.n_free) for at in chosen)
+    return [at for at in found if at.kind == _GPU] or [at for at in found if at.kind == _IGPU][:1]
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """The same, as plans are made of them."""
+    return tuple(Gpu(at.description or at.name, at.n_free) for at in offload_devices())
 
 
 def free_memory() -> int | None:
@@ -130,7 +136,7 @@ def machine() -> dict[str, object]:
     }
 
 
-def _libraries() -> list[ctypes.CDLL]:
+def libraries() -> list[ctypes.CDLL]:
     """Where ggml may be found: in libllama or behind it, or beside it."""
     found = [llama_cpp.llama_cpp._lib]
     beside = getattr(getattr(llama_cpp, "_ggml", None), "libggml", None)

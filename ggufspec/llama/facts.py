@@ -31,10 +31,13 @@ def facts(target: Context, draft: Context | None) -> dict[str, object]:
 
 
 def _model_facts(model: Model) -> dict[str, object]:
-    return {
+    found: dict[str, object] = {
         "description": model.description,
         "n_params": model.n_params,
         "n_bytes": model.n_bytes,
         "fingerprint": fingerprint(model.path),
         "n_gpu_layers": model.n_gpu_layers,
     }
+    if model.rpc:
+        found["rpc"] = {"devices": [*model.rpc], "split": [*model.tensor_split]}
+    return found

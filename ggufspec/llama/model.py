@@ -10,7 +10,9 @@ from pathlib import Path
 import llama_cpp
 
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
+from ggufspec.llama.devices import offload_devices
 from ggufspec.llama.log import listening, log
+from ggufspec.llama.rpc import RemoteDevice
 from ggufspec.llama.vocab import Vocab
 
 _MAGIC = b"GGUF"
@@ -26,18 +28,21 @@ class Model:
         n_gpu_layers: int = -1,
         tensor_split: Sequence[float] = (),
         gpu: int | None = None,
+        rpc: Sequence[RemoteDevice] = (),
         mmap: bool = True,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load `path`; `n_gpu_layers` < 0 means all of them, `progress` hears shares of 1.
 
         tensor_split: shares of the layers for each GPU; none: by their free memory. gpu: the only
-        one to use.
+        one to use. rpc: devices of servers that count as GPUs, before those of this machine.
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text.
         """
         self.path = Path(path)
         self._n_gpu_layers = n_gpu_layers
+        self.rpc = tuple(device.name for device in rpc)
+        self.tensor_split = tuple(tensor_split)
         _check_file(self.path)
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
@@ -49,6 +54,11 @@ class Model:
             params.tensor_split = shares
         if gpu is not None:
             params.split_mode, params.main_gpu = llama_cpp.LLAMA_SPLIT_MODE_NONE, gpu
+        if rpc:
+            # In llama.cpp's own order: what its layers say to each other crosses the network least.
+            used = [*(at.pointer for at in rpc), *(at.pointer for at in offload_devices())]
+            pointers = (ctypes.c_void_p * (len(used) + 1))(*used, None)
+            params.devices = ctypes.cast(pointers, ctypes.c_void_p)
         self._pointer: int | None = self._load(params, progress)
         try:
             self._check_writes_text()
@@ -175,7 +185,7 @@ class Model:
     def n_gpu_layers(self) -> int:
         """How many of n_layers + 1 (the output is one more) were meant for GPUs."""
         n_all = self.n_layers + 1
-        if not llama_cpp.llama_supports_gpu_offload():
+        if not (self.rpc or offload_devices()):
             return 0
         return min(self._n_gpu_layers, n_all) if self._n_gpu_layers >= 0 else n_all
 

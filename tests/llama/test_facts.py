@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec import remembered
+from ggufspec import placing, remembered
 from ggufspec.llama import devices
 from ggufspec.llama.facts import facts
 from ggufspec.offload.plan import Gpu
@@ -87,11 +87,13 @@ def test_what_costs_do_not_depend_on_makes_none(target: Path, draft: Path) -> No
 def test_without_a_gpu_it_does_not_matter_how_many_layers_were_meant_for_one(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    gpu = Library((b"CUDA0", b"NVIDIA H200", 1))
     with ggufspec.load(target, n_threads=1, n_gpu_layers=1) as engine:
-        monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: False)
+        monkeypatch.setattr(devices, "libraries", lambda: [])
         assert engine.target.model.n_gpu_layers == 0
-        monkeypatch.setattr(llama_cpp, "llama_supports_gpu_offload", lambda: True)
+        monkeypatch.setattr(devices, "libraries", lambda: [gpu])
         assert engine.target.model.n_gpu_layers == 1
+    monkeypatch.setattr(placing, "gpus", lambda: ())
     for n_layers in (-1, 3, 99):
         with ggufspec.load(target, n_threads=1, n_gpu_layers=n_layers) as engine:
             assert engine.target.model.n_gpu_layers == 3, "two, and the output"
@@ -127,14 +129,14 @@ class Library:
 
 def test_gpus_are_named_and_processors_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library((b"CUDA0", b"NVIDIA H200", 1), (None, b"\xff", 2), (b"CPU", b"AMD", 0))
-    monkeypatch.setattr(devices, "_libraries", lambda: [object(), library])
+    monkeypatch.setattr(devices, "libraries", lambda: [object(), library])
     assert devices.gpu_names() == ["CUDA0: NVIDIA H200", ": \N{REPLACEMENT CHARACTER}"]
     assert devices.gpus() == (Gpu("NVIDIA H200", 1000),), "an integrated one only without another"
 
 
 def test_an_integrated_gpu_serves_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library((b"CPU", b"AMD", 0), (b"Vulkan0", b"Iris", 2), (b"Vulkan1", b"Arc", 2))
-    monkeypatch.setattr(devices, "_libraries", lambda: [library])
+    monkeypatch.setattr(devices, "libraries", lambda: [library])
     assert devices.gpus() == (Gpu("Iris", 2000),)
 
 
@@ -146,12 +148,12 @@ def test_free_memory_is_less_than_the_machine_has() -> None:
 
 
 def test_a_library_that_names_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_libraries", lambda: [object()])
+    monkeypatch.setattr(devices, "libraries", lambda: [object()])
     assert devices.gpu_names() == []
 
 
 def test_the_loaded_library_names_its_processor() -> None:
-    assert any(hasattr(library, "ggml_backend_dev_count") for library in devices._libraries())
+    assert any(hasattr(library, "ggml_backend_dev_count") for library in devices.libraries())
     assert all(": " in name for name in devices.gpu_names())
 
 

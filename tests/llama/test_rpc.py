@@ -1,0 +1,291 @@
+"""Layers on RPC servers: in a build that has no such backend, and for real in one that has it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic, sleep
+
+import llama_cpp
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec import loading
+from ggufspec.errors import OptionError, RpcError
+from ggufspec.llama import devices, rpc
+from ggufspec.llama.facts import facts
+from ggufspec.llama.model import Model
+from ggufspec.llama.rpc import RemoteDevice, Servers
+from ggufspec.offload.plan import Gpu
+from ggufspec.placing import Asked, Placing
+from ggufspec.rpc import Address, greet
+
+SERVER = Path(__file__).parents[1] / "rpc_server.py"
+needs_rpc = pytest.mark.skipif(
+    not llama_cpp.llama_supports_rpc(),
+    reason="needs llama-cpp-python built with -DGGML_RPC=on",
+)
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "target.gguf")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "draft.gguf", n_layer=1)
+
+
+# In every build
+
+
+def test_a_build_without_the_backend_says_how_to_build_one(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if llama_cpp.llama_supports_rpc():
+        monkeypatch.setattr(llama_cpp, "llama_supports_rpc", lambda: False)
+    with pytest.raises(OptionError) as raised:
+        ggufspec.load(target, rpc=["127.0.0.1:50052"])
+    assert 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall' in str(raised.value)
+    assert f"llama-cpp-python=={llama_cpp.__version__}" in str(raised.value)
+
+
+def test_addresses_are_looked_at_first(target: Path) -> None:
+    with pytest.raises(OptionError, match=r"rpc: 'host' has no port"):
+        ggufspec.load(target, rpc=["host"])
+
+
+def test_a_server_that_is_not_there_is_an_error_and_no_abort(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_cpp, "llama_supports_rpc", lambda: True)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(RpcError, match=f"no RPC server answers at 127.0.0.1:{port}"):
+        ggufspec.load(target, rpc=[f"127.0.0.1:{port}"])
+    with pytest.raises(RpcError, match=r"'nobody\.invalid' has no IPv4 address"):
+        ggufspec.load(target, rpc=["nobody.invalid:50052"])
+
+
+def the_processor() -> int:
+    """A device that every llama.cpp has."""
+    return next(at.pointer for at in devices.devices() if at.kind == 0)
+
+
+def test_a_model_has_the_devices_that_it_was_given(
+    target: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ggufspec.llama")
+    plain = Model(target)
+    assert "using device CPU" not in caplog.text
+    lent = Model(target, rpc=[RemoteDevice(the_processor(), "far:1")])
+    assert "using device CPU" in caplog.text
+    assert (plain.rpc, lent.rpc) == ((), ("far:1",))
+    assert lent.n_gpu_layers == 3
+    plain.close()
+    lent.close()
+
+
+class Lent(Servers):
+    """A server of this very processor."""
+
+    closed = 0
+
+    def __init__(self, addresses: object) -> None:
+        self.devices = (RemoteDevice(the_processor(), "far:1"),)
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        return (Gpu("far:1", 4 * 2**30, is_remote=True),)
+
+    def close(self) -> None:
+        Lent.closed += 1
+
+
+def test_a_draft_stays_here(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loading, "Servers", Lent)
+    monkeypatch.setattr(Lent, "closed", 0)
+    caplog.set_level(logging.INFO, "ggufspec.llama")
+    with ggufspec.load(target, draft, n_threads=1) as engine:
+        assert caplog.text.count("using device CPU") == 1, "of the target"
+        assert engine.draft is not None
+        assert (engine.target.model.rpc, engine.draft.model.rpc) == (("far:1",), ())
+        assert engine.placement is not None
+        assert engine.placement.startswith("3 of 3 layers of the target on 1 RPC device (")
+        assert Lent.closed == 0
+    assert Lent.closed == 1, "the servers are free for others"
+    with pytest.raises(ggufspec.ModelError):
+        ggufspec.load(target, target.with_name("none.gguf"))
+    with pytest.raises(OptionError, match="no GPU 1"):
+        ggufspec.load(target, main_gpu=1)
+
+
+def test_the_gpu_of_a_draft_is_counted_among_those_here(target: Path, draft: Path) -> None:
+    asked = Asked(-1, -1, None, 64, "f16", "f16", "auto")
+    places = Placing(target, draft, replace(asked, n_gpu_layers=None))
+    places._gpus = (Gpu("here", 4 * 2**30),)
+    places.add([Gpu("far:1", 4 * 2**30, is_remote=True)] * 2)
+    place = places.first()
+    assert place.gpu_draft == 0
+    assert tuple(place.tensor_split) == (0, 0, 3)
+
+
+def test_more_devices_than_llama_cpp_knows(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "Servers", Lent)
+    monkeypatch.setattr(Lent, "closed", 0)
+    monkeypatch.setattr(Lent, "gpus", lambda self: (Gpu("far", 2**30, is_remote=True),) * 17)
+    with pytest.raises(OptionError, match="rpc adds 17 devices"):
+        ggufspec.load(target)
+    assert Lent.closed == 1
+
+
+def test_costs_with_servers_are_not_those_without(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ggufspec.load(target, n_threads=1) as engine:
+        alone = facts(engine.target, None)
+    monkeypatch.setattr(loading, "Servers", Lent)
+    with ggufspec.load(target, n_threads=1, n_gpu_layers=0) as engine:
+        lent = facts(engine.target, None)
+    with ggufspec.load(target, n_threads=1, n_gpu_layers=0, tensor_split=[1]) as engine:
+        split = facts(engine.target, None)
+    assert alone["pair"]["target"] == {  # type: ignore[index]
+        name: value
+        for name, value in lent["pair"]["target"].items()  # type: ignore[index]
+        if name != "rpc"
+    }
+    assert "far:1" in str(lent)
+    assert alone != lent != split
+
+
+# In a build with the backend
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[], tuple[str, subprocess.Popen[str]]]]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> tuple[str, subprocess.Popen[str]]:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
+        address = Address("127.0.0.1", port)
+        process = subprocess.Popen(
+            [sys.executable, str(SERVER), str(address)], stdout=subprocess.DEVNULL, text=True
+        )
+        started.append(process)
+        deadline = monotonic() + 30
+        while monotonic() < deadline:
+            try:
+                greet(address)
+                break
+            except RpcError:
+                sleep(0.05)
+        return str(address), process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@needs_rpc
+def test_the_text_is_the_same(
+    target: Path, draft: Path, serve: Callable[[], tuple[str, subprocess.Popen[str]]]
+) -> None:
+    servers = [serve()[0] for _ in range(2)]
+
+    def text(rpc: list[str], **more: int) -> tuple[str, str | None]:
+        with ggufspec.load(target, draft, n_threads=1, rpc=rpc, **more) as engine:
+            done = engine.generate("the", max_tokens=40, temperature=0, n_draft=3)
+            return done.text, engine.placement
+
+    alone, _ = text([])
+    assert text(servers[:1])[0] == alone
+    spread, placement = text(servers)
+    assert spread == alone
+    assert placement is not None
+    assert "3 of 3 layers of the target on 2 RPC devices" in placement
+    assert text(servers, n_gpu_layers=1)[0] == alone
+    assert text([])[0] == alone
+    assert not any("127.0.0.1" in str(device) for device in devices.devices())
+
+
+@needs_rpc
+def test_a_server_is_held_while_an_engine_is_open(
+    target: Path, serve: Callable[[], tuple[str, subprocess.Popen[str]]]
+) -> None:
+    server, _ = serve()
+    host, _, port = server.partition(":")
+    with ggufspec.load(target, n_threads=1, rpc=[server]) as first:
+        with pytest.raises(RpcError, match="one process at a time"):
+            greet(Address(host, int(port)), seconds=0.2)
+        with pytest.raises(RpcError, match="another engine of this process"):
+            ggufspec.load(target, n_threads=1, rpc=[f"localhost:{port}"])
+        assert first.generate("a", max_tokens=4).text
+    assert greet(Address(host, int(port))).count(".") == 2, "it is free again"
+
+
+@needs_rpc
+@pytest.mark.parametrize("version", [(6, 0, 0), (7, 99, 0), (7, 0, 0)], ids=str)
+def test_a_server_that_ggml_would_die_of(version: tuple[int, ...], target: Path) -> None:
+    """It greets well, and then hangs up: of another version, or dead."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            for _ in range(2):
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(struct.pack("<Q", 28) + bytes(version).ljust(28, b"\0"))
+
+        threading.Thread(target=answer, daemon=True).start()
+        told = ".".join(map(str, version))
+        with pytest.raises(RpcError, match=rf"speaks version {told} .*does not get on(?s:.*)llama"):
+            ggufspec.load(target, rpc=[f"127.0.0.1:{server.getsockname()[1]}"])
+
+
+@needs_rpc
+def test_a_server_that_goes_away_ends_the_process(
+    target: Path, serve: Callable[[], tuple[str, subprocess.Popen[str]]]
+) -> None:
+    """So is llama.cpp: nothing of ours can catch it. One line says why."""
+    server, process = serve()
+    script = """
+        import sys
+        import ggufspec
+        with ggufspec.load(sys.argv[1], n_threads=1, rpc=[sys.argv[2]]) as engine:
+            print("loaded", flush=True)
+            while True:
+                engine.generate("the", max_tokens=20)
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), str(target), server],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "loaded\n"
+        process.kill()
+        _, said = writer.communicate(timeout=30)
+    assert writer.returncode == -signal.SIGABRT
+    assert "Remote RPC server crashed" in said
+    assert len(said.splitlines()) == 1
+
+
+@needs_rpc
+def test_what_is_asked_of_ggml_is_there() -> None:
+    assert rpc.is_built()
+    assert rpc._ggml() in devices.libraries()
