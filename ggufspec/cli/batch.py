@@ -179,6 +179,10 @@ def command(
         raise click.UsageError("--retry-failed goes with --resume")
     if n_gpus and address is None:
         raise click.UsageError("--cluster-gpus goes with --cluster")
+    if load_settings["rpc"] and n_workers > 1:
+        raise click.UsageError(
+            "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
+        )
     check_rule(verify)
     load_settings.update(room_for(n_draft))
     settings: dict[str, Any] = {

@@ -70,6 +70,10 @@ def jobs_of(
         raise click.UsageError("--draft without --target: name the model that it drafts for")
     if target is not None and draft is None:
         _check_needs_no_draft(preset_name, lengths, drafters)
+    if against is not None and load_settings["rpc"]:
+        raise click.UsageError(
+            "--against with --rpc would be unfair: the others would decode on this machine alone"
+        )
     prompts = _prompts(preset_name, prompt, prompt_file, n_prompts)
     changed = {
         "prompts": prompts,

@@ -77,6 +77,15 @@ type_v_option = click.option(
     help="Type of the V cache.",
 )
 
+rpc_option = click.option(
+    "--rpc",
+    "rpc",
+    metavar="HOST:PORT,...",
+    callback=lambda context, option, value: _servers(value),
+    help="Servers of llama.cpp's RPC backend that take layers of the target, as GPUs do. They ask "
+    "nobody for a password: only in a network that you trust.",
+)
+
 load_options = gathered(
     "load_settings",
     context_option,
@@ -138,6 +147,7 @@ load_options = gathered(
         type=click.IntRange(min=0),
         help="The GPU for the draft. [default: where it is predicted to be fastest]",
     ),
+    rpc_option,
     click.option(
         "-fa",
         "--flash-attn",
@@ -194,6 +204,15 @@ def _shares(value: str) -> tuple[float, ...]:
         return checks.shares("it", [float(part) for part in value.split(",")])
     except ValueError as error:  # OptionError is one
         raise click.BadParameter(f"{value!r} are no shares: give numbers like 3,1") from error
+
+
+def _servers(value: str | None) -> tuple[str, ...]:
+    """Addresses between commas, as `load` takes them."""
+    if value is None:
+        return ()
+    from ggufspec import rpc
+
+    return tuple(map(str, rpc.addresses("--rpc", value.split(","))))
 
 
 seed_option = click.option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from ggufspec.cli.options import (
     a_share,
     context_option,
     draft_n_option_of,
+    rpc_option,
     type_k_option,
     type_v_option,
 )
@@ -102,6 +104,7 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 @context_option
 @type_k_option
 @type_v_option
+@rpc_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
 def command(
     target: str,
@@ -115,6 +118,7 @@ def command(
     n_ctx: int | None,
     type_k: str,
     type_v: str,
+    rpc: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Predict how fast a pair writes, by where its layers are, before anything is loaded.
@@ -130,10 +134,12 @@ def command(
     from ggufspec.models.shapes import shape_of_name
     from ggufspec.offload.plan import Wishes, alternatives
 
+    if rpc and vram is not None:
+        raise click.UsageError("--vram thinks of another machine, and --rpc asks servers of this")
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
     shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
-    machine = _machine(vram, ram, gpu_bandwidth, ram_bandwidth)
+    machine = _machine(vram, ram, gpu_bandwidth, ram_bandwidth, rpc)
     wishes = Wishes(
         n_ctx=n_ctx,
         type_k=type_k,
@@ -145,18 +151,25 @@ def command(
     if as_json:
         render.echo_json(_document(plans, shape, shape_draft, machine, acceptance))
     else:
-        _print(plans, shape, shape_draft, machine, acceptance)
+        _print(plans, shape, shape_draft, machine, acceptance, rpc)
 
 
 def _machine(
-    vram: list[int] | None, ram: int | None, gpu_bandwidth: int | None, ram_bandwidth: int | None
+    vram: list[int] | None,
+    ram: int | None,
+    gpu_bandwidth: int | None,
+    ram_bandwidth: int | None,
+    rpc: tuple[str, ...],
 ) -> Machine:
+    from ggufspec import rpc as servers
     from ggufspec.llama.devices import free_memory, gpus
+    from ggufspec.llama.rpc import Servers
     from ggufspec.offload.plan import Gpu, Machine
     from ggufspec.placing import measured_host
 
     if vram is None:
-        found = gpus()
+        with closing(Servers(servers.addresses("--rpc", rpc))) as remote:
+            found = (*remote.gpus(), *gpus())
     else:
         found = tuple(Gpu("a GPU", round(size * _LIKELY_FREE)) for size in vram if size)
     if gpu_bandwidth:
@@ -175,6 +188,7 @@ def _print(
     draft: Shape | None,
     machine: Machine,
     acceptance: float,
+    rpc: tuple[str, ...],
 ) -> None:
     from ggufspec.cache import format_bytes
 
@@ -187,8 +201,11 @@ def _print(
             )
     bandwidths = machine.bandwidths
     for gpu in machine.gpus:
+        known = (
+            "on its box" if gpu.bandwidth or not gpu.is_remote else "as a guess (--gpu-bandwidth)"
+        )
         click.echo(
-            f"{gpu.name}: {format_bytes(gpu.n_free)} free, {gpu.nominal / 1e9:.0f} GB/s on its box"
+            f"{gpu.name}: {format_bytes(gpu.n_free)} free, {gpu.nominal / 1e9:.0f} GB/s {known}"
         )
     ram = "" if machine.n_host_free is None else f"{format_bytes(machine.n_host_free)} free, "
     measured = "" if machine.host_bandwidth else " (a guess: --ram-bandwidth)"
@@ -222,6 +239,7 @@ def _print(
         f"\nllama.cpp's options for it: -ngl {chosen.n_gpu_layers}"
         + (f" -ngld {chosen.n_gpu_layers_draft}" if chosen.n_draft else "")
         + (f" -ts {','.join(map(str, chosen.split))}" if len(machine.gpus) > 1 else "")
+        + (f" --rpc {','.join(rpc)}" if rpc else "")
         + f" -c {chosen.caches.n_ctx}"
     )
 

@@ -215,6 +215,7 @@ def test_what_is_refused_before_anything_is_loaded(batch: Command, tmp_path: Pat
         ({}, ["--no-chat", "--system", "x"], USAGE, "--system needs a chat"),
         ({}, ["-n", "0"], USAGE, "at least 1"),
         ({}, ["--num-processes", "0"], USAGE, "0 is not in the range"),
+        ({}, ["--num-processes", "2", "--rpc", "a:1"], USAGE, "one process at a time"),
         ({}, ["--temp", "-1"], USAGE, "-1"),
     ]:
         result = batch(*args, **how)

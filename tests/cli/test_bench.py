@@ -366,6 +366,9 @@ def test_others_write_in_the_same_turns(
     assert written["plain"] == written["llama-cpp-python, plain"]
     assert written["plain"] == written["llama-cpp-python lookup"]
     assert bench("--preset", "gpt2", "--against", "llama.cpp").code == 2
+    found = bench(*options, "--rpc", "127.0.0.1:50052")
+    assert found.code == 2
+    assert "would be unfair" in found.err
 
 
 # What must not be lost, or mixed

@@ -11,6 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ggufspec.cli.main import cli
+from ggufspec.llama import rpc
+from ggufspec.offload.plan import Gpu
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +124,26 @@ def test_sizes_are_read_as_people_write_them() -> None:
     assert _size("25.5GB") == 25_500_000_000
     assert _size("1000") == 1000
     assert _size("2T") == 2**41
+
+
+def test_servers_are_of_this_machine_and_named_as_ever(pair: list[str]) -> None:
+    result = invoke(*pair, "--vram", "24GiB", "--rpc", "127.0.0.1:50052")
+    assert result.exit_code == 2, result.output
+    assert "--vram thinks of another machine" in result.output
+    result = invoke(*pair, "--rpc", "127.0.0.1")
+    assert "'127.0.0.1' has no port" in str(result.exception)
+
+
+def test_a_plan_with_servers_names_them(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    far = (Gpu("far:1", 20 * 2**30, is_remote=True), Gpu("far:2", 20 * 2**30, is_remote=True))
+    monkeypatch.setattr(rpc, "is_built", lambda: True)
+    monkeypatch.setattr(rpc.Servers, "_connect", lambda self, address: None)
+    monkeypatch.setattr(rpc.Servers, "gpus", lambda self: far)
+    result = invoke(*pair, "--rpc", "far:1,far:2")
+    assert result.exit_code == 0, result.output
+    assert "far:2: 21 GB free, 400 GB/s as a guess (--gpu-bandwidth)" in result.output
+    assert "draft on GPU" not in result.output, "the draft stays here, and here is none"
+    assert "-ngl 81 -ts 41,40 --rpc far:1,far:2 -c " in result.output
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
