@@ -14,7 +14,8 @@ from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
 
-_MOSTLY = 0.5  # of what a slot holds: a text that begins with that goes on with it
+_NEARLY_ALL = 0.8  # of what a slot holds: a text that begins with that goes on with it
+_HALF = 0.5  # of a text: who cannot borrow that goes where it is
 _N_WORTH_BORROWING = 8  # tokens
 
 
@@ -39,6 +40,7 @@ class Slots:
             )
             for i in range(target.n_sequences)
         ]
+        self._can_borrow = target.can_share_passes
         self._clock = count(1)
 
     def __len__(self) -> int:
@@ -59,9 +61,12 @@ class Slots:
         free = [slot for slot in self._all if slot.n_users == n_users]
         chosen = max(free, key=lambda slot: (slot.target.n_common(tokens), -slot.used_at))
         n_known = chosen.target.n_common(tokens)
-        if n_known < _MOSTLY * chosen.target.n_held:
+        goes_on = n_known >= _NEARLY_ALL * chosen.target.n_held or (
+            not self._can_borrow and n_known >= _HALF * len(tokens)
+        )
+        if not goes_on:
             chosen = min(free, key=lambda slot: slot.used_at)
-            if not n_users:
+            if self._can_borrow and not n_users:
                 self._borrow(chosen, tokens)
         chosen.n_users += 1
         chosen.used_at = next(self._clock)

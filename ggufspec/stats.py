@@ -12,7 +12,8 @@ from ggufspec.core import Round
 class Seconds:
     """Where the time of a generation went. `prompt` lies before the others, not among them.
 
-    `decode` is the part of draft + target that was spent inside llama_decode.
+    Of passes that it shared, its part is in `target`, and that of the others in `other`. `decode`
+    is the part of draft + target that was spent inside llama_decode.
     """
 
     prompt: float
@@ -26,6 +27,11 @@ class Seconds:
     def generation(self) -> float:
         """Wall time from the end of the prompt to the last token."""
         return self.draft + self.target + self.verify + self.other
+
+    @property
+    def own(self) -> float:
+        """What was spent on this text, and not on others that were written beside it."""
+        return self.draft + self.target + self.verify
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def summarize(
 ) -> Stats:
     """Add up the rounds of one generation."""
     draft = sum(turn.draft_seconds for turn in rounds)
-    target = sum(turn.target_seconds for turn in rounds)
+    target = sum(turn.target_seconds / turn.n_sharers for turn in rounds)
     verify = sum(turn.verify_seconds for turn in rounds)
     n_positions = max((turn.n_drafted for turn in rounds), default=0)
     return Stats(

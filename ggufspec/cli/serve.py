@@ -71,6 +71,15 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 )
 @click.option("--alias", help="Name of the model in answers. [default: that of its file]")
 @click.option(
+    "--slots",
+    "n_slots",
+    type=click.IntRange(1, defaults.N_SLOTS_LIMIT),
+    default=defaults.SERVE_SLOTS,
+    show_default=True,
+    help="Texts at the same time, in passes that they share, and conversations that stay warm; "
+    "each takes the memory of a context (-c).",
+)
+@click.option(
     "--max-queue",
     type=click.IntRange(min=0),
     default=defaults.SERVE_QUEUE,
@@ -126,6 +135,7 @@ def command(
     api_key: str | None,
     cors_origins: tuple[str, ...],
     alias: str | None,
+    n_slots: int,
     max_queue: int,
     timeout: float,
     max_tokens: int | None,
@@ -167,6 +177,7 @@ def command(
         check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=False)
     with bind(host, port) as listening:
         target_path, draft_path = _files(target, draft, size, cache_dir, offline=offline)
+        load_settings["n_slots"] = n_slots
         with load_with_bars(target_path, draft_path, load_settings) as engine:
             service = make_service(
                 engine,

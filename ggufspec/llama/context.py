@@ -148,7 +148,7 @@ class Context:
     def _check_fits(self, options: ContextOptions) -> None:
         """Refuse caches larger than the machine: the kernel would end the process instead."""
         memory = physical_memory()
-        if memory is None or llama_cpp.llama_supports_gpu_offload():
+        if memory is None or self.model.n_gpu_layers:
             return
         n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
         needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes

@@ -121,7 +121,7 @@ class LlamaSession:
     def borrow(self, other: LlamaSession, n_tokens: int) -> None:
         """Hold the first `n_tokens` that another sequence of the same context holds, and no more.
 
-        They are not read again. Nothing changes where the two cannot share memory.
+        They are not read again. Only where sequences share their memory.
         """
         if self._context.can_share_passes:
             self._context.copy_prefix(other.sequence, self.sequence, n_tokens)

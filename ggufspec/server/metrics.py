@@ -59,7 +59,7 @@ class Metrics:
             self._seconds += stats.seconds.generation
             if plain_seconds and stats.n_drafted:
                 self._plain_seconds += plain_seconds * stats.n_generated
-                self._compared_seconds += stats.seconds.generation
+                self._compared_seconds += stats.seconds.own
 
     @property
     def mean_task_seconds(self) -> float:

@@ -1,7 +1,8 @@
 """The one thread that owns the engine, and the queue before it. Knows no HTTP and no JSON.
 
-Requests are served in the order they came. Whoever asked is told by a callback, in the worker's
-thread; who has gone away is noticed within one round.
+Requests are begun in the order they came, as many at once as the engine has slots; what is free
+then goes to further texts of those that run. All that is under way shares passes. Whoever asked is
+told by a callback, in the worker's thread; who has gone away is noticed within one round.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ggufspec.request import GenerateOptions
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.problems import BusyError, InternalError, StoppingError
-from ggufspec.stream import Completion
+from ggufspec.stream import Completion, Stream
 
 LOG = logging.getLogger("ggufspec.server")
 
@@ -93,15 +94,42 @@ class Ticket:
             raise _GivenUp
 
 
+class Text:
+    """One of the texts of a ticket, under way."""
+
+    def __init__(self, job: Job, which: int, prompt: Sequence[int], stream: Stream) -> None:
+        self.job = job
+        self.which = which
+        self.prompt = prompt
+        self.stream = stream
+        self.tokens: list[int] = []
+
+
+class Job:
+    """A ticket that has been begun: the texts that are left of it, and those under way."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self.ticket = ticket
+        self.started_at = perf_counter()
+        self.writing: list[Text] = []
+        task = ticket.task
+        self.left = deque(enumerate(prompt for prompt in task.prompts for _ in range(task.n)))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all its texts are written."""
+        return not self.left and not self.writing
+
+
 class Worker:
-    """A queue of at most `n_waiting_max` tasks behind the running one."""
+    """A queue of at most `n_waiting_max` tasks behind those that run."""
 
     def __init__(self, engine: Engine, *, n_waiting_max: int, metrics: Metrics) -> None:
         self._engine = engine
         self._n_waiting_max = n_waiting_max
         self._metrics = metrics
         self._waiting: deque[Ticket] = deque()
-        self._running: Ticket | None = None
+        self._running: list[Job] = []
         self._stopping = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="ggufspec-worker", daemon=True)
@@ -117,8 +145,8 @@ class Worker:
 
     @property
     def n_running(self) -> int:
-        """1 while a task is worked on."""
-        return int(self._running is not None)
+        """Tasks that are worked on."""
+        return len(self._running)
 
     @property
     def is_stopping(self) -> bool:
@@ -131,9 +159,10 @@ class Worker:
         with self._changed:
             if self._stopping:
                 raise StoppingError
-            is_free = self._running is None and not self._waiting
-            if not is_free and len(self._waiting) >= self._n_waiting_max:
-                seconds = self._metrics.mean_task_seconds * (len(self._waiting) + 1)
+            n_slots = self._engine.n_slots
+            n_free = n_slots - len(self._running)
+            if len(self._waiting) >= self._n_waiting_max + max(n_free, 0):
+                seconds = self._metrics.mean_task_seconds * (len(self._waiting) + 1) / n_slots
                 raise BusyError(len(self._waiting), min(seconds, _LONGEST_RETRY_SECONDS))
             self._waiting.append(ticket)
             self._changed.notify_all()
@@ -160,10 +189,10 @@ class Worker:
     def abort(self) -> None:
         """The same, and what runs is told too."""
         self.finish()
-        running = self._running
-        if running is not None and not running.is_given_up:
-            running.is_given_up = True
-            running.tell(Failed(StoppingError()))
+        for job in list(self._running):
+            if not job.ticket.is_given_up:
+                job.ticket.is_given_up = True
+                job.ticket.tell(Failed(StoppingError()))
 
     def join(self, seconds: float | None = None) -> bool:
         """Wait for the thread to end, after `finish` or `abort`; whether it has."""
@@ -171,64 +200,103 @@ class Worker:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        while (ticket := self._next()) is not None:
-            started_at, how = perf_counter(), "failed"
-            try:
-                self._serve(ticket)
-                how = "done"
-            except _GivenUp:
-                how = "cancelled"
-            except GgufspecError as error:
-                ticket.tell(Failed(error))
-            except Exception as error:
-                # Here alone: whatever one request meets, the next one must be served.
-                LOG.error("a request failed: %s", type(error).__name__)
-                LOG.debug("it was", exc_info=error)
-                ticket.tell(Failed(InternalError()))
-            finally:
-                self._running = None
-                self._metrics.ended(how, perf_counter() - started_at)
+        sharing = self._engine.sharing()
+        while self._wait():
+            self._begin_texts()
+            texts = [text for job in self._running for text in job.writing]
+            by_stream = {text.stream: text for text in texts}
+            failed = {by_stream[stream]: error for stream, error in sharing.step(list(by_stream))}
+            for text in texts:
+                if text in text.job.writing:  # not of a job that has failed just now
+                    self._hear(text, failed.get(text))
+            for job in [job for job in self._running if job.is_over]:
+                job.ticket.tell(Done())
+                self._end(job, "done")
 
-    def _next(self) -> Ticket | None:
-        """The next task; None when there will be none."""
+    def _wait(self) -> bool:
+        """For something to do. False when there will be nothing."""
         with self._changed:
-            while not self._waiting and not self._stopping:
+            while not (self._running or self._waiting or self._stopping):
                 self._changed.wait()
-            if not self._waiting:
-                return None
-            self._running = self._waiting.popleft()
-            return self._running
+            n_free = self._engine.n_slots - len(self._running)
+            for _ in range(min(n_free, len(self._waiting))):
+                self._running.append(Job(self._waiting.popleft()))
+            return bool(self._running)
 
-    def _serve(self, ticket: Ticket) -> None:
-        task, index = ticket.task, 0
-        for prompt in task.prompts:
-            for _ in range(task.n):
-                ticket.check()
-                seed = None if task.seed is None else (task.seed + index) % _N_SEEDS
-                self._write(ticket, index, prompt, seed)
-                index += 1
-        ticket.tell(Done())
+    def _begin_texts(self) -> None:
+        """One of each task; then, where there is room, more of those that have more."""
+        n_free = self._engine.n_slots - sum(len(job.writing) for job in self._running)
+        for job in [job for job in self._running if not job.writing]:
+            n_free -= 1
+            self._begin(job)
+        while n_free > 0 and (hungry := [job for job in self._running if job.left]):
+            n_free -= 1
+            self._begin(hungry[0])
 
-    def _write(self, ticket: Ticket, index: int, prompt: Sequence[int], seed: int | None) -> None:
-        """One text. Raises _GivenUp, GgufspecError."""
+    def _begin(self, job: Job) -> None:
+        """The next text of a task."""
+        ticket, task = job.ticket, job.ticket.task
+        which, prompt = job.left.popleft()
 
         def heard(whose: str, done: int, total: int) -> None:
             ticket.check()
 
-        options: GenerateOptions = {**ticket.task.options, "progress": heard, "seed": seed}
-        stream = self._engine.stream(prompt, **options)
-        text: list[int] = []
+        seed = None if task.seed is None else (task.seed + which) % _N_SEEDS
+        options: GenerateOptions = {**task.options, "progress": heard, "seed": seed}
         try:
-            for chunk in stream:
-                ticket.check()
-                if not index and not text:
+            ticket.check()
+            stream = self._engine.stream(prompt, **options)
+        except Exception as error:
+            self._fail(job, error)
+        else:
+            job.writing.append(Text(job, which, prompt, stream))
+
+    def _hear(self, text: Text, error: Exception | None) -> None:
+        """A round of a text has gone by: tell what there is, and whether it has ended."""
+        ticket, stream = text.job.ticket, text.stream
+        try:
+            ticket.check()
+            if error is not None:
+                raise error
+            for chunk in stream.taken():
+                if not text.which and not text.tokens:
                     self._metrics.first_text(perf_counter() - ticket.asked_at)
-                found = self._logprobs(ticket.task, prompt, text, chunk.tokens)
-                text += chunk.tokens
-                ticket.tell(Piece(index, chunk.text, chunk.tokens, chunk.drafted, found))
-        finally:
-            self._metrics.wrote(stream.completion.stats, self._engine.plain_seconds)
-        ticket.tell(Ended(index, stream.completion))
+                found = self._logprobs(ticket.task, text.prompt, text.tokens, chunk.tokens)
+                text.tokens += chunk.tokens
+                ticket.tell(Piece(text.which, chunk.text, chunk.tokens, chunk.drafted, found))
+        except Exception as failure:
+            self._fail(text.job, failure)
+            return
+        if stream.is_over:
+            self._let_go(text)
+            ticket.tell(Ended(text.which, stream.completion))
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        """Whatever one request meets, the others are served."""
+        how = "failed"
+        if isinstance(error, _GivenUp):
+            how = "cancelled"
+        elif isinstance(error, GgufspecError):
+            job.ticket.tell(Failed(error))
+        else:
+            LOG.error("a request failed: %s", type(error).__name__)
+            LOG.debug("it was", exc_info=error)
+            job.ticket.tell(Failed(InternalError()))
+        self._end(job, how)
+
+    def _end(self, job: Job, how: str) -> None:
+        for text in list(job.writing):
+            self._let_go(text)
+        job.left.clear()
+        with self._changed:
+            if job in self._running:
+                self._running.remove(job)
+        self._metrics.ended(how, perf_counter() - job.started_at)
+
+    def _let_go(self, text: Text) -> None:
+        text.job.writing.remove(text)
+        text.stream.close()
+        self._metrics.wrote(text.stream.completion.stats, self._engine.plain_seconds)
 
     def _logprobs(
         self, task: Task, prompt: Sequence[int], before: Sequence[int], tokens: Sequence[int]
