@@ -17,7 +17,8 @@ _DRIFT = 0.5  # of what one size is found to have changed, what is believed of t
 _SLOPE = 0.3  # of an unknown machine: what each further token of a batch adds to the cost of one
 _N_FRESH = 32  # passes of other sizes after which what one costs is believed less and less:
 _DOUBT = 0.001  # of it, with each further pass,
-_LEAST_TRUST = 0.88  # down to that much
+_LEAST_TRUST = 0.88  # down to that much,
+_LEAST_OF_FEW = 0.65  # or that, of what was measured once or twice
 _LANDING = 4  # rows of weights' kernels: every so many tokens, a stair ends
 _HALF = 0.5
 _LEAST, _MOST = 1e-9, 1e6  # seconds that a pass may take
@@ -56,7 +57,8 @@ class Costs:
         count = self._counts.get(n_tokens, 0)
         old = self._known.get(n_tokens)
         if old is None:
-            self._known[n_tokens] = seconds
+            # No pass takes longer than as many over one token: what does was disturbed.
+            self._known[n_tokens] = min(seconds, n_tokens * self._known.get(1, math.inf))
         else:
             new = _blend(old, seconds, count)
             drift = math.sqrt(new / old) if count >= 2 else 1.0
@@ -205,7 +207,8 @@ class Costs:
     def _trust(self, n_tokens: int) -> float:
         """What was measured long ago may have been a bad moment: it is worth another try."""
         age = self.n_passes - self._last.get(n_tokens, self.n_passes)
-        return max(1 - _DOUBT * max(age - _N_FRESH, 0), _LEAST_TRUST)
+        is_sure = self._counts.get(n_tokens, 0) >= _N_FIRST
+        return max(1 - _DOUBT * max(age - _N_FRESH, 0), _LEAST_TRUST if is_sure else _LEAST_OF_FEW)
 
 
 def _blend(old: float, new: float, count: int) -> float:

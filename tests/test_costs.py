@@ -40,7 +40,8 @@ def test_a_landing_that_nobody_has_tried_is_believed_in() -> None:
 def test_what_was_slow_long_ago_is_worth_another_try() -> None:
     costs = Costs(4)
     costs.observe_target(1, 1.0)
-    costs.observe_target(4, 3.0)
+    for _ in range(3):
+        costs.observe_target(4, 3.0)
     for _ in range(80):
         costs.observe_target(1, 1.0)
     assert 0.9 * 3.0 < costs.curve[3] < 0.98 * 3.0
@@ -49,6 +50,36 @@ def test_what_was_slow_long_ago_is_worth_another_try() -> None:
     assert costs.curve[3] > 0.85 * 3.0, "but not without end"
     costs.observe_target(4, 3.0)
     assert costs.curve[3] == pytest.approx(3.0)
+
+
+def test_what_was_slow_once_or_twice_is_worth_it_sooner() -> None:
+    costs = Costs(4)
+    costs.observe_target(1, 1.0)
+    costs.observe_target(4, 3.9)
+    costs.observe_target(4, 3.8)
+    for _ in range(1000):
+        costs.observe_target(1, 1.0)
+    assert costs.curve[3] < 0.7 * 3.8
+
+
+def test_no_pass_is_believed_to_take_longer_than_as_many_over_one_token() -> None:
+    costs = costs_of(n1=0.01, n2=1.1, n3=0.03)
+    assert costs.curve[1] == pytest.approx(0.02)
+    costs.observe_target(2, 0.015)
+    assert costs.curve[1] == pytest.approx(0.015)
+
+
+def test_what_texts_share_is_known_beyond_what_one_may_draft() -> None:
+    costs = Costs(4, n_sharers=3)
+    for n, seconds in ((1, 1.0), (4, 2.0), (12, 3.0)):
+        costs.observe_target(n, seconds)
+    costs.observe_target(13, 99.0)
+    assert list(costs.shared(1)) == pytest.approx([1.0, 4 / 3, 5 / 3, 2.0])
+    assert costs.shared(3)[3] == pytest.approx(1.0), "a third of a pass over twelve"
+    assert costs.shared(2)[1] == pytest.approx(1.0), "half a pass over four"
+    known = Costs.of_document(costs.to_document(), 4, 3)
+    assert known.shared(3) == pytest.approx(costs.shared(3))
+    assert Costs.of_document(costs.to_document(), 4).n_measured(12) == 0
 
 
 def test_nothing_known_is_a_guess_that_rises() -> None:

@@ -328,3 +328,30 @@ def test_plain_decoding_is_measured_before_anything_is_compared_with_it() -> Non
     assert [turn.n_drafted for turn in rounds[:2]] == [0, 0]
     assert rounds[0].why == "plain decoding is measured"
     assert rounds[2].n_drafted > 0
+
+
+def shared_lengths(pace: Chosen, n_sharers: int) -> list[int]:
+    pace.share(n_sharers)
+    return [turn.n_drafted for turn in rounds_of(near(0.0), pace, n_tokens=200)][4:-1]
+
+
+def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_them() -> None:
+    costs = Costs(N_MOST + 1, n_sharers=8)
+    for n in range(1, 8 * (N_MOST + 1) + 1):  # flat up to 16 tokens, then a second for each
+        costs.observe_target(n, 1.0 + max(n - 16, 0))
+        costs.observe_plain(1.0)
+    costs.observe_target(1, 1.0)
+    costs.observe_draft(1, 1e-4)
+    line = Line(1.0, 0.5, 12.0)
+    lengths = {
+        n: shared_lengths(Chosen(costs, line, is_known=True), n_sharers=n) for n in (1, 4, 8)
+    }
+    assert min(lengths[1]) > 8
+    assert set(lengths[4]) <= {2, 3}, "four times four tokens are sixteen"
+    assert set(lengths[8]) <= {0, 1}
+
+
+def test_what_others_do_changes_no_text_that_repeats() -> None:
+    curve = [1.0, *(1.0 + 0.01 * n for n in range(1, N_MOST + 1))]
+    alone, beside = (chosen(curve, 1e-4, is_known=True) for _ in range(2))
+    assert shared_lengths(alone, 1) == shared_lengths(beside, 8)

@@ -1,0 +1,178 @@
+"""Several requests at the same time: each is answered as if it were alone, and fails alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from serving import Live, comes_true, events_of, said, serving
+
+import ggufspec
+from ggufspec.engine import Engine
+from ggufspec.server.worker import Worker
+
+N_SLOTS = 3
+ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}
+PROMPTS = ["hello", "world", "the model", "the end", "say", "stop"]
+
+
+@pytest.fixture(scope="module")
+def wide(chat_files: tuple[Path, Path]) -> Iterator[Live]:
+    how: dict[str, Any] = {"flash_attention": "off", "type_k": "f32", "type_v": "f32"}
+    with (
+        ggufspec.load(*chat_files, n_slots=N_SLOTS, n_threads=1, tuned=False, **how) as engine,
+        serving(engine, keep_alive=0.1, defaults={"n_draft": 3}) as running,
+    ):
+        yield running
+
+
+@pytest.fixture
+def busy(endless_file: Path) -> Iterator[Live]:
+    """A server of three slots, whose requests never end."""
+    with (
+        ggufspec.load(
+            endless_file, n_slots=N_SLOTS, n_threads=1, n_ctx=5000, tuned=False
+        ) as engine,
+        serving(engine, n_waiting_max=2, keep_alive=0.05) as running,
+    ):
+        yield running
+
+
+def begin(live: Live, stack: ExitStack, **more: Any) -> httpx.Response:
+    made = live.client.stream("POST", "/v1/completions", json={**ENDLESS, **more})
+    return stack.enter_context(made)
+
+
+def test_many_at_a_time_are_answered_as_each_alone(wide: Live) -> None:
+    alone = {p: wide.engine.generate(p, temperature=0, max_tokens=30).text for p in PROMPTS}
+    most: list[int] = []
+
+    def ask(prompt: str) -> tuple[str, str]:
+        body: dict[str, Any] = {"prompt": prompt, "temperature": 0, "max_tokens": 30}
+        if prompt < "t":
+            found = wide.ok("/v1/completions", **body)["choices"][0]["text"]
+        else:
+            found = said(events_of(wide.post("/v1/completions", **body, stream=True)))
+        most.append(wide.service.worker.n_running)
+        return prompt, found
+
+    with ThreadPoolExecutor(12) as threads:
+        answers = list(threads.map(ask, PROMPTS * 6))
+    assert all(text == alone[prompt] for prompt, text in answers)
+    assert max(most) > 1, "some of them were written at the same time"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_texts_of_a_request_are_those_of_their_seeds(wide: Live, stream: bool) -> None:
+    body: dict[str, Any] = {"prompt": ["say", "the end"], "max_tokens": 20, "temperature": 0.9}
+    response = wide.post("/v1/completions", **body, n=2, seed=4, stream=stream)
+    if stream:
+        events = events_of(response)
+        found = [said(events, i) for i in range(4)]
+    else:
+        found = [choice["text"] for choice in response.json()["choices"]]
+    alone = [
+        wide.ok("/v1/completions", **{**body, "prompt": prompt}, seed=4 + i)["choices"][0]["text"]
+        for i, prompt in enumerate(["say", "say", "the end", "the end"])
+    ]
+    assert found == alone
+
+
+def test_as_many_run_as_there_are_slots_and_the_next_begins_when_one_leaves(busy: Live) -> None:
+    worker = busy.service.worker
+    with ExitStack() as rest:
+        first = ExitStack()
+        begin(busy, first)
+        heard = [begin(busy, rest) for _ in range(N_SLOTS - 1)]
+        assert comes_true(lambda: worker.n_running == N_SLOTS)
+        lines = [response.iter_lines() for response in heard]
+        for line in lines:
+            next(line)
+        begin(busy, rest)
+        assert comes_true(lambda: worker.n_waiting == 1)
+        assert worker.n_running == N_SLOTS
+        first.close()
+        assert comes_true(lambda: worker.n_waiting == 0)
+        assert comes_true(lambda: worker.n_running == N_SLOTS)
+        for line in lines:  # who was there writes on
+            assert any(next(line).startswith("data:") for _ in range(10))
+    assert busy.is_free()
+
+
+def test_beyond_slots_and_queue_clients_are_told_to_come_back(busy: Live) -> None:
+    worker = busy.service.worker
+    with ExitStack() as stack:
+        for n in range(1, N_SLOTS + 3):
+            begin(busy, stack)
+            assert comes_true(lambda n=n: worker.n_running + worker.n_waiting == n)
+        response = busy.post("/v1/completions", **ENDLESS)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        assert busy.metric("queue_running") == N_SLOTS
+        assert busy.metric("queue_waiting") == 2
+    assert busy.is_free()
+
+
+def test_one_that_fails_leaves_the_others_alone(
+    wide: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Worker._logprobs
+
+    def fails(worker: Worker, task: Any, *args: Any) -> Any:
+        if task.n_top == 3:
+            raise RuntimeError("not this one")
+        return real(worker, task, *args)
+
+    monkeypatch.setattr(Worker, "_logprobs", fails)
+    alone = wide.engine.generate("say", temperature=0, max_tokens=40).text
+
+    def ask(logprobs: int | None) -> httpx.Response:
+        body: dict[str, Any] = {"prompt": "say", "temperature": 0, "max_tokens": 40}
+        return wide.post("/v1/completions", **body, logprobs=logprobs)
+
+    with ThreadPoolExecutor(6) as threads:
+        good, bad, logs = ([threads.submit(ask, n) for _ in range(2)] for n in (None, 3, 2))
+        assert {future.result().status_code for future in bad} == {500}
+        for future in (*good, *logs):
+            assert future.result().json()["choices"][0]["text"] == alone
+
+
+def test_at_the_end_all_that_runs_is_told(busy: Live) -> None:
+    with ExitStack() as stack:
+        running = [begin(busy, stack) for _ in range(N_SLOTS)]
+        assert comes_true(lambda: busy.service.worker.n_running == N_SLOTS)
+        busy.service.worker.abort()
+        for response in running:
+            assert "stopping" in response.read().decode().lower()
+    assert busy.service.worker.join(5.0)
+
+
+def test_a_conversation_goes_on_where_it_was_while_others_have_theirs(wide: Live) -> None:
+    wide.engine.forget()
+    talks = [[{"role": "user", "content": f"tell me of the {name}"}] for name in ("a", "b", "c")]
+    before = wide.metric("prompt_tokens_total"), wide.metric("prompt_tokens_reused_total")
+    for _ in range(3):
+        for talk in talks:
+            body: dict[str, Any] = {"messages": talk, "max_tokens": 8, "temperature": 0}
+            answer = wide.ok("/v1/chat/completions", **body)["choices"][0]["message"]
+            talk += [
+                {"role": "assistant", "content": answer["content"]},
+                {"role": "user", "content": "and then?"},
+            ]
+    n_prompt = wide.metric("prompt_tokens_total") - before[0]
+    n_reused = wide.metric("prompt_tokens_reused_total") - before[1]
+    assert n_reused > 0.5 * n_prompt, "of three turns, the last two know the first"
+
+
+def test_an_engine_of_one_slot_serves_one_at_a_time(endless: Engine) -> None:
+    assert endless.n_slots == 1
+    with serving(endless) as live, ExitStack() as stack:
+        begin(live, stack)
+        begin(live, stack)
+        assert comes_true(lambda: live.service.worker.n_waiting == 1)
+        assert live.service.worker.n_running == 1
