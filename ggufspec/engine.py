@@ -36,7 +36,7 @@ from ggufspec.sampling import Sampling
 from ggufspec.schema import gbnf_of_schema
 from ggufspec.sharing import Sharing
 from ggufspec.slots import DraftOf, Seat, Slots
-from ggufspec.speculate import Steps, speculating
+from ggufspec.speculate import Steps, speculate
 from ggufspec.stream import Completion, Stream, Work
 from ggufspec.text import Message, TextStream, render_chat
 
@@ -373,7 +373,7 @@ class Engine:
         n_most = self.n_ctx if request.max_tokens is None else request.max_tokens
         drafter = drafters.make(self._drafter_name(request), materials)
         steps = partial(
-            speculating,
+            speculate,
             array("i", tokens),
             drafter=drafter,
             verify=rules.rule(request.verify),

@@ -5,48 +5,13 @@ Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Generator, MutableSequence, Sequence
 from time import perf_counter
 
-from ggufspec.core import Ask, Coins, Drafter, Logits, Round, Scored, Session, Verify
+from ggufspec.core import Ask, Coins, Drafter, Logits, Round, Scored, Verify
 from ggufspec.sampling import Rows, Sampling, to_probs, unusable
 
 Steps = Generator[Ask | Round, Scored | None, None]  # each Ask is answered, then comes its Round
-
-
-def speculate(
-    tokens: MutableSequence[int],
-    *,
-    target: Session,
-    drafter: Drafter,
-    verify: Verify,
-    sampling: Sampling,
-    coins: Callable[[int], Coins],
-    n_draft: int,
-    n_end: int,
-    stop_tokens: Collection[int] = (),
-) -> Iterator[Round]:
-    """Continue `tokens` in place, yielding each Round, until `n_end` of them or a stop token.
-
-    `coins(n)` gives n fresh uniforms; `n_draft` is the most that one round drafts. With a lossless
-    rule the tokens have exactly the target's distribution under `sampling`. The caller may stop
-    at any round: there is nothing to clean up.
-    """
-    steps = speculating(
-        tokens,
-        drafter=drafter,
-        verify=verify,
-        sampling=sampling,
-        coins=coins,
-        n_draft=n_draft,
-        n_end=n_end,
-        stop_tokens=stop_tokens,
-    )
-    for step in steps:
-        if isinstance(step, Ask):
-            turn = steps.send(timed(target.score, step))
-            assert isinstance(turn, Round)
-            yield turn
 
 
 def timed(score: Callable[[Sequence[int], Sequence[int]], Logits], ask: Ask) -> Scored:
@@ -56,7 +21,7 @@ def timed(score: Callable[[Sequence[int], Sequence[int]], Logits], ask: Ask) -> 
     return Scored(logits, perf_counter() - start)
 
 
-def speculating(
+def speculate(
     tokens: MutableSequence[int],
     *,
     drafter: Drafter,
@@ -67,10 +32,12 @@ def speculating(
     n_end: int,
     stop_tokens: Collection[int] = (),
 ) -> Steps:
-    """The same, where somebody else asks the target: it answers each Ask with what was Scored.
+    """Continue `tokens` in place, yielding each Round, until `n_end` of them or a stop token.
 
-    Between an answer and the Round, and between a Round and the next Ask, no logits are waited
-    for: so the passes of several texts can be one.
+    Before each Round comes an Ask, which whoever drives the loop answers with what was Scored: so
+    passes of several texts can be one. `coins(n)` gives n fresh uniforms; `n_draft` is the most
+    that one round drafts. With a lossless rule the tokens have exactly the target's distribution
+    under `sampling`. The caller may stop at any round: there is nothing to clean up.
     """
     rows: Rows | None = None  # (n_draft + 1, n_vocab), reused every round
     while len(tokens) < n_end:

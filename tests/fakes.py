@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from typing import Any
 
 import numpy as np
 
-from ggufspec.core import Logits
+from ggufspec.core import Ask, Logits, Round, Session
+from ggufspec.speculate import speculate, timed
 
 
 class FakeSession:
@@ -31,6 +33,16 @@ class FakeSession:
         self.n_scores += 1
         self.n_rows += len(prefixes)
         return self._buffer
+
+
+def speculated(tokens: MutableSequence[int], *, target: Session, **loop: Any) -> Iterator[Round]:
+    """The rounds of a loop that has its target to itself."""
+    steps = speculate(tokens, **loop)
+    for step in steps:
+        assert isinstance(step, Ask)
+        turn = steps.send(timed(target.score, step))
+        assert isinstance(turn, Round)
+        yield turn
 
 
 def hashed_logits(n_vocab: int, seed: int, spread: float = 2.0) -> Callable[..., np.ndarray]:

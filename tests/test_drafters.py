@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from fakes import FakeSession, hashed_logits, scripted_logits
+from fakes import FakeSession, hashed_logits, scripted_logits, speculated
 
 import ggufspec
 from ggufspec import draft as drafters
@@ -17,7 +17,6 @@ from ggufspec.engine import coin_streams
 from ggufspec.pace import Fixed, Pace
 from ggufspec.request import Request
 from ggufspec.sampling import Sampling
-from ggufspec.speculate import speculate
 
 N_VOCAB = 30
 LOOP = [3, 4, 5, 6, 7, 8, 9, 10]
@@ -40,7 +39,7 @@ def run(
     )
     tokens = list(prompt)
     rounds = list(
-        speculate(
+        speculated(
             tokens,
             target=target,
             drafter=drafters.make(name, materials),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import reference
-from fakes import FakeSession
+from fakes import FakeSession, speculated
 
 from ggufspec import _native, verify
 from ggufspec import draft as drafters
@@ -17,7 +17,6 @@ from ggufspec.costs import Costs
 from ggufspec.engine import coin_streams
 from ggufspec.pace import Chosen, Fixed, Line, Pace
 from ggufspec.sampling import Sampling
-from ggufspec.speculate import speculate
 
 N_VOCAB = 60
 N_MOST = 16
@@ -204,7 +203,7 @@ def rounds_of(
         sampling, draft_coins, (), FakeSession(logits[1]), n_draft_max=n_draft, pace=pace
     )
     rounds = []
-    for turn in speculate(
+    for turn in speculated(
         array("i", [1, 2]),
         target=FakeSession(logits[0]),
         drafter=drafters.make(drafter, materials),

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fakes import FakeSession, scripted_logits
+from fakes import FakeSession, scripted_logits, speculated
 
 from ggufspec import verify
 from ggufspec.sampling import Sampling
-from ggufspec.speculate import speculate
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -25,7 +24,7 @@ def test_the_drafter_of_the_readme_drafts() -> None:
     room: dict[str, object] = {}
     exec(block, room)
     tokens = [1, 2]
-    rounds = speculate(
+    rounds = speculated(
         tokens,
         target=FakeSession(scripted_logits([1, 2], 5)),
         drafter=room["make"](None),  # type: ignore[operator]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import reference
 import tiny
+from fakes import speculated
 
 from ggufspec import _native, verify
 from ggufspec import draft as drafters
@@ -19,7 +20,6 @@ from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.pace import Fixed, Pace
 from ggufspec.sampling import Sampling, to_probs
-from ggufspec.speculate import speculate
 
 N_DRAFT = 2
 N_TOKENS = 3
@@ -120,7 +120,7 @@ def chi_square(
     n_prompt = len(PROMPT)
     for _ in range(n_runs):
         tokens = list(PROMPT)
-        for _ in speculate(
+        for _ in speculated(
             tokens,
             target=pair.target,
             drafter=drafter,

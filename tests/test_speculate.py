@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from fakes import FakeSession, hashed_logits, scripted_logits
+from fakes import FakeSession, hashed_logits, scripted_logits, speculated
 
 from ggufspec import draft as drafters
 from ggufspec import verify
@@ -14,7 +14,6 @@ from ggufspec.core import Draft, Drafter, Probs, Round, Verdict
 from ggufspec.engine import coin_streams
 from ggufspec.errors import OptionError
 from ggufspec.sampling import Sampling
-from ggufspec.speculate import speculate
 
 N_VOCAB = 12
 GREEDY = Sampling(temperature=0)
@@ -34,7 +33,7 @@ def run(
 ) -> tuple[list[int], list[Round]]:
     tokens = list(prompt)
     rounds = list(
-        speculate(
+        speculated(
             tokens,
             target=target,
             drafter=drafter,
@@ -161,7 +160,7 @@ def test_sampled_text_has_the_targets_law(rule: str) -> None:
     coins = coin_streams(7)[0]
     for _ in range(n_runs):
         tokens = [0]
-        for _ in speculate(
+        for _ in speculated(
             tokens,
             target=session,
             drafter=drafter,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fakes import FakeSession
+from fakes import FakeSession, speculated
 
 from ggufspec import draft as drafters
 from ggufspec import verify
@@ -12,7 +12,6 @@ from ggufspec.core import Draft
 from ggufspec.engine import coin_streams
 from ggufspec.errors import OptionError
 from ggufspec.sampling import Sampling, expected_lengths, to_probs
-from ggufspec.speculate import speculate
 from ggufspec.warmth import Warmth
 
 N_VOCAB = 30
@@ -33,7 +32,7 @@ def mean_length(draft_scale: float, draft_temperature: float | str, rule: str = 
     )
     tokens = [1, 2]
     rounds = list(
-        speculate(
+        speculated(
             tokens,
             target=target,
             drafter=drafters.make("model", materials),
