@@ -5,42 +5,37 @@ Knows no command line and prints nothing.
 
 from __future__ import annotations
 
-import math
 import secrets
 import threading
 from array import array
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 
-import numpy as np
 from typing_extensions import Unpack
 
 from ggufspec import checks, defaults
 from ggufspec import draft as drafters
 from ggufspec import verify as rules
-from ggufspec.core import Coins, Drafter, Logits, Round, Scored
+from ggufspec.coins import coin_streams
+from ggufspec.constraints import sampling_of
+from ggufspec.core import Drafter, Logits, Round, Scored
 from ggufspec.costs import Costs
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.knowledge import Knowledge, Memory
 from ggufspec.llama.clock import measured
 from ggufspec.llama.context import Context
-from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.vocab import Vocab, check_tokens
 from ggufspec.pace import Chosen, Fixed
 from ggufspec.request import GenerateOptions, PromptProgress, Request
 from ggufspec.sampling import Sampling
-from ggufspec.schema import gbnf_of_schema
-from ggufspec.sharing import Sharing
+from ggufspec.sharing import Sharing, write_all
 from ggufspec.slots import DraftOf, Seat, Slots
 from ggufspec.speculate import Steps, speculate
 from ggufspec.stream import Completion, Stream, Work
 from ggufspec.text import Message, TextStream, render_chat
 
-_N_COINS_AHEAD = 4096
 _SETTLED_SIZES = (1, 2, 3, 4, 6, 8, 12, 17)  # of passes that are measured before a text
 _READS_NOTHING = ("none", "ngram")  # drafters that do not ask the draft model
 
@@ -139,18 +134,7 @@ class Engine:
             if request.seed is not None:
                 own["seed"] = request.seed + i
             made.append(self.stream(prompt, **own))
-        left, writing = deque(made), list[Stream]()
-        sharing = self.sharing()
-        try:
-            while left or writing:
-                while left and len(writing) < len(self._slots):
-                    writing.append(left.popleft())
-                for _, error in sharing.step(writing):
-                    raise error
-                writing = [stream for stream in writing if not stream.is_over]
-        finally:
-            for stream in made:
-                stream.close()
+        write_all(self.sharing(), made, len(self._slots))
         return [stream.completion for stream in made]
 
     def sharing(self) -> Sharing:
@@ -285,7 +269,7 @@ class Engine:
 
     def sampling(self, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> Sampling:
         """What turns logits into distributions when `prompt` is continued with these options."""
-        return self._sampling(prompt, Request.of(options))
+        return sampling_of(Request.of(options), self.vocab, len(prompt))
 
     @property
     def vocab(self) -> Vocab:
@@ -358,7 +342,7 @@ class Engine:
                 f"(at most {defaults.N_DRAFT_LIMIT})"
             )
         end_tokens = self.vocab.stop_tokens
-        sampling = self._sampling(tokens, request)
+        sampling = sampling_of(request, self.vocab, len(tokens))
         stop_tokens = frozenset() if request.ignore_eos else end_tokens
         verify_coins, draft_coins = coin_streams(seed)
         materials = drafters.Materials(
@@ -450,58 +434,5 @@ class Engine:
             under_way.close()
             self._knowledge.keep(pace, temperature)
 
-    def _sampling(self, tokens: Sequence[int], request: Request) -> Sampling:
-        """The sampling of a request behind a prompt, with what only the vocabulary knows."""
-        sampling = request.sampling
-        for token in sampling.logit_bias:
-            if not 0 <= token < self.vocab.n_tokens:
-                raise OptionError(
-                    f"logit_bias names token {token}; the vocabulary has {self.vocab.n_tokens:,}"
-                )
-        if request.ignore_eos:
-            banned = dict.fromkeys(self.vocab.stop_tokens, -math.inf)
-            sampling = replace(sampling, logit_bias={**sampling.logit_bias, **banned})
-        if sampling.dry_multiplier > 0:
-            breakers = self.vocab.sequence_breakers(tuple(request.dry_sequence_breakers))
-            sampling = replace(sampling, dry_breakers=breakers)
-        gbnf = request.grammar
-        if request.json_schema is not None:
-            gbnf = gbnf_of_schema(request.json_schema)
-        if gbnf is None:
-            return sampling
-        if not self.vocab.stop_tokens:
-            raise OptionError(
-                "this vocabulary has no token that ends a text, so that none could be complete by "
-                "a grammar; use a model that has one"
-            )
-        grammar = Grammar(self.vocab, gbnf)
-        grammar.begin(len(tokens))
-        if not grammar.names_tokens:
-            # They show nothing, so nothing that a grammar asks for is written by them.
-            silent = dict.fromkeys(self.vocab.control_tokens, -math.inf)
-            sampling = replace(sampling, logit_bias={**silent, **sampling.logit_bias})
-        return replace(sampling, grammar=grammar.native)
-
     def _decode_seconds(self) -> float:
         return self.target.decode_seconds + (self.draft.decode_seconds if self.draft else 0.0)
-
-
-def coin_streams(seed: int) -> tuple[Callable[[int], Coins], Callable[[int], Coins]]:
-    """Two independent streams of uniforms in [0, 1): for the rule, and for the draft."""
-    verify, draft = (np.random.default_rng(part) for part in np.random.SeedSequence(seed).spawn(2))
-    return _tossed_ahead(verify), _tossed_ahead(draft)
-
-
-def _tossed_ahead(generator: np.random.Generator) -> Callable[[int], Coins]:
-    """Uniforms from a store of many: asking the generator takes longer than drawing them."""
-    stored: list[float] = []
-    n_used = 0
-
-    def toss(n: int) -> Coins:
-        nonlocal stored, n_used
-        if n_used + n > len(stored):
-            stored, n_used = generator.random(max(n, _N_COINS_AHEAD)).tolist(), 0
-        n_used += n
-        return stored[n_used - n : n_used]
-
-    return toss

@@ -6,6 +6,7 @@ and its own rows of the logits.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
@@ -146,3 +147,18 @@ class Sharing:
             return False  # likewise
         self._seconds = perf_counter() - start
         return True
+
+
+def write_all(sharing: Sharing, streams: Sequence[Stream], n_at_once: int) -> None:
+    """Streams to their ends, so many at a time. Raises what the first that fails raises."""
+    left, writing = deque(streams), list[Stream]()
+    try:
+        while left or writing:
+            while left and len(writing) < n_at_once:
+                writing.append(left.popleft())
+            for _, error in sharing.step(writing):
+                raise error
+            writing = [stream for stream in writing if not stream.is_over]
+    finally:
+        for stream in streams:
+            stream.close()

@@ -12,8 +12,8 @@ from fakes import FakeSession, hashed_logits, scripted_logits, speculated
 import ggufspec
 from ggufspec import draft as drafters
 from ggufspec import verify
+from ggufspec.coins import coin_streams
 from ggufspec.core import Round
-from ggufspec.engine import coin_streams
 from ggufspec.pace import Fixed, Pace
 from ggufspec.request import Request
 from ggufspec.sampling import Sampling

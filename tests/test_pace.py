@@ -12,9 +12,9 @@ from fakes import FakeSession, speculated
 
 from ggufspec import _native, verify
 from ggufspec import draft as drafters
+from ggufspec.coins import coin_streams
 from ggufspec.core import Round
 from ggufspec.costs import Costs
-from ggufspec.engine import coin_streams
 from ggufspec.pace import Chosen, Fixed, Line, Pace
 from ggufspec.sampling import Sampling
 

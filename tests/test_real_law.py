@@ -13,8 +13,8 @@ from fakes import speculated
 
 from ggufspec import _native, verify
 from ggufspec import draft as drafters
+from ggufspec.coins import coin_streams
 from ggufspec.core import Coins, Draft, Drafter, Logits, Probs, Session, Verdict, Verify
-from ggufspec.engine import coin_streams
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession

@@ -10,8 +10,8 @@ from fakes import FakeSession, hashed_logits, scripted_logits, speculated
 
 from ggufspec import draft as drafters
 from ggufspec import verify
+from ggufspec.coins import coin_streams
 from ggufspec.core import Draft, Drafter, Probs, Round, Verdict
-from ggufspec.engine import coin_streams
 from ggufspec.errors import OptionError
 from ggufspec.sampling import Sampling
 

@@ -8,8 +8,8 @@ from fakes import FakeSession, speculated
 
 from ggufspec import draft as drafters
 from ggufspec import verify
+from ggufspec.coins import coin_streams
 from ggufspec.core import Draft
-from ggufspec.engine import coin_streams
 from ggufspec.errors import OptionError
 from ggufspec.sampling import Sampling, expected_lengths, to_probs
 from ggufspec.warmth import Warmth
