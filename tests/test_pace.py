@@ -334,16 +334,23 @@ def shared_lengths(pace: Chosen, n_sharers: int) -> list[int]:
     return [turn.n_drafted for turn in rounds_of(near(0.0), pace, n_tokens=200)][4:-1]
 
 
-def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_them() -> None:
+KNOWN = Line(1.0, 0.5, 12.0)
+
+
+def flat_up_to_16() -> Costs:
+    """Passes that take a second, and one more for each token beyond 16."""
     costs = Costs(N_MOST + 1, n_sharers=8)
-    for n in range(1, 8 * (N_MOST + 1) + 1):  # flat up to 16 tokens, then a second for each
+    for n in range(1, 8 * (N_MOST + 1) + 1):
         costs.observe_target(n, 1.0 + max(n - 16, 0))
-        costs.observe_plain(1.0)
     costs.observe_target(1, 1.0)
+    costs.observe_plain(1.0)
     costs.observe_draft(1, 1e-4)
-    line = Line(1.0, 0.5, 12.0)
+    return costs
+
+
+def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_them() -> None:
     lengths = {
-        n: shared_lengths(Chosen(costs, line, is_known=True), n_sharers=n) for n in (1, 4, 8)
+        n: shared_lengths(Chosen(flat_up_to_16(), KNOWN, is_known=True), n) for n in (1, 4, 8)
     }
     assert min(lengths[1]) > 8
     assert set(lengths[4]) <= {2, 3}, "four times four tokens are sixteen"
@@ -351,6 +358,20 @@ def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_
 
 
 def test_what_others_do_changes_no_text_that_repeats() -> None:
-    curve = [1.0, *(1.0 + 0.01 * n for n in range(1, N_MOST + 1))]
-    alone, beside = (chosen(curve, 1e-4, is_known=True) for _ in range(2))
-    assert shared_lengths(alone, 1) == shared_lengths(beside, 8)
+    lengths = []
+    for n_sharers in (1, 8):
+        costs = flat_up_to_16()
+        costs.is_frozen = True
+        lengths.append(shared_lengths(Chosen(costs, KNOWN, is_known=True), n_sharers))
+    assert lengths[0] == lengths[1]
+    assert min(lengths[0]) > 8
+
+
+def test_a_shared_pass_tells_nothing_of_what_a_text_alone_costs() -> None:
+    costs = flat_up_to_16()
+    pace = Chosen(costs, KNOWN, is_known=True)
+    before = list(costs.curve)
+    pace.clock(Round([1], 0, 0, 0.0, 50.0, 0.0, n_sharers=4))
+    assert list(costs.curve) == before
+    pace.clock(Round([1], 0, 0, 0.0, 50.0, 0.0))
+    assert list(costs.curve) != before

@@ -165,7 +165,7 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> N
     sharing = engine.sharing()
     while not writer.rounds:
         sharing.step([writer])
-    long = engine.stream([*range(5, 105)], **LENGTHS)
+    long = engine.stream([*range(5, 105)], **{**LENGTHS, "drafter": "none"})
     n_before = len(writer.rounds)
     n_steps = 0
     while long.is_reading:
@@ -207,6 +207,7 @@ def test_a_stream_that_is_closed_gives_its_slot_back(engine: Engine) -> None:
 def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
     alone = [engine.generate(p, **{**LENGTHS, "seed": 2}).tokens for p in PROMPTS[:5]]
     streams = [engine.stream(prompt, **{**LENGTHS, "seed": 2}) for prompt in PROMPTS[:5]]
+    cheap_together(engine)
     sharing = engine.sharing()
     while left := [stream for stream in streams if not stream.is_over]:
         assert not sharing.step(left)
@@ -265,7 +266,7 @@ def test_a_common_beginning_is_read_once(engine: Engine) -> None:
 
 
 def test_texts_at_the_same_time_have_slots_of_their_own(engine: Engine) -> None:
-    same = [engine.stream(PROMPTS[0], **LENGTHS) for _ in range(N_SLOTS)]
+    same = [engine.stream([*range(10, 60)], **LENGTHS) for _ in range(N_SLOTS)]
     for stream in same:
         next(stream)
     places = sorted(stream.session.sequence for stream in same)

@@ -235,16 +235,12 @@ class Worker:
 
     def _begin(self, job: Job) -> None:
         """The next text of a task."""
-        ticket, task = job.ticket, job.ticket.task
+        task = job.ticket.task
         which, prompt = job.left.popleft()
-
-        def heard(whose: str, done: int, total: int) -> None:
-            ticket.check()
-
         seed = None if task.seed is None else (task.seed + which) % _N_SEEDS
-        options: GenerateOptions = {**task.options, "progress": heard, "seed": seed}
+        options: GenerateOptions = {**task.options, "seed": seed}
         try:
-            ticket.check()
+            job.ticket.check()
             stream = self._engine.stream(prompt, **options)
         except Exception as error:
             self._fail(job, error)

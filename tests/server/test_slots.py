@@ -118,6 +118,27 @@ def test_beyond_slots_and_queue_clients_are_told_to_come_back(busy: Live) -> Non
     assert busy.is_free()
 
 
+def test_without_a_queue_whoever_finds_a_slot_is_served(endless_file: Path) -> None:
+    with (
+        ggufspec.load(endless_file, n_slots=2, n_threads=1, n_ctx=5000, tuned=False) as engine,
+        serving(engine, n_waiting_max=0) as live,
+        ExitStack() as stack,
+    ):
+        for n in (1, 2):
+            begin(live, stack)
+            assert comes_true(lambda n=n: live.service.worker.n_running == n)
+        assert live.post("/v1/completions", **ENDLESS).status_code == 429
+
+
+def test_what_nobody_waited_for_is_counted_too(busy: Live) -> None:
+    with ExitStack() as stack:
+        lines = begin(busy, stack).iter_lines()
+        for _ in range(10):
+            next(lines)
+    assert busy.is_free()
+    assert busy.metric("generated_tokens_total") > 0
+
+
 def test_one_that_fails_leaves_the_others_alone(
     wide: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
