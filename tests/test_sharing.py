@@ -208,6 +208,9 @@ def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
     alone = [engine.generate(p, **{**LENGTHS, "seed": 2}).tokens for p in PROMPTS[:5]]
     streams = [engine.stream(prompt, **{**LENGTHS, "seed": 2}) for prompt in PROMPTS[:5]]
     cheap_together(engine)
+    for stream in streams:
+        next(stream)  # all have begun
+    assert sum(slot.n_users for slot in engine._slots._all) == 5
     sharing = engine.sharing()
     while left := [stream for stream in streams if not stream.is_over]:
         assert not sharing.step(left)
@@ -266,6 +269,7 @@ def test_a_common_beginning_is_read_once(engine: Engine) -> None:
 
 
 def test_texts_at_the_same_time_have_slots_of_their_own(engine: Engine) -> None:
+    engine.forget()
     same = [engine.stream([*range(10, 60)], **LENGTHS) for _ in range(N_SLOTS)]
     for stream in same:
         next(stream)
