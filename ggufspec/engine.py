@@ -6,7 +6,6 @@ Knows no command line and prints nothing.
 from __future__ import annotations
 
 import secrets
-import threading
 from array import array
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -35,6 +34,7 @@ from ggufspec.slots import DraftOf, Seat, Slots
 from ggufspec.speculate import Steps, speculate
 from ggufspec.stream import Completion, Stream, Work
 from ggufspec.text import Message, TextStream, render_chat
+from ggufspec.turn import Turn
 
 _SETTLED_SIZES = (1, 2, 3, 4, 6, 8, 12, 17)  # of passes that are measured before a text
 _READS_NOTHING = ("none", "ngram")  # drafters that do not ask the draft model
@@ -69,8 +69,7 @@ class Engine:
         self._is_settled_for_all = False  # at temperature 0 too, a seed repeats a text
         self._resources = resources
         self._closed = False
-        self._lock = threading.Lock()
-        self._called_back: int | None = None  # the thread that is in a callback of ours
+        self._turn = Turn()
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -90,7 +89,7 @@ class Engine:
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt, chunk by chunk. Options and errors: see generate."""
-        self._check_not_called_back()
+        self._turn.check()
         tokens = self.tokenize(prompt)
         request = Request.of(options)
         seed = secrets.randbits(32) if request.seed is None else request.seed
@@ -109,7 +108,7 @@ class Engine:
                 decode_seconds=self._decode_seconds,
                 notes=getattr(drafter, "notes", dict),
                 advice=pace.advice,
-                turn=self._lock,
+                turn=self._turn,
             ),
             n_prompt=len(tokens),
             seed=seed,
@@ -126,7 +125,9 @@ class Engine:
         As many at once as the engine was loaded for (n_slots). A seed becomes seed + i for prompt
         i. Raises what generate raises, of the first prompt that fails.
         """
-        self._check_not_called_back()
+        self._turn.check()
+        if isinstance(prompts, str):
+            raise PromptError("prompts is one text; give a list of prompts, or use generate")
         request = Request.of(options)
         made: list[Stream] = []
         for i, prompt in enumerate(prompts):
@@ -134,12 +135,11 @@ class Engine:
             if request.seed is not None:
                 own["seed"] = request.seed + i
             made.append(self.stream(prompt, **own))
-        write_all(self.sharing(), made, len(self._slots))
-        return [stream.completion for stream in made]
+        return write_all(self.sharing(), made, len(self._slots))
 
     def sharing(self) -> Sharing:
         """What takes streams of this engine further together."""
-        return Sharing(self.target, lambda: self._knowledge.costs, self._lock)
+        return Sharing(self.target, lambda: self._knowledge.costs, self._slots, self._turn)
 
     @property
     def n_slots(self) -> int:
@@ -210,8 +210,8 @@ class Engine:
 
     def forget(self) -> None:
         """Drop what is held of former texts: the next prompt is read anew."""
-        self._check_not_called_back()
-        with self._lock:
+        self._turn.check()
+        with self._turn:
             self._slots.forget()
 
     def settle(self, known: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -221,7 +221,7 @@ class Engine:
         if nobody has; at temperature 0 too. Returns them, for JSON. So engines in several processes
         write the same text from the same seed. Raises ValueError where `known` is nothing like it.
         """
-        self._check_not_called_back()
+        self._turn.check()
         n_most = self.n_draft_max + 1
         if known is None:
             if not self._knowledge.is_settled:
@@ -240,7 +240,7 @@ class Engine:
         if self.draft is None:
             raise OptionError("there is no draft in this engine to write with")
         alone = Engine(self.draft, n_draft_max=1, resources=ExitStack())
-        alone._lock = self._lock
+        alone._turn = self._turn
         return alone
 
     def logits(
@@ -260,7 +260,7 @@ class Engine:
         tokens = array("i", [*prompt, *text])
         for start in range(len(prompt), len(tokens), n_together):
             ahead = tokens[start : min(start + n_together, len(tokens)) - 1]
-            with self._lock:
+            with self._turn:
                 slot = self._slots.nearest(tokens[:start])
                 session = slot.target if whose == "target" else slot.draft
                 assert session is not None
@@ -286,8 +286,8 @@ class Engine:
 
     def close(self) -> None:
         """Give the memory back. Closing twice is fine; its streams then raise ClosedError."""
-        self._check_not_called_back()
-        with self._lock:
+        self._turn.check()
+        with self._turn:
             if not self._closed and self._memory and self._knowledge.is_new:
                 self._memory.remember(self._knowledge)
             self._closed = True
@@ -388,30 +388,19 @@ class Engine:
         )
 
     def _heard(self, progress: PromptProgress | None) -> PromptProgress | None:
-        """The same, in which this engine knows that it is a callback of its own."""
+        """The same, as a callback of whose turn it is."""
         if progress is None:
             return None
 
         def tell(whose: str, done: int, total: int) -> None:
-            self._called_back = threading.get_ident()
-            try:
+            with self._turn.calling_back():
                 progress(whose, done, total)
-            finally:
-                self._called_back = None
 
         return tell
 
-    def _check_not_called_back(self) -> None:
-        """Raise OptionError rather than wait forever for ourselves."""
-        if self._called_back == threading.get_ident():
-            raise OptionError(
-                "this engine is reading a prompt: its own progress callback cannot ask it for a "
-                "text, or close it"
-            )
-
     def _settle(self, progress: PromptProgress | None) -> None:
         """Measure a pair that nobody has measured, so that a seed repeats a text from now on."""
-        with self._lock:
+        with self._turn:
             told = self._heard(progress)
             heard = told and partial(told, "costs")
             n_most = min(self._knowledge.costs.n_most, self.n_ctx)

@@ -13,11 +13,12 @@ from time import perf_counter
 
 from ggufspec.core import Ask, Scored
 from ggufspec.costs import Costs
-from ggufspec.errors import DecodeError
+from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.context import Context, Part
 from ggufspec.llama.session import Wanted
+from ggufspec.slots import Slots
 from ggufspec.speculate import timed
-from ggufspec.stream import Stream
+from ggufspec.stream import Completion, Stream
 
 _FIRST_PIECE = 32  # prompt tokens that others wait for
 _MOST_WAITED = 0.2  # seconds, at about half of which such a piece is to stay
@@ -31,10 +32,12 @@ class Sharing:
         self,
         target: Context,
         costs: Callable[[], Costs],
+        slots: Slots,
         turn: AbstractContextManager[object],
     ) -> None:
         self._target = target
         self._costs = costs
+        self._slots = slots
         self._turn = turn
         self._piece = _FIRST_PIECE
         self._seconds = 0.0  # of the last pass
@@ -46,9 +49,14 @@ class Sharing:
         """
         failed: list[tuple[Stream, Exception]] = []
         with self._turn:
-            writing = [stream for stream in streams if not (stream.is_reading or stream.is_over)]
+            alive = [stream for stream in dict.fromkeys(streams) if not stream.is_over]
+            writing = [stream for stream in alive if not stream.is_reading]
             asks: list[tuple[Stream, Ask]] = []
-            reading = next((stream for stream in streams if stream.is_reading), None)
+            # Where two have one slot, each reads again what the other made it forget: so who has
+            # none waits for those who will leave theirs.
+            waits = bool(writing) and self._slots.are_taken
+            reads = (each for each in alive if each.is_reading and (each.has_begun or not waits))
+            reading = next(reads, None)
             if reading is not None:
                 asks += self._advanced([reading], failed, others_wait=bool(writing))
             for stream in writing:
@@ -110,7 +118,7 @@ class Sharing:
             try:
                 answer = timed(stream.session.score, ask)
             except Exception as error:
-                stream.close()
+                stream.end()
                 failed.append((stream, error))
             else:
                 yield stream, answer
@@ -124,7 +132,7 @@ class Sharing:
             return []  # more texts than slots
         try:
             return [(stream, stream.session.prepare(*ask)) for stream, ask in asks]
-        except DecodeError:
+        except (DecodeError, ClosedError):
             return []  # whose it is will show when each is scored alone
 
     def _pays(self, sizes: Sequence[int]) -> bool:
@@ -149,16 +157,24 @@ class Sharing:
         return True
 
 
-def write_all(sharing: Sharing, streams: Sequence[Stream], n_at_once: int) -> None:
-    """Streams to their ends, so many at a time. Raises what the first that fails raises."""
-    left, writing = deque(streams), list[Stream]()
+def write_all(sharing: Sharing, streams: list[Stream], n_at_once: int) -> list[Completion]:
+    """Streams to their ends, so many at a time. Raises what the first that fails raises.
+
+    They are taken out of the list: what a stream holds besides its text is let go of at its end.
+    """
+    left, writing = deque(enumerate(streams)), dict[Stream, int]()
+    streams.clear()
+    written: dict[int, Completion] = {}
     try:
         while left or writing:
             while left and len(writing) < n_at_once:
-                writing.append(left.popleft())
-            for _, error in sharing.step(writing):
+                i, stream = left.popleft()
+                writing[stream] = i
+            for _, error in sharing.step(list(writing)):
                 raise error
-            writing = [stream for stream in writing if not stream.is_over]
+            for stream in [stream for stream in writing if stream.is_over]:
+                written[writing.pop(stream)] = stream.completion
     finally:
-        for stream in streams:
+        for stream in writing:
             stream.close()
+    return [written[i] for i in sorted(written)]

@@ -47,6 +47,11 @@ class Slots:
         return len(self._all)
 
     @property
+    def are_taken(self) -> bool:
+        """Whether each has a text."""
+        return all(slot.n_users for slot in self._all)
+
+    @property
     def first(self) -> Slot:
         """For what needs no particular one."""
         return self._all[0]

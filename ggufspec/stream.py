@@ -89,6 +89,7 @@ class Stream(Iterator[Chunk]):
         self.finish_reason: FinishReason | None = None
         self.is_over = False  # no more chunks will come than are there
         self.is_reading = True  # its prompt, or has not begun
+        self.has_begun = False
         self.n_piece: int | None = None  # prompt tokens at a time; None: many
         self._work = work
         self._n_prompt = n_prompt
@@ -99,6 +100,7 @@ class Stream(Iterator[Chunk]):
         self._tokens: list[int] = []
         self._rounds: list[Round] = []
         self._chunks: deque[Chunk] = deque()
+        self._asked: Ask | None = None  # and not answered
         self._n_reused = 0
         self._prompt_seconds = self._decode_seconds = 0.0
         self._started_at = self._ended_at = 0.0
@@ -122,14 +124,16 @@ class Stream(Iterator[Chunk]):
         """To the next Ask, which the next call answers; or, None, to the end of a piece of the
         prompt, of a round, or of the text. For who holds the turn, and shares passes.
         """
+        if self._asked is not None and answer is None:
+            return self._asked  # whoever was to answer was interrupted
         try:
-            return self._steps.send(answer)
-        except StopIteration:
-            self.is_over = True
-            return None
-        except BaseException:
-            self.is_over = True
+            self._asked = self._steps.send(answer)
+        except BaseException as end:
+            self.is_over, self._asked = True, None
+            if isinstance(end, StopIteration):
+                return None
             raise
+        return self._asked
 
     def share(self, n_sharers: int) -> None:
         """The next pass is one with those of `n_sharers` texts in all."""
@@ -141,8 +145,16 @@ class Stream(Iterator[Chunk]):
         return self._work.session()
 
     def close(self) -> None:
-        """Let go of what it holds, before its end. Twice is fine."""
-        self.is_over = True
+        """Let go of what it holds, before its end. Twice is fine.
+
+        Waits for the round that another thread has under way. Raises OptionError in a callback.
+        """
+        with self._work.turn:
+            self.end()
+
+    def end(self) -> None:
+        """The same, for who holds the turn."""
+        self.is_over, self._asked = True, None
         self._steps.close()
 
     @property
@@ -172,12 +184,19 @@ class Stream(Iterator[Chunk]):
         ask = self.advance()
         while ask is None and is_reading and self.is_reading:
             ask = self.advance()
-        if ask is not None:
-            self.advance(timed(self.session.score, ask))
+        if ask is None:
+            return
+        try:
+            answer = timed(self.session.score, ask)
+        except BaseException:
+            self.end()
+            raise
+        self.advance(answer)
 
     def _run(self) -> Generator[Ask | None, Scored | None, None]:
         start = perf_counter()
         self._work.begin()
+        self.has_begun = True
         try:
             self._n_reused = yield from self._work.read(lambda: self.n_piece)
             self.is_reading = False

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import weakref
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import tiny
 import ggufspec
 from ggufspec.costs import Costs
 from ggufspec.engine import Engine
-from ggufspec.errors import DecodeError, OptionError, PromptError
+from ggufspec.errors import ClosedError, DecodeError, OptionError, PromptError
 from ggufspec.llama.context import Context
 from ggufspec.stream import Stream
 
@@ -192,7 +194,7 @@ def test_chunks_can_be_taken_as_they_come_and_are_the_whole_text(engine: Engine)
 
 
 def test_a_stream_that_is_closed_gives_its_slot_back(engine: Engine) -> None:
-    streams = [engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:3]]
+    streams = [engine.stream(prompt, **{**LENGTHS, "drafter": "none"}) for prompt in PROMPTS[:3]]
     for stream in streams:
         next(stream)
     assert {slot.n_users for slot in engine._slots._all} == {1}
@@ -215,6 +217,156 @@ def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
     while left := [stream for stream in streams if not stream.is_over]:
         assert not sharing.step(left)
     assert [stream.completion.tokens for stream in streams] == alone
+
+
+def test_one_that_was_closed_holds_nobody_up(engine: Engine) -> None:
+    closed, other = (engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:2])
+    closed.close()
+    sharing = engine.sharing()
+    for _ in range(3):
+        assert not sharing.step([closed, other, other])
+    assert other.rounds
+    other.close()
+
+
+def test_who_has_no_slot_waits_for_one(engine: Engine) -> None:
+    """Two in one slot would read all that they have at each round."""
+    first = [engine.stream([*range(5, 45)], **{**LENGTHS, "seed": i}) for i in range(N_SLOTS)]
+    late = engine.stream([*range(50, 110)], **LENGTHS)
+    sharing = engine.sharing()
+    while not any(stream.is_over for stream in first):
+        assert max(slot.n_users for slot in engine._slots._all) <= 1
+        assert not sharing.step([*first, late])
+    assert not late.has_begun
+    while late.is_reading:
+        assert not sharing.step([*first, late])
+    for stream in (*first, late):
+        stream.close()
+
+
+def test_after_ctrl_c_in_a_pass_streams_go_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**LENGTHS, "drafter": "none"}
+    alone = [engine.generate(prompt, **options).tokens for prompt in PROMPTS[:2]]
+    cheap_together(engine)
+    streams = [engine.stream(prompt, **options) for prompt in PROMPTS[:2]]
+    sharing = engine.sharing()
+    while not all(stream.rounds for stream in streams):
+        sharing.step(streams)
+
+    def interrupted(self: Context, parts: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "decode_together", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sharing.step(streams)
+    while left := [stream for stream in streams if not stream.is_over]:
+        assert not sharing.step(left)
+    assert [stream.completion.tokens for stream in streams] == alone
+
+
+@pytest.mark.parametrize("error", [DecodeError("no room"), KeyboardInterrupt()])
+def test_a_stream_alone_that_fails_is_over_and_gives_its_slot_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    stream = engine.stream(PROMPTS[0], **{**LENGTHS, "drafter": "none"})
+    next(stream)
+
+    def fails(*asked: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Context, "decode", fails)
+    with pytest.raises(type(error)):
+        next(stream)
+    assert list(stream) == []
+    assert {slot.n_users for slot in engine._slots._all} == {0}
+
+
+def test_when_the_engine_closes_each_stream_is_told(files: tuple[Path, Path]) -> None:
+    with ggufspec.load(files[0], n_ctx=64, n_slots=2, n_threads=1, tuned=False) as engine:
+        cheap_together(engine)
+        streams = [engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:2]]
+        sharing = engine.sharing()
+        while not all(stream.rounds for stream in streams):
+            sharing.step(streams)
+    failed = sharing.step(streams)
+    assert [type(error) for _, error in failed] == [ClosedError, ClosedError]
+    assert {slot.n_users for slot in engine._slots._all} == {0}
+
+
+def test_a_stream_can_be_closed_while_another_thread_takes_it_further(engine: Engine) -> None:
+    for _ in range(5):
+        streams = [engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:3]]
+        sharing, failed = engine.sharing(), []
+        begun = threading.Event()
+
+        def write(streams=streams, sharing=sharing, failed=failed, begun=begun) -> None:  # type: ignore[no-untyped-def]
+            while left := [stream for stream in streams if not stream.is_over]:
+                failed += sharing.step(left)
+                begun.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        begun.wait()
+        streams[1].close()
+        thread.join()
+        assert not failed
+        assert {slot.n_users for slot in engine._slots._all} == {0}
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda engine, other: next(other),
+        lambda engine, other: engine.sharing().step([other]),
+        lambda engine, other: other.close(),
+        lambda engine, other: list(engine.logits([5], [6], whose="target")),
+        lambda engine, other: engine.generate_batch([[5]]),
+    ],
+)
+def test_a_callback_that_would_wait_for_itself_is_told_so(
+    engine: Engine, asks: Callable[[Engine, Stream], object]
+) -> None:
+    engine.forget()
+    other = engine.stream(PROMPTS[0], **LENGTHS)
+
+    def heard(whose: str, done: int, total: int) -> None:
+        asks(engine, other)
+
+    with pytest.raises(OptionError, match="callback"):
+        engine.generate(PROMPTS[1], progress=heard, **LENGTHS)
+    other.close()
+
+
+def test_a_text_that_is_written_is_let_go_of(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its coins and its grammar take memory: a batch may have thousands of prompts."""
+    made: list[weakref.ref[Stream]] = []
+    alive: list[int] = []
+    real = Engine.stream
+
+    def noted(self: Engine, prompt: list[int], **options: object) -> Stream:
+        stream = real(self, prompt, **options)  # type: ignore[arg-type]
+        made.append(weakref.ref(stream))
+        return stream
+
+    monkeypatch.setattr(Engine, "stream", noted)
+    engine.forget()
+    texts = engine.generate_batch(
+        PROMPTS,
+        progress=lambda *heard: alive.append(sum(ref() is not None for ref in made)),
+        **LENGTHS,
+    )
+    assert len(texts) == len(made) == len(PROMPTS)
+    assert min(alive) <= N_SLOTS
+
+
+def test_one_text_is_no_list_of_prompts(engine: Engine) -> None:
+    with pytest.raises(PromptError, match="list"):
+        engine.generate_batch("hello")
 
 
 def test_nothing_together_is_nothing(engine: Engine) -> None:
