@@ -205,7 +205,11 @@ class Worker:
             self._begin_texts()
             texts = [text for job in self._running for text in job.writing]
             by_stream = {text.stream: text for text in texts}
-            failed = {by_stream[stream]: error for stream, error in sharing.step(list(by_stream))}
+            try:
+                errors = sharing.step(list(by_stream))
+            except Exception as error:  # the thread lives on for who comes next
+                errors = [(stream, error) for stream in by_stream]
+            failed = {by_stream[stream]: error for stream, error in errors}
             for text in texts:
                 if text in text.job.writing:  # not of a job that has failed just now
                     self._hear(text, failed.get(text))

@@ -15,6 +15,7 @@ from serving import Live, comes_true, events_of, said, serving
 import ggufspec
 from ggufspec.engine import Engine
 from ggufspec.server.worker import Worker
+from ggufspec.sharing import Sharing
 
 N_SLOTS = 3
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}
@@ -161,6 +162,34 @@ def test_one_that_fails_leaves_the_others_alone(
         assert {future.result().status_code for future in bad} == {500}
         for future in (*good, *logs):
             assert future.result().json()["choices"][0]["text"] == alone
+
+
+def test_a_request_of_many_texts_shares_no_slot_with_the_next(busy: Live) -> None:
+    """Two texts in one slot would be read again at each round."""
+    slots = busy.engine._slots._all
+    with ExitStack() as stack:
+        first = ExitStack()
+        begin(busy, first, n=8, prompt="hello world" * 9)
+        assert comes_true(lambda: all(slot.n_users for slot in slots))
+        other = begin(busy, stack, max_tokens=30)
+        assert comes_true(lambda: busy.service.worker.n_running == 2)
+        assert [slot.n_users for slot in slots] == [1] * N_SLOTS
+        first.close()
+        other.read()
+        assert said(events_of(other))
+    assert busy.is_free()
+
+
+def test_a_pass_that_meets_a_bug_does_not_end_the_server(
+    busy: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(self: Sharing, *asked: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sharing, "step", fails)
+        assert busy.post("/v1/completions", prompt="hi").status_code == 500
+    assert busy.post("/v1/completions", prompt="hi", max_tokens=3).status_code == 200
 
 
 def test_at_the_end_all_that_runs_is_told(busy: Live) -> None:
