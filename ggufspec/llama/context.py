@@ -41,6 +41,7 @@ FLASH_ATTENTION = {
 }
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
 _CLOSED = "this context is closed; load the model again"
+_MAX_CELLS = 2**32 - 1  # beyond, it takes the rest of a division by 2**32
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 Checkpoint = NDArray[np.uint8]  # the part of a state that cannot be cut: of recurrent layers
@@ -116,6 +117,11 @@ class Context:
             raise
 
     def _make(self, options: ContextOptions) -> int:
+        if options.n_ctx * options.n_sequences > _MAX_CELLS:
+            raise OptionError(
+                f"a {_asked_for(options)} is more than the {_MAX_CELLS:,} tokens that llama.cpp "
+                "counts to; use a smaller one (n_ctx, -c)"
+            )
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = options.n_ctx * options.n_sequences
         params.n_batch = params.n_ubatch = self.n_batch
@@ -139,7 +145,7 @@ class Context:
             pointer: int | None = llama_cpp.llama_init_from_model(self.model.pointer, params)
             if not pointer:
                 raise OutOfMemoryError(
-                    f"no context of {options.n_ctx:,} tokens could be made for {self.model.path}: "
+                    f"no {_asked_for(options)} could be made for {self.model.path}: "
                     "use a smaller context (n_ctx, -c), fewer GPU layers (n_gpu_layers, -ngl), or "
                     f"another cache type.\n{heard.complaints()}"
                 )
@@ -154,7 +160,7 @@ class Context:
         needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
         if needed > memory:
             raise OutOfMemoryError(
-                f"a context of {options.n_ctx:,} tokens needs {needed / 1e9:,.0f} GB for "
+                f"a {_asked_for(options)} needs {needed / 1e9:,.0f} GB for "
                 f"{self.model.path}, this machine has {memory / 1e9:,.0f}: use a smaller one "
                 "(n_ctx, -c)"
             )
@@ -338,6 +344,12 @@ def _address_of(pointer: Any) -> int:
 
 def _bytes_of(array: Checkpoint) -> ctypes.Array[ctypes.c_uint8]:
     return (ctypes.c_uint8 * array.size).from_buffer(array.data)
+
+
+def _asked_for(options: ContextOptions) -> str:
+    each = f"context of {options.n_ctx:,} tokens"
+    n = options.n_sequences
+    return each if n == 1 else f"{each} for each of {n} slots (n_slots, --slots)"
 
 
 def _has_quantized_cache(options: ContextOptions) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import tiny
 
 from ggufspec import _native
 from ggufspec.core import Logits
-from ggufspec.errors import DecodeError
+from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions, Part
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
@@ -243,3 +244,16 @@ def test_a_context_has_at_least_one_sequence() -> None:
     )
     with pytest.raises(ValueError, match="at least one"):
         _native.Context(1, 1, 8, 0, **nowhere)
+
+
+@pytest.mark.parametrize(
+    ("write", "n_ctx"), [(tiny.write_llama, 10**8), (tiny.write_mamba, 2**31 - 1)]
+)
+def test_what_is_too_much_for_all_sequences_together_names_them(
+    tmp_path: Path, write: Callable[..., Path], n_ctx: int
+) -> None:
+    with (
+        closing(Model(write(tmp_path / "model.gguf"))) as model,
+        pytest.raises((OptionError, OutOfMemoryError), match="each of 64 slots"),
+    ):
+        Context(model, ContextOptions(n_ctx, n_sequences=64))
