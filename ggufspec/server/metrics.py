@@ -13,6 +13,8 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # seconds
 
+_EACH = "; texts at the same time add up."
+
 
 class Metrics:
     """Counters that one thread adds to and another reads."""
@@ -85,9 +87,14 @@ class Metrics:
             ("queue_running", "gauge", n_running, "Requests that are being worked on."),
             ("prompt_tokens_total", "counter", self._n_prompt, "Tokens of prompts."),
             ("prompt_tokens_reused_total", "counter", self._n_reused, "Of these, known already."),
-            ("prompt_seconds_total", "counter", self._prompt_seconds, "Spent reading prompts."),
+            (
+                "prompt_seconds_total",
+                "counter",
+                self._prompt_seconds,
+                f"Spent reading prompts{_EACH}",
+            ),
             ("generated_tokens_total", "counter", self._n_generated, "Tokens written."),
-            ("generation_seconds_total", "counter", self._seconds, "Spent writing them."),
+            ("generation_seconds_total", "counter", self._seconds, f"Spent writing them{_EACH}"),
         ):
             yield from _head(name, kind, what)
             yield (
