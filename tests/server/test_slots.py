@@ -221,7 +221,7 @@ def test_a_conversation_goes_on_where_it_was_while_others_have_theirs(wide: Live
 
 def test_an_engine_of_one_slot_serves_one_at_a_time(endless: Engine) -> None:
     assert endless.n_slots == 1
-    with serving(endless) as live, ExitStack() as stack:
+    with serving(endless, keep_alive=0.05) as live, ExitStack() as stack:
         begin(live, stack)
         begin(live, stack)
         assert comes_true(lambda: live.service.worker.n_waiting == 1)
