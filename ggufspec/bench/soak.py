@@ -113,8 +113,8 @@ class Asking:
         ]
 
 
-def parts_at_near_tie(text: str, likely: Sequence[dict[str, float]]) -> bool:
-    """Whether a text leaves the likeliest one for a token that is nearly as likely."""
+def is_likeliest(text: str, likely: Sequence[dict[str, float]]) -> bool:
+    """Whether a text is the likeliest one, or leaves it for a token that is nearly as likely."""
     before = ""
     for of_token in likely:
         token, logprob = next(iter(of_token.items()))
@@ -125,7 +125,7 @@ def parts_at_near_tie(text: str, likely: Sequence[dict[str, float]]) -> bool:
             text.startswith(before + other) and logprob - of_other < _NEAR_TIE
             for other, of_other in of_token.items()
         )
-    return False
+    return bool(likely)
 
 
 def client(asking: Asking, wanted: dict[str, str], until: float, tally: Tally, seed: int) -> None:
@@ -254,7 +254,7 @@ def soak(command: Sequence[str], port: int, options: argparse.Namespace) -> dict
         at_ties = {
             (prompt, text)
             for prompt, text in tally.parted
-            if parts_at_near_tie(text, likely[prompt])
+            if all(is_likeliest(each, likely[prompt]) for each in (text, wanted[prompt]))
         }
     waits = sorted(tally.first_seconds)
     return {
