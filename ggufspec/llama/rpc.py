@@ -86,8 +86,9 @@ class Servers:
         if at in _held:
             # When one model is freed, the server forgets the graphs of all, and ggml does not know.
             raise RpcError(
-                f"the RPC server {address} has layers of another engine of this process, and "
-                "llama.cpp would mix up the two; close that one first, or name another server"
+                f"the RPC server {address} is in use already, by another engine of this process or "
+                "since it is named twice: llama.cpp would mix up the two; name each server once, "
+                "and close the other engine first"
             )
         n_devices = _tried(address, at)
         with listening():
