@@ -128,14 +128,15 @@ class Engine:
         self._turn.check()
         if isinstance(prompts, str):
             raise PromptError("prompts is one text; give a list of prompts, or use generate")
-        request = Request.of(options)
-        made: list[Stream] = []
-        for i, prompt in enumerate(prompts):
-            own: GenerateOptions = {**options}
-            if request.seed is not None:
-                own["seed"] = request.seed + i
-            made.append(self.stream(prompt, **own))
-        return write_all(self.sharing(), made, len(self._slots))
+        seed = Request.of(options).seed
+
+        def stream(i: int, tokens: Sequence[int]) -> Stream:
+            own: GenerateOptions = {**options, "seed": None if seed is None else seed + i}
+            return self.stream(tokens, **own)
+
+        known = [self.tokenize(prompt) for prompt in prompts]  # what is wrong is told at once
+        streams = (stream(i, tokens) for i, tokens in enumerate(known))
+        return write_all(self.sharing(), streams, len(self._slots))
 
     def sharing(self) -> Sharing:
         """What takes streams of this engine further together."""

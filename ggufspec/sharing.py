@@ -6,9 +6,9 @@ and its own rows of the logits.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from itertools import islice
 from time import perf_counter
 
 from ggufspec.core import Ask, Scored
@@ -157,19 +157,19 @@ class Sharing:
         return True
 
 
-def write_all(sharing: Sharing, streams: list[Stream], n_at_once: int) -> list[Completion]:
-    """Streams to their ends, so many at a time. Raises what the first that fails raises.
+def write_all(sharing: Sharing, streams: Iterable[Stream], n_at_once: int) -> list[Completion]:
+    """Streams to their ends, so many at a time; each is asked for when its turn comes.
 
-    They are taken out of the list: what a stream holds besides its text is let go of at its end.
+    So it knows what those before it have taught. Raises what the first that fails raises.
     """
-    left, writing = deque(enumerate(streams)), dict[Stream, int]()
-    streams.clear()
+    left, writing = enumerate(streams), dict[Stream, int]()
     written: dict[int, Completion] = {}
     try:
-        while left or writing:
-            while left and len(writing) < n_at_once:
-                i, stream = left.popleft()
+        while True:
+            for i, stream in islice(left, n_at_once - len(writing)):
                 writing[stream] = i
+            if not writing:
+                return [written[i] for i in sorted(written)]
             for _, error in sharing.step(list(writing)):
                 raise error
             for stream in [stream for stream in writing if stream.is_over]:
@@ -177,4 +177,3 @@ def write_all(sharing: Sharing, streams: list[Stream], n_at_once: int) -> list[C
     finally:
         for stream in writing:
             stream.close()
-    return [written[i] for i in sorted(written)]

@@ -369,6 +369,20 @@ def test_one_text_is_no_list_of_prompts(engine: Engine) -> None:
         engine.generate_batch("hello")
 
 
+def test_what_a_text_teaches_the_next_one_knows(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Stream] = []
+    with ggufspec.load(*files, n_ctx=128, n_slots=2, n_threads=1, tuned=False) as fresh:
+        real = fresh.stream
+        monkeypatch.setattr(fresh, "stream", lambda *a, **k: made.append(real(*a, **k)) or made[-1])
+        options = {**LENGTHS, "n_draft": "auto", "drafter": "model", "seed": None}
+        fresh.generate_batch(PROMPTS, **options)
+    began_blindly = [any("not known" in turn.why for turn in each.rounds) for each in made]
+    assert began_blindly[:2] == [True, True]
+    assert not any(began_blindly[4:])
+
+
 def test_nothing_together_is_nothing(engine: Engine) -> None:
     assert engine.generate_batch([]) == []
 
