@@ -59,14 +59,17 @@ def test_a_lossy_rule_is_found_by_its_texts(
 def test_a_draft_drawn_from_another_law_is_found_by_texts(
     embedded: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each drafted token is the median of the law that it claims to be drawn from."""
+    """Each drafted token is the median of the law that it claims to be drawn from.
+
+    With seeds 1 to 4, whole texts differed by the least p that the test of energies has.
+    """
     honest = engine.coin_streams
 
     def median(seed: int) -> object:
         return honest(seed)[0], lambda n: [0.5] * n
 
     monkeypatch.setattr(engine, "coin_streams", median)
-    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=80))
+    report = audit(embedded, PROMPTS, LARGE)
     assert report.rule is not None
     assert not report.rule.found  # the rule is honest, if its draft is
     assert report.sequences is not None
