@@ -27,10 +27,6 @@ from ggufspec.errors import ClusterError, ModelError, OptionError
 N_CPUS = 2
 
 
-# One Ray for all of them, where pytest runs in several processes.
-pytestmark = pytest.mark.xdist_group("ray")
-
-
 @pytest.fixture(scope="module")
 def ray() -> Any:
     return pytest.importorskip("ray", reason="Ray is not installed")

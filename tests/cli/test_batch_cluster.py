@@ -25,7 +25,6 @@ MAIN = (
 )
 MARK = "GGUFSPEC_TEST_OF"  # in the environment of all that a test has started
 
-pytestmark = pytest.mark.xdist_group("ray")  # two at a time only get in each other's way
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks into /proc")
 
 
