@@ -110,9 +110,12 @@ class Costs:
         """Of passes that so many texts have together, each over 1, 2 ... n_most tokens: a text's
         part of the seconds.
         """
+        return [self.part(n, n_sharers) for n in range(1, self.n_most + 1)]
+
+    def part(self, n_tokens: int, n_sharers: int) -> float:
+        """The same, of passes over `n_tokens` of each."""
         curve = self.curve
-        last = len(curve) - 1
-        return [curve[min(n_sharers * n - 1, last)] / n_sharers for n in range(1, self.n_most + 1)]
+        return curve[min(n_sharers * n_tokens, len(curve)) - 1] / n_sharers
 
     @property
     def _n_largest(self) -> int:

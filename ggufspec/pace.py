@@ -323,7 +323,7 @@ class Chosen:
             costs.observe_target(n_drafted + 1, target_seconds)
             if not n_drafted and not self._n_since_plain and self._n_rounds:
                 costs.observe_plain(target_seconds)
-        seconds = self._curve[n_drafted] + n_looked * costs.step
+        seconds = costs.part(n_drafted + 1, self._n_sharers) + n_looked * costs.step
         self._seconds += seconds
         # What was expected, not what came: luck says nothing of the next rounds.
         self._recent_tokens = _RECENT * self._recent_tokens + 1 + (turn.expected or 0.0)
@@ -350,13 +350,8 @@ class Chosen:
         gaps = sorted(self._gaps) if self._has_model else _HOPELESS
         n = len(gaps)
         kinds = [gaps[(2 * k + 1) * n // (2 * _N_KINDS)] for k in range(_N_KINDS)]
-        curve = self._curve
+        curve = self.costs.shared(self._n_sharers)
         worth = 1 / (self.costs.plain if self._n_sharers == 1 else curve[0])
         if self._recent_seconds:
             worth = max(worth, _CAUTION * self._recent_tokens / self._recent_seconds)
         self.native.reckon(curve, self.costs.step, kinds, worth)
-
-    @property
-    def _curve(self) -> Sequence[float]:
-        """Seconds of a round over 1, 2 ... tokens: the text's part, where the pass is shared."""
-        return self.costs.shared(self._n_sharers)

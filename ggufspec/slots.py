@@ -51,11 +51,6 @@ class Slots:
         """Whether each has a text."""
         return all(slot.n_users for slot in self._all)
 
-    @property
-    def first(self) -> Slot:
-        """For what needs no particular one."""
-        return self._all[0]
-
     def take(self, tokens: Sequence[int]) -> Slot:
         """A slot for a text: one that nobody uses, if there is one, with its beginning if possible.
 

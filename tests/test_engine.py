@@ -66,7 +66,8 @@ def by_llama_cpp() -> dict[str, list[int]]:
 
 def gap_at(engine: Engine, prompt: str, written: list[int]) -> float:
     """By how much the best logit leads after these tokens."""
-    logits = engine._slots.first.target.score([*engine.tokenize(prompt), *written])[0]
+    tokens = [*engine.tokenize(prompt), *written]
+    logits = engine._slots.nearest(tokens).target.score(tokens)[0]
     best, second = sorted(logits, reverse=True)[:2]
     return float(best - second)
 

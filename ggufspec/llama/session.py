@@ -105,8 +105,7 @@ class LlamaSession:
         piece = self._context.n_batch
         while known < len(tokens):
             n = min(n_most() or piece, piece, len(tokens) - known)
-            if self._decode(tokens[known : known + n]) > _SLOW_PIECE_SECONDS:
-                piece = max(piece // 2, min(_MIN_PIECE, piece))
+            piece = self._decode(tokens[known : known + n], piece)
             if progress is not None:
                 progress(max(known + n - first, 0), len(tokens) - first)
             yield
@@ -175,15 +174,16 @@ class LlamaSession:
         done, piece = 0, self._context.n_batch
         while done < len(tokens):
             part = tokens[done : done + piece]
-            if self._decode(part) > _SLOW_PIECE_SECONDS:
-                piece = max(piece // 2, min(_MIN_PIECE, piece))
+            piece = self._decode(part, piece)
             done += len(part)
 
-    def _decode(self, tokens: Sequence[int]) -> float:
-        """Decode without logits; the seconds that it took."""
+    def _decode(self, tokens: Sequence[int], piece: int) -> int:
+        """Decode without logits; how many tokens the next piece should have, after `piece`."""
         before = self._context.decode_seconds
         self._context.decode(tokens, 0, self.sequence)
-        return self._context.decode_seconds - before
+        if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS:
+            return max(piece // 2, min(_MIN_PIECE, piece))
+        return piece
 
     def _save_checkpoint(self) -> None:
         n = self._context.n_cells(self.sequence)
