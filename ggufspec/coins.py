@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
+# Here, not at its first use: while compiled code is imported, a Ctrl-C may be lost.
+from numpy.random import Generator, SeedSequence, default_rng
 
 from ggufspec.core import Coins
 
@@ -13,11 +14,11 @@ _N_AHEAD = 4096
 
 def coin_streams(seed: int) -> tuple[Callable[[int], Coins], Callable[[int], Coins]]:
     """Two independent streams of uniforms in [0, 1): for the rule, and for the draft."""
-    verify, draft = (np.random.default_rng(part) for part in np.random.SeedSequence(seed).spawn(2))
+    verify, draft = (default_rng(part) for part in SeedSequence(seed).spawn(2))
     return _tossed_ahead(verify), _tossed_ahead(draft)
 
 
-def _tossed_ahead(generator: np.random.Generator) -> Callable[[int], Coins]:
+def _tossed_ahead(generator: Generator) -> Callable[[int], Coins]:
     """Uniforms from a store of many: asking the generator takes longer than drawing them."""
     stored: list[float] = []
     n_used = 0

@@ -108,7 +108,7 @@ class Engine:
                 decode_seconds=self._decode_seconds,
                 notes=getattr(drafter, "notes", dict),
                 advice=pace.advice,
-                turn=self._turn,
+                turn=self._turn.mine,
             ),
             n_prompt=len(tokens),
             seed=seed,
@@ -140,7 +140,7 @@ class Engine:
 
     def sharing(self) -> Sharing:
         """What takes streams of this engine further together."""
-        return Sharing(self.target, lambda: self._knowledge.costs, self._slots, self._turn)
+        return Sharing(self.target, lambda: self._knowledge.costs, self._slots, self._turn.mine)
 
     @property
     def n_slots(self) -> int:
@@ -211,8 +211,7 @@ class Engine:
 
     def forget(self) -> None:
         """Drop what is held of former texts: the next prompt is read anew."""
-        self._turn.check()
-        with self._turn:
+        with self._turn.mine():
             self._slots.forget()
 
     def settle(self, known: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -261,7 +260,7 @@ class Engine:
         tokens = array("i", [*prompt, *text])
         for start in range(len(prompt), len(tokens), n_together):
             ahead = tokens[start : min(start + n_together, len(tokens)) - 1]
-            with self._turn:
+            with self._turn.mine():
                 slot = self._slots.nearest(tokens[:start])
                 session = slot.target if whose == "target" else slot.draft
                 assert session is not None
@@ -287,8 +286,7 @@ class Engine:
 
     def close(self) -> None:
         """Give the memory back. Closing twice is fine; its streams then raise ClosedError."""
-        self._turn.check()
-        with self._turn:
+        with self._turn.mine():
             if not self._closed and self._memory and self._knowledge.is_new:
                 self._memory.remember(self._knowledge)
             self._closed = True
@@ -401,7 +399,7 @@ class Engine:
 
     def _settle(self, progress: PromptProgress | None) -> None:
         """Measure a pair that nobody has measured, so that a seed repeats a text from now on."""
-        with self._turn:
+        with self._turn.mine():
             told = self._heard(progress)
             heard = told and partial(told, "costs")
             n_most = min(self._knowledge.costs.n_most, self.n_ctx)

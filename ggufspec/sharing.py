@@ -33,7 +33,7 @@ class Sharing:
         target: Context,
         costs: Callable[[], Costs],
         slots: Slots,
-        turn: AbstractContextManager[object],
+        turn: Callable[[], AbstractContextManager[object]],
     ) -> None:
         self._target = target
         self._costs = costs
@@ -48,7 +48,7 @@ class Sharing:
         Their chunks are then `taken`. Returns those that failed, and why; the others go on.
         """
         failed: list[tuple[Stream, Exception]] = []
-        with self._turn:
+        with self._turn():
             alive = [stream for stream in dict.fromkeys(streams) if not stream.is_over]
             writing = [stream for stream in alive if not stream.is_reading]
             asks: list[tuple[Stream, Ask]] = []

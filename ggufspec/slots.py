@@ -68,8 +68,8 @@ class Slots:
             chosen = min(free, key=lambda slot: slot.used_at)
             if self._can_borrow and not n_users:
                 self._borrow(chosen, tokens)
-        chosen.n_users += 1
         chosen.used_at = next(self._clock)
+        chosen.n_users += 1
         return chosen
 
     def leave(self, slot: Slot) -> None:
@@ -120,9 +120,9 @@ class Seat:
 
     def leave(self) -> None:
         """The text has ended. Twice is fine."""
-        if self._slot is not None:
-            self._slots.leave(self._slot)
-            self._slot = None
+        slot, self._slot = self._slot, None
+        if slot is not None:
+            self._slots.leave(slot)
 
 
 class DraftOf:

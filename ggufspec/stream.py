@@ -57,7 +57,7 @@ class Work:
     `read(n_most)` reads the prompt a piece at a time (n_most() tokens, None: many), and returns
     how much of it was known; `share(n)`: its next pass is to be one with those of n texts in all.
     `decode_seconds` is the time spent inside llama_decode up to now; `notes` are what the drafter
-    tells of itself, `advice` what to do if it does not pay; `turn` is held for each step.
+    tells of itself, `advice` what to do if it does not pay; `with turn():` is around each step.
     """
 
     begin: Callable[[], None]
@@ -69,7 +69,7 @@ class Work:
     decode_seconds: Callable[[], float]
     notes: Callable[[], Mapping[str, float]]
     advice: Callable[[], str | None]
-    turn: AbstractContextManager[object]
+    turn: Callable[[], AbstractContextManager[object]]
 
 
 class Stream(Iterator[Chunk]):
@@ -110,7 +110,7 @@ class Stream(Iterator[Chunk]):
         while not self._chunks:
             if self.is_over:
                 raise StopIteration
-            with self._work.turn:
+            with self._work.turn():
                 self._step_alone()
         return self._chunks.popleft()
 
@@ -149,7 +149,7 @@ class Stream(Iterator[Chunk]):
 
         Waits for the round that another thread has under way. Raises OptionError in a callback.
         """
-        with self._work.turn:
+        with self._work.turn():
             self.end()
 
     def end(self) -> None:
@@ -195,9 +195,9 @@ class Stream(Iterator[Chunk]):
 
     def _run(self) -> Generator[Ask | None, Scored | None, None]:
         start = perf_counter()
-        self._work.begin()
-        self.has_begun = True
         try:
+            self._work.begin()
+            self.has_begun = True
             self._n_reused = yield from self._work.read(lambda: self.n_piece)
             self.is_reading = False
             self._started_at = self._ended_at = perf_counter()

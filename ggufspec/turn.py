@@ -5,13 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 from ggufspec.errors import OptionError
 
 
 class Turn:
-    """A context manager: one thread at a time. Raises OptionError rather than wait for itself."""
+    """One thread at a time: `with turn.mine():`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -25,6 +24,15 @@ class Turn:
                 "text, or close it"
             )
 
+    def mine(self) -> threading.Lock:
+        """The lock to hold meanwhile. Raises OptionError rather than wait for itself.
+
+        Python's own, held by a `with` of the caller: in an `__enter__` of ours, Ctrl-C could come
+        between taking it and knowing that it has to be given back.
+        """
+        self.check()
+        return self._lock
+
     @contextmanager
     def calling_back(self) -> Iterator[None]:
         """Within a turn: who has it calls somebody else."""
@@ -33,15 +41,3 @@ class Turn:
             yield
         finally:
             self._called_back = None
-
-    def __enter__(self) -> None:
-        self.check()
-        self._lock.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._lock.release()

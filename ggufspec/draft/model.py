@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import repeat
 
 from ggufspec import defaults
 from ggufspec.core import Draft, Logits, Probs, Session, Verdict, token_array
@@ -127,10 +128,10 @@ class ModelDrafter:
         """How likely each token that was looked at would stand if those before it did."""
         rows = self._rows
         if rows is None:
-            return
-        target = as_rows(target_probs)
-        for i in range(len(draft.tokens) + rows.has_declined):
-            yield target.overlap(i, rows, i)
+            return iter(())
+        # No generator: not all is asked for, and Ctrl-C is lost in one that is thrown away.
+        places = range(len(draft.tokens) + rows.has_declined)
+        return map(as_rows(target_probs).overlap, places, repeat(rows), places)
 
     def _watch(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Somebody else wrote: keep what it takes to tell later how this draft would have done."""

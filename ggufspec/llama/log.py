@@ -90,7 +90,6 @@ def _interrupts_held(log: _Log) -> Iterator[None]:
     Python hears of a signal at its next bytecode. Inside llama.cpp that is a callback of ours, from
     where no exception gets out: ctypes prints and forgets it.
     """
-    log.interrupted = False
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
@@ -104,5 +103,6 @@ def _interrupts_held(log: _Log) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if log.interrupted:
+        interrupted, log.interrupted = log.interrupted, False
+        if interrupted:
             raise KeyboardInterrupt

@@ -378,18 +378,21 @@ def test_ctrl_c_in_the_replay_ends_with_the_result(chatterbox: Path) -> None:
 
 def test_ctrl_c_while_they_run(chatterbox: Path) -> None:
     args = ["-m", str(chatterbox), "-p", "hi", "-n", "99000", "-c", "100000", "--temp", "0"]
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", MAIN, "compare", "-t", "1", "-v", *args],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
-    )
-    assert process.stderr is not None
-    assert any(b"one after the other" in line for line in process.stderr)
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    ) as process:
+        assert process.stderr is not None
+        try:
+            assert any(b"one after the other" in line for line in process.stderr)
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=20)
+        finally:
+            process.kill()  # nothing, where it has ended
     assert (process.returncode, out) == (INTERRUPTED, b"")
     assert err.splitlines()[-1] == b"ggufspec: interrupted"
     assert b"Traceback" not in err
