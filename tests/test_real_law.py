@@ -167,7 +167,7 @@ def test_texts_have_the_targets_law(name: str, pair: Pair) -> None:
 
 @pytest.mark.parametrize(
     ("judge", "n_runs"),
-    [(reference.block_that_breaks, N_RUNS // 2), (reference.block_with_token_residual, N_RUNS)],
+    [(reference.block_that_breaks, 20_000), (reference.block_with_token_residual, 50_000)],
     ids=["breaks", "residual"],
 )
 def test_so_many_texts_show_what_is_wrong(
@@ -176,8 +176,8 @@ def test_so_many_texts_show_what_is_wrong(
     """Over seeds 1 to 10, the statistics of 100,000 texts were 298 to 417 and 105 to 204.
 
     The limit is 59. With 20,000 they were 63 to 105 and 45 to 65: a wrong residual mostly passes.
-    What exceeds the degrees of freedom grows with the number: of the 35,000 and 70,000 here, 124
-    to 165 and 82 to 152 are expected.
+    What exceeds the degrees of freedom grows with the number: of 50,000 residuals, 66 to 116 are
+    expected. The N_RUNS of the other tests show more.
     """
     statistic, n_free = chi_square(pair, mutant(judge), n_runs, seed=1)
     assert statistic > limit(n_free)
