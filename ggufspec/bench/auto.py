@@ -15,8 +15,9 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -40,7 +41,8 @@ from ggufspec.bench.cells import (
     gains_of,
 )
 from ggufspec.bench.contenders import in_turn
-from ggufspec.bench.rivals import Rival
+from ggufspec.bench.replay import Replay, Samples, measure
+from ggufspec.bench.rivals import Outcome, Rival
 from ggufspec.bench.scrambled import write_scrambled
 from ggufspec.bench.workloads import KINDS
 from ggufspec.engine import Engine
@@ -67,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if not options.target:
         raise OptionError("there is no target to measure; give --target large.gguf")
+    if options.replay and (options.llama or options.first):
+        raise OptionError("--replay is of our own texts; leave --llama, or --first, out")
     with tempfile.TemporaryDirectory(prefix="ggufspec-bench-") as folder:
         pairs = _pairs(options, Path(folder))
         interrupted = _first(options, pairs) if options.first else _cells(options, pairs)
@@ -87,6 +91,16 @@ def _pairs(options: argparse.Namespace, folder: Path) -> list[_Pair]:
         scrambled = write_scrambled(options.draft, folder)
         pairs += [_Pair(target, scrambled, True) for target in options.target]
     return pairs
+
+
+# By name of the contender and prompt, with what the cell says: one text.
+_Write = Callable[..., Stats | Outcome]
+
+
+@dataclass(frozen=True)
+class _Writers:
+    ours: _Write
+    rival: _Write | None
 
 
 # Cells -------------------------------------------------------------------------------------------
@@ -121,19 +135,14 @@ def _cells(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
     interrupted = False
     try:
         for pair in pairs:
-            with load(
-                pair.target,
-                pair.draft,
-                n_draft_max=max(*options.lengths, defaults.N_DRAFT_MAX),
-                n_threads=options.threads,
-            ) as engine:
-                rival = _rival(bench, pair, engine)
+            with _loaded(options, pair, options.replay or pair.target) as engine:
+                writers = _writers(bench, pair, engine)
                 for sampling in options.temps:
                     for kind in options.prompts:
                         cell = Cell(
                             pair.target.stem, pair.draft.stem, sampling, kind, pair.adversarial
                         )
-                        _measure(bench, cell, engine, rival)
+                        _measure(bench, cell, writers)
                         _save(options.json, cells_text.document(bench.texts, settings))
     except KeyboardInterrupt:
         interrupted = True
@@ -145,28 +154,49 @@ def _cells(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
     return interrupted
 
 
-def _measure(bench: _Bench, cell: Cell, engine: Engine, rival: Rival | None) -> None:
+def _loaded(options: argparse.Namespace, pair: _Pair, target: Path) -> Engine:
+    n_draft_max = max(*options.lengths, defaults.N_DRAFT_MAX)
+    return load(target, pair.draft, n_draft_max=n_draft_max, n_threads=options.threads)
+
+
+def _writers(bench: _Bench, pair: _Pair, engine: Engine) -> _Writers:
+    if bench.options.replay:
+        return _Writers(Replay(engine, _samples(bench, pair)).write, None)
+    rival = _rival(bench, pair, engine)
+    theirs = partial(_rival_writes, rival, engine) if rival else None
+    return _Writers(partial(ways.write, engine), theirs)
+
+
+def _samples(bench: _Bench, pair: _Pair) -> Samples:
+    """What passes of a target take that itself writes nothing."""
+    with _loaded(bench.options, pair, pair.target) as engine:
+        sizes = range(1, engine.n_draft_max + 2)
+        return measure(engine, engine.tokenize(KINDS["open"][0]), sizes, bench.talk)
+
+
+def _measure(bench: _Bench, cell: Cell, writers: _Writers) -> None:
     """The survey of one cell, then its finals."""
     options = bench.options
     ours = _ours(options)
     for name in ours:  # warm-up; auto may learn what batches cost for a whole text
         n_tokens = options.tokens if name == AUTO else min(options.warm_up, options.tokens)
         prompt = KINDS[cell.prompts][0]
-        ways.write(engine, name, prompt, sampling=cell.sampling, n_tokens=n_tokens, seed=0)
+        writers.ours(name, prompt, sampling=cell.sampling, n_tokens=n_tokens, seed=0)
         bench.n_warm += 1
-    grid = [combination.name for combination in rivals.GRID] if rival and options.grid else []
+    has_grid = writers.rival and options.grid
+    grid = [combination.name for combination in rivals.GRID] if has_grid else []
     at = len(bench.texts)
     for run in range(options.survey_runs):
         others = grid if run == 0 else []  # the grid once on each prompt
-        _turns(bench, cell, SURVEY, run, [*ours, *others], engine, rival)
+        _turns(bench, cell, SURVEY, run, [*ours, *others], writers)
     gains = gains_of(bench.texts[at:])
     fixed = [name for name in ours if name.startswith(FIXED)]
     finalists = [name for name in ours if name not in fixed]
     finalists += best(gains, FIXED, _N_FINALISTS) or fixed
-    if rival:
+    if writers.rival:
         finalists += [RIVAL, *best(gains, GRID, _N_FINALISTS)]
     for run in range(options.runs):
-        _turns(bench, cell, FINALS, run, finalists, engine, rival)
+        _turns(bench, cell, FINALS, run, finalists, writers)
 
 
 def _turns(
@@ -175,8 +205,7 @@ def _turns(
     stage: str,
     run: int,
     contenders: Sequence[str],
-    engine: Engine,
-    rival: Rival | None,
+    writers: _Writers,
 ) -> None:
     """Each contender behind each prompt; another one begins each time."""
     n_tokens = bench.options.tokens
@@ -186,22 +215,10 @@ def _turns(
         seed = turn + _FIRST_SEED_OF_FINALS * (stage == FINALS)
         bench.talk(f"{cell.name}: {stage}, run {run + 1}, prompt {n_prompt + 1}")
         for name in in_turn(contenders, turn):
-            found: Stats | rivals.Outcome
-            if rival and name.startswith((RIVAL, GRID)):
-                found = rivals.run(
-                    *(rival, name, prompt),
-                    sampling=cell.sampling,
-                    n_tokens=n_tokens,
-                    seed=seed,
-                )
-                _check_same_prompt(engine, prompt, found)
-            else:
-                found = ways.write(
-                    *(engine, name, prompt),
-                    sampling=cell.sampling,
-                    n_tokens=n_tokens,
-                    seed=seed,
-                )
+            write = writers.ours
+            if writers.rival and name.startswith((RIVAL, GRID)):
+                write = writers.rival
+            found = write(name, prompt, sampling=cell.sampling, n_tokens=n_tokens, seed=seed)
             bench.texts.append(
                 Text(
                     cell=cell,
@@ -241,13 +258,15 @@ def _rival(bench: _Bench, pair: _Pair, engine: Engine) -> Rival | None:
     return replace(any_rival, n_threads_draft=n_best)
 
 
-def _check_same_prompt(engine: Engine, prompt: str, found: rivals.Outcome) -> None:
+def _rival_writes(rival: Rival, engine: Engine, name: str, prompt: str, **how: Any) -> Outcome:
+    found = rivals.run(rival, name, prompt, **how)
     n_ours = len(engine.tokenize(prompt))
     if found.n_prompt != n_ours:
         raise OptionError(
             f"llama.cpp read {found.n_prompt} tokens where we read {n_ours}, of {prompt!r}; they "
             "must be the same: give a llama.cpp of the version that llama-cpp-python has"
         )
+    return found
 
 
 def _ours(options: argparse.Namespace) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ggufspec.bench.cells import AUTO, PLAIN
 from ggufspec.bench.workloads import KINDS
-from ggufspec.demo import embedded_draft
+from ggufspec.demo import embedded_draft, embedded_target
 
 
 def parser() -> argparse.ArgumentParser:
@@ -33,6 +33,15 @@ def parser() -> argparse.ArgumentParser:
     add("--threads", type=_count, help="of the target, ours and llama.cpp's")
     add("--llama", type=Path, help="path of llama-speculative-simple")
     add("--grid", action="store_true", help="also its lengths and p-mins, not only its defaults")
+    add(
+        "--replay",
+        type=Path,
+        nargs="?",
+        const=embedded_target(),
+        metavar="MODEL",
+        help="let MODEL write (default: the embedded target), each pass as slow as one of the "
+        "target was measured to be: many more texts in the same time",
+    )
     add("--first", action="store_true", help="instead: fresh processes with an empty cache folder")
     add("--first-tokens", type=_count, default=64)
     add("--json", type=Path, help="everything raw, written after every cell")

@@ -39,7 +39,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Text:
-    """One timed text. `turn` names the prompt and the run that it shares with the others."""
+    """One timed text. `turn`, which it shares with the others, is "run.prompt"."""
 
     cell: Cell
     stage: str
@@ -50,9 +50,17 @@ class Text:
     n_drafted: int
     n_accepted: int
 
+    @property
+    def prompt(self) -> str:
+        """Which one of its kind."""
+        return self.turn.rpartition(".")[2]
+
 
 class Middle(NamedTuple):
-    """A median with its spread from least to most."""
+    """A median with its spread from least to most; of several prompts, the mean of medians.
+
+    That is a geometric mean: prompts differ far more than turns of one of them do.
+    """
 
     median: float
     low: float
@@ -61,10 +69,17 @@ class Middle(NamedTuple):
 
     @staticmethod
     def of(values: Sequence[float]) -> Middle | None:
+        """Of one prompt. None where there are no values."""
+        return Middle.of_prompts({"": values})
+
+    @staticmethod
+    def of_prompts(by_prompt: Mapping[str, Sequence[float]]) -> Middle | None:
         """None where there are no values."""
+        values = [value for some in by_prompt.values() for value in some]
         if not values:
             return None
-        return Middle(median(values), min(values), max(values), len(values))
+        middle = geometric_mean(median(some) for some in by_prompt.values() if some)
+        return Middle(middle, min(values), max(values), len(values))
 
 
 @dataclass(frozen=True)
@@ -97,26 +112,38 @@ def best(gains: Mapping[str, float], prefix: str, n: int = 1) -> list[str]:
     return sorted(names, key=lambda name: -gains[name])[:n]
 
 
-def ratios(texts: Sequence[Text], contender: str, base: str) -> list[float]:
+def ratios(texts: Sequence[Text], contender: str, base: str) -> Middle | None:
     """Speed over that of another contender in the same turn, turn by turn."""
-    rates: dict[str, dict[tuple[str, str], float]] = {contender: {}, base: {}}
+    bases = {
+        (text.stage, text.turn): text.tokens_per_second
+        for text in texts
+        if text.contender == base and text.tokens_per_second > 0
+    }
+    found = defaultdict(list)
     for text in texts:
-        if text.contender in rates:
-            rates[text.contender][text.stage, text.turn] = text.tokens_per_second
-    return [
-        rate / rates[base][turn]
-        for turn, rate in rates[contender].items()
-        if rates[base].get(turn, 0) > 0
-    ]
+        turn = text.stage, text.turn
+        if text.contender == contender and turn in bases:
+            found[text.prompt].append(text.tokens_per_second / bases[turn])
+    return Middle.of_prompts(found)
+
+
+def rates_of(texts: Sequence[Text], contender: str) -> Middle | None:
+    """Tokens per second."""
+    found = defaultdict(list)
+    for text in texts:
+        if text.contender == contender:
+            found[text.prompt].append(text.tokens_per_second)
+    return Middle.of_prompts(found)
 
 
 def gains_of(texts: Sequence[Text], base: str = PLAIN) -> dict[str, float]:
-    """The median ratio of each contender to plain."""
-    found = {}
-    for name in dict.fromkeys(text.contender for text in texts):
-        if values := ratios(texts, name, base):
-            found[name] = median(values)
-    return found
+    """The ratio of each contender to plain."""
+    return {name: middle.median for name, middle in _of_each(texts, base).items()}
+
+
+def _of_each(texts: Sequence[Text], base: str = PLAIN) -> dict[str, Middle]:
+    names = dict.fromkeys(text.contender for text in texts)
+    return {name: middle for name in names if (middle := ratios(texts, name, base))}
 
 
 def report(cell: Cell, texts: Sequence[Text]) -> Report:
@@ -131,24 +158,16 @@ def report(cell: Cell, texts: Sequence[Text]) -> Report:
     if ours == fixed:
         del others["fixed"]
     against = {
-        name: Middle.of(ratios(decisive, ours, other))
-        for name, other in others.items()
-        if ours and other
+        name: ratios(decisive, ours, other) for name, other in others.items() if ours and other
     }
-    rates = defaultdict(list)
-    for text in decisive:
-        rates[text.contender].append(text.tokens_per_second)
+    names = dict.fromkeys(text.contender for text in decisive)
     return Report(
         cell=cell,
         ours=ours,
         best_fixed=fixed,
         best_rival=rival,
-        rates={name: middle for name, of in rates.items() if (middle := Middle.of(of))},
-        gains={
-            name: middle
-            for name in rates
-            if (middle := Middle.of(ratios(decisive, name, PLAIN))) is not None
-        },
+        rates={name: middle for name in names if (middle := rates_of(decisive, name))},
+        gains=_of_each(decisive),
         surveyed=gains_of(surveyed),
         against={name: middle for name, middle in against.items() if middle is not None},
     )

@@ -12,7 +12,7 @@ from ggufspec.engine import Engine
 from ggufspec.errors import OptionError
 from ggufspec.stats import Stats
 
-__all__ = ["AUTO", "FIXED", "PLAIN", "options_of", "sampling_options", "write"]
+__all__ = ["AUTO", "FIXED", "PLAIN", "options", "options_of", "sampling_options", "write"]
 
 
 def options_of(contender: str) -> dict[str, Any]:
@@ -37,15 +37,20 @@ def sampling_options(sampling: str) -> dict[str, Any]:
     return {"temperature": float(sampling), "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
-def write(
-    engine: Engine, contender: str, prompt: str, *, sampling: str, n_tokens: int, seed: int
-) -> Stats:
-    """Continue a prompt by exactly so many tokens."""
-    options: dict[str, Any] = {
+def options(contender: str, *, sampling: str, n_tokens: int, seed: int) -> dict[str, Any]:
+    """The options of generation for one text of exactly so many tokens."""
+    return {
         "seed": seed,
         **options_of(contender),
         **sampling_options(sampling),
         "max_tokens": n_tokens,
         "ignore_eos": True,
     }
-    return engine.generate(prompt, **options).stats
+
+
+def write(
+    engine: Engine, contender: str, prompt: str, *, sampling: str, n_tokens: int, seed: int
+) -> Stats:
+    """Continue a prompt by exactly so many tokens."""
+    how = options(contender, sampling=sampling, n_tokens=n_tokens, seed=seed)
+    return engine.generate(prompt, **how).stats

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ggufspec.bench import auto, first, rivals, ways
+from ggufspec.bench import auto, first, rivals, ways, workloads
 from ggufspec.bench.auto_options import parser
 from ggufspec.bench.cells import (
     FINALS,
@@ -26,6 +27,7 @@ from ggufspec.bench.cells import (
     verdicts,
 )
 from ggufspec.bench.cells_text import cell_lines, document, overview_lines, tell, texts_from
+from ggufspec.bench.replay import Replay
 from ggufspec.bench.scrambled import write_scrambled
 from ggufspec.demo import embedded_draft, embedded_target
 from ggufspec.errors import OptionError
@@ -65,13 +67,25 @@ def test_geometric_mean() -> None:
 
 def test_ratios_are_of_the_same_turn() -> None:
     texts = _texts({"plain": [100.0, 50.0], "auto": [150.0, 100.0, 999.0]})
-    assert ratios(texts, "auto", "plain") == [1.5, 2.0]
+    assert ratios(texts, "auto", "plain") == (1.75, 1.5, 2.0, 2)
     assert gains_of(texts) == {"plain": 1.0, "auto": 1.75}
 
 
 def test_a_turn_of_the_finals_is_not_one_of_the_survey() -> None:
     texts = _texts({"plain": [100.0]}) + _texts({"auto": [150.0]}, stage=FINALS)
-    assert ratios(texts, "auto", "plain") == []
+    assert ratios(texts, "auto", "plain") is None
+
+
+def test_prompts_count_alike_and_turns_of_one_by_their_median() -> None:
+    by_prompt = {"0": [1.0, 1.0, 9.0], "1": [4.0, 4.0, 0.1]}
+    texts = [
+        Text(CELL, SURVEY, f"{run}.{prompt}", name, rate, 96, 0, 0)
+        for prompt, gains in by_prompt.items()
+        for run, gain in enumerate(gains)
+        for name, rate in (("plain", 10.0), ("auto", 10.0 * gain))
+    ]
+    assert ratios(texts, "auto", "plain") == (pytest.approx(2.0), 0.1, 9.0, 6)
+    assert report(CELL, texts).rates["auto"].median == pytest.approx(20.0)
 
 
 def test_the_best_are_of_one_kind() -> None:
@@ -318,6 +332,37 @@ def test_the_best_of_the_grid_meets_ours_again(
     with pytest.raises(OptionError, match=r"llama\.cpp read 21 tokens where we read"):
         auto.main([*common, "--n-prompts", "2"])  # the log always tells of the first
     assert json.loads(path.read_text())["texts"]
+
+
+def test_a_replay_goes_at_the_pace_of_another_target() -> None:
+    after_others, again = ({(n, how): [0.1 * n] for n in (1, 2, 3)} for how in (False, True))
+    again[1, True] = [0.05]
+    how: dict[str, Any] = {"sampling": "0", "n_tokens": 24, "seed": 0}
+    with load(embedded_target(), embedded_draft(), n_draft_max=2, n_threads=1) as engine:
+        replay = Replay(engine, after_others | again)
+        plain = replay.write("plain", workloads.OPEN[0], **how)
+        fixed = replay.write("fixed 2", workloads.OPEN[0], **how)
+        real = ways.write(engine, "fixed 2", workloads.OPEN[0], **how)
+    assert plain.n_generated == 24
+    assert plain.seconds.target == pytest.approx(0.1 + 23 * 0.05)
+    assert (fixed.n_generated, fixed.n_accepted) == (24, real.n_accepted)
+    assert fixed.seconds.target == pytest.approx(0.1 * (fixed.n_rounds + fixed.n_drafted))
+    assert fixed.tokens_per_second < 24 / fixed.seconds.target
+
+
+def test_a_replay_measures_every_size_after_its_like_and_after_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.json"
+    common = ["--target", str(embedded_target()), "--replay", "--threads", "1"]
+    cell = ["--lengths", "2", "--temps", "0.7", "--prompts", "open", "--n-prompts", "1"]
+    auto.main([*common, *cell, "--tokens", "8", "--runs", "2", "--json", str(path)])
+    told = capsys.readouterr()
+    assert "passes of the target are measured, 10 of 10" in told.err
+    assert "auto / fixed (fixed 2)" in told.out
+    assert len(json.loads(path.read_text())["texts"]) == 3 * 3
+    with pytest.raises(OptionError, match="--replay is of our own texts"):
+        auto.main([*common, "--first"])
 
 
 def test_an_interrupted_bench_keeps_what_is_done(
