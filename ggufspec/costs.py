@@ -208,10 +208,14 @@ class Costs:
         return curve
 
     def _trust(self, n_tokens: int) -> float:
-        """What was measured long ago may have been a bad moment: it is worth another try."""
+        """What was measured long ago may have been a bad moment: it is worth another try.
+
+        The more often it has been tried, the longer it is believed: each try costs a round.
+        """
         age = self.n_passes - self._last.get(n_tokens, self.n_passes)
-        is_sure = self._counts.get(n_tokens, 0) >= _N_FIRST
-        return max(1 - _DOUBT * max(age - _N_FRESH, 0), _LEAST_TRUST if is_sure else _LEAST_OF_FEW)
+        count = self._counts.get(n_tokens, 0)
+        doubt = _DOUBT * max(age - _N_FRESH, 0) * _N_FIRST / max(count, _N_FIRST)
+        return max(1 - doubt, _LEAST_TRUST if count >= _N_FIRST else _LEAST_OF_FEW)
 
 
 def _blend(old: float, new: float, count: int) -> float:

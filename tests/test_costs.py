@@ -52,6 +52,17 @@ def test_what_was_slow_long_ago_is_worth_another_try() -> None:
     assert costs.curve[3] == pytest.approx(3.0)
 
 
+def test_what_was_tried_often_is_believed_longer() -> None:
+    costs = Costs(4)
+    for n, size in ((3, 2), (12, 3)):
+        for _ in range(n):
+            costs.observe_target(size, 3.0)
+    for _ in range(80):
+        costs.observe_target(1, 1.0)
+    doubts = [1 - costs.curve[size - 1] / 3.0 for size in (2, 3)]
+    assert 0.15 * doubts[0] < doubts[1] < 0.3 * doubts[0]
+
+
 def test_what_was_slow_once_or_twice_is_worth_it_sooner() -> None:
     costs = Costs(4)
     costs.observe_target(1, 1.0)
