@@ -195,18 +195,25 @@ class SingleBest(NamedTuple):
 
 
 def single_best(cells: Sequence[Report]) -> SingleBest | None:
-    """From the survey, where every length was tried under the same conditions as auto."""
-    tables = [
-        cell.surveyed or {name: at.median for name, at in cell.gains.items()} for cell in cells
-    ]
-    common = [
-        name for name in (tables[0] if tables else ()) if all(name in table for table in tables)
-    ]
-    means = {name: geometric_mean(table[name] for table in tables) for name in common}
-    names = best(means, FIXED)
+    """Chosen by the survey, where every length was tried; told by the finals, if all have it."""
+    decisive = [{name: at.median for name, at in cell.gains.items()} for cell in cells]
+    surveyed = [cell.surveyed or gains for cell, gains in zip(cells, decisive, strict=True)]
+    found = _means(surveyed)
+    names = best(found, FIXED)
     if not names:
         return None
-    return SingleBest(names[0], means[names[0]], means.get(AUTO))
+    chosen = names[0]
+    finals = _means(decisive)
+    if chosen in finals:
+        found = finals
+    return SingleBest(chosen, found[chosen], found.get(AUTO))
+
+
+def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Geometric means of what all tables have."""
+    first, *others = tables or [{}]
+    common = [name for name in first if all(name in table for table in others)]
+    return {name: geometric_mean(table[name] for table in tables) for name in common}
 
 
 class Verdict(NamedTuple):

@@ -139,6 +139,18 @@ def test_the_single_best_length_serves_all_cells() -> None:
     assert "over all but the adversarial cells: fixed 8, 2.000 x plain; auto 1.950" in lines
 
 
+@pytest.mark.parametrize("is_finalist", [True, False])
+def test_the_survey_chooses_the_single_length_and_the_finals_tell_of_it(
+    *, is_finalist: bool
+) -> None:
+    survey = {"plain": [100.0], "fixed 1": [120.0], "fixed 2": [110.0], "auto": [130.0]}
+    finals = {"plain": [100.0], "fixed 2": [190.0], "auto": [140.0]}
+    if is_finalist:
+        finals["fixed 1"] = [105.0]
+    single = single_best(reports(_texts(survey) + _texts(finals, stage=FINALS)))
+    assert single == ("fixed 1", *((1.05, 1.4) if is_finalist else (1.2, 1.3)))
+
+
 def test_verdicts_name_the_worst_cell_and_the_sampling() -> None:
     rates = {"plain": [100.0], "fixed 1": [150.0], "auto": [150.0], "llama default": [100.0]}
     cells = reports(
