@@ -135,7 +135,7 @@ def _cells(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
     interrupted = False
     try:
         for pair in pairs:
-            with _loaded(options, pair, options.replay or pair.target) as engine:
+            with _loaded(options, pair, replayed=options.replay) as engine:
                 writers = _writers(bench, pair, engine)
                 for sampling in options.temps:
                     for kind in options.prompts:
@@ -154,9 +154,15 @@ def _cells(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
     return interrupted
 
 
-def _loaded(options: argparse.Namespace, pair: _Pair, target: Path) -> Engine:
-    n_draft_max = max(*options.lengths, defaults.N_DRAFT_MAX)
-    return load(target, pair.draft, n_draft_max=n_draft_max, n_threads=options.threads)
+def _loaded(options: argparse.Namespace, pair: _Pair, *, replayed: Path | None = None) -> Engine:
+    """`replayed`: who writes in place of the target, at a pace that is nothing to remember."""
+    return load(
+        replayed or pair.target,
+        pair.draft,
+        n_draft_max=max(*options.lengths, defaults.N_DRAFT_MAX),
+        n_threads=options.threads,
+        tuned=not replayed,
+    )
 
 
 def _writers(bench: _Bench, pair: _Pair, engine: Engine) -> _Writers:
@@ -169,7 +175,7 @@ def _writers(bench: _Bench, pair: _Pair, engine: Engine) -> _Writers:
 
 def _samples(bench: _Bench, pair: _Pair) -> Samples:
     """What passes of a target take that itself writes nothing."""
-    with _loaded(bench.options, pair, pair.target) as engine:
+    with _loaded(bench.options, pair) as engine:
         sizes = range(1, engine.n_draft_max + 2)
         return measure(engine, engine.tokenize(KINDS["open"][0]), sizes, bench.talk)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ggufspec import remembered
 from ggufspec.bench import auto, first, rivals, ways, workloads
 from ggufspec.bench.auto_options import parser
 from ggufspec.bench.cells import (
@@ -368,11 +369,12 @@ def test_a_replay_measures_every_size_after_its_like_and_after_others(
     path = tmp_path / "out.json"
     common = ["--target", str(embedded_target()), "--replay", "--threads", "1"]
     cell = ["--lengths", "2", "--temps", "0.7", "--prompts", "open", "--n-prompts", "1"]
-    auto.main([*common, *cell, "--tokens", "8", "--runs", "2", "--json", str(path)])
+    auto.main([*common, *cell, "--tokens", "64", "--runs", "2", "--json", str(path)])
     told = capsys.readouterr()
     assert "passes of the target are measured, 10 of 10" in told.err
     assert "auto / fixed (fixed 2)" in told.out
     assert len(json.loads(path.read_text())["texts"]) == 3 * 3
+    assert not list(remembered.records()), "no pair is as slow as that"
     with pytest.raises(OptionError, match="--replay is of our own texts"):
         auto.main([*common, "--first"])
 
