@@ -61,7 +61,13 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit."""
-    sys.exit(_run())
+    code = _run()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # It was told, if there was anybody to tell: now Python would try once more, and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _run() -> int:
@@ -78,7 +84,6 @@ def _run() -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away (`ggufspec run ... | head`): nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ERROR
     except OptionError as error:
         _complain(str(error))

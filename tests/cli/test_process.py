@@ -49,12 +49,15 @@ def smiley(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(*args: str | Path, code: str = MAIN, **how: Any) -> subprocess.Popen[bytes]:
+    """With buffered output, as users have it, whatever the tests were started with."""
+    env = how.pop("env", os.environ)
     return subprocess.Popen(
         [sys.executable, "-c", code, *map(str, args)],
         stdin=how.pop("stdin", subprocess.DEVNULL),
         stdout=how.pop("stdout", subprocess.PIPE),
         stderr=subprocess.PIPE,
         bufsize=0,  # what is read ahead of communicate() must not be lost to it
+        env={name: value for name, value in env.items() if name != "PYTHONUNBUFFERED"},
         **how,
     )
 
