@@ -177,7 +177,7 @@ def _samples(bench: _Bench, pair: _Pair) -> Samples:
     """What passes of a target take that itself writes nothing."""
     with _loaded(bench.options, pair) as engine:
         sizes = range(1, engine.n_draft_max + 2)
-        return measure(engine, engine.tokenize(KINDS["open"][0]), sizes, bench.talk)
+        return measure(engine.target, sizes, bench.talk)
 
 
 def _measure(bench: _Bench, cell: Cell, writers: _Writers) -> None:

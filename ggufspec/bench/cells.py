@@ -136,14 +136,14 @@ def rates_of(texts: Sequence[Text], contender: str) -> Middle | None:
     return Middle.of_prompts(found)
 
 
-def gains_of(texts: Sequence[Text], base: str = PLAIN) -> dict[str, float]:
+def gains_of(texts: Sequence[Text]) -> dict[str, float]:
     """The ratio of each contender to plain."""
-    return {name: middle.median for name, middle in _of_each(texts, base).items()}
+    return {name: middle.median for name, middle in _of_each(texts).items()}
 
 
-def _of_each(texts: Sequence[Text], base: str = PLAIN) -> dict[str, Middle]:
+def _of_each(texts: Sequence[Text]) -> dict[str, Middle]:
     names = dict.fromkeys(text.contender for text in texts)
-    return {name: middle for name in names if (middle := ratios(texts, name, base))}
+    return {name: middle for name in names if (middle := ratios(texts, name, PLAIN))}
 
 
 def report(cell: Cell, texts: Sequence[Text]) -> Report:

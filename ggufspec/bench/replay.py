@@ -15,20 +15,21 @@ from time import perf_counter
 from ggufspec.bench import ways
 from ggufspec.core import Scored
 from ggufspec.engine import Engine
+from ggufspec.llama.clock import Filled
+from ggufspec.llama.context import Context
 from ggufspec.stats import Stats
 
 _N_VISITS = 10  # to each size, in an order of chance: what a moment slows down is not one size
 _N_PASSES = 3  # of a visit: the first comes after a pass of another size, which takes longer
+_DEPTH = 64  # tokens before a pass: about as many as before one of a text
 _SEED = 0
 
 # Seconds of passes over so many tokens, after a pass of another size and of the same.
 Samples = Mapping[tuple[int, bool], Sequence[float]]
 
 
-def measure(
-    engine: Engine, prompt: Sequence[int], sizes: Sequence[int], heard: Callable[[str], None]
-) -> Samples:
-    """Passes of an engine's target over each number of tokens, behind a prompt.
+def measure(target: Context, sizes: Sequence[int], heard: Callable[[str], None]) -> Samples:
+    """Passes over each number of tokens, behind a text. Raises DecodeError, OptionError.
 
     Without the slowest and the fastest tenth of each: one that was disturbed would come often.
     """
@@ -36,17 +37,13 @@ def measure(
     found: dict[tuple[int, bool], list[float]] = {
         (size, again): [] for size in sizes for again in (False, True)
     }
-    next(engine.logits(prompt, prompt[:1], whose="target"))  # reads the prompt, and warms up
-    text = list(prompt) * (1 + _N_PASSES * max(sizes) // len(prompt))
+    filled = Filled(target, depth=_DEPTH, n_most=max(sizes))
     for visit in range(_N_VISITS):
         heard(f"passes of the target are measured, {visit + 1} of {_N_VISITS}")
         for size in rng.sample(list(sizes), len(sizes)):
-            pieces = engine.logits(
-                prompt, text[: size * _N_PASSES], whose="target", n_together=size
-            )
             for i in range(_N_PASSES):
                 start = perf_counter()
-                next(pieces)
+                filled.score(size)
                 found[size, i > 0].append(perf_counter() - start)
     return {how: _usual(seconds) for how, seconds in found.items()}
 
