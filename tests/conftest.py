@@ -26,6 +26,16 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _amx(_caches: Path) -> Iterator[None]:
+    """Whether AMX works is tried once, not by each process; llama_cpp.Llama crashes if not, too."""
+    from ggufspec.llama import amx
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(amx.VARIABLE, "off" if amx.leave_out_if_broken() else "on")
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _own_cache(_caches: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test starts with nothing remembered."""

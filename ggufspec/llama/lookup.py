@@ -21,6 +21,7 @@ from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecodi
 from numpy.typing import NDArray
 
 from ggufspec.errors import DecodeError, OutOfMemoryError
+from ggufspec.llama import amx
 from ggufspec.llama.vocab import Vocab
 from ggufspec.sampling import Sampling
 
@@ -54,6 +55,7 @@ class PythonLlama:
         Raises OutOfMemoryError where it does not load.
         """
         self._draft = _Counted(n_drafted) if n_drafted else None
+        amx.leave_out_if_broken()
         try:
             self._llama: Any = llama_cpp.Llama(
                 str(path),

@@ -10,6 +10,7 @@ from pathlib import Path
 import llama_cpp
 
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
+from ggufspec.llama import amx
 from ggufspec.llama.devices import offload_devices
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
@@ -83,6 +84,7 @@ class Model:
                 interrupted.append(error)
             return not interrupted and not log.interrupted
 
+        amx.leave_out_if_broken()
         callback = llama_cpp.llama_progress_callback(on_progress)
         params.progress_callback = callback
         with listening():
