@@ -35,7 +35,7 @@ def load(
     draft: str | Path | None = None,
     *,
     n_ctx: int | None = None,
-    n_batch: int = defaults.N_BATCH,
+    n_batch: int | None = None,
     n_draft_max: int = defaults.N_DRAFT_MAX,
     n_slots: int = 1,
     n_gpu_layers: int | str = defaults.N_GPU_LAYERS,
@@ -56,7 +56,7 @@ def load(
 
     target, draft: paths of files; `ggufspec.models.resolve` makes them of names.
     n_ctx: tokens that prompt and text may have together; None: the target's own, at most 4096.
-    n_batch: prompt tokens per batch. n_draft_max: the most that a round may draft.
+    n_batch: prompt tokens per batch; None: 512. n_draft_max: the most that a round may draft.
     n_slots: texts that can be written at the same time; each has a context of n_ctx tokens.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;
     "auto": as many of each as are predicted to be fastest together, within free memory.
@@ -67,8 +67,8 @@ def load(
     n_threads, n_threads_draft: None: one per physical core, and one in all for a tiny draft.
     flash_attention: "auto" (llama.cpp decides), "on", "off".
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
-    tuned: take what `ggufspec tune` has found for threads and flash attention that are not given,
-    and remember what passes of the pair cost.
+    tuned: take what `ggufspec tune` has found for threads, flash attention and batches that are not
+    given, and remember what passes of the pair cost.
 
     Where memory runs out, it is tried once more with less of what was not asked for. What was
     decided is told by the engine's `placement`.
@@ -76,7 +76,7 @@ def load(
     Raises ModelError, VocabError, OptionError, OutOfMemoryError, RpcError.
     """
     _check_count("n_ctx", n_ctx, 2**31 - 1)
-    _check_count("n_batch", checks.whole("n_batch", n_batch), 2**20)
+    _check_count("n_batch", n_batch, 2**20)
     _check_count("n_draft_max", checks.whole("n_draft_max", n_draft_max), defaults.N_DRAFT_LIMIT)
     _check_count("n_slots", checks.whole("n_slots", n_slots), defaults.N_SLOTS_LIMIT)
     _check_count("n_threads", n_threads, _MAX_THREADS)
@@ -133,7 +133,7 @@ class _Files:
 
 @dataclass(frozen=True)
 class _Settings:
-    n_batch: int
+    n_batch: int | None
     n_draft_max: int
     n_slots: int
     n_threads: int | None
@@ -159,31 +159,36 @@ def _load(files: _Files, settings: _Settings, place: Placement, servers: Servers
             )
             models.append(stack.enter_context(closing(draft_model)))
             check_same(target_model.vocab, draft_model.vocab)
-        n_threads, flash_attention = settings.n_threads, settings.flash_attention
-        n_threads_draft = settings.n_threads_draft
         options = ContextOptions(
             n_ctx=place.n_ctx or _default_n_ctx(models),
             n_sequences=settings.n_slots,
-            n_batch=settings.n_batch,
-            n_threads=n_threads,
-            flash_attention=flash_attention,
+            flash_attention=settings.flash_attention,
             type_k=place.type_k,
             type_v=place.type_v,
         )
+        found = remembered.Settings()
         if settings.tuned:
             found = remembered.settings(pair_facts(target_model, draft_model, options))
-            n_threads_draft = n_threads_draft or found.n_threads_draft
-            options = replace(options, n_threads=n_threads or found.n_threads)
-            if flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
-                options = replace(options, flash_attention=found.flash_attention)
-        target_context = Context(target_model, replace(options, n_rows=settings.n_draft_max + 1))
+        if settings.flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
+            options = replace(options, flash_attention=found.flash_attention)
+        of_target = replace(
+            options,
+            n_rows=settings.n_draft_max + 1,
+            n_batch=settings.n_batch or found.n_batch or defaults.N_BATCH,
+            n_threads=settings.n_threads or found.n_threads,
+        )
+        target_context = Context(target_model, of_target)
         stack.callback(target_context.close)
         draft_context = None
         if draft_model is not None:
-            n_own = n_threads_draft or (1 if draft_model.n_bytes < _TINY_BYTES else n_threads)
-            draft_context = Context(
-                draft_model, replace(options, n_threads=n_own, n_rows=defaults.N_PROBED)
+            usual = 1 if draft_model.n_bytes < _TINY_BYTES else settings.n_threads
+            of_draft = replace(
+                options,
+                n_rows=defaults.N_PROBED,
+                n_batch=settings.n_batch or found.n_batch_draft or defaults.N_BATCH,
+                n_threads=settings.n_threads_draft or found.n_threads_draft or usual,
             )
+            draft_context = Context(draft_model, of_draft)
             stack.callback(draft_context.close)
         resources = ExitStack()
         resources.callback(servers.close)

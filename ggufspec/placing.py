@@ -45,7 +45,7 @@ class Asked:
     n_gpu_layers: int | None
     n_gpu_layers_draft: int | None
     n_ctx: int | None
-    n_batch: int
+    n_batch: int | None
     type_k: str
     type_v: str
     flash_attention: str
@@ -133,7 +133,7 @@ class Placing:
     def _planned(self, machine: Machine, asked: Asked) -> Placement:
         wishes = Wishes(
             n_ctx=asked.n_ctx,
-            n_batch=asked.n_batch,
+            n_batch=asked.n_batch or defaults.N_BATCH,
             type_k=asked.type_k,
             type_v=asked.type_v,
             flash_attention=asked.flash_attention != "off",

@@ -36,6 +36,8 @@ _N_KEY_DIGITS = 32
 _MOST_BYTES = 2**20  # no file of ours is near that
 _END_BYTES = 64 * 1024
 _FLASH_ATTENTION = ("auto", "on", "off")
+_MOST_THREADS = 512
+_MOST_OF_A_BATCH = 2**20
 
 
 def key(facts: Mapping[str, object]) -> str:
@@ -121,17 +123,20 @@ class Settings:
     n_threads: int | None = None
     n_threads_draft: int | None = None
     flash_attention: str | None = None
+    n_batch: int | None = None
+    n_batch_draft: int | None = None
 
 
 def settings(facts: Mapping[str, object]) -> Settings:
     """The settings that were remembered for a pair on a machine; facts know no settings."""
     found = recall(_about_settings(facts)) or {}
-    n_threads, n_threads_draft = found.get("n_threads"), found.get("n_threads_draft")
     flash_attention = found.get("flash_attention")
     return Settings(
-        n_threads if _is_count(n_threads) else None,
-        n_threads_draft if _is_count(n_threads_draft) else None,
-        flash_attention if flash_attention in _FLASH_ATTENTION else None,
+        n_threads=_count(found.get("n_threads"), _MOST_THREADS),
+        n_threads_draft=_count(found.get("n_threads_draft"), _MOST_THREADS),
+        flash_attention=flash_attention if flash_attention in _FLASH_ATTENTION else None,
+        n_batch=_count(found.get("n_batch"), _MOST_OF_A_BATCH),
+        n_batch_draft=_count(found.get("n_batch_draft"), _MOST_OF_A_BATCH),
     )
 
 
@@ -146,8 +151,10 @@ def _about_settings(facts: Mapping[str, object]) -> dict[str, object]:
     return {"about": "settings", "pair": facts}
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 512
+def _count(value: object, most: int) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+        return value
+    return None
 
 
 def _path(key: str) -> Path:

@@ -1,6 +1,6 @@
 """Finds how a pair runs fastest on this machine, what its passes then cost, and what a draft needs.
 
-Tries what nobody has chosen: flash attention, threads of the target, threads of the draft. Keeps
+Tries what nobody has chosen: flash attention, threads and prompt batches of target and draft. Keeps
 what it finds for later processes. Prints nothing.
 """
 
@@ -23,6 +23,7 @@ from ggufspec.llama.clock import (
     Filled,
     time_draft,
     time_in_turns,
+    time_reading,
     time_target,
     time_threads,
 )
@@ -35,6 +36,9 @@ Progress = Callable[[str, int, int], None]  # what, measurements done, of
 Way = TypeVar("Way", int, str)
 
 _CLEARLY = 0.96  # of the usual setting's seconds; what is no faster than that is not taken
+_N_READ = (512, 2048)  # tokens of a prompt, by which its batches are judged: if it is slow, or not
+_N_READINGS = 2
+_BATCHES = (32, 2048)  # tokens: none smaller or larger is tried
 _AT_LEAST = 1.5  # seconds that each question is worth, where passes are short
 
 
@@ -42,11 +46,12 @@ _AT_LEAST = 1.5  # seconds that each question is worth, where passes are short
 class Trial:
     """One way to run, beside others. Seconds are medians, by tokens a pass; and of a draft step."""
 
-    what: str  # "flash_attention", "n_threads", "n_threads_draft"
+    what: str  # "flash_attention", "n_threads", "n_threads_draft", "n_batch", "n_batch_draft"
     value: int | str
     target_seconds: dict[int, float]
     draft_seconds: float | None
     is_chosen: bool
+    reading_seconds: float | None = None  # of a prompt's token, by whose batches they are
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,8 @@ class Tuned:
     n_threads: int
     n_threads_draft: int | None
     flash_attention: str
+    n_batch: int
+    n_batch_draft: int | None
     settings: Settings
     trials: tuple[Trial, ...]
     depth: int
@@ -128,6 +135,12 @@ def tune(
             trials.threads("target", target, trials.sizes(draft), n_logical_cores())
         if draft and given.n_threads_draft is None:
             trials.threads("draft", draft, [1], n_threads_default())
+        n_batch = target.options.n_batch
+        n_batch_draft = draft.options.n_batch if draft else None
+        if given.n_batch is None:
+            n_batch = trials.batches("target", target)
+        if draft and given.n_batch_draft is None:
+            n_batch_draft = trials.batches("draft", draft)
         sizes = list(range(1, n_most + 2))
         seconds = time_target(
             target,
@@ -148,10 +161,14 @@ def tune(
             n_threads=target.n_threads,
             n_threads_draft=draft.n_threads if draft else None,
             flash_attention=target.options.flash_attention,
+            n_batch=n_batch,
+            n_batch_draft=n_batch_draft,
             settings=Settings(
                 n_threads=None if given.n_threads else target.n_threads,
                 n_threads_draft=draft.n_threads if draft and not given.n_threads_draft else None,
                 flash_attention=None if given.flash_attention else target.options.flash_attention,
+                n_batch=None if given.n_batch else n_batch,
+                n_batch_draft=None if given.n_batch_draft else n_batch_draft,
             ),
             trials=tuple(trials.made),
             depth=depth,
@@ -176,6 +193,8 @@ def keep(tuned: Tuned) -> bool:
             "n_threads": tuned.n_threads,
             "n_threads_draft": tuned.n_threads_draft,
             "flash_attention": tuned.flash_attention,
+            "n_batch": tuned.n_batch,
+            "n_batch_draft": tuned.n_batch_draft,
         },
         "measured": "tune",
     }
@@ -278,6 +297,51 @@ class _Trials:
                 self.made.append(Trial("n_threads_draft", n, {}, found[1], n == chosen))
         context.use_threads(chosen)
 
+    def batches(self, whose: str, context: Context) -> int:
+        """The tokens that a prompt's batch should have.
+
+        From the usual one down, then up, while that clearly helps; what memory does not take is
+        left out.
+        """
+        usual = context.options.n_batch
+        n_tokens, many = (min(n, context.model.n_ctx_max or n) for n in _N_READ)
+        try:
+            seconds = {usual: self._reading(whose, context, usual, n_tokens)}
+            if seconds[usual] < _AT_LEAST:
+                n_tokens = many
+                seconds = {usual: self._reading(whose, context, usual, n_tokens)}
+        except OutOfMemoryError:
+            return usual
+        for ladder in batch_ladders(usual, n_tokens):
+            for n in ladder:
+                best = min(seconds.values())
+                try:
+                    seconds[n] = self._reading(whose, context, n, n_tokens)
+                except OutOfMemoryError:
+                    break
+                if seconds[n] > _CLEARLY * best:
+                    break
+        chosen = _choose(seconds, usual)
+        what = "n_batch" if whose == "target" else "n_batch_draft"
+        self.made += [
+            Trial(what, n, {}, None, n == chosen, seconds[n] / n_tokens) for n in sorted(seconds)
+        ]
+        return chosen
+
+    def _reading(self, whose: str, like: Context, n_batch: int, n_tokens: int) -> float:
+        """Seconds of a prompt of so many tokens, in a context of its own; the least of some."""
+        options = replace(
+            like.options,
+            n_ctx=n_tokens,
+            n_batch=n_batch,
+            n_rows=1,
+            n_sequences=1,
+            n_threads=like.n_threads,
+        )
+        progress = _named(self._progress, f"Reading with the {whose}, {n_batch} tokens a batch")
+        with closing(Context(like.model, options)) as context:
+            return min(time_reading(context, n_tokens, _N_READINGS, progress))
+
     def flash_attention(
         self, target: Context, draft: Context | None, stack: ExitStack
     ) -> tuple[Context, Context | None]:
@@ -342,6 +406,21 @@ def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
         down.append(down[-1] // 2)
     while up[-1] < n_most:
         up.append(min(2 * up[-1], n_most))
+    return [down, up]
+
+
+def batch_ladders(usual: int, n_tokens: int) -> list[list[int]]:
+    """Tokens a batch to try beside the usual ones: down by halves, and up by doubles."""
+    least, most = _BATCHES
+    down, up = [], []
+    n = usual // 2
+    while n >= least:
+        down.append(n)
+        n //= 2
+    n = 2 * usual
+    while n <= min(most, n_tokens):
+        up.append(n)
+        n *= 2
     return [down, up]
 
 

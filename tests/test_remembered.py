@@ -206,7 +206,7 @@ def test_forgetting_one_or_all() -> None:
 
 def test_settings_are_remembered_beside_documents() -> None:
     assert remembered.settings(FACTS) == Settings()
-    found = Settings(6, 1, "off")
+    found = Settings(6, 1, "off", 1024, 64)
     assert remembered.remember_settings(FACTS, found)
     assert remembered.settings(FACTS) == found
     assert recall(FACTS) is None, "they are another record"
@@ -222,6 +222,7 @@ def test_what_was_not_found_out_this_time_stays_known() -> None:
 def test_settings_that_make_no_sense_are_not_taken(value: object) -> None:
     remembered.remember_settings(FACTS, Settings(6, 1, "off"))
     document = {"n_threads": value, "n_threads_draft": 1, "flash_attention": value}
+    document["n_batch"] = 2**21 if value == 513 else value
     change(document=document)
     assert remembered.settings(FACTS) == Settings(None, 1, None)
 

@@ -63,6 +63,22 @@ def test_threads_go_down_by_halves_and_up_to_the_most(
     assert tune.thread_ladders(usual, n_most) == ladders
 
 
+@pytest.mark.parametrize(
+    ("usual", "n_tokens", "ladders"),
+    [
+        (512, 512, [[256, 128, 64, 32], []]),
+        (512, 2048, [[256, 128, 64, 32], [1024, 2048]]),
+        (512, 8192, [[256, 128, 64, 32], [1024, 2048]]),
+        (100, 300, [[50], [200]]),
+        (17, 17, [[], []]),
+    ],
+)
+def test_batches_go_down_by_halves_and_up_by_doubles(
+    usual: int, n_tokens: int, ladders: list[list[int]]
+) -> None:
+    assert tune.batch_ladders(usual, n_tokens) == ladders
+
+
 def test_what_is_hardly_faster_than_the_usual_is_not_chosen() -> None:
     assert tune._choose({2: 1.0, 4: 0.98}, 2) == 2
     assert tune._choose({2: 1.0, 4: 0.9}, 2) == 4

@@ -94,9 +94,8 @@ load_options = gathered(
         "--batch-size",
         "n_batch",
         type=click.IntRange(min=1),
-        default=defaults.N_BATCH,
-        show_default=True,
-        help="Prompt tokens a batch.",
+        help="Prompt tokens a batch, of target and draft. [default: what tune found, or "
+        f"{defaults.N_BATCH}]",
     ),
     click.option(
         "-t",

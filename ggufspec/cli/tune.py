@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ _WAYS = {
     "flash_attention": "flash attention {}",
     "n_threads": "target on {} threads",
     "n_threads_draft": "draft on {} threads",
+    "n_batch": "target reads {} tokens a batch",
+    "n_batch_draft": "draft reads {} tokens a batch",
 }
 
 
@@ -81,9 +84,9 @@ def command(
 ) -> None:
     """Measure what passes of the target and of the draft cost on this machine.
 
-    Threads of both and flash attention are tried where they are not given. What is found is kept in
-    the cache folder (GGUFSPEC_CACHE), and taken by every later command for the same files, unless
-    told otherwise.
+    Threads and prompt batches of both, and flash attention, are tried where they are not given.
+    What is found is kept in the cache folder (GGUFSPEC_CACHE), and taken by every later command for
+    the same files, unless told otherwise.
 
     \b
       ggufspec tune --target large.gguf --draft small.gguf
@@ -109,6 +112,8 @@ def command(
         load_settings["n_threads"],
         load_settings["n_threads_draft"],
         None if flash_attention == defaults.FLASH_ATTENTION else flash_attention,
+        load_settings["n_batch"],
+        load_settings["n_batch"],
     )
     loaded = {**load_settings, "n_ctx": n_ctx, "n_draft_max": n_most, "tuned": False}
     target_path, draft_path = find_models(target, draft, offline=offline)
@@ -176,6 +181,8 @@ def _document(tuned: Tuned) -> dict[str, Any]:
             "n_threads": tuned.n_threads,
             "n_threads_draft": tuned.n_threads_draft,
             "flash_attention": tuned.flash_attention,
+            "n_batch": tuned.n_batch,
+            "n_batch_draft": tuned.n_batch_draft,
         },
         "trials": [asdict(trial) for trial in tuned.trials],
         "depth": tuned.depth,
@@ -208,8 +215,8 @@ def _document(tuned: Tuned) -> dict[str, Any]:
 
 def _print_report(tuned: Tuned) -> None:
     document = _document(tuned)
-    if tuned.trials:
-        _print_trials(tuned.trials)
+    _print_trials([trial for trial in tuned.trials if trial.reading_seconds is None])
+    _print_readings([trial for trial in tuned.trials if trial.reading_seconds is not None])
     header = ["Tokens a batch", "ms", "beside one", "ms a token"]
     rows = [
         [
@@ -241,7 +248,9 @@ def _print_report(tuned: Tuned) -> None:
         _print_draft(draft)
 
 
-def _print_trials(trials: tuple[Trial, ...]) -> None:
+def _print_trials(trials: Sequence[Trial]) -> None:
+    if not trials:
+        return
     sizes = sorted({size for trial in trials for size in trial.target_seconds})
     has_draft = any(trial.draft_seconds is not None for trial in trials)
     rows = []
@@ -254,6 +263,20 @@ def _print_trials(trials: tuple[Trial, ...]) -> None:
         rows.append([*row, "chosen" if trial.is_chosen else ""])
     names = [f"{size} token{'s' if size > 1 else ''}, ms" for size in sizes]
     render.echo_table(["Tried", *names, *(["draft step, ms"] if has_draft else []), ""], rows)
+
+
+def _print_readings(trials: Sequence[Trial]) -> None:
+    if not trials:
+        return
+    rows = [
+        [
+            _WAYS[trial.what].format(trial.value),
+            _ms(trial.reading_seconds),
+            "chosen" if trial.is_chosen else "",
+        ]
+        for trial in trials
+    ]
+    render.echo_table(["Tried with a prompt", "ms a token", ""], rows)
 
 
 def _print_draft(draft: dict[str, Any]) -> None:

@@ -178,6 +178,26 @@ def time_threads(
         context.use_threads(n_before)
 
 
+def time_reading(
+    context: Context, n_tokens: int, n_repeats: int, progress: Progress | None = None
+) -> list[float]:
+    """Seconds in which a context reads so many tokens of a prompt, as it reads all prompts.
+
+    It holds nothing before each. Raises DecodeError, ClosedError.
+    """
+    text = filler(context.model.vocab, n_tokens)
+    session = LlamaSession(context)
+    found = []
+    for i in range(n_repeats):
+        session.forget()
+        started = perf_counter()
+        session.feed(text)
+        found.append(perf_counter() - started)
+        if progress is not None:
+            progress(i + 1, n_repeats)
+    return found
+
+
 def time_in_turns(
     passes: Mapping[What, Callable[[], None]],
     n_repeats: int,

@@ -13,7 +13,6 @@ def pair_facts(target: Model, draft: Model | None, options: ContextOptions) -> d
     return {
         "target": _model_facts(target),
         "draft": _model_facts(draft) if draft else None,
-        "n_batch": options.n_batch,
         "type_k": options.type_k,
         "type_v": options.type_v,
         "machine": machine(),

@@ -36,6 +36,7 @@ INTERRUPTIBLE = (
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models are not timed until it is worth believing, nor on cores that others need."""
     monkeypatch.setattr("ggufspec.tune._AT_LEAST", 0.0)
+    monkeypatch.setattr("ggufspec.tune._N_READ", (64, 64))
     for name in (
         "tune.n_logical_cores",
         "tune.n_threads_default",
@@ -64,7 +65,9 @@ def test_people_get_tables_and_a_plot(tune: Command) -> None:
     assert ways[:2] == [["flash", "attention"]] * 2
     assert ["target", "on"] in ways
     assert ["draft", "on"] in ways
-    assert sum("chosen" in line for line in lines) == 3
+    assert ["target", "reads"] in ways
+    assert ["draft", "reads"] in ways
+    assert sum("chosen" in line for line in lines) == 5
     (header,) = (i for i, line in enumerate(lines) if line[:2] == ["Tokens", "a"])
     rows = lines[header + 2 : header + 7]
     assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
@@ -95,7 +98,15 @@ def test_the_document(tune: Command, target: Path, draft: Path) -> None:
     assert {trial["what"] for trial in document["trials"]} == {
         "flash_attention",
         "n_threads_draft",
+        "n_batch",
+        "n_batch_draft",
     }
+    read = [trial for trial in document["trials"] if trial["what"] == "n_batch"]
+    assert len(read) >= 2
+    assert all(trial["reading_seconds"] > 0 for trial in read)
+    assert [trial["value"] for trial in read if trial["is_chosen"]] == [
+        document["chosen"]["n_batch"]
+    ]
     assert document["settings"]["target"] == str(target)
     assert document["settings"]["draft"] == str(draft)
     assert document["settings"]["max_n"] == 4
@@ -103,19 +114,21 @@ def test_the_document(tune: Command, target: Path, draft: Path) -> None:
 
 
 def test_what_is_given_is_not_tried(tune: Command) -> None:
-    document = tune("--json", "-t", "1", "-td", "2", "-fa", "on").document
+    document = tune("--json", "-t", "1", "-td", "2", "-fa", "on", "-b", "64").document
     assert document["trials"] == []
     assert document["chosen"] == {
         "n_threads": 1,
         "n_threads_draft": 2,
         "flash_attention": "on",
+        "n_batch": 64,
+        "n_batch_draft": 64,
     }
 
 
 def test_caches_that_need_flash_attention_keep_it(command: Command) -> None:
     caches = ("-ctk", "q8_0", "-ctv", "q8_0")  # of heads wider than those of the tiny models
     document = command(
-        "tune", "-m", embedded_draft(), *QUICK, *caches, "-t", "1", "--json"
+        "tune", "-m", embedded_draft(), *QUICK, *caches, "-t", "1", "-b", "64", "--json"
     ).document
     assert document["trials"] == []
     assert document["chosen"]["flash_attention"] == "auto"
@@ -128,7 +141,8 @@ def test_a_target_alone(command: Command, target: Path) -> None:
     document = command("tune", "-m", target, *QUICK, "--json").document
     assert document["draft"] is None
     assert document["chosen"]["n_threads_draft"] is None
-    assert {tuple(trial["target_seconds"]) for trial in document["trials"]} == {("1",)}
+    passes = [trial for trial in document["trials"] if trial["what"] != "n_batch"]
+    assert {tuple(trial["target_seconds"]) for trial in passes} == {("1",)}
 
 
 @pytest.mark.parametrize("write", [tiny.write_mamba, tiny.write_hybrid])
@@ -195,6 +209,10 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
         assert engine.target.n_threads == chosen["n_threads"]
         assert engine.draft.n_threads == chosen["n_threads_draft"]
         assert engine.target.options.flash_attention == "off"
+        batches = (engine.target.n_batch, engine.draft.n_batch)
+        most = engine.target.n_ctx
+        assert batches == (min(chosen["n_batch"], most), min(chosen["n_batch_draft"], most))
+        assert chosen["n_batch"] < 512, "halves are tried"
         document = remembered.recall(facts(engine.target, engine.draft))
     assert document is not None
     assert (document["settings"], document["measured"]) == (chosen, "tune")
@@ -227,7 +245,7 @@ def test_tuning_does_not_start_from_what_was_tuned(
         pair = facts(engine.target, engine.draft)["pair"]
     remembered.remember_settings(pair, remembered.Settings(511, 511, "off"))
     trials = tune("--json").document["trials"]
-    assert max(trial["value"] for trial in trials if trial["what"] != "flash_attention") < 511
+    assert max(trial["value"] for trial in trials if trial["what"].startswith("n_threads")) < 511
     assert "auto" in {trial["value"] for trial in trials}
 
 

@@ -70,7 +70,6 @@ def test_what_costs_depend_on_makes_another_key(target: Path, draft: Path) -> No
         {"flash_attention": "off"},
         {"type_k": "f32"},
         {"type_v": "f32"},
-        {"n_batch": 64},
     ]
     keys = [key_of(target, draft, **way) for way in ways] + [key_of(target, None)]
     assert len(set(keys)) == len(keys)
@@ -81,6 +80,7 @@ def test_what_costs_do_not_depend_on_makes_none(target: Path, draft: Path) -> No
     assert key_of(target, draft, n_ctx=64) == known
     assert key_of(target, draft, mmap=False) == known
     assert key_of(target, draft, n_draft_max=5) == known
+    assert key_of(target, draft, n_batch=64) == known, "of prompts"
     assert key_of(target, draft, n_gpu_layers=-2) == known, "all layers, too"
 
 
@@ -158,6 +158,20 @@ def test_the_loaded_library_names_its_processor() -> None:
 
 
 # What a later load takes
+
+
+def test_a_load_takes_batches_that_were_tuned(target: Path, draft: Path) -> None:
+    pair = facts_of(target, draft)["pair"]
+    remembered.remember_settings(pair, remembered.Settings(n_batch=256, n_batch_draft=64))
+
+    def loaded(**options: Any) -> tuple[int, int]:
+        with ggufspec.load(target, draft, n_ctx=200, **options) as engine:
+            assert engine.draft is not None
+            return engine.target.n_batch, engine.draft.n_batch
+
+    assert loaded() == (200, 64), "no larger than the context"
+    assert loaded(n_batch=128) == (128, 128), "what is given holds for both"
+    assert loaded(tuned=False) == (200, 200)
 
 
 def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
