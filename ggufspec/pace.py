@@ -21,7 +21,8 @@ _N_USUAL = 2  # unread tokens where all was accepted; with more, a draft's first
 _N_GAPS = 48  # gaps looked back upon: what the next tokens will be like
 _N_KINDS = 8  # of them: as many kinds of tokens the rule reckons with
 _HOPELESS = (-math.inf,)
-_FIRST_GAPS = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)
+_FIRST_GAPS = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)  # of a draft that nobody knows,
+_N_OWN_GAPS = 16  # until so many of its own were seen
 _N_EARLY = 24  # rounds at first, in which the rule is reckoned after each few
 _EVERY_EARLY = 2
 _EVERY = 8
@@ -185,7 +186,7 @@ class Chosen:
         self.costs = costs
         self.native = _native.Pace(*line, bonus)
         self._bonus, self._saved, self._bonus_weight = bonus, 0.0, _BONUS_WEIGHT
-        self._gaps: deque[float] = deque(_FIRST_GAPS, _N_GAPS)
+        self._gaps: deque[float] = deque(maxlen=_N_GAPS)
         self._is_known, self._has_model = is_known, has_model
         self._n_trusted = defaults.N_DRAFT_LIMIT if is_known else 1  # until a first token stood
         self.n_lessons = 0
@@ -299,7 +300,7 @@ class Chosen:
                 f"this draft cannot pay: one step of it takes {share:.0%} of a pass of its target. "
                 "Use a smaller draft, give it more of the GPU (-ngld), or leave it out"
             )
-        gaps = sorted(self._gaps)
+        gaps = self._sorted_gaps()
         chance = self.native.chance(gaps[len(gaps) // 2])
         return (
             f"this draft did not pay: {chance:.0%} of its tokens would have stood, and a pass over "
@@ -333,6 +334,11 @@ class Chosen:
         self._n_unpaid += self._why == _UNPAID and self._n_sharers == 1
         self._n_until_reckoned -= 1
 
+    def _sorted_gaps(self) -> Sequence[float]:
+        """How sure the draft has been of late."""
+        few = len(self._gaps) < _N_OWN_GAPS
+        return sorted([*self._gaps, *_FIRST_GAPS] if few else self._gaps)
+
     def _wants_plain(self) -> bool:
         costs = self.costs
         if costs.is_frozen or self._n_sharers > 1:
@@ -347,7 +353,7 @@ class Chosen:
 
     def _reckon(self) -> None:
         self._n_until_reckoned = _EVERY_EARLY if self._n_rounds < _N_EARLY else _EVERY
-        gaps = sorted(self._gaps) if self._has_model else _HOPELESS
+        gaps = self._sorted_gaps() if self._has_model else _HOPELESS
         n = len(gaps)
         kinds = [gaps[(2 * k + 1) * n // (2 * _N_KINDS)] for k in range(_N_KINDS)]
         curve = self.costs.shared(self._n_sharers)

@@ -321,6 +321,24 @@ def test_an_unknown_draft_is_asked_before_it_drafts() -> None:
     assert rounds[0].why == "the draft is not known yet"
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_sure_of_nothing_is_not_looked_at_for_long(temperature: float) -> None:
+    """What unknown drafts may be sure of counts until this one was seen, and not on and on."""
+
+    def unsure(prefix: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng([3, *prefix[-2:]]).normal(0, 0.1, N_VOCAB)
+
+    looks = []
+    pace = chosen([1.0, 1.5, 2.0, 1.6, 2.2, 2.7, 2.9, 2.9], 0.04)
+
+    def clock(turn: Round) -> None:
+        looks.append(pace.native.n_looked)
+        pace.clock(turn)
+
+    rounds_of((random_logits(1), unsure), pace, temperature=temperature, n_tokens=64, clock=clock)
+    assert sum(looks) <= 16
+
+
 def test_plain_decoding_is_measured_before_anything_is_compared_with_it() -> None:
     pace = Chosen(Costs(N_MOST + 1), FIRST_LINE, is_known=True)
     rounds = rounds_of(near(0.0), pace, n_tokens=30, clock=pace.clock)

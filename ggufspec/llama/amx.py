@@ -63,6 +63,10 @@ def try_out() -> None:
     from ggufspec.llama.model import Model
 
     os.environ[VARIABLE] = "on"
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     tokens = [*_TOKENS]
     model = Model(_MODEL, n_gpu_layers=0)
     context = Context(model, ContextOptions(n_ctx=64, n_rows=len(tokens), n_threads=2))
