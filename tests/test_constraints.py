@@ -192,7 +192,7 @@ def test_a_prompt_of_another_type_is_refused(prompt: object, pair: Engine) -> No
 
 @pytest.mark.parametrize(
     "options",
-    [{"n_ctx": "x"}, {"n_threads": 2.5}, {"n_gpu_layers": None}, {"n_batch": None}, {"draft": 5}],
+    [{"n_ctx": "x"}, {"n_threads": 2.5}, {"n_gpu_layers": None}, {"n_batch": 2.5}, {"draft": 5}],
 )
 def test_what_loads_is_checked_too(options: dict[str, object]) -> None:
     with pytest.raises(OptionError, match="must be"):
