@@ -122,22 +122,23 @@ def _place() -> tuple[ctypes._Pointer[ctypes.c_void_p], int] | None:
     with listening():
         llama_cpp.llama_backend_init()
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
-    for library in devices.libraries():
-        try:
-            by_name = library.ggml_backend_reg_by_name
-            function_of = library.ggml_backend_reg_get_proc_address
-            name_of = library.ggml_backend_buft_name
-        except AttributeError:
-            continue
-        by_name.restype, by_name.argtypes = pointer, [text]
-        function_of.restype, function_of.argtypes = pointer, [pointer, text]
-        name_of.restype, name_of.argtypes = text, [pointer]
-        registry = by_name(b"CPU")
-        address = registry and function_of(registry, b"ggml_backend_dev_get_extra_bufts")
-        kinds = address and ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(None)
-        i = 0
-        while kinds and kinds[i]:
-            if name_of(kinds[i]) == _NAME:
-                return kinds, i
-            i += 1
+    library = devices.ggml(
+        {
+            "ggml_backend_reg_by_name": (pointer, [text]),
+            "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
+            "ggml_backend_buft_name": (text, [pointer]),
+        }
+    )
+    registry = library and library.ggml_backend_reg_by_name(b"CPU")
+    if not library or not registry:
+        return None
+    address = library.ggml_backend_reg_get_proc_address(
+        registry, b"ggml_backend_dev_get_extra_bufts"
+    )
+    kinds = address and ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(None)
+    i = 0
+    while kinds and kinds[i]:
+        if library.ggml_backend_buft_name(kinds[i]) == _NAME:
+            return kinds, i
+        i += 1
     return None

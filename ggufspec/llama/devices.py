@@ -7,13 +7,16 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import llama_cpp
 
 from ggufspec.offload.plan import Gpu
+
+Signature = tuple[Any, list[Any]]  # the type of a C function's result, and those of its arguments
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
 
@@ -141,6 +144,17 @@ def libraries() -> list[ctypes.CDLL]:
     found = [llama_cpp.llama_cpp._lib]
     beside = getattr(getattr(llama_cpp, "_ggml", None), "libggml", None)
     return found if beside is None else [*found, beside]
+
+
+def ggml(functions: Mapping[str, Signature]) -> ctypes.CDLL | None:
+    """The library that has all these functions of ggml's, with their types set; None: none has."""
+    for library in libraries():
+        if all(hasattr(library, name) for name in functions):
+            for name, (restype, argtypes) in functions.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = restype, argtypes
+            return library
+    return None
 
 
 def _lines(path: Path) -> list[str]:

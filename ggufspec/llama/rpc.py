@@ -183,7 +183,7 @@ def _ggml() -> ctypes.CDLL:
     """ggml's registry, with its types. Raises OptionError where the functions are not to be had."""
     pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
     sizes = ctypes.POINTER(size)
-    functions = {
+    functions: dict[str, devices.Signature] = {
         "ggml_backend_reg_by_name": (pointer, [text]),
         "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
         "ggml_backend_reg_dev_count": (size, [pointer]),
@@ -192,10 +192,6 @@ def _ggml() -> ctypes.CDLL:
         "ggml_backend_dev_memory": (None, [pointer, sizes, sizes]),
         "ggml_backend_free": (None, [pointer]),
     }
-    for library in devices.libraries():
-        if all(hasattr(library, name) for name in functions):
-            for name, (restype, argtypes) in functions.items():
-                function = getattr(library, name)
-                function.restype, function.argtypes = restype, argtypes
-            return library
+    if library := devices.ggml(functions):
+        return library
     raise OptionError("this llama-cpp-python does not let ggml's devices be reached, as rpc needs")
