@@ -28,11 +28,11 @@ from ggufspec.errors import (
 )
 
 if TYPE_CHECKING:
-    from ggufspec.engine import Engine
+    from ggufspec.decoding.stats import Stats
+    from ggufspec.engine.engine import Engine
+    from ggufspec.engine.load import load
+    from ggufspec.engine.stream import Chunk, Completion, Stream
     from ggufspec.llama.draft_model import DraftModel
-    from ggufspec.loading import load
-    from ggufspec.stats import Stats
-    from ggufspec.stream import Chunk, Completion, Stream
 
 __version__ = "0.1.0"
 __all__ = [
@@ -57,13 +57,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Chunk": "ggufspec.stream",
-    "Completion": "ggufspec.stream",
+    "Chunk": "ggufspec.engine.stream",
+    "Completion": "ggufspec.engine.stream",
     "DraftModel": "ggufspec.llama.draft_model",
-    "Engine": "ggufspec.engine",
-    "Stats": "ggufspec.stats",
-    "Stream": "ggufspec.stream",
-    "load": "ggufspec.loading",
+    "Engine": "ggufspec.engine.engine",
+    "Stats": "ggufspec.decoding.stats",
+    "Stream": "ggufspec.engine.stream",
+    "load": "ggufspec.engine.load",
 }
 
 

@@ -450,7 +450,7 @@ NB_MODULE(_native, m) {
         .def_prop_ro("n_looked", &ggufspec::Pace::n_looked, "Distributions that were asked for in this round.")
         .def_prop_ro("n_taken", &ggufspec::Pace::n_taken, "Tokens that were drawn in this round.")
         .def_prop_ro("expected", &ggufspec::Pace::expected, "How many of them stand, on average.")
-        .def_prop_ro("end", [](const ggufspec::Pace & self) { return int(self.end()); }, "Why there are no more: an index of _ENDS in pace.py.")
+        .def_prop_ro("end", [](const ggufspec::Pace & self) { return int(self.end()); }, "Why there are no more: an index of _ENDS in draft_length.py.")
         .def_prop_ro("seen", &ggufspec::Pace::seen, "The gaps of this round.");
     m.def(
         "best_rule",

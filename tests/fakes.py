@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ggufspec.core import Ask, Logits, Round, Session
-from ggufspec.speculate import speculate, timed
+from ggufspec.decoding.loop import speculate, timed
+from ggufspec.decoding.types import Ask, Logits, Round, Session
 
 
 class FakeSession:

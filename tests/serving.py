@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 from ggufspec.server.app import Service, Settings, make_app, make_service
 from ggufspec.server.listen import Server, address_of, bind
 

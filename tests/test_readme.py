@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fakes import FakeSession, scripted_logits, speculated
 
-from ggufspec import verify
-from ggufspec.sampling import Sampling
+from ggufspec.decoding import verify
+from ggufspec.decoding.sampling import Sampling
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.core import Draft, Logits, Verify
-from ggufspec.sampling import Sampling
-from ggufspec.sampling import to_probs as native_to_probs
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.sampling import to_probs as native_to_probs
+from ggufspec.decoding.types import Draft, Logits, Verify
 
 Law = NDArray[np.float64]  # (..., n_vocab), sums to 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ggufspec.prompt_file import Entry, parse_entries, without_text
+from ggufspec.common.prompts import Entry, parse_entries, without_text
 
 PROMPTS = (
     "The old house at the end of the road had been empty for years, until",

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ggufspec import checks, defaults
-from ggufspec import verify as rules
 from ggufspec.audit.statistics import Test
+from ggufspec.common import defaults, validate
+from ggufspec.decoding import verify as rules
+from ggufspec.engine.options import GenerateOptions, Request
 from ggufspec.errors import OptionError
-from ggufspec.request import GenerateOptions, Request
 
 # A batch that moves the law of an ordinary position by more than this is no rounding.
 LAW_TOLERANCE = 0.01
@@ -37,11 +37,11 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("n_runs", "n_tokens"):
-            checks.whole(name, getattr(self, name))
+            validate.whole(name, getattr(self, name))
         for name in ("alpha", "near_tie"):
-            checks.number(name, getattr(self, name))
+            validate.number(name, getattr(self, name))
         if self.seed is not None:
-            checks.whole("seed", self.seed)
+            validate.whole("seed", self.seed)
         if self.n_runs < 1:
             raise OptionError(
                 f"n_runs is {self.n_runs}; an audit needs at least 1 text of each kind, "

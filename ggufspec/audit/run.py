@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ggufspec import verify as rules
 from ggufspec.audit.laws import Law, distance, law_of_rule, likeliest, place, temptation, to_laws
 from ggufspec.audit.report import BatchLaws, Greedy, Parting, Report, RuleLaws, Sequences, Settings
 from ggufspec.audit.statistics import (
@@ -24,9 +23,10 @@ from ggufspec.audit.statistics import (
     text_profiles,
     uniform_shift,
 )
-from ggufspec.engine import Engine
+from ggufspec.decoding import verify as rules
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.request import GenerateOptions
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, of)
 

@@ -26,8 +26,8 @@ from typing import Any
 from ggufspec import __version__
 from ggufspec.batch.pool import Event, LocalProcess
 from ggufspec.batch.run import Start
+from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import ClusterError, OptionError
-from ggufspec.remembered import fingerprint
 
 LOCAL = "local"
 _ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\s]+?)\]?:(?P<port>\d{1,5})/?")

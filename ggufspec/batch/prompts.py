@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ggufspec.common.prompts import Entry, parse_entries, without_text
 from ggufspec.errors import PromptError
-from ggufspec.prompt_file import Entry, parse_entries, without_text
 
 _NEEDED = 'each line needs a text "prompt", a list "messages", or a list of texts "turns"'
 _ID_NAMES = ("question_id", "id")

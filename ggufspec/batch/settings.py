@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ggufspec import remembered
+from ggufspec.drafting import profile_store
 
 _N_RUN_DIGITS = 12
 _LONGEST = 60  # characters of a value in a message
@@ -22,7 +22,7 @@ def model_identity(path: Path | None) -> dict[str, Any] | None:
     """Tells a model's file from others, wherever it lies."""
     if path is None:
         return None
-    return {"file": path.name, "fingerprint": remembered.fingerprint(path)}
+    return {"file": path.name, "fingerprint": profile_store.fingerprint(path)}
 
 
 def as_json(value: Any) -> Any:

@@ -17,17 +17,17 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from ggufspec import remembered
 from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.settings import prompt_seed
-from ggufspec.engine import Engine
+from ggufspec.decoding.stats import Stats
+from ggufspec.drafting import profile_store
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.load import load
+from ggufspec.engine.stream import Completion
+from ggufspec.engine.text import Message
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.facts import facts
-from ggufspec.loading import load
-from ggufspec.stats import Stats
-from ggufspec.stream import Completion
-from ggufspec.text import Message
 
 _THREADS = ("n_threads", "n_threads_draft")
 _ROLES = ("user", "assistant")
@@ -161,14 +161,14 @@ def _known(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | None:
     about = facts(engine.target, engine.draft)
     shared = {name: each for name, each in about.items() if name not in _THREADS}
     shared |= {"about": "batch", "n_draft_max": engine.n_draft_max}
-    for known in (task["known"], remembered.recall(shared)):
+    for known in (task["known"], profile_store.recall(shared)):
         if known is not None:
             try:
                 return engine.settle(known)
             except ValueError:
                 continue
     known = engine.settle()
-    remembered.remember(shared, known)
+    profile_store.remember(shared, known)
     return known
 
 

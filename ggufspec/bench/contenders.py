@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from ggufspec import defaults
 from ggufspec.bench.records import Contender
+from ggufspec.common import defaults
 
 PLAIN = "plain"
 DRAFT_ALONE = "draft alone"

@@ -24,8 +24,8 @@ from typing import Any
 
 from ggufspec.bench import rivals
 from ggufspec.bench.rivals import Rival
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
-from ggufspec.sampling import Sampling
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 600.0  # large models are read from slow disks

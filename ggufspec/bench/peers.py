@@ -20,13 +20,13 @@ from typing import Any, Protocol
 from ggufspec.bench import llama_server, rivals
 from ggufspec.bench.llama_server import Server
 from ggufspec.bench.rivals import Rival
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.engine.options import Request
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptError
 from ggufspec.llama import lookup
 from ggufspec.llama.devices import free_memory
 from ggufspec.llama.lookup import PythonLlama
 from ggufspec.models.header import Header, read_header
-from ggufspec.request import Request
-from ggufspec.sampling import Sampling
 
 LLAMA_SIMPLE = "llama.cpp speculative-simple"
 LLAMA_SERVER = "llama.cpp server"

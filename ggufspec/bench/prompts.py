@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ggufspec.bench.workloads import KINDS
+from ggufspec.common.prompts import Entry, parse_entries, without_text
 from ggufspec.errors import PromptError
-from ggufspec.prompt_file import Entry, parse_entries, without_text
 
 _NEEDED = 'each line needs a text "prompt", or a list of texts "turns"'
 

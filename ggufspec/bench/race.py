@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ggufspec.stats import Stats
+from ggufspec.decoding.stats import Stats
 
 PLAIN, SPECULATIVE = "plain", "speculative"
 

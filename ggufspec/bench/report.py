@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ggufspec.stats import Stats
+from ggufspec.decoding.stats import Stats
 
 
 @dataclass(frozen=True)

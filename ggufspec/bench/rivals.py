@@ -19,8 +19,8 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
-from ggufspec.sampling import Sampling
 
 _N_MAX = (2, 3, 5, 7, 11, 15)
 _P_MIN = (0.0, 0.3, 0.5, 0.75, 0.9)

@@ -16,9 +16,9 @@ from ggufspec.bench.energy import Meter
 from ggufspec.bench.peers import Peer
 from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Contender, Key, Measurement, Parting, Results, Turn
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.text import Message
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.text import Message
 
 Heard = Callable[[int, int, str], None]  # tokens written, of how many in all, what is going on
 Told = Callable[[str], None]  # why a peer has left out a text

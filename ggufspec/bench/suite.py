@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ggufspec.bench.memory import peak_rss
 from ggufspec.bench.peers import Peer
 from ggufspec.bench.presets import Preset
 from ggufspec.bench.records import Key, Results, plain
 from ggufspec.bench.run import Heard, Plan, Told, measure, partings
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError
 from ggufspec.llama import devices
+from tests.benchmarks.memory import peak_rss
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.files import read_prompt_file
@@ -27,6 +26,7 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
+from ggufspec.common import defaults
 
 if TYPE_CHECKING:
     from ggufspec.audit import Report

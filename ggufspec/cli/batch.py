@@ -198,7 +198,7 @@ def command(
     from ggufspec.batch.prompts import parse_prompts
     from ggufspec.batch.run import Plan
     from ggufspec.batch.settings import as_json
-    from ggufspec.request import Request
+    from ggufspec.engine.options import Request
 
     Request.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known at once
     if draft is None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli import bench_jobs, render
 from ggufspec.cli.demo import cache_dir_option, size_option
 from ggufspec.cli.exits import INTERRUPTED
@@ -21,6 +20,7 @@ from ggufspec.cli.names import offline_option
 from ggufspec.cli.options import draft_option, load_options, show_log, target_option, verbose_option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
+from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ def _print(preset: str | None, title: str, results: Results, form: str) -> None:
 
 def _circumstances(results: Results) -> str:
     """A line on what the seconds depend on."""
-    from ggufspec.cache import format_bytes
+    from ggufspec.common.files import format_bytes
 
     machine = results.machine
     gpus = ", ".join(map(str, machine.get("gpus", ()))) or "no GPU"

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli.demo import stand_in as padded
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import find_models
 from ggufspec.cli.run import was_given
+from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, PromptError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ggufspec.bench.prompts import Prompt
     from ggufspec.bench.records import Contender, Results
     from ggufspec.bench.suite import Job
-    from ggufspec.engine import Engine
+    from ggufspec.engine.engine import Engine
 
 _N_TOKENS = 128
 _N_RUNS = 3
@@ -154,7 +154,7 @@ def _contenders(
     has_draft: bool,
 ) -> list[Contender]:
     from ggufspec.bench.contenders import contenders
-    from ggufspec.request import Request
+    from ggufspec.engine.options import Request
 
     if "none" in drafters:
         raise click.UsageError(
@@ -321,7 +321,7 @@ def _located(pair: Pair) -> tuple[Path, Path] | None:
 
 def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
     """Which models would have to be pulled, and how large they are."""
-    from ggufspec.cache import format_bytes
+    from ggufspec.common.files import format_bytes
     from ggufspec.models.pull import locate
     from ggufspec.models.registry import load_registry
     from ggufspec.models.shapes import reckoned
@@ -346,12 +346,12 @@ def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
 
 def _stand_in(size: str, folder: Path | None) -> tuple[tuple[Path, Path], str]:
     """The embedded pair with its padded target, written first if it is not there yet."""
-    from ggufspec import demo
+    from ggufspec.standin import embedded
 
-    n_params = demo.parse_size(size)
-    target = padded(n_params, folder or demo.default_cache_dir())
-    shape = demo.plan_shape(n_params)
-    return (target, demo.embedded_draft()), _STAND_IN.format(shape.n_params / 1e6)
+    n_params = embedded.parse_size(size)
+    target = padded(n_params, folder or embedded.default_cache_dir())
+    shape = embedded.plan_shape(n_params)
+    return (target, embedded.embedded_draft()), _STAND_IN.format(shape.n_params / 1e6)
 
 
 def _prompts(

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.demo import PROMPTS, WARM_UP_TOKENS, cache_dir_option, size_option, stand_in
 from ggufspec.cli.exits import INTERRUPTED
@@ -39,10 +38,11 @@ from ggufspec.cli.options import (
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.run import as_wanted, check_needs_no_draft, check_rule, read_prompt, was_given
 from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
+from ggufspec.common import defaults
 
 if TYPE_CHECKING:
     from ggufspec.bench.race import Lane, Race
-    from ggufspec.engine import Engine
+    from ggufspec.engine.engine import Engine
 
 _TOLD_EVERY = 0.1  # seconds
 _WIDEST = 98  # letters of a line that is to be read
@@ -155,7 +155,7 @@ def command(
         "stop": stop,
         "ignore_eos": ignore_eos,
     }
-    from ggufspec.request import Request
+    from ggufspec.engine.options import Request
 
     Request.of(settings)  # type: ignore[arg-type]
     text = _PROMPT
@@ -213,10 +213,10 @@ def _find(
     """The files of the pair."""
     if target is not None:
         return find_models(target, draft, offline=offline)
-    from ggufspec import demo
+    from ggufspec.standin import embedded
 
-    stand_in_path = stand_in(demo.parse_size(size), cache_dir or demo.default_cache_dir())
-    return stand_in_path, demo.embedded_draft()
+    stand_in_path = stand_in(embedded.parse_size(size), cache_dir or embedded.default_cache_dir())
+    return stand_in_path, embedded.embedded_draft()
 
 
 def _run(engine: Engine, text: str, prompt: str | list[int], settings: dict[str, Any]) -> Race:

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.options import color_option, draft_n_option, room_for, show_log, verbose_option
 from ggufspec.cli.progress import late_bars
 from ggufspec.cli.run import Run, generate
+from ggufspec.common import defaults
 
 if TYPE_CHECKING:
-    from ggufspec.demo import Shape
-    from ggufspec.engine import Engine
-    from ggufspec.stats import Stats
+    from ggufspec.decoding.stats import Stats
+    from ggufspec.engine.engine import Engine
+    from ggufspec.standin.embedded import Shape
 
 PROMPTS = (
     "The prince looked at her and",
@@ -102,12 +102,12 @@ def command(
     A 7 M-parameter model of old novels, padded with zeros until it costs as much as a model of
     --size parameters (a stand-in: it writes no better), is run with and without its 1.5 M draft.
     """
-    from ggufspec import demo
-    from ggufspec.loading import load
+    from ggufspec.engine.load import load
+    from ggufspec.standin import embedded
 
     show_log(verbose)
-    n_params = demo.parse_size(size)
-    target = stand_in(n_params, cache_dir or demo.default_cache_dir())
+    n_params = embedded.parse_size(size)
+    target = stand_in(n_params, cache_dir or embedded.default_cache_dir())
     settings: dict[str, Any] = {
         "max_tokens": max_tokens,
         "n_draft": n_draft,
@@ -116,10 +116,12 @@ def command(
         "ignore_eos": True,
     }
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
-    with load(target, demo.embedded_draft(), n_threads=n_threads, **room_for(n_draft)) as engine:
+    with load(
+        target, embedded.embedded_draft(), n_threads=n_threads, **room_for(n_draft)
+    ) as engine:
         pairs, interrupted = _perform(engine, list(PROMPTS) * runs, settings, writer)
     if pairs:
-        shape = demo.plan_shape(n_params)
+        shape = embedded.plan_shape(n_params)
         document = _document(pairs, shape, target, {**settings, "runs": runs})
         if as_json:
             render.echo_json(document)
@@ -130,22 +132,22 @@ def command(
 
 def stand_in(n_params: int, folder: Path) -> Path:
     """The padded target, written first if it is not there yet."""
-    from ggufspec import demo
+    from ggufspec.standin import embedded
 
-    shape = demo.plan_shape(n_params)
+    shape = embedded.plan_shape(n_params)
     _talk(
         f"The large model is a stand-in: a model of {_EMBEDDED_PARAMS} M parameters, trained on "
         f"old novels, padded with zeros\nto the cost of {shape.n_params / 1e6:,.0f} M "
         f"({shape.n_layer} layers, width {shape.n_embd}). It writes what the small one "
         "would, only slower.\n"
     )
-    found = demo.cached_target(n_params, folder)
+    found = embedded.cached_target(n_params, folder)
     if found is not None:
         return found
-    size = demo.padded_size(n_params) / 1e6
+    size = embedded.padded_size(n_params) / 1e6
     _talk(f"Writing it once: {size:,.0f} MB in {folder} ...")
     with late_bars() as bars:
-        return demo.padded_target(
+        return embedded.padded_target(
             n_params, folder, lambda done, of: bars.update("Writing", done, of, unit="bytes")
         )
 

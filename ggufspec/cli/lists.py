@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ggufspec import defaults
+from ggufspec.common import defaults
 
 
 def listed(parse: Callable[[str], Any], what: str) -> Callable[..., tuple[Any, ...]]:

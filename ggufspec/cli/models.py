@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cache import format_bytes
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.progress import late_bars
+from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
 
 if TYPE_CHECKING:

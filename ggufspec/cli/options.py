@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli import render
+from ggufspec.common import defaults
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -197,10 +197,10 @@ def _shares(value: str) -> tuple[float, ...]:
     """Numbers between commas, as `load` takes them."""
     if not value:
         return ()
-    from ggufspec import checks
+    from ggufspec.common import validate
 
     try:
-        return checks.shares("it", [float(part) for part in value.split(",")])
+        return validate.shares("it", [float(part) for part in value.split(",")])
     except ValueError as error:  # OptionError is one
         raise click.BadParameter(f"{value!r} are no shares: give numbers like 3,1") from error
 
@@ -209,9 +209,9 @@ def _servers(value: str | None) -> tuple[str, ...]:
     """Addresses between commas, as `load` takes them."""
     if value is None:
         return ()
-    from ggufspec import rpc
+    from ggufspec.placement import rpc_address
 
-    return tuple(map(str, rpc.addresses("--rpc", value.split(","))))
+    return tuple(map(str, rpc_address.addresses("--rpc", value.split(","))))
 
 
 seed_option = click.option(

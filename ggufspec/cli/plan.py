@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
 from ggufspec.cli.options import (
@@ -20,10 +19,11 @@ from ggufspec.cli.options import (
     type_k_option,
     type_v_option,
 )
+from ggufspec.common import defaults
 
 if TYPE_CHECKING:
-    from ggufspec.offload.plan import Machine, OffloadPlan
-    from ggufspec.shape import Shape
+    from ggufspec.models.shape import Shape
+    from ggufspec.placement.plan import Machine, OffloadPlan
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
 _FACTORS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -132,7 +132,7 @@ def command(
       ggufspec plan --target large.gguf --draft small.gguf --vram 24GiB,12GiB --acceptance 0.7
     """
     from ggufspec.models.shapes import shape_of_name
-    from ggufspec.offload.plan import Wishes, alternatives
+    from ggufspec.placement.plan import Wishes, alternatives
 
     if rpc and vram is not None:
         raise click.UsageError("--vram thinks of another machine, and --rpc asks servers of this")
@@ -161,11 +161,11 @@ def _machine(
     ram_bandwidth: int | None,
     rpc: tuple[str, ...],
 ) -> Machine:
-    from ggufspec import rpc as servers
+    from ggufspec.engine.fit import measured_host
     from ggufspec.llama.devices import free_memory, gpus
     from ggufspec.llama.rpc import Servers
-    from ggufspec.offload.plan import Gpu, Machine
-    from ggufspec.placing import measured_host
+    from ggufspec.placement import rpc_address as servers
+    from ggufspec.placement.plan import Gpu, Machine
 
     if vram is None:
         with closing(Servers(servers.addresses("--rpc", rpc))) as remote:
@@ -190,7 +190,7 @@ def _print(
     acceptance: float,
     rpc: tuple[str, ...],
 ) -> None:
-    from ggufspec.cache import format_bytes
+    from ggufspec.common.files import format_bytes
 
     for whose, shape in (("target", target), ("draft", draft)):
         if shape:

@@ -14,7 +14,7 @@ import click
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from ggufspec.engine import Engine
+    from ggufspec.engine.engine import Engine
 
 _PATIENCE_SECONDS = 1.0
 
@@ -72,7 +72,7 @@ def late_bars() -> Iterator[LateBars]:
 
 def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, Any]) -> Engine:
     """ggufspec.load, with a bar for each model that takes its time, and what it decided."""
-    from ggufspec.loading import load
+    from ggufspec.engine.load import load
 
     with late_bars() as bars:
         engine = load(

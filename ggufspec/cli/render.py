@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from ggufspec.core import Round
-    from ggufspec.stats import Stats
-    from ggufspec.stream import Chunk
+    from ggufspec.decoding.stats import Stats
+    from ggufspec.decoding.types import Round
+    from ggufspec.engine.stream import Chunk
 
 COLOR_CHOICES = ("auto", "on", "off")
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"

@@ -36,9 +36,9 @@ from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
-    from ggufspec.core import Round
-    from ggufspec.engine import Engine
-    from ggufspec.stream import Completion
+    from ggufspec.decoding.types import Round
+    from ggufspec.engine.engine import Engine
+    from ggufspec.engine.stream import Completion
 
 
 @click.command(name="run", short_help="Continue a prompt, or answer it.")
@@ -109,7 +109,7 @@ def command(
         "stop": stop,
         "ignore_eos": ignore_eos,
     }
-    from ggufspec.request import Request
+    from ggufspec.engine.options import Request
 
     # What is wrong with them is known before the models are read.
     Request.of(settings)  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli.options import gathered
+from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
 _BIAS = re.compile(r"(\d+)([+-](?:inf|\d*\.?\d+(?:e[+-]?\d+)?))", re.IGNORECASE)

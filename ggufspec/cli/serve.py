@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli.demo import cache_dir_option, size_option, stand_in
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.names import find_models, offline_option
@@ -27,6 +26,7 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.run import check_needs_no_draft, check_rule
+from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -167,7 +167,7 @@ def command(
         "verify": verify,
         "draft_temperature": draft_temperature,
     }
-    from ggufspec.request import Request
+    from ggufspec.engine.options import Request
     from ggufspec.server.app import Settings, make_app, make_service
     from ggufspec.server.listen import Server, address_of, bind
 
@@ -208,10 +208,10 @@ def _files(
 ) -> tuple[Path, Path | None]:
     if target is not None:
         return find_models(target, draft, offline=offline)
-    from ggufspec import demo
+    from ggufspec.standin import embedded
 
-    path = stand_in(demo.parse_size(size), cache_dir or demo.default_cache_dir())
-    return path, demo.embedded_draft()
+    path = stand_in(embedded.parse_size(size), cache_dir or embedded.default_cache_dir())
+    return path, embedded.embedded_draft()
 
 
 def _show_own_log(verbose: bool) -> None:

@@ -44,7 +44,7 @@ def command(like: str, agreement: float, force: bool, path: Path) -> None:
       ggufspec run --target target.gguf --draft draft.gguf --compare -p "Once"
     """
     from ggufspec import standin
-    from ggufspec.cache import format_bytes
+    from ggufspec.common.files import format_bytes
 
     standin.check_path(path, force=force, like=like)
     made = standin.plan(like, agreement)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec import defaults
 from ggufspec.cli import render
 from ggufspec.cli.names import find_model, find_models, offline_option
 from ggufspec.cli.options import (
@@ -20,9 +19,10 @@ from ggufspec.cli.options import (
     verbose_option,
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
+from ggufspec.common import defaults
 
 if TYPE_CHECKING:
-    from ggufspec.tune import Trial, Tuned
+    from ggufspec.bench.tune import Trial, Tuned
 
 CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _WAYS = {
@@ -104,8 +104,8 @@ def command(
         raise click.UsageError("name a target to measure, with --target; or give --forget")
     n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
     show_log(verbose)
-    from ggufspec import tune
-    from ggufspec.remembered import Settings
+    from ggufspec.bench import tune
+    from ggufspec.drafting.profile_store import Settings
 
     flash_attention = load_settings["flash_attention"]
     given = Settings(
@@ -147,7 +147,7 @@ def command(
 
 
 def _forget(target: Path | None, draft: Path | None, *, as_json: bool) -> None:
-    from ggufspec import tune
+    from ggufspec.bench import tune
 
     n_forgotten = tune.forget(target, draft)
     if as_json:
@@ -172,7 +172,7 @@ def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
 
 
 def _document(tuned: Tuned) -> dict[str, Any]:
-    from ggufspec.tune import best_length, needed_chance
+    from ggufspec.bench.tune import best_length, needed_chance
 
     costs = tuned.costs
     one = tuned.passes[0].seconds

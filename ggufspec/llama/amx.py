@@ -19,7 +19,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-from ggufspec import remembered
+from ggufspec.drafting import profile_store
 from ggufspec.llama import devices
 from ggufspec.llama.log import listening, logger
 
@@ -28,7 +28,7 @@ _NAME = b"AMX"
 _TRY_SECONDS = 60.0  # of the child; it starts an interpreter
 _CODE = "import sys; sys.path[:] = sys.argv[1:]; from ggufspec.llama import amx; amx.try_out()"
 _WORKS = "works"
-_MODEL = Path(__file__).parent.parent / "demo" / "classics-draft.gguf"
+_MODEL = Path(__file__).parent.parent / "standin" / "classics-draft.gguf"
 _TOKENS = range(10, 26)
 _ROUNDING = 0.2  # of the spread of logits; what is wrong is as far off as the spread
 
@@ -86,10 +86,10 @@ def _works() -> bool:
     if asked in ("on", "off"):
         return asked == "on"
     facts = {"about": _NAME.decode(), "cpu": devices.cpu_name(), "build": _build()}
-    known = remembered.recall(facts)
+    known = profile_store.recall(facts)
     if known is None:
         known = {_WORKS: _tried()}
-        remembered.remember(facts, known)
+        profile_store.remember(facts, known)
     return known.get(_WORKS) is True
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
-from ggufspec.costs import Costs
+from ggufspec.drafting.cost_model import Costs
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession

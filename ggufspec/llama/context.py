@@ -16,13 +16,14 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec import _native, defaults
-from ggufspec.core import Logits, first_rows
+from ggufspec import _native
+from ggufspec.common import defaults
+from ggufspec.decoding.types import Logits, first_rows
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.devices import n_threads_default, physical_memory
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
-from ggufspec.offload.memory import VALUE_BYTES
+from ggufspec.placement.memory import VALUE_BYTES
 
 KV_TYPES = {
     "f32": llama_cpp.GGML_TYPE_F32,

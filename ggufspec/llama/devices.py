@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 
-from ggufspec.offload.plan import Gpu
+from ggufspec.placement.plan import Gpu
 
 Signature = tuple[Any, list[Any]]  # the type of a C function's result, and those of its arguments
 

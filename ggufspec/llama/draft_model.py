@@ -13,12 +13,12 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from ggufspec import defaults
+from ggufspec.common import defaults
+from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
-from ggufspec.sampling import Sampling, to_probs
 
 _GREEDY = Sampling(temperature=0, samplers=("temperature",))
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.devices import machine
 from ggufspec.llama.model import Model
-from ggufspec.remembered import fingerprint
 
 
 def pair_facts(target: Model, draft: Model | None, options: ContextOptions) -> dict[str, object]:

@@ -17,10 +17,10 @@ from functools import cache
 import llama_cpp
 
 from ggufspec import _native
-from ggufspec import gbnf as notation
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.llama.log import listening
 from ggufspec.llama.vocab import Vocab
+from ggufspec.structured import gbnf as notation
 
 _DATA_FIELDS = [("id", ctypes.c_int32), ("logit", ctypes.c_float), ("p", ctypes.c_float)]
 _ARRAY_FIELDS = ["data", "size", "selected", "sorted"]

@@ -20,10 +20,10 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel, LlamaPromptLookupDecoding
 from numpy.typing import NDArray
 
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import DecodeError, OutOfMemoryError
 from ggufspec.llama import amx
 from ggufspec.llama.vocab import Vocab
-from ggufspec.sampling import Sampling
 
 TAKEN = (  # options of sampling that its loop has
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),

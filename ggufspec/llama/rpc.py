@@ -23,8 +23,8 @@ import llama_cpp
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices
 from ggufspec.llama.log import listening
-from ggufspec.offload.plan import Gpu
-from ggufspec.rpc import Address, greet, resolved
+from ggufspec.placement.plan import Gpu
+from ggufspec.placement.rpc_address import Address, greet, resolved
 
 _QUIET = "GGML_NO_BACKTRACE"
 _TRY_SECONDS = 60.0  # of the child; it starts an interpreter

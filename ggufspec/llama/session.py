@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ggufspec.core import Logits, token_array
+from ggufspec.decoding.types import Logits, token_array
 from ggufspec.llama.context import Checkpoint, Context
 
 # A model that cannot drop its tail re-decodes from a checkpoint; that many tokens may be decoded

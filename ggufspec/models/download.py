@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec.cache import format_bytes
+from ggufspec.common.files import format_bytes
 from ggufspec.errors import CacheError, DownloadError
 from ggufspec.models import hub, local, verified
 from ggufspec.models.hub import RemoteFile

@@ -8,7 +8,7 @@ from ggufspec.models.header import Header, Tensor, layer_of, read_header
 from ggufspec.models.pull import locate
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, load_registry
-from ggufspec.shape import Layer, Shape
+from ggufspec.models.shape import Layer, Shape
 
 _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")

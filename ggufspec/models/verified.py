@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from ggufspec.cache import default_cache_dir, write_whole
+from ggufspec.common.files import default_cache_dir, write_whole
 from ggufspec.errors import CacheError
 
 __all__ = ["known_sha256", "remember", "sha256_of"]

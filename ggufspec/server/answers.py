@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ggufspec import __version__
+from ggufspec.decoding.stats import Stats
 from ggufspec.server.logprobs import Logprob, TokenLogprobs
 from ggufspec.server.tools import ToolReader
 from ggufspec.server.worker import Ended, Piece
-from ggufspec.stats import Stats
 
 FINGERPRINT = f"ggufspec-{__version__}"
 

@@ -18,9 +18,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from ggufspec import __version__
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import GgufspecError
-from ggufspec.request import GenerateOptions
 from ggufspec.server import metrics as prometheus
 from ggufspec.server.answers import Answer, Form
 from ggufspec.server.asking import Asked, GoneError, Patience, Waiting

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from threading import Lock
 
-from ggufspec.stats import Stats
+from ggufspec.decoding.stats import Stats
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

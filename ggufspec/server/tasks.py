@@ -10,10 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import GenerateOptions, Request
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.request import GenerateOptions, Request
-from ggufspec.schema import gbnf_of_schema
 from ggufspec.server.problems import Problem
 from ggufspec.server.schema import (
     N_PROMPTS,
@@ -25,6 +24,7 @@ from ggufspec.server.schema import (
 )
 from ggufspec.server.tools import OPENING, can_call
 from ggufspec.server.worker import Task
+from ggufspec.structured.json_schema import gbnf_of_schema
 
 Generation = CompletionRequest | ChatRequest | PredictRequest
 

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import GenerateOptions
+from ggufspec.engine.stream import Completion, Stream
 from ggufspec.errors import GgufspecError
-from ggufspec.request import GenerateOptions
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.problems import BusyError, InternalError, StoppingError
-from ggufspec.stream import Completion, Stream
 
 LOG = logging.getLogger("ggufspec.server")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from ggufspec import gguf_bytes
+from ggufspec.common import gguf_bytes
 from ggufspec.errors import ModelError
 from ggufspec.models import names
 from ggufspec.models.header import Header, read_header

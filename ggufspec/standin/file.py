@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ggufspec import gguf_bytes
-from ggufspec.cache import Place, Progress, write_whole
+from ggufspec.common import gguf_bytes
+from ggufspec.common.files import Place, Progress, write_whole
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.names import local_file
 from ggufspec.standin.blocks import LAYOUTS

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ggufspec import gguf_bytes
+from ggufspec.common import gguf_bytes
 from ggufspec.standin.bigram import codes, successors
 from ggufspec.standin.blocks import encode, random_pool, repeated
 from ggufspec.standin.blueprint import Blueprint, Planned

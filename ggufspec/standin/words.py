@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufspec import gguf_bytes
+from ggufspec.common import gguf_bytes
 from ggufspec.standin.bigram import Words
 
 __all__ = ["vocabulary_entries"]

@@ -9,7 +9,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 
 
 @pytest.fixture(scope="module")

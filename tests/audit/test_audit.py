@@ -11,11 +11,11 @@ import tiny
 
 import ggufspec
 from ggufspec import audit as auditing
-from ggufspec import verify
 from ggufspec.audit import PROMPTS, Settings, audit
-from ggufspec.engine import Engine
+from ggufspec.decoding import verify
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import ClosedError, OptionError, PromptError
-from ggufspec.request import GenerateOptions
 
 SMALL = Settings(n_runs=6, n_tokens=12, seed=0)
 

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import ggufspec
-from ggufspec import demo, engine, verify
 from ggufspec.audit import PROMPTS, Greedy, Parting, Report, Settings, audit
-from ggufspec.core import Coins, Draft, Probs, Verdict
-from ggufspec.engine import Engine
-from ggufspec.request import GenerateOptions
+from ggufspec.decoding import verify
+from ggufspec.decoding.types import Coins, Draft, Probs, Verdict
+from ggufspec.engine import engine
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import GenerateOptions
+from ggufspec.standin import embedded as demo
 
 SMALL = Settings(n_runs=6, n_tokens=12, seed=0, verify="rejection")
 # The embedded pair agrees so often that faults show: 58 % of its drafts are accepted.
@@ -45,7 +47,7 @@ def test_a_lossy_rule_is_found_by_its_texts(
     embedded: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Accepting twice as often shifts by about 0.08; 0.050 is found with 90 % power here."""
-    monkeypatch.setattr("ggufspec.verify._lossy._GREED", 2.0)
+    monkeypatch.setattr("ggufspec.decoding.verify._lossy._GREED", 2.0)
     report = audit(embedded, PROMPTS, replace(LARGE, verify="_lossy"))
     assert report.sequences is not None
     shift = report.sequences.tests[0]
@@ -86,7 +88,7 @@ def test_plain_texts_owe_nothing_to_the_rule_on_trial(
         rows = np.asarray(target_probs) ** 2
         return honest(draft, rows / rows.sum(axis=1, keepdims=True), coins)
 
-    monkeypatch.setattr("ggufspec.verify.rejection.verify", sharpened)
+    monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", sharpened)
     report = audit(pair, PROMPTS, replace(SMALL, n_runs=30))
     assert report.rule is not None
     assert report.rule.found
@@ -100,7 +102,7 @@ def test_a_credulous_rule_is_found_at_temperature_0(
     def credulous(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
         return Verdict(len(draft.tokens), int(np.asarray(target_probs)[-1].argmax()))
 
-    monkeypatch.setattr("ggufspec.verify.rejection.verify", credulous)
+    monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", credulous)
     report = audit(pair, PROMPTS, replace(SMALL, options={"temperature": 0.0}))
     assert report.greedy.found
     assert "part where there is no near-tie" in report.verdict
@@ -140,7 +142,7 @@ def test_the_gap_of_a_parting_is_that_of_the_logits(
             return Verdict(0, int(np.asarray(target_probs)[0].argmax()))
         return Verdict(0, 7)
 
-    monkeypatch.setattr("ggufspec.verify.rejection.verify", stubborn)
+    monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", stubborn)
     (parting,) = audit(pair, [[1, 5]], replace(SMALL, options={"temperature": 0.0})).greedy.partings
     (row,) = next(pair.logits([1, 5], [0], whose="target"))
     assert parting.position == 0

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ggufspec import verify
 from ggufspec.audit.laws import distance, law_of_rule, likeliest, place, temptation
-from ggufspec.core import Draft, Verdict
+from ggufspec.decoding import verify
+from ggufspec.decoding.types import Draft, Verdict
 
 TARGET = np.array([0.5, 0.2, 0.2, 0.1, 0.0])
 DRAFT = np.array([0.1, 0.5, 0.1, 0.2, 0.1])

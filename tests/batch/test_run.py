@@ -15,8 +15,8 @@ from ggufspec.batch import run as run_module
 from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.run import News
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.engine.load import load
 from ggufspec.errors import ModelError, OptionError
-from ggufspec.loading import load
 
 LONG = {"max_tokens": 4000}  # seconds of work
 

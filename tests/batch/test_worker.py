@@ -10,8 +10,8 @@ import pytest
 
 from ggufspec.batch import worker
 from ggufspec.batch.prompts import Prompt
-from ggufspec.loading import load
-from ggufspec.stats import Stats
+from ggufspec.decoding.stats import Stats
+from ggufspec.engine.load import load
 
 TASK = {"settings": {"max_tokens": 8, "n_draft": 2}, "seed": 0, "timeout": None} | dict.fromkeys(
     ("chat", "system")

@@ -13,8 +13,8 @@ import pytest
 from llama_build import ANSWER, RIVAL, Build
 
 from ggufspec.bench import llama_server, rivals
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
-from ggufspec.sampling import Sampling
 
 GREEDY = Sampling(temperature=0)
 

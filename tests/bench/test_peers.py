@@ -22,11 +22,11 @@ from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Results
 from ggufspec.bench.run import Plan, measure, text_of
 from ggufspec.bench.table import doubts, rows
-from ggufspec.demo import embedded_draft, embedded_target
-from ggufspec.engine import Engine
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.load import load
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.loading import load
-from ggufspec.sampling import Sampling
+from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 GREEDY = Sampling(temperature=0)
 

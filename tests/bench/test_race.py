@@ -15,9 +15,9 @@ from ggufspec.bench.race_frame import ASCII, Row, frame, lay_out
 from ggufspec.bench.race_svg import svg
 from ggufspec.bench.race_text import cropped, harmless, lines_of, n_cells_of, shown, tail
 from ggufspec.bench.recording import CAST_HEIGHT, CAST_WIDTH, ansi, cast, recording
-from ggufspec.core import Round
+from ggufspec.decoding.stats import summarize
+from ggufspec.decoding.types import Round
 from ggufspec.errors import OptionError
-from ggufspec.stats import summarize
 
 HOSTILE = (
     '<script>alert("1")</script> & ]]> \x1b[31mred\x1b]0;title\x07 \x9b2J \ud800 \udfff\ufffe\uffff'

@@ -13,9 +13,9 @@ from ggufspec.bench.contenders import contenders
 from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Contender, Key, Measurement, Results
 from ggufspec.bench.run import Plan
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
-from ggufspec.loading import load
 
 OURS = contenders(lengths=[2, "auto"], temperatures=[0.0], has_draft=True)
 HELLO, WORLD = Prompt("hello", "", (" hello",)), Prompt("world", "", (" world the",))

@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 import tiny
 
-from ggufspec import demo
 from ggufspec.cli.files import write_file
 from ggufspec.errors import CacheError
+from ggufspec.standin import embedded
 
 Command = Callable[..., Any]
 
@@ -128,7 +128,7 @@ def test_without_a_target_the_embedded_pair_runs(command: Command) -> None:
     assert document["prompt"] == '"My dear Watson," said Holmes,'
     assert document["settings"]["temperature"] == 0
     assert document["settings"]["repeat_penalty"] == 1.15
-    assert document["settings"]["draft"] == str(demo.embedded_draft())
+    assert document["settings"]["draft"] == str(embedded.embedded_draft())
     assert document["same_text"]
     assert document["plain"]["n_generated"] == 12
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ggufspec import demo
 from ggufspec.cli.demo import PROMPTS
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
+from ggufspec.standin import embedded
 
 Command = Callable[..., Any]
 
@@ -23,7 +23,7 @@ SHORT = ("demo", "--size", "10M", "-n", "8", "-t", "1")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that has the stand-in."""
     folder = tmp_path_factory.mktemp("cache")
-    demo.padded_target(SIZE, folder)
+    embedded.padded_target(SIZE, folder)
     return folder
 
 
@@ -66,7 +66,7 @@ def test_each_prompt_runs_as_often_as_asked(command: Command, cache: Path) -> No
 
 def test_the_document_tells_what_stood_in(command: Command, cache: Path) -> None:
     stand_in = command(*SHORT, "--cache-dir", cache, "--json").document["stand_in"]
-    shape = demo.plan_shape(SIZE)
+    shape = embedded.plan_shape(SIZE)
     assert {name: stand_in[name] for name in ("n_embd", "n_layer", "n_head", "n_ff")} == {
         "n_embd": shape.n_embd,
         "n_layer": shape.n_layer,
@@ -74,7 +74,9 @@ def test_the_document_tells_what_stood_in(command: Command, cache: Path) -> None
         "n_ff": shape.n_ff,
     }
     assert stand_in["n_params"] == shape.n_params
-    assert stand_in["n_bytes"] == Path(stand_in["path"]).stat().st_size == demo.padded_size(SIZE)
+    assert (
+        stand_in["n_bytes"] == Path(stand_in["path"]).stat().st_size == embedded.padded_size(SIZE)
+    )
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])

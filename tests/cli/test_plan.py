@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from ggufspec.cli.main import cli
 from ggufspec.llama import rpc
-from ggufspec.offload.plan import Gpu
+from ggufspec.placement.plan import Gpu
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ import tiny
 
 from ggufspec.cli import main
 from ggufspec.cli.progress import LateBars
+from ggufspec.engine.stream import Chunk, Stream
 from ggufspec.llama.session import LlamaSession
-from ggufspec.stream import Chunk, Stream
 
 Command = Callable[..., Any]
 
@@ -152,7 +152,7 @@ class InterruptedStream(Stream):
 
 @pytest.fixture
 def ctrl_c_in_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ggufspec.engine.Stream", InterruptedStream)
+    monkeypatch.setattr("ggufspec.engine.engine.Stream", InterruptedStream)
 
 
 @pytest.mark.usefixtures("ctrl_c_in_the_text")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ggufspec.demo import embedded_target
+from ggufspec.standin.embedded import embedded_target
 
 Command = Callable[..., Any]
 TARGET = ("-m", str(embedded_target()), "-p", "The prince", "-n", "8", "--seed", "1")

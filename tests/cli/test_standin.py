@@ -103,7 +103,7 @@ def test_paths_that_are_not_to_be_written(command: Command, model: Path, tmp_pat
 def test_room_is_asked_for_first(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ggufspec.cache._free_bytes", lambda folder: 2_000_000_000)
+    monkeypatch.setattr("ggufspec.common.files._free_bytes", lambda folder: 2_000_000_000)
     result = command("standin", "--like", LARGE, tmp_path / "model.gguf")
     assert result.code == ERROR
     assert "not enough space. It needs 31 GB, 2.0 GB are free there" in result.err

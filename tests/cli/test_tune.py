@@ -15,12 +15,12 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec import remembered
 from ggufspec.cli.render import columns
-from ggufspec.costs import Costs
-from ggufspec.demo import embedded_draft
+from ggufspec.drafting import profile_store
+from ggufspec.drafting.cost_model import Costs
 from ggufspec.llama.clock import DraftTimes, time_in_turns
 from ggufspec.llama.facts import facts
+from ggufspec.standin.embedded import embedded_draft
 
 Command = Callable[..., Any]
 
@@ -35,11 +35,11 @@ INTERRUPTIBLE = (
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models are not timed until it is worth believing, nor on cores that others need."""
-    monkeypatch.setattr("ggufspec.tune._AT_LEAST", 0.0)
-    monkeypatch.setattr("ggufspec.tune._N_READ", (64, 64))
+    monkeypatch.setattr("ggufspec.bench.tune._AT_LEAST", 0.0)
+    monkeypatch.setattr("ggufspec.bench.tune._N_READ", (64, 64))
     for name in (
-        "tune.n_logical_cores",
-        "tune.n_threads_default",
+        "bench.tune.n_logical_cores",
+        "bench.tune.n_threads_default",
         "llama.context.n_threads_default",
     ):
         monkeypatch.setattr(f"ggufspec.{name}", lambda: 1)
@@ -50,8 +50,8 @@ def tune(command: Command, target: Path, draft: Path) -> Command:
     return lambda *args, **how: command("tune", "-m", target, "-md", draft, *QUICK, *args, **how)
 
 
-def records() -> list[remembered.Record]:
-    return list(remembered.records())
+def records() -> list[profile_store.Record]:
+    return list(profile_store.records())
 
 
 # What it tells
@@ -179,10 +179,10 @@ def test_a_draft_that_costs_too_much_cannot_pay(
     step: float, cannot_pay: bool, tune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ggufspec.tune.time_target", lambda context, sizes, **how: {n: [0.01] for n in sizes}
+        "ggufspec.bench.tune.time_target", lambda context, sizes, **how: {n: [0.01] for n in sizes}
     )
     monkeypatch.setattr(
-        "ggufspec.tune.time_draft", lambda context, **how: DraftTimes([step], [0.02], 16)
+        "ggufspec.bench.tune.time_draft", lambda context, **how: DraftTimes([step], [0.02], 16)
     )
     given = ("-t", "1", "-td", "1", "-fa", "on")
     drafted = tune(*given, "--json").document["draft"]
@@ -199,9 +199,11 @@ def test_a_draft_that_costs_too_much_cannot_pay(
 def test_a_later_load_takes_what_was_found_and_knows_the_costs(
     tune: Command, target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ggufspec.tune.n_logical_cores", lambda: 2)
+    monkeypatch.setattr("ggufspec.bench.tune.n_logical_cores", lambda: 2)
     # As if the last that was tried had been found to be faster by far than the usual.
-    monkeypatch.setattr("ggufspec.tune._choose", lambda seconds, usual: {**seconds}.popitem()[0])
+    monkeypatch.setattr(
+        "ggufspec.bench.tune._choose", lambda seconds, usual: {**seconds}.popitem()[0]
+    )
     chosen = tune("--json").document["chosen"]
     assert (chosen["n_threads"], chosen["flash_attention"]) == (2, "off")
     with ggufspec.load(target, draft) as engine:
@@ -213,7 +215,7 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
         most = engine.target.n_ctx
         assert batches == (min(chosen["n_batch"], most), min(chosen["n_batch_draft"], most))
         assert chosen["n_batch"] < 512, "halves are tried"
-        document = remembered.recall(facts(engine.target, engine.draft))
+        document = profile_store.recall(facts(engine.target, engine.draft))
     assert document is not None
     assert (document["settings"], document["measured"]) == (chosen, "tune")
     costs = Costs.of_document(document["costs"], 5)
@@ -230,9 +232,9 @@ def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, dr
     costs = Costs(17)
     costs.observe_target(1, 1.0)
     learned = {"costs": costs.to_document(), "chances": {"0.8": [0.5, 0.25]}}
-    remembered.remember(known, {**learned, "measured": "run"})
+    profile_store.remember(known, {**learned, "measured": "run"})
     assert tune(*given).code == 0
-    document = remembered.recall(known)
+    document = profile_store.recall(known)
     assert document is not None
     assert (document["chances"], document["measured"]) == (learned["chances"], "tune")
     assert document["costs"] != learned["costs"]
@@ -243,7 +245,7 @@ def test_tuning_does_not_start_from_what_was_tuned(
 ) -> None:
     with ggufspec.load(target, draft) as engine:
         pair = facts(engine.target, engine.draft)["pair"]
-    remembered.remember_settings(pair, remembered.Settings(511, 511, "off"))
+    profile_store.remember_settings(pair, profile_store.Settings(511, 511, "off"))
     trials = tune("--json").document["trials"]
     assert max(trial["value"] for trial in trials if trial["what"].startswith("n_threads")) < 511
     assert "auto" in {trial["value"] for trial in trials}
@@ -368,7 +370,7 @@ def test_ctrl_c_between_the_passes_remembers_nothing(
     def interrupted(*args: Any, **how: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ggufspec.tune.time_draft", interrupted)
+    monkeypatch.setattr("ggufspec.bench.tune.time_draft", interrupted)
     result = tune()
     assert (result.code, result.out) == (INTERRUPTED, "")
     assert records() == []
@@ -425,7 +427,7 @@ def test_a_terminal_without_blocks_gets_ascii(program: Command, target: Path) ->
 
 def test_the_files_are_as_people_expect_them(tune: Command) -> None:
     tune("-t", "1")
-    for path in remembered.folder().iterdir():
+    for path in profile_store.folder().iterdir():
         content = json.loads(path.read_text())
         assert content["format"] == 1
         assert content["facts"]["pair"]["target"]["n_params"] > 0

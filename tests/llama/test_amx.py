@@ -11,7 +11,8 @@ import llama_cpp
 import pytest
 from small import small
 
-from ggufspec import remembered, standin
+from ggufspec import standin
+from ggufspec.drafting import profile_store
 from ggufspec.llama import amx
 
 BUILD = llama_cpp.llama_print_system_info().decode()
@@ -76,7 +77,7 @@ def test_a_process_survives_its_first_pass(
     """Nobody said whether AMX works: it is found out once, and kept for later processes."""
     monkeypatch.delenv(amx.VARIABLE)
     first = loaded(quantized)
-    (found,) = [record for record in remembered.records() if record.facts["about"] == "AMX"]
+    (found,) = [record for record in profile_store.records() if record.facts["about"] == "AMX"]
     works = found.document["works"]
     assert any("AMX model buffer" in line for line in first) is works
     assert any("do not work" in line for line in first) is not works

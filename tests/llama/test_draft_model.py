@@ -13,9 +13,9 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.demo import embedded_draft, embedded_target
 from ggufspec.errors import ClosedError, ModelError, OptionError
 from ggufspec.llama.context import Context
+from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 PROMPTS = ["It was a dark night, and", '"My dear Watson," said', "The king rose and"]
 N_TOKENS = 60

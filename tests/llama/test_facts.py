@@ -12,10 +12,11 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec import placing, remembered
+from ggufspec.drafting import profile_store
+from ggufspec.engine import fit
 from ggufspec.llama import devices
 from ggufspec.llama.facts import facts
-from ggufspec.offload.plan import Gpu
+from ggufspec.placement.plan import Gpu
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def facts_of(target: Path, draft: Path | None, **options: Any) -> dict[str, Any]
 
 
 def key_of(target: Path, draft: Path | None, **options: Any) -> str:
-    return remembered.key(facts_of(target, draft, **options))
+    return profile_store.key(facts_of(target, draft, **options))
 
 
 def test_they_can_be_read(target: Path, draft: Path) -> None:
@@ -93,7 +94,7 @@ def test_without_a_gpu_it_does_not_matter_how_many_layers_were_meant_for_one(
         assert engine.target.model.n_gpu_layers == 0
         monkeypatch.setattr(devices, "libraries", lambda: [gpu])
         assert engine.target.model.n_gpu_layers == 1
-    monkeypatch.setattr(placing, "gpus", lambda: ())
+    monkeypatch.setattr(fit, "gpus", lambda: ())
     for n_layers in (-1, 3, 99):
         with ggufspec.load(target, n_threads=1, n_gpu_layers=n_layers) as engine:
             assert engine.target.model.n_gpu_layers == 3, "two, and the output"
@@ -162,7 +163,7 @@ def test_the_loaded_library_names_its_processor() -> None:
 
 def test_a_load_takes_batches_that_were_tuned(target: Path, draft: Path) -> None:
     pair = facts_of(target, draft)["pair"]
-    remembered.remember_settings(pair, remembered.Settings(n_batch=256, n_batch_draft=64))
+    profile_store.remember_settings(pair, profile_store.Settings(n_batch=256, n_batch_draft=64))
 
     def loaded(**options: Any) -> tuple[int, int]:
         with ggufspec.load(target, draft, n_ctx=200, **options) as engine:
@@ -176,7 +177,7 @@ def test_a_load_takes_batches_that_were_tuned(target: Path, draft: Path) -> None
 
 def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
     pair = facts_of(target, draft)["pair"]
-    remembered.remember_settings(pair, remembered.Settings(3, 2, "off"))
+    profile_store.remember_settings(pair, profile_store.Settings(3, 2, "off"))
 
     def loaded(**options: Any) -> tuple[int, int, str]:
         with ggufspec.load(target, draft, **options) as engine:

@@ -18,14 +18,14 @@ import pytest
 import tiny
 
 from ggufspec import _native
-from ggufspec import gbnf as notation
 from ggufspec.errors import OptionError
 from ggufspec.llama import grammar as grammar_module
 from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.log import listening
 from ggufspec.llama.model import Model
 from ggufspec.llama.vocab import Vocab
-from ggufspec.schema import gbnf_of_schema
+from ggufspec.structured import gbnf as notation
+from ggufspec.structured.json_schema import gbnf_of_schema
 
 JSON = gbnf_of_schema("true")
 GRAMMARS = {
@@ -46,7 +46,7 @@ def vocabs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Vocab
     models = {
         "spm": Model(tiny.write_llama(folder / "spm.gguf", vocab=tiny.spm_vocab(words=words))),
         "bpe": Model(tiny.write_llama(folder / "bpe.gguf", vocab=tiny.bpe_vocab(words=words))),
-        "demo": Model(Path(str(files("ggufspec.demo") / "classics-draft.gguf"))),
+        "demo": Model(Path(str(files("ggufspec.standin") / "classics-draft.gguf"))),
     }
     yield {name: model.vocab for name, model in models.items()}
     for model in models.values():

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggufspec import defaults
-from ggufspec.demo import embedded_target
-from ggufspec.llama.chain import Chain
+from ggufspec.common import defaults
+from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
-from ggufspec.sampling import Sampling, to_probs
+from ggufspec.standin.embedded import embedded_target
+from tests.benchmarks.llama_chain import Chain
 
 BREAKERS = defaults.DRY_SEQUENCE_BREAKERS
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}

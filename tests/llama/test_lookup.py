@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import tiny
 
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.lookup import PythonLlama, n_logits_bytes, whole_cells
-from ggufspec.sampling import Sampling
 
 GREEDY = Sampling(temperature=0)
 

@@ -20,15 +20,15 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec import loading
+from ggufspec.engine import load
+from ggufspec.engine.fit import Asked, Placing
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices, rpc
 from ggufspec.llama.facts import facts
 from ggufspec.llama.model import Model
 from ggufspec.llama.rpc import RemoteDevice, Servers
-from ggufspec.offload.plan import Gpu
-from ggufspec.placing import Asked, Placing
-from ggufspec.rpc import Address, greet
+from ggufspec.placement.plan import Gpu
+from ggufspec.placement.rpc_address import Address, greet
 
 SERVER = Path(__file__).parents[1] / "rpc_server.py"
 needs_rpc = pytest.mark.skipif(
@@ -115,7 +115,7 @@ class Lent(Servers):
 def test_a_draft_stays_here(
     target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loading, "Servers", Lent)
+    monkeypatch.setattr(load, "Servers", Lent)
     monkeypatch.setattr(Lent, "closed", 0)
     caplog.set_level(logging.INFO, "ggufspec.llama")
     with ggufspec.load(target, draft, n_threads=1) as engine:
@@ -143,7 +143,7 @@ def test_the_gpu_of_a_draft_is_counted_among_those_here(target: Path, draft: Pat
 
 
 def test_more_devices_than_llama_cpp_knows(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "Servers", Lent)
+    monkeypatch.setattr(load, "Servers", Lent)
     monkeypatch.setattr(Lent, "closed", 0)
     monkeypatch.setattr(Lent, "gpus", lambda self: (Gpu("far", 2**30, is_remote=True),) * 17)
     with pytest.raises(OptionError, match="rpc adds 17 devices"):
@@ -156,7 +156,7 @@ def test_costs_with_servers_are_not_those_without(
 ) -> None:
     with ggufspec.load(target, n_threads=1) as engine:
         alone = facts(engine.target, None)
-    monkeypatch.setattr(loading, "Servers", Lent)
+    monkeypatch.setattr(load, "Servers", Lent)
     with ggufspec.load(target, n_threads=1, n_gpu_layers=0) as engine:
         lent = facts(engine.target, None)
     with ggufspec.load(target, n_threads=1, n_gpu_layers=0, tensor_split=[1]) as engine:

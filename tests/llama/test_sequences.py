@@ -17,7 +17,7 @@ import pytest
 import tiny
 
 from ggufspec import _native
-from ggufspec.core import Logits
+from ggufspec.decoding.types import Logits
 from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions, Part
 from ggufspec.llama.model import Model

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tiny
 
-from ggufspec import defaults
-from ggufspec.core import Logits, token_array
+from ggufspec.common import defaults
+from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model

@@ -11,7 +11,7 @@ import tiny
 from serving import Live, serving
 
 import ggufspec
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 LONG = 200_000  # tokens: more than anybody waits for

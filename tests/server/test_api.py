@@ -13,7 +13,7 @@ import openai
 import pytest
 from serving import Live, events_of, said
 
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 
 TURN = [{"role": "user", "content": "hello world"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from serving import Live, comes_true, serving
 
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 from ggufspec.server import listen
 from ggufspec.server.guard import check_json
 from ggufspec.server.problems import Problem

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from serving import Live, comes_true, serving
 
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 
 playwright = pytest.importorskip("playwright.sync_api")
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")

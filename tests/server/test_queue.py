@@ -18,7 +18,7 @@ import pytest
 from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}

@@ -13,9 +13,9 @@ import pytest
 from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.scheduler import Sharing
 from ggufspec.server.worker import Worker
-from ggufspec.sharing import Sharing
 
 N_SLOTS = 3
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}

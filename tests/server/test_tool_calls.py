@@ -13,7 +13,7 @@ import tiny
 from serving import Live, events_of, said, serving
 
 import ggufspec
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 from ggufspec.server.tools import ToolReader
 
 TEMPLATE = (

@@ -21,7 +21,7 @@ from small import N_VOCAB, small
 
 import ggufspec
 from ggufspec import standin
-from ggufspec.engine import Engine
+from ggufspec.engine.engine import Engine
 from ggufspec.errors import CacheError, ModelError, OptionError
 from ggufspec.models.header import read_header
 from ggufspec.models.registry import RegisteredShape
@@ -298,7 +298,7 @@ def test_an_interruption_leaves_what_was_there(tmp_path: Path) -> None:
 def test_no_space_is_told_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ggufspec.cache._free_bytes", lambda folder: 1000)
+    monkeypatch.setattr("ggufspec.common.files._free_bytes", lambda folder: 1000)
     made = standin.plan(standin.of_shape("small", small(), "Q4_0"))
     with pytest.raises(CacheError, match="not enough space"):
         standin.write(made, tmp_path / "model.gguf")

@@ -1,0 +1,458 @@
+"""Finds how a pair runs fastest on this machine, what its passes then cost, and what a draft needs.
+
+Tries what nobody has chosen: flash attention, threads and prompt batches of target and draft. Keeps
+what it finds for later processes. Prints nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeVar
+
+from ggufspec.common import defaults
+from ggufspec.drafting import profile_store
+from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.pair_profile import Memory
+from ggufspec.drafting.profile_store import Settings
+from ggufspec.engine.engine import Engine
+from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
+from ggufspec.llama.clock import (
+    Filled,
+    time_draft,
+    time_in_turns,
+    time_reading,
+    time_target,
+    time_threads,
+)
+from ggufspec.llama.context import Context
+from ggufspec.llama.devices import n_logical_cores, n_threads_default
+from ggufspec.llama.facts import facts
+
+Progress = Callable[[str, int, int], None]  # what, measurements done, of
+Way = TypeVar("Way", int, str)
+
+_CLEARLY = 0.96  # of the usual setting's seconds; what is no faster than that is not taken
+_N_READ = (512, 2048)  # tokens of a prompt, by which its batches are judged: if it is slow, or not
+_N_READINGS = 2
+_BATCHES = (32, 2048)  # tokens: none smaller or larger is tried
+_AT_LEAST = 1.5  # seconds that each question is worth, where passes are short
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way to run, beside others. Seconds are medians, by tokens a pass; and of a draft step."""
+
+    what: str  # "flash_attention", "n_threads", "n_threads_draft", "n_batch", "n_batch_draft"
+    value: int | str
+    target_seconds: dict[int, float]
+    draft_seconds: float | None
+    is_chosen: bool
+    reading_seconds: float | None = None  # of a prompt's token, by whose batches they are
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Seconds of passes of one kind: the median, the least, the most."""
+
+    n_tokens: int
+    seconds: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found out. `facts` are what it depends on; `settings` has None for what was given.
+
+    `step`, `reading`: of the draft, one token and one batch; None where there is no draft.
+    """
+
+    n_threads: int
+    n_threads_draft: int | None
+    flash_attention: str
+    n_batch: int
+    n_batch_draft: int | None
+    settings: Settings
+    trials: tuple[Trial, ...]
+    depth: int
+    n_runs: int
+    passes: tuple[Pass, ...]  # over 1, 2 ... n_most + 1 tokens
+    step: Pass | None
+    reading: Pass | None
+    facts: dict[str, Any]
+
+    @property
+    def costs(self) -> Costs:
+        """The same, to be reckoned with."""
+        costs = Costs(len(self.passes))
+        for measured in self.passes:
+            costs.observe_target(measured.n_tokens, measured.seconds)
+        if self.step is not None:
+            costs.observe_draft(1, self.step.seconds)
+        if self.reading is not None:
+            costs.observe_reading(self.reading.n_tokens, self.reading.seconds)
+        return costs
+
+    @property
+    def cannot_pay(self) -> bool:
+        """Whether a draft step takes more than half of what the target itself takes."""
+        return self.step is not None and self.costs.draft_cannot_pay
+
+
+def tune(
+    engine: Engine,
+    given: Settings,
+    *,
+    n_most: int = defaults.TUNE_N_MOST,
+    depth: int = defaults.TUNE_DEPTH,
+    n_runs: int = defaults.TUNE_RUNS,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Measure passes of a loaded pair, for drafts of up to `n_most` tokens.
+
+    `given`: settings that the engine was loaded with and that stay; what is None is tried.
+    `depth`: tokens in the cache, fewer where the context is small. `n_runs`: measurements of each,
+    at least.
+    Raises OptionError where the context is too small, DecodeError, ClosedError.
+    """
+    if not 1 <= n_most <= engine.n_draft_max:
+        raise OptionError(
+            f"drafts of up to {n_most} tokens are to be measured; this engine was loaded for 1 to "
+            f"{engine.n_draft_max} (n_draft_max)"
+        )
+    target, draft = engine.target, engine.draft
+    depth = max(min(depth, target.n_ctx - n_most - 1), 0)
+    trials = _Trials(depth, n_runs, n_most, progress)
+    with ExitStack() as stack:
+        trials.fill(target, "target")
+        if given.flash_attention is None:
+            target, draft = trials.flash_attention(target, draft, stack)
+        if given.n_threads is None:
+            trials.threads("target", target, trials.sizes(draft), n_logical_cores())
+        if draft and given.n_threads_draft is None:
+            trials.threads("draft", draft, [1], n_threads_default())
+        n_batch = target.options.n_batch
+        n_batch_draft = draft.options.n_batch if draft else None
+        if given.n_batch is None:
+            n_batch = trials.batches("target", target)
+        if draft and given.n_batch_draft is None:
+            n_batch_draft = trials.batches("draft", draft)
+        sizes = list(range(1, n_most + 2))
+        seconds = time_target(
+            target,
+            sizes,
+            depth=depth,
+            n_repeats=n_runs,
+            at_least=_AT_LEAST,
+            progress=_named(progress, "Measuring the target"),
+        )
+        steps = draft and time_draft(
+            draft,
+            depth=depth,
+            n_repeats=n_runs,
+            at_least=_AT_LEAST / 2,
+            progress=_named(progress, "Measuring the draft"),
+        )
+        return Tuned(
+            n_threads=target.n_threads,
+            n_threads_draft=draft.n_threads if draft else None,
+            flash_attention=target.options.flash_attention,
+            n_batch=n_batch,
+            n_batch_draft=n_batch_draft,
+            settings=Settings(
+                n_threads=None if given.n_threads else target.n_threads,
+                n_threads_draft=draft.n_threads if draft and not given.n_threads_draft else None,
+                flash_attention=None if given.flash_attention else target.options.flash_attention,
+                n_batch=None if given.n_batch else n_batch,
+                n_batch_draft=None if given.n_batch_draft else n_batch_draft,
+            ),
+            trials=tuple(trials.made),
+            depth=depth,
+            n_runs=n_runs,
+            passes=tuple(_summed_up(size, seconds[size]) for size in sizes),
+            step=_summed_up(1, steps.steps) if steps else None,
+            reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,
+            facts=facts(target, draft),
+        )
+
+
+def keep(tuned: Tuned) -> bool:
+    """Remember what was found, for this pair on this machine; False where nothing can be written.
+
+    A pair that is loaded with no settings then takes these, and knows what its passes cost.
+    """
+    known = Memory(tuned.facts).recall(len(tuned.passes))
+    document = {
+        **(known.to_document() if known else {}),
+        "costs": tuned.costs.to_document(),
+        "settings": {
+            "n_threads": tuned.n_threads,
+            "n_threads_draft": tuned.n_threads_draft,
+            "flash_attention": tuned.flash_attention,
+            "n_batch": tuned.n_batch,
+            "n_batch_draft": tuned.n_batch_draft,
+        },
+        "measured": "tune",
+    }
+    return profile_store.remember(tuned.facts, document) and profile_store.remember_settings(
+        tuned.facts["pair"], tuned.settings
+    )
+
+
+def forget(target: Path | None = None, draft: Path | None = None) -> int:
+    """Forget what is remembered of a target, or of a pair, or everything; returns how many records.
+
+    Raises ModelError for a file that cannot be read.
+    """
+    if target is None and draft is None:
+        return profile_store.forget()
+    wanted = {
+        name: _fingerprint(path)
+        for name, path in (("target", target), ("draft", draft))
+        if path is not None
+    }
+    keys = [
+        record.key
+        for record in profile_store.records()
+        if _is_about(record.facts.get("pair"), wanted)
+    ]
+    return sum(profile_store.forget(key) for key in keys)
+
+
+# What a draft needs
+
+
+def expected_tokens(chance: float, n_draft: int) -> float:
+    """Tokens of a round, where each drafted token stands with that chance if those before do."""
+    return float(sum(chance**i for i in range(n_draft + 1)))
+
+
+def speedup(costs: Costs, chance: float, n_draft: int) -> float:
+    """Times as fast as plain decoding, with so many tokens drafted in each round."""
+    seconds = costs.curve[n_draft] + n_draft * costs.step
+    return expected_tokens(chance, n_draft) * costs.curve[0] / seconds
+
+
+def best_length(costs: Costs, chance: float) -> tuple[int, float]:
+    """The number of drafted tokens that brings most, and its speed-up; (0, 1.0): none pays."""
+    lengths = range(1, costs.n_most)
+    best = max(lengths, key=lambda n: speedup(costs, chance, n), default=0)
+    found = speedup(costs, chance, best) if best else 1.0
+    return (best, found) if found > 1 else (0, 1.0)
+
+
+def needed_chance(costs: Costs, n_draft: int) -> float | None:
+    """From which chance on rounds of that length are faster than plain decoding; None: never."""
+    if speedup(costs, 1.0, n_draft) <= 1:
+        return None
+    low, high = 0.0, 1.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if speedup(costs, middle, n_draft) > 1 else (middle, high)
+    return high
+
+
+# Trials
+
+
+class _Trials:
+    """Tries ways to run, and keeps the story of it."""
+
+    def __init__(self, depth: int, n_runs: int, n_most: int, progress: Progress | None) -> None:
+        self.made: list[Trial] = []
+        self._depth = depth
+        self._n_runs = max(n_runs, 2)
+        self._n_most = n_most
+        self._progress = progress
+
+    def sizes(self, draft: Context | None) -> list[int]:
+        """The passes of a target by which ways to run it are judged."""
+        return [1, min(defaults.N_DRAFT_FIXED, self._n_most) + 1] if draft else [1]
+
+    def fill(self, context: Context, whose: str) -> Filled:
+        """Read the text behind which passes are timed: what is read once is known to all trials."""
+        progress = _named(self._progress, f"Filling the cache of the {whose}")
+        return Filled(context, depth=self._depth, n_most=self._n_most + 1, progress=progress)
+
+    def threads(self, whose: str, context: Context, sizes: Sequence[int], n_most: int) -> None:
+        """Let a context compute with the best number of threads for passes over these sizes."""
+        usual = context.n_threads
+        times = time_threads(
+            context,
+            thread_ladders(usual, n_most),
+            sizes,
+            depth=self._depth,
+            n_repeats=self._n_runs,
+            at_least=_AT_LEAST / 2,
+            progress=_named(self._progress, f"Trying threads of the {whose}"),
+        )
+        medians = {n: {size: median(times[n][size]) for size in sizes} for n in sorted(times)}
+        chosen = _choose({n: sum(found.values()) for n, found in medians.items()}, usual)
+        for n, found in medians.items():
+            if whose == "target":
+                self.made.append(Trial("n_threads", n, found, None, n == chosen))
+            else:
+                self.made.append(Trial("n_threads_draft", n, {}, found[1], n == chosen))
+        context.use_threads(chosen)
+
+    def batches(self, whose: str, context: Context) -> int:
+        """The tokens that a prompt's batch should have.
+
+        From the usual one down, then up, while that clearly helps; what memory does not take is
+        left out.
+        """
+        usual = context.options.n_batch
+        n_tokens, many = (min(n, context.model.n_ctx_max or n) for n in _N_READ)
+        try:
+            seconds = {usual: self._reading(whose, context, usual, n_tokens)}
+            if seconds[usual] < _AT_LEAST:
+                n_tokens = many
+                seconds = {usual: self._reading(whose, context, usual, n_tokens)}
+        except OutOfMemoryError:
+            return usual
+        for ladder in batch_ladders(usual, n_tokens):
+            for n in ladder:
+                best = min(seconds.values())
+                try:
+                    seconds[n] = self._reading(whose, context, n, n_tokens)
+                except OutOfMemoryError:
+                    break
+                if seconds[n] > _CLEARLY * best:
+                    break
+        chosen = _choose(seconds, usual)
+        what = "n_batch" if whose == "target" else "n_batch_draft"
+        self.made += [
+            Trial(what, n, {}, None, n == chosen, seconds[n] / n_tokens) for n in sorted(seconds)
+        ]
+        return chosen
+
+    def _reading(self, whose: str, like: Context, n_batch: int, n_tokens: int) -> float:
+        """Seconds of a prompt of so many tokens, in a context of its own; the least of some."""
+        options = replace(
+            like.options,
+            n_ctx=n_tokens,
+            n_batch=n_batch,
+            n_rows=1,
+            n_sequences=1,
+            n_threads=like.n_threads,
+        )
+        progress = _named(self._progress, f"Reading with the {whose}, {n_batch} tokens a batch")
+        with closing(Context(like.model, options)) as context:
+            return min(time_reading(context, n_tokens, _N_READINGS, progress))
+
+    def flash_attention(
+        self, target: Context, draft: Context | None, stack: ExitStack
+    ) -> tuple[Context, Context | None]:
+        """The contexts, or others without flash attention, which the stack closes."""
+        usual = target.options.flash_attention
+        if not {target.options.type_k, target.options.type_v} <= {"f32", "f16", "bf16"}:
+            return target, draft  # such caches need it
+        sizes = self.sizes(draft)
+        with ExitStack() as trial:
+            try:
+                target_without = trial.enter_context(closing(self._without(target)))
+                draft_without = draft and trial.enter_context(closing(self._without(draft)))
+                passes = {
+                    **self._passes(usual, target, draft, sizes),
+                    **self._passes("off", target_without, draft_without, sizes),
+                }
+            except OutOfMemoryError:
+                return target, draft
+            times = time_in_turns(
+                passes,
+                self._n_runs,
+                at_least=_AT_LEAST / 2,
+                progress=_named(self._progress, "Trying flash attention"),
+            )
+            seconds: dict[str, float] = {}
+            for way in (usual, "off"):
+                of_target = {size: median(times[way, size]) for size in sizes}
+                of_draft = median(times[way, 0]) if draft else None
+                self.made.append(Trial("flash_attention", way, of_target, of_draft, False))
+                seconds[way] = sum(of_target.values())
+                seconds[way] += defaults.N_DRAFT_FIXED * (of_draft or 0.0)
+            chosen = _choose(seconds, usual)
+            self.made = [replace(made, is_chosen=made.value == chosen) for made in self.made]
+            if chosen == usual:
+                return target, draft
+            stack.enter_context(trial.pop_all())
+            return target_without, draft_without
+
+    def _passes(
+        self, way: str, target: Context, draft: Context | None, sizes: Sequence[int]
+    ) -> dict[tuple[str, int], Callable[[], None]]:
+        """Passes of the target by size, and as size 0 the step of the draft."""
+        filled = self.fill(target, "target")
+        passes: dict[tuple[str, int], Callable[[], None]] = {
+            (way, size): partial(filled.score, size) for size in sizes
+        }
+        if draft:
+            passes[way, 0] = partial(self.fill(draft, "draft").score, 1)
+        return passes
+
+    def _without(self, context: Context) -> Context:
+        """Another context over the same model, no larger than it has to be."""
+        n_ctx = min(self._depth + self._n_most + 1, context.n_ctx)
+        options = replace(context.options, flash_attention="off", n_ctx=n_ctx)
+        return Context(context.model, options)
+
+
+def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
+    """Numbers of threads to try: from the usual one down by halves, then up to the most."""
+    down, up = [usual], [usual]
+    while down[-1] > 1:
+        down.append(down[-1] // 2)
+    while up[-1] < n_most:
+        up.append(min(2 * up[-1], n_most))
+    return [down, up]
+
+
+def batch_ladders(usual: int, n_tokens: int) -> list[list[int]]:
+    """Tokens a batch to try beside the usual ones: down by halves, and up by doubles."""
+    least, most = _BATCHES
+    down, up = [], []
+    n = usual // 2
+    while n >= least:
+        down.append(n)
+        n //= 2
+    n = 2 * usual
+    while n <= min(most, n_tokens):
+        up.append(n)
+        n *= 2
+    return [down, up]
+
+
+def _choose(seconds: Mapping[Way, float], usual: Way) -> Way:
+    """The fastest way, if it is clearly faster than the usual one."""
+    best = min(seconds, key=lambda way: seconds[way])
+    return best if seconds[best] < _CLEARLY * seconds[usual] else usual
+
+
+def _summed_up(n_tokens: int, seconds: Sequence[float]) -> Pass:
+    return Pass(n_tokens, median(seconds), min(seconds), max(seconds))
+
+
+def _fingerprint(path: Path) -> str:
+    found = profile_store.fingerprint(path)
+    if found is None:
+        raise ModelError(
+            f"{path} cannot be read, so that nobody knows what to forget; name the file of a "
+            "model, or none at all to forget everything"
+        )
+    return found
+
+
+def _is_about(pair: object, fingerprints: Mapping[str, str]) -> bool:
+    if not isinstance(pair, dict):
+        return False
+    models: Iterable[tuple[object, str]] = ((pair.get(n), f) for n, f in fingerprints.items())
+    return all(isinstance(m, dict) and m.get("fingerprint") == wanted for m, wanted in models)
+
+
+def _named(progress: Progress | None, what: str) -> Callable[[int, int], None] | None:
+    return progress and partial(progress, what)

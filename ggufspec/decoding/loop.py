@@ -1,0 +1,76 @@
+"""The loop: propose, score, judge, learn. Token ids only; no text, no cache, no progress.
+
+Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.org/abs/2302.01318
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator, MutableSequence, Sequence
+from time import perf_counter
+
+from ggufspec.decoding.sampling import Rows, Sampling, to_probs, unusable
+from ggufspec.decoding.types import Ask, Coins, Drafter, Logits, Round, Scored, Verify
+
+Steps = Generator[Ask | Round, Scored | None, None]  # each Ask is answered, then comes its Round
+
+
+def timed(score: Callable[[Sequence[int], Sequence[int]], Logits], ask: Ask) -> Scored:
+    """The answer to an Ask of a text that has its passes to itself."""
+    start = perf_counter()
+    logits = score(ask.tokens, ask.draft)
+    return Scored(logits, perf_counter() - start)
+
+
+def speculate(
+    tokens: MutableSequence[int],
+    *,
+    drafter: Drafter,
+    verify: Verify,
+    sampling: Sampling,
+    coins: Callable[[int], Coins],
+    n_draft: int,
+    n_end: int,
+    stop_tokens: Collection[int] = (),
+) -> Steps:
+    """Continue `tokens` in place, yielding each Round, until `n_end` of them or a stop token.
+
+    Before each Round comes an Ask, which whoever drives the loop answers with what was Scored: so
+    passes of several texts can be one. `coins(n)` gives n fresh uniforms; `n_draft` is the most
+    that one round drafts. With a lossless rule the tokens have exactly the target's distribution
+    under `sampling`. The caller may stop at any round: there is nothing to clean up.
+    """
+    rows: Rows | None = None  # (n_draft + 1, n_vocab), reused every round
+    while len(tokens) < n_end:
+        start = perf_counter()
+        # A round adds one token more than it drafts: do not draft what could not be used.
+        draft = drafter.draft(tokens, min(n_draft, n_end - len(tokens) - 1))
+        draft_seconds = perf_counter() - start
+        answer = yield Ask(tokens, draft.tokens)
+        assert answer is not None
+        start = perf_counter()
+        logits = answer.logits
+        if rows is None:
+            rows = Rows(n_draft + 1, logits.shape[1])
+        probs = to_probs(logits, sampling, tokens, draft.tokens, out=rows)
+        verdict = verify(draft, probs, coins(len(logits)))
+        drafter.observe(draft, probs, verdict)
+        added = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
+        stops = [i for i, token in enumerate(added) if token in stop_tokens]
+        if stops:
+            del added[stops[0] + 1 :]
+        elif verdict.next_token < 0:
+            raise unusable("a drafted token has led to where the grammar allows none", sampling)
+        tokens.extend(added)
+        yield Round(
+            added,
+            n_drafted=len(draft.tokens),
+            n_accepted=min(verdict.n_accepted, len(added)),
+            draft_seconds=draft_seconds,
+            target_seconds=answer.seconds,
+            verify_seconds=perf_counter() - start,
+            expected=draft.expected,
+            why=draft.why,
+            n_sharers=answer.n_sharers,
+        )
+        if stops:
+            return

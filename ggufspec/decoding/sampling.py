@@ -1,0 +1,276 @@
+"""Logits -> distribution -> token. Knows the sampling options; no RNG (coins come in), no model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from ggufspec import _native
+from ggufspec.common import defaults, validate
+from ggufspec.decoding.types import Draft, Logits, Probs, token_array
+from ggufspec.errors import DecodeError, OptionError
+
+Rows = _native.Rows  # distributions as the extension has them; numpy.asarray gives (n, n_vocab)
+
+_REFUSED = {
+    "xtc": "xtc tosses a coin of its own at each token",
+    "mirostat": "mirostat steers by the tokens that it drew before",
+    "adaptive_p": "adaptive_p steers by the tokens that it drew before",
+    "infill": "infill merges tokens by their texts",
+}
+
+
+_CHECKS: dict[str, Callable[[str, object], object]] = {
+    "float": validate.number32,
+    "int": validate.whole,
+}
+_BY_NAME: dict[str, Callable[[str, object], object]] = {
+    "logit_bias": validate.biases,
+    "samplers": validate.texts,
+}
+
+
+class SamplingOptions(TypedDict, total=False):
+    """What turns logits into a distribution, by the names of llama.cpp's server; see Sampling."""
+
+    temperature: float  # 0: greedy
+    top_k: int  # 0: off
+    top_p: float  # 1: off
+    min_p: float  # 0: off
+    typical_p: float  # 1: off
+    top_n_sigma: float  # 0 or less: off
+    repeat_last_n: int  # tokens that the penalties look back upon; 0: off, -1: all
+    repeat_penalty: float  # 1: off
+    frequency_penalty: float
+    presence_penalty: float
+    dry_multiplier: float  # 0: off
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int  # tokens that DRY looks back upon; 0: off, -1: all
+    logit_bias: Mapping[int, float]  # added to the logits of tokens; -inf bans one
+    samplers: Sequence[str]  # which, and in what order
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What turns logits into a distribution; defaults, order and meaning are llama.cpp's.
+
+    The grammar comes first, then `logit_bias`, then `samplers` in their order. The penalties
+    (repeat, frequency, presence) and DRY look at the text before each position, drafted tokens
+    among it.
+    Temperature 0 is a one-hot distribution at the largest logit.
+
+    Raises OptionError for values outside their range, and for samplers that are no distribution.
+    Source: llama.cpp's src/llama-sampler.cpp.
+    """
+
+    temperature: float = defaults.TEMPERATURE
+    top_k: int = defaults.TOP_K
+    top_p: float = defaults.TOP_P
+    min_p: float = defaults.MIN_P
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    repeat_last_n: int = defaults.REPEAT_LAST_N
+    repeat_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = defaults.DRY_BASE
+    dry_allowed_length: int = defaults.DRY_ALLOWED_LENGTH
+    dry_penalty_last_n: int = defaults.DRY_PENALTY_LAST_N
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    samplers: Sequence[str] = defaults.SAMPLERS
+    # Each sequence breaker of DRY as a token and those that have to follow it: see llama.vocab.
+    dry_breakers: Sequence[tuple[int, Sequence[int]]] = ()
+    # What may follow a text at all: see llama.grammar. Asked before everything else.
+    grammar: _native.Grammar | None = None
+
+    def __post_init__(self) -> None:
+        for field_ in fields(self):
+            check = _CHECKS.get(str(field_.type), _BY_NAME.get(field_.name))
+            if check is not None:
+                checked = check(field_.name, getattr(self, field_.name))
+                object.__setattr__(self, field_.name, checked)
+        most = 2**31 - 1
+        finite = math.isfinite
+        for name, holds, wanted in (
+            (
+                "temperature",
+                finite(self.temperature) and self.temperature >= 0,
+                "0 (greedy) or more",
+            ),
+            ("top_k", 0 <= self.top_k <= most, f"0 (off) or up to {most}"),
+            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
+            ("min_p", 0 <= self.min_p <= 1, "from 0 (off) to 1"),
+            ("typical_p", 0 < self.typical_p <= 1, "above 0 and at most 1 (off)"),
+            ("top_n_sigma", finite(self.top_n_sigma), "finite; 0 or less is off"),
+            ("repeat_last_n", -1 <= self.repeat_last_n <= most, "-1 (all), 0 (off) or more"),
+            (
+                "repeat_penalty",
+                finite(self.repeat_penalty) and self.repeat_penalty > 0,
+                "above 0 (1 is off) and finite",
+            ),
+            ("frequency_penalty", finite(self.frequency_penalty), "finite; 0 is off"),
+            ("presence_penalty", finite(self.presence_penalty), "finite; 0 is off"),
+            (
+                "dry_multiplier",
+                finite(self.dry_multiplier) and self.dry_multiplier >= 0,
+                "0 (off) or more, and finite",
+            ),
+            ("dry_base", finite(self.dry_base) and self.dry_base >= 1, "1 or more, and finite"),
+            ("dry_allowed_length", 0 <= self.dry_allowed_length <= most, "0 or more"),
+            (
+                "dry_penalty_last_n",
+                -1 <= self.dry_penalty_last_n <= most,
+                "-1 (all), 0 (off) or more",
+            ),
+        ):
+            if not holds:
+                raise OptionError(f"{name} is {getattr(self, name)}; it must be {wanted}")
+        for token, bias in self.logit_bias.items():
+            if math.isnan(bias) or bias == math.inf:
+                raise OptionError(
+                    f"logit_bias of token {token} is {bias}; it must be a number, or -inf to ban it"
+                )
+        names = tuple(name.replace("-", "_") for name in self.samplers)
+        names = tuple("typical_p" if name in ("typ_p", "typical") else name for name in names)
+        object.__setattr__(self, "samplers", names)
+        for name in self.samplers:
+            if name in _REFUSED:
+                raise OptionError(
+                    f"the sampler {name!r} cannot be used: {_REFUSED[name]}, so that it is no "
+                    "distribution that a draft could be judged by; leave it out"
+                )
+            if name not in defaults.SAMPLERS:
+                raise OptionError(
+                    f"there is no sampler {name!r}; choose from {', '.join(defaults.SAMPLERS)}"
+                )
+
+    @cached_property
+    def native(self) -> _native.Sampling:
+        """The same, as the extension has it."""
+        return _native.Sampling(
+            samplers=list(self.samplers),
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            typical_p=self.typical_p,
+            top_n_sigma=self.top_n_sigma,
+            penalty_last_n=self.repeat_last_n,
+            repeat_penalty=self.repeat_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            dry_multiplier=self.dry_multiplier,
+            dry_base=self.dry_base,
+            dry_allowed_length=self.dry_allowed_length,
+            dry_last_n=self.dry_penalty_last_n,
+            dry_breakers=[(head, list(tail)) for head, tail in self.dry_breakers],
+            logit_bias=list(self.logit_bias.items()),
+        )
+
+
+def to_probs(
+    logits: Logits,
+    sampling: Sampling,
+    tokens: Sequence[int] = (),
+    draft: Sequence[int] = (),
+    *,
+    out: Rows | None = None,
+) -> Rows:
+    """The distributions (n_draft + 1, n_vocab) after `tokens`, then after each of `draft`.
+
+    Written into `out` where it is given. They are evaluated where they are asked for, from the
+    logits in place: valid as long as these are.
+    Raises DecodeError for a row without any finite logit: damaged weights or a broken backend.
+    """
+    rows = Rows(len(logits), logits.shape[1]) if out is None else out
+    try:
+        rows.fill(logits, sampling.native, token_array(tokens), draft, sampling.grammar)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise unusable(str(error), sampling) from error
+    return rows
+
+
+def append_probs(rows: Rows, logits: Logits, sampling: Sampling, tokens: Sequence[int]) -> None:
+    """Add the distribution of logits (1, n_vocab) after `tokens`, with a copy of what it needs.
+
+    Raises DecodeError as to_probs does.
+    """
+    try:
+        rows.append(logits, sampling.native, token_array(tokens), sampling.grammar)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise unusable(str(error), sampling) from error
+
+
+def draw(
+    rows: Rows,
+    logits: Logits,
+    sampling: Sampling,
+    tokens: Sequence[int],
+    pace: _native.Pace,
+    coin: float,
+) -> int:
+    """Add the distribution of logits (1, n_vocab) after `tokens`, and draw a token from it.
+
+    -1, and no row more, where the pace wants no further token. Raises DecodeError as to_probs does.
+    """
+    try:
+        text = token_array(tokens)
+        return rows.draw(logits, sampling.native, text, sampling.grammar, pace, coin)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise unusable(str(error), sampling) from error
+
+
+def as_rows(probs: Probs) -> Rows:
+    """The same distributions as the extension has them; from an array, those of its weights."""
+    if isinstance(probs, Rows):
+        return probs
+    weights = np.ascontiguousarray(probs, np.float32)
+    rows = Rows(len(weights), weights.shape[1])
+    rows.append_weights(weights)
+    return rows
+
+
+def gap(logits: Logits, i: int = 0) -> float:
+    """By how much the largest logit of row i exceeds the second largest: how sure a model is."""
+    return _native.gap(logits, i)
+
+
+def expected_lengths(
+    draft: Draft, target_probs: Probs, horizon: int, temperatures: Sequence[float]
+) -> list[float]:
+    """How many of the first `horizon` tokens the block rule would keep, on average, if the draft
+    had been drawn at each of these temperatures.
+
+    Estimates from the tokens that were drawn, on the low side for temperatures far from theirs;
+    `draft` needs its probs.
+    """
+    if draft.probs is None:
+        raise ValueError("expected_lengths: certain tokens tell nothing of other temperatures")
+    return _native.expected_lengths(
+        as_rows(target_probs), as_rows(draft.probs), draft.tokens, horizon, temperatures
+    )
+
+
+def unusable(complaint: str, sampling: Sampling) -> DecodeError:
+    """The error for rows that no token can be drawn from."""
+    if sampling.grammar is not None:
+        return DecodeError(
+            f"the text cannot go on ({complaint}): the grammar wants what no token of this "
+            "vocabulary can write, or what logit_bias bans; change the grammar"
+        )
+    if sampling.logit_bias:
+        return DecodeError(
+            f"no token can be drawn ({complaint}): logit_bias, or ignore_eos, may ban all that the "
+            "model allows; if it does not, the model file may be damaged"
+        )
+    return DecodeError(
+        f"the model's output cannot be sampled ({complaint}); "
+        "the file may be damaged, or its type unsupported on this device"
+    )

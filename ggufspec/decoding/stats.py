@@ -1,0 +1,125 @@
+"""Rounds -> acceptance, mean length, tokens per second. Pure: no printing, no clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ggufspec.decoding.types import Round
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Where the time of a generation went. `prompt` lies before the others, not among them.
+
+    Of passes that it shared, its part is in `target`, and that of the others in `other`. `decode`
+    is the part of draft + target that was spent inside llama_decode.
+    """
+
+    prompt: float
+    draft: float
+    target: float
+    verify: float
+    other: float
+    decode: float
+
+    @property
+    def generation(self) -> float:
+        """Wall time from the end of the prompt to the last token."""
+        return self.draft + self.target + self.verify + self.other
+
+    @property
+    def own(self) -> float:
+        """What was spent on this text, and not on others that were written beside it."""
+        return self.draft + self.target + self.verify
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What a generation did. Counts are of tokens, except `n_rounds`."""
+
+    n_prompt: int
+    n_prompt_reused: int  # of the prompt, how many the target still held from before
+    n_generated: int
+    n_rounds: int
+    n_drafted: int
+    n_accepted: int
+    n_expected: float | None  # accepted tokens, as they were expected; None: nobody could tell
+    n_rounds_without_draft: int
+    drafted_by_position: tuple[int, ...]
+    accepted_by_position: tuple[int, ...]
+    seconds: Seconds
+    notes: Mapping[str, float]  # what the drafter tells of itself, such as draft_temperature
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second of wall time, the prompt's time left out."""
+        return _ratio(self.n_generated, self.seconds.generation)
+
+    @property
+    def acceptance(self) -> float:
+        """The share of drafted tokens that was accepted; 0 where nothing was drafted."""
+        return _ratio(self.n_accepted, self.n_drafted)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens per round: per evaluation of the target."""
+        return _ratio(self.n_generated, self.n_rounds)
+
+    @property
+    def overhead(self) -> float:
+        """The share of the generation's wall time that was spent outside llama_decode."""
+        return 1 - _ratio(self.seconds.decode, self.seconds.generation) if self.n_rounds else 0.0
+
+
+def summarize(
+    rounds: Sequence[Round],
+    *,
+    n_prompt: int,
+    n_prompt_reused: int,
+    n_generated: int,
+    prompt_seconds: float,
+    generation_seconds: float,
+    decode_seconds: float,
+    notes: Mapping[str, float] | None = None,
+) -> Stats:
+    """Add up the rounds of one generation."""
+    draft = sum(turn.draft_seconds for turn in rounds)
+    target = sum(turn.target_seconds / turn.n_sharers for turn in rounds)
+    verify = sum(turn.verify_seconds for turn in rounds)
+    n_positions = max((turn.n_drafted for turn in rounds), default=0)
+    return Stats(
+        n_prompt=n_prompt,
+        n_prompt_reused=n_prompt_reused,
+        n_generated=n_generated,
+        n_rounds=len(rounds),
+        n_drafted=sum(turn.n_drafted for turn in rounds),
+        n_accepted=sum(turn.n_accepted for turn in rounds),
+        n_expected=sum(expected) if (expected := _known(rounds)) else None,
+        n_rounds_without_draft=sum(not turn.n_drafted for turn in rounds),
+        drafted_by_position=_reach((turn.n_drafted for turn in rounds), n_positions),
+        accepted_by_position=_reach((turn.n_accepted for turn in rounds), n_positions),
+        seconds=Seconds(
+            prompt=prompt_seconds,
+            draft=draft,
+            target=target,
+            verify=verify,
+            other=max(generation_seconds - draft - target - verify, 0.0),
+            decode=decode_seconds,
+        ),
+        notes=notes or {},
+    )
+
+
+def _known(rounds: Iterable[Round]) -> list[float]:
+    return [turn.expected for turn in rounds if turn.expected is not None]
+
+
+def _reach(lengths: Iterable[int], n_positions: int) -> tuple[int, ...]:
+    """How many of the lengths reach each position."""
+    known = list(lengths)
+    return tuple(sum(length > i for length in known) for i in range(n_positions))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else 0.0

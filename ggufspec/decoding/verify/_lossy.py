@@ -1,0 +1,33 @@
+"""A planted fault: accepts 1.3 times as often as is lossless. For the audit to find, not for use.
+
+Names that begin with an underscore are left out of `names()`; `--verify _lossy` reaches this one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ggufspec.decoding.types import Coins, Draft, Probs, Verdict
+
+_GREED = 1.3
+
+
+def verify(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+    """As `rejection`, but token x stands with probability min(1, 1.3 * target(x) / draft(x))."""
+    target = np.asarray(target_probs).astype(np.float64)
+    tokens = [int(token) for token in draft.tokens]
+    for i, token in enumerate(tokens):
+        proposed = (
+            np.eye(target.shape[1])[token]
+            if draft.probs is None
+            else np.asarray(draft.probs)[i].astype(np.float64)
+        )
+        if coins[i] * proposed[token] >= _GREED * target[i, token]:
+            residual = np.maximum(target[i] - proposed, 0)
+            return Verdict(i, _pick(residual if residual.any() else target[i], coins[i + 1]))
+    return Verdict(len(tokens), _pick(target[-1], coins[len(tokens)]))
+
+
+def _pick(weights: np.ndarray[tuple[int, ...], np.dtype[np.float64]], coin: float) -> int:
+    sums = np.cumsum(weights)
+    return int(min(np.searchsorted(sums, coin * sums[-1], side="right"), len(sums) - 1))

@@ -1,0 +1,187 @@
+"""What was measured in earlier processes: a folder of small JSON files. Knows no models, no clocks.
+
+A file holds the facts that its content depends on, in readable form, and is named by their hash.
+It is a convenience: what cannot be read is not known, what cannot be written is not remembered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ggufspec.common.files import default_cache_dir, write_whole
+from ggufspec.errors import CacheError
+
+__all__ = [
+    "Record",
+    "Settings",
+    "fingerprint",
+    "folder",
+    "forget",
+    "key",
+    "recall",
+    "records",
+    "remember",
+    "remember_settings",
+    "settings",
+]
+
+_FORMAT = 1  # a file of another one is not ours to read
+_N_KEY_DIGITS = 32
+_MOST_BYTES = 2**20  # no file of ours is near that
+_END_BYTES = 64 * 1024
+_FLASH_ATTENTION = ("auto", "on", "off")
+_MOST_THREADS = 512
+_MOST_OF_A_BATCH = 2**20
+
+
+def key(facts: Mapping[str, object]) -> str:
+    """The name of what depends on these facts (of JSON's types): the same in every process."""
+    text = json.dumps(facts, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:_N_KEY_DIGITS]
+
+
+def remember(facts: Mapping[str, object], document: Mapping[str, object]) -> bool:
+    """Keep a document under its facts, whole or not at all; False where it cannot be written."""
+    content = {"format": _FORMAT, "facts": facts, "document": document}
+    data = (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+    try:
+        write_whole(_path(key(facts)), len(data), [data])
+    except CacheError:
+        return False
+    return True
+
+
+def recall(facts: Mapping[str, object]) -> dict[str, Any] | None:
+    """The document that was kept under these facts; None where there is none to be trusted."""
+    try:
+        record = _read(_path(key(facts)))
+    except CacheError:
+        return None
+    return record.document if record else None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A file as it is."""
+
+    key: str
+    facts: dict[str, Any]
+    document: dict[str, Any]
+
+
+def records() -> Iterator[Record]:
+    """All that is remembered and readable."""
+    for path in _files():
+        record = _read(path)
+        if record is not None:
+            yield record
+
+
+def forget(key: str | None = None) -> int:
+    """Remove one record, or all, unreadable ones too; returns how many there were."""
+    n_removed = 0
+    for path in _files():
+        if key is None or path.stem == key:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                n_removed += 1
+    return n_removed
+
+
+def folder() -> Path:
+    """Where the files are. Raises CacheError where there is no home folder."""
+    return default_cache_dir() / "pairs"
+
+
+def fingerprint(path: Path) -> str | None:
+    """Tells a model file from others wherever it lies: a hash of its size, start and end.
+
+    None where the file cannot be read (any more).
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            digest = hashlib.sha256(str(size).encode())
+            for start in (0, max(size - _END_BYTES, 0)):
+                file.seek(start)
+                digest.update(file.read(_END_BYTES))
+    except OSError:
+        return None
+    return digest.hexdigest()[:_N_KEY_DIGITS]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a pair was found to be fastest. None: nothing was found out."""
+
+    n_threads: int | None = None
+    n_threads_draft: int | None = None
+    flash_attention: str | None = None
+    n_batch: int | None = None
+    n_batch_draft: int | None = None
+
+
+def settings(facts: Mapping[str, object]) -> Settings:
+    """The settings that were remembered for a pair on a machine; facts know no settings."""
+    found = recall(_about_settings(facts)) or {}
+    flash_attention = found.get("flash_attention")
+    return Settings(
+        n_threads=_count(found.get("n_threads"), _MOST_THREADS),
+        n_threads_draft=_count(found.get("n_threads_draft"), _MOST_THREADS),
+        flash_attention=flash_attention if flash_attention in _FLASH_ATTENTION else None,
+        n_batch=_count(found.get("n_batch"), _MOST_OF_A_BATCH),
+        n_batch_draft=_count(found.get("n_batch_draft"), _MOST_OF_A_BATCH),
+    )
+
+
+def remember_settings(facts: Mapping[str, object], found: Settings) -> bool:
+    """Keep settings for a pair on a machine; what is None now stays as it was known before."""
+    known = {name: value for name, value in asdict(settings(facts)).items() if value is not None}
+    known |= {name: value for name, value in asdict(found).items() if value is not None}
+    return remember(_about_settings(facts), known)
+
+
+def _about_settings(facts: Mapping[str, object]) -> dict[str, object]:
+    return {"about": "settings", "pair": facts}
+
+
+def _count(value: object, most: int) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most:
+        return value
+    return None
+
+
+def _path(key: str) -> Path:
+    return folder() / f"{key}.json"
+
+
+def _files() -> list[Path]:
+    try:
+        return sorted(folder().glob("*.json"))
+    except (CacheError, OSError):
+        return []
+
+
+def _read(path: Path) -> Record | None:
+    """A file of ours, if it is whole: its name is the hash of the facts within."""
+    try:
+        with path.open("rb") as file:
+            content = json.loads(file.read(_MOST_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+        return None
+    facts, document = content.get("facts"), content.get("document")
+    if not isinstance(facts, dict) or not isinstance(document, dict):
+        return None
+    try:
+        is_whole = key(facts) == path.stem
+    except ValueError:  # NaN, which Python's JSON reads and writes
+        return None
+    return Record(path.stem, facts, document) if is_whole else None

@@ -1,0 +1,135 @@
+"""Servers of llama.cpp's RPC backend: what an address is, and whether one answers there.
+
+Knows the greeting of their protocol and nothing behind it; loads and computes nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from time import monotonic
+from typing import NamedTuple
+
+from ggufspec.common import validate
+from ggufspec.errors import OptionError, RpcError
+
+PORT = 50052  # llama.cpp's default
+_MOST_SERVERS = 16  # GGML_RPC_MAX_SERVERS
+_SECONDS = 5.0  # to connect, and again to be greeted
+_HOST = re.compile(r"[^\s/\\@\[\]:,;?#%]+")
+
+# From RPC_CMD_HELLO and rpc_msg_hello_rsp of ggml-rpc.cpp: a command, the size of what follows, and
+# what the client's network can do (nothing but TCP); back come a size, three numbers, and more.
+_HELLO = struct.pack("<BQ24x", 14, 24)
+_SIZE = struct.Struct("<Q")
+_VERSION = struct.Struct("BBB")
+_MOST_BYTES = 256
+
+
+class Address(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def addresses(name: str, value: object) -> tuple[Address, ...]:
+    """Texts like "host:port", as llama.cpp takes them; none at all is fine. Raises OptionError."""
+    found: list[Address] = []
+    for text in validate.texts(name, value):
+        address = _address(name, text.strip())
+        if address in found:
+            raise OptionError(f"{name} names {address} twice; each server is asked once")
+        found.append(address)
+    if len(found) > _MOST_SERVERS:
+        raise OptionError(
+            f"{name} names {len(found)} servers; llama.cpp takes at most {_MOST_SERVERS}"
+        )
+    return tuple(found)
+
+
+def _address(name: str, text: str) -> Address:
+    host, colon, port = text.rpartition(":")
+    if not text:
+        wrong = "an entry is empty"
+    elif "://" in text:
+        wrong = f"{text!r} is a URL"
+    elif text.startswith(("/", "./", "~", "unix:")):
+        wrong = f"{text!r} is the path of a socket, and llama.cpp's servers speak TCP"
+    elif "[" in text or ":" in host:
+        wrong = f"{text!r} is an IPv6 address, and llama.cpp's RPC knows IPv4 alone"
+    elif not colon:
+        wrong = f"{text!r} has no port ({PORT} unless the server was told otherwise)"
+    elif not _HOST.fullmatch(host):
+        wrong = f"{text!r} has no host" if not host else f"{host!r} is no name of a host"
+    elif not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
+        wrong = f"{port!r} is no port: that is a number from 1 to 65535"
+    else:
+        return Address(host, int(port))
+    raise OptionError(f"{name}: {wrong}. Write host:port, such as 192.168.1.20:{PORT}")
+
+
+def resolved(address: Address) -> Address:
+    """The same by number, as llama.cpp would find it. Raises RpcError."""
+    try:
+        return Address(socket.gethostbyname(address.host), address.port)
+    except (OSError, UnicodeError) as error:
+        raise RpcError(
+            f"the RPC server {address} cannot be found: {address.host!r} has no IPv4 address "
+            f"({error}). Check the name, or give the number"
+        ) from error
+
+
+def greet(address: Address, seconds: float = _SECONDS) -> str:
+    """The version of the protocol that the server speaks, as "7.0.0". Raises RpcError.
+
+    seconds: how long it may take to connect, and then to be greeted. ggml itself waits for ever for
+    a server that says nothing, and ends the process where one says something else.
+    """
+    try:
+        connection = socket.create_connection(address, timeout=seconds)
+    except OSError as error:
+        raise RpcError(
+            f"no RPC server answers at {address} ({error}). Start one there (ggml-rpc-server -H "
+            f"ADDRESS -p {address.port}), or check address and firewall"
+        ) from error
+    with connection:
+        try:
+            connection.sendall(_HELLO)
+            deadline = monotonic() + seconds
+            (n_bytes,) = _SIZE.unpack(_receive(connection, _SIZE.size, deadline))
+            if not _VERSION.size <= n_bytes <= _MOST_BYTES:
+                raise RpcError(
+                    f"what listens at {address} is no RPC server of llama.cpp: it greets with "
+                    "something else. Check host and port"
+                )
+            reply = _receive(connection, n_bytes, deadline)
+        except TimeoutError as error:
+            raise RpcError(
+                f"what listens at {address} takes connections and says nothing for {seconds:g} s. "
+                "An RPC server serves one process at a time: end the one that it serves, or start "
+                "another server for this one. (Or it is none: check host and port)"
+            ) from error
+        except OSError as error:
+            raise RpcError(
+                f"what listens at {address} hangs up when it is greeted ({error}): it is no RPC "
+                "server of llama.cpp, or one of another version. Check host and port, and build it "
+                "from the llama.cpp that is in llama-cpp-python's source"
+            ) from error
+    return ".".join(map(str, _VERSION.unpack_from(reply)))
+
+
+def _receive(connection: socket.socket, n_bytes: int, deadline: float) -> bytes:
+    """Just so many bytes. Raises OSError, of which TimeoutError is one."""
+    found = b""
+    while len(found) < n_bytes:
+        connection.settimeout(max(deadline - monotonic(), 1e-3))
+        more = connection.recv(n_bytes - len(found))
+        if not more:
+            raise ConnectionError("the connection was closed")
+        found += more
+    return found

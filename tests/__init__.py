@@ -1,0 +1,1 @@
+"""The tests, and what maintainers measure with: see benchmarks/."""

@@ -1,0 +1,1 @@
+"""Benchmarks and attacks that only maintainers run: `python -m tests.benchmarks.NAME`."""

@@ -1,0 +1,364 @@
+"""Is `auto` as good as the best fixed length, never worse than plain, and ahead of llama.cpp?
+
+    python -m tests.benchmarks.auto --target large.gguf --llama llama-speculative-simple --grid
+
+In each cell (target, draft, sampling, kind of prompt) all contenders write the same number of
+tokens behind the same prompts, in turns; see cells.py for what becomes of the seconds. Knows when
+who writes; neither how it is done nor what the numbers say. Ctrl-C keeps what is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from ggufspec.bench import rivals
+from ggufspec.bench.contenders import in_turn
+from ggufspec.bench.rivals import Outcome, Rival
+from ggufspec.bench.workloads import KINDS
+from ggufspec.common import defaults
+from ggufspec.decoding.stats import Stats
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.load import load
+from ggufspec.errors import OptionError
+from ggufspec.llama.devices import cpu_name, n_threads_default
+from tests.benchmarks import cells_text, first, ways
+from tests.benchmarks.auto_options import parser
+from tests.benchmarks.cells import (
+    AUTO,
+    FINALS,
+    FIXED,
+    GRID,
+    PLAIN,
+    RIVAL,
+    SURVEY,
+    Cell,
+    Text,
+    best,
+    gains_of,
+)
+from tests.benchmarks.replay import Replay, Samples, measure
+from tests.benchmarks.scrambled import write_scrambled
+
+_N_FINALISTS = 3
+_INTERRUPTED = 130
+_FIRST_SEED_OF_FINALS = 1_000_000
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure, and print tables; exit code 130 if interrupted. Raises GgufspecError."""
+    options = parser().parse_args(arguments)
+    if options.report:
+        texts = [
+            text
+            for path in options.report
+            for text in cells_text.texts_from(json.loads(path.read_text()))
+        ]
+        sys.stdout.write(cells_text.tell(texts))
+        return
+    if not options.target:
+        raise OptionError("there is no target to measure; give --target large.gguf")
+    if options.replay and (options.llama or options.first):
+        raise OptionError("--replay is of our own texts; leave --llama, or --first, out")
+    with tempfile.TemporaryDirectory(prefix="ggufspec-bench-") as folder:
+        pairs = _pairs(options, Path(folder))
+        interrupted = _first(options, pairs) if options.first else _cells(options, pairs)
+    if interrupted:
+        raise SystemExit(_INTERRUPTED)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    target: Path
+    draft: Path
+    adversarial: bool
+
+
+def _pairs(options: argparse.Namespace, folder: Path) -> list[_Pair]:
+    pairs = [_Pair(target, options.draft, False) for target in options.target]
+    if options.adversarial:
+        scrambled = write_scrambled(options.draft, folder)
+        pairs += [_Pair(target, scrambled, True) for target in options.target]
+    return pairs
+
+
+# By name of the contender and prompt, with what the cell says: one text.
+_Write = Callable[..., Stats | Outcome]
+
+
+@dataclass(frozen=True)
+class _Writers:
+    ours: _Write
+    rival: _Write | None
+
+
+# Cells -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Bench:
+    """The texts so far, and who hears of them."""
+
+    options: argparse.Namespace
+    n_expected: int
+    texts: list[Text] = field(default_factory=list)
+    n_warm: int = 0
+    started_at: float = field(default_factory=perf_counter)
+
+    def talk(self, message: str) -> None:
+        """A line on stderr, with the time that is left if texts go on taking what they took."""
+        seconds = perf_counter() - self.started_at
+        n_done = len(self.texts) + self.n_warm
+        left = seconds / max(n_done, 1) * max(self.n_expected - n_done, 0)
+        about = f"about {left / 60:.1f} min left" if n_done else ""
+        sys.stderr.write(f"[{seconds / 60:6.1f} min] {message}  {about}\n")
+        sys.stderr.flush()
+
+
+def _cells(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
+    """Measure every cell; whether the user interrupted it."""
+    n_cells_of_pair = len(options.temps) * len(options.prompts)
+    n_expected = n_cells_of_pair * sum(_n_texts(options, pair) for pair in pairs)
+    bench = _Bench(options, n_expected)
+    settings = {**_circumstances(options), "mode": "cells"}
+    interrupted = False
+    try:
+        for pair in pairs:
+            with _loaded(options, pair, replayed=options.replay) as engine:
+                writers = _writers(bench, pair, engine)
+                for sampling in options.temps:
+                    for kind in options.prompts:
+                        cell = Cell(
+                            pair.target.stem, pair.draft.stem, sampling, kind, pair.adversarial
+                        )
+                        _measure(bench, cell, writers)
+                        _save(options.json, cells_text.document(bench.texts, settings))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        if bench.texts:
+            done = {**settings, "interrupted": interrupted}
+            _save(options.json, cells_text.document(bench.texts, done))
+            sys.stdout.write(cells_text.tell(bench.texts))
+    return interrupted
+
+
+def _loaded(options: argparse.Namespace, pair: _Pair, *, replayed: Path | None = None) -> Engine:
+    """`replayed`: who writes in place of the target, at a pace that is nothing to remember."""
+    return load(
+        replayed or pair.target,
+        pair.draft,
+        n_draft_max=max(*options.lengths, defaults.N_DRAFT_MAX),
+        n_threads=options.threads,
+        tuned=not replayed,
+    )
+
+
+def _writers(bench: _Bench, pair: _Pair, engine: Engine) -> _Writers:
+    if bench.options.replay:
+        return _Writers(Replay(engine, _samples(bench, pair)).write, None)
+    rival = _rival(bench, pair, engine)
+    theirs = partial(_rival_writes, rival, engine) if rival else None
+    return _Writers(partial(ways.write, engine), theirs)
+
+
+def _samples(bench: _Bench, pair: _Pair) -> Samples:
+    """What passes of a target take that itself writes nothing."""
+    with _loaded(bench.options, pair) as engine:
+        sizes = range(1, engine.n_draft_max + 2)
+        return measure(engine.target, sizes, bench.talk)
+
+
+def _measure(bench: _Bench, cell: Cell, writers: _Writers) -> None:
+    """The survey of one cell, then its finals."""
+    options = bench.options
+    ours = _ours(options)
+    for name in ours:  # warm-up; auto may learn what batches cost for a whole text
+        n_tokens = options.tokens if name == AUTO else min(options.warm_up, options.tokens)
+        prompt = KINDS[cell.prompts][0]
+        writers.ours(name, prompt, sampling=cell.sampling, n_tokens=n_tokens, seed=0)
+        bench.n_warm += 1
+    has_grid = writers.rival and options.grid
+    grid = [combination.name for combination in rivals.GRID] if has_grid else []
+    at = len(bench.texts)
+    for run in range(options.survey_runs):
+        others = grid if run == 0 else []  # the grid once on each prompt
+        _turns(bench, cell, SURVEY, run, [*ours, *others], writers)
+    gains = gains_of(bench.texts[at:])
+    fixed = [name for name in ours if name.startswith(FIXED)]
+    finalists = [name for name in ours if name not in fixed]
+    finalists += best(gains, FIXED, _N_FINALISTS) or fixed
+    if writers.rival:
+        finalists += [RIVAL, *best(gains, GRID, _N_FINALISTS)]
+    for run in range(options.runs):
+        _turns(bench, cell, FINALS, run, finalists, writers)
+
+
+def _turns(
+    bench: _Bench,
+    cell: Cell,
+    stage: str,
+    run: int,
+    contenders: Sequence[str],
+    writers: _Writers,
+) -> None:
+    """Each contender behind each prompt; another one begins each time."""
+    n_tokens = bench.options.tokens
+    prompts = KINDS[cell.prompts][: bench.options.n_prompts]
+    for n_prompt, prompt in enumerate(prompts):
+        turn = run * len(prompts) + n_prompt
+        seed = turn + _FIRST_SEED_OF_FINALS * (stage == FINALS)
+        bench.talk(f"{cell.name}: {stage}, run {run + 1}, prompt {n_prompt + 1}")
+        for name in in_turn(contenders, turn):
+            write = writers.ours
+            if writers.rival and name.startswith((RIVAL, GRID)):
+                write = writers.rival
+            found = write(name, prompt, sampling=cell.sampling, n_tokens=n_tokens, seed=seed)
+            bench.texts.append(
+                Text(
+                    cell=cell,
+                    stage=stage,
+                    turn=f"{run}.{n_prompt}",
+                    contender=name,
+                    tokens_per_second=found.tokens_per_second,
+                    n_generated=found.n_generated,
+                    n_drafted=found.n_drafted,
+                    n_accepted=found.n_accepted,
+                )
+            )
+
+
+def _rival(bench: _Bench, pair: _Pair, engine: Engine) -> Rival | None:
+    """llama.cpp with this pair, its draft on as many threads as suit it best."""
+    options = bench.options
+    if not options.llama or pair.adversarial:
+        return None
+    n_threads = options.threads or n_threads_default()
+    any_rival = Rival(options.llama, pair.target, pair.draft, engine.n_ctx, n_threads, n_threads)
+    choices = [replace(any_rival, n_threads_draft=n) for n in sorted({1, n_threads})]
+    found = [
+        [
+            rivals.run(rival, RIVAL, prompt, sampling="0", n_tokens=options.tokens, seed=0)
+            for rival in choices
+        ]
+        for prompt in KINDS["open"][: options.n_prompts]
+    ]
+    rates = {
+        rival.n_threads_draft: median(turn[i].tokens_per_second for turn in found)
+        for i, rival in enumerate(choices)
+    }
+    n_best = max(rates, key=lambda n: rates[n])
+    told = ", ".join(f"{n}: {rate:.1f} t/s" for n, rate in rates.items())
+    bench.talk(f"llama.cpp's draft of {pair.target.stem} gets {n_best} threads ({told})")
+    return replace(any_rival, n_threads_draft=n_best)
+
+
+def _rival_writes(rival: Rival, engine: Engine, name: str, prompt: str, **how: Any) -> Outcome:
+    found = rivals.run(rival, name, prompt, **how)
+    n_ours = len(engine.tokenize(prompt))
+    if found.n_prompt != n_ours:
+        raise OptionError(
+            f"llama.cpp read {found.n_prompt} tokens where we read {n_ours}, of {prompt!r}; they "
+            "must be the same: give a llama.cpp of the version that llama-cpp-python has"
+        )
+    return found
+
+
+def _ours(options: argparse.Namespace) -> list[str]:
+    """Our contenders: "fixed" stands for every length."""
+    lengths = [f"{FIXED}{n}" for n in options.lengths]
+    expanded = {AUTO: [AUTO], "fixed": lengths}
+    others = (name for kind in options.contenders for name in expanded.get(kind, ()))
+    return [PLAIN, *others]  # without plain there is nothing to compare with
+
+
+def _n_texts(options: argparse.Namespace, pair: _Pair) -> int:
+    """About how many texts a cell of this pair takes, with its warm-up."""
+    n_ours = len(_ours(options))
+    n_fixed = len(options.lengths) if "fixed" in options.contenders else 0
+    n_prompts: int = min(options.n_prompts, max(map(len, KINDS.values())))
+    has_rival = bool(options.llama) and not pair.adversarial
+    n_grid = len(rivals.GRID) if has_rival and options.grid else 0
+    n_finalists = n_ours - n_fixed + min(n_fixed, _N_FINALISTS)
+    n_finalists += has_rival + min(n_grid, _N_FINALISTS)
+    n_turns: int = options.survey_runs * n_ours + options.runs * n_finalists + n_grid
+    return n_ours + n_turns * n_prompts
+
+
+# The first tokens --------------------------------------------------------------------------------
+
+
+def _first(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
+    """Measure fresh processes; whether the user interrupted it."""
+    settings = {**_circumstances(options), "mode": "first"}
+    contenders = [name for name in _ours(options) if name != PLAIN]
+    done: list[first.First] = []
+    interrupted = False
+    try:
+        for found in first.measure(
+            [(pair.target, pair.draft) for pair in pairs],
+            options.temps,
+            options.prompts,
+            [PLAIN, *contenders],
+            n_tokens=options.first_tokens,
+            n_runs=options.runs,
+        ):
+            done.append(found)
+            sys.stderr.write(f"{found.cell}: {found.contender} {found.tokens_per_second:.1f} t/s\n")
+            _save(options.json, {**settings, "texts": [text._asdict() for text in done]})
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        if done:
+            sys.stdout.write(first.tell(done))
+    return interrupted
+
+
+# Helpers -----------------------------------------------------------------------------------------
+
+
+def _save(path: Path | None, document: dict[str, Any]) -> None:
+    """Write a document whole, or leave the one before."""
+    if path is None:
+        return
+    unfinished = path.with_name(f"{path.name}.part")
+    unfinished.write_text(json.dumps(document, indent=1) + "\n")
+    os.replace(unfinished, path)
+
+
+def _circumstances(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "machine": {
+            "platform": platform.platform(),
+            "processor": cpu_name(),
+            "n_cpus": os.cpu_count(),
+            "n_threads": options.threads or n_threads_default(),
+        },
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("ggufspec", "llama-cpp-python", "numpy")},
+        },
+        "settings": {name: _plain(value) for name, value in vars(options).items()},
+    }
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+if __name__ == "__main__":
+    main()

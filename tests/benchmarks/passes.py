@@ -1,0 +1,95 @@
+"""How many tokens each pass of the target gives: by rule, temperature and length of the draft.
+
+    python -m tests.benchmarks.passes [TARGET DRAFT] [--prompts FILE]
+
+Counts only, so that a busy machine does not matter. Nothing is truncated; a text that ends is not.
+`match, likeliest` is what llama.cpp's front ends do: draft the likeliest token, sample, compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+from ggufspec.audit import PROMPTS
+from ggufspec.audit.prompts import parse_prompts
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.load import load
+from ggufspec.engine.options import GenerateOptions
+from ggufspec.standin.embedded import embedded_draft, embedded_target
+
+WAYS: dict[str, GenerateOptions] = {
+    "plain": {"drafter": "none"},
+    "match, likeliest": {"verify": "match", "draft_temperature": 0.0},
+    "rejection, as target": {"verify": "rejection"},
+    "rejection, auto": {"verify": "rejection"},
+    "block, as target": {"verify": "block"},
+    "block, auto": {"verify": "block"},
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a table: tokens a pass, with the standard error over texts."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.benchmarks.passes")
+    parser.add_argument("target", nargs="?", default=embedded_target())
+    parser.add_argument("draft", nargs="?", default=embedded_draft())
+    parser.add_argument("--prompts", type=Path, help="as for ggufspec audit")
+    parser.add_argument("--temp", type=float, nargs="+", default=[0.3, 0.7, 1.0])
+    parser.add_argument("--draft-n", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--runs", type=int, default=24, help="texts of each kind")
+    parser.add_argument("--tokens", type=int, default=120, help="tokens of a text")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args(arguments)
+    prompts: Sequence[str] = PROMPTS
+    if options.prompts:
+        prompts = parse_prompts(options.prompts.read_bytes(), str(options.prompts))
+    sys.stdout.write(f"{'temperature':>11}{'drafted':>9}" + "".join(f"{way:>22}" for way in WAYS))
+    sys.stdout.write("\n")
+    with load(
+        options.target,
+        options.draft,
+        n_draft_max=max(options.draft_n),
+        n_threads=options.threads,
+    ) as engine:
+        for temperature in options.temp:
+            for n_draft in options.draft_n:
+                sys.stdout.write(f"{temperature:>11.2f}{n_draft:>9}")
+                for name, way in WAYS.items():
+                    settings: GenerateOptions = {
+                        **way,
+                        "temperature": temperature,
+                        "n_draft": n_draft,
+                        "max_tokens": options.tokens,
+                    }
+                    if "as target" in name:
+                        settings["draft_temperature"] = temperature
+                    lengths = measure(engine, prompts, options.runs, settings)
+                    told = f"{fmean(lengths):.2f} +- {stdev(lengths) / len(lengths) ** 0.5:.2f}"
+                    sys.stdout.write(f"{told:>22}")
+                    sys.stdout.flush()
+                sys.stdout.write("\n")
+
+
+def measure(
+    engine: Engine, prompts: Sequence[str], n_runs: int, settings: GenerateOptions
+) -> list[float]:
+    """Tokens a pass, of each text."""
+    lengths = []
+    for run in range(n_runs):
+        options: GenerateOptions = {
+            **settings,
+            "top_k": 0,
+            "top_p": 1.0,
+            "min_p": 0.0,
+            "ignore_eos": True,
+            "seed": run,
+        }
+        lengths.append(engine.generate(prompts[run % len(prompts)], **options).stats.mean_length)
+    return lengths
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Many texts in little time: written by one target, their passes as slow as another's.
+
+How long a draft should be depends on what passes cost and on what the texts are; neither needs the
+slow model for each text. So its passes are measured once, and a small model writes: the very same
+texts, where the slow one is a stand-in that computes what the small one does. The draft's steps and
+the verification are timed as they happen.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+
+from ggufspec.decoding.stats import Stats
+from ggufspec.decoding.types import Scored
+from ggufspec.engine.engine import Engine
+from ggufspec.llama.clock import Filled
+from ggufspec.llama.context import Context
+from tests.benchmarks import ways
+
+_N_VISITS = 10  # to each size, in an order of chance: what a moment slows down is not one size
+_N_PASSES = 3  # of a visit: the first comes after a pass of another size, which takes longer
+_DEPTH = 64  # tokens before a pass: about as many as before one of a text
+_SEED = 0
+
+# Seconds of passes over so many tokens, after a pass of another size and of the same.
+Samples = Mapping[tuple[int, bool], Sequence[float]]
+
+
+def measure(target: Context, sizes: Sequence[int], heard: Callable[[str], None]) -> Samples:
+    """Passes over each number of tokens, behind a text. Raises DecodeError, OptionError.
+
+    Without the slowest and the fastest tenth of each: one that was disturbed would come often.
+    """
+    rng = random.Random(_SEED)
+    found: dict[tuple[int, bool], list[float]] = {
+        (size, again): [] for size in sizes for again in (False, True)
+    }
+    filled = Filled(target, depth=_DEPTH, n_most=max(sizes))
+    for visit in range(_N_VISITS):
+        heard(f"passes of the target are measured, {visit + 1} of {_N_VISITS}")
+        for size in rng.sample(list(sizes), len(sizes)):
+            for i in range(_N_PASSES):
+                start = perf_counter()
+                filled.score(size)
+                found[size, i > 0].append(perf_counter() - start)
+    return {how: _usual(seconds) for how, seconds in found.items()}
+
+
+def _usual(seconds: Sequence[float]) -> list[float]:
+    n_left_out = len(seconds) // 10
+    return sorted(seconds)[n_left_out : len(seconds) - n_left_out]
+
+
+class Replay:
+    """Writes with an engine, at the pace of another target."""
+
+    def __init__(self, engine: Engine, samples: Samples) -> None:
+        self._engine = engine
+        self._samples = samples
+        self._rng = random.Random(_SEED)
+
+    def write(
+        self, contender: str, prompt: str, *, sampling: str, n_tokens: int, seed: int
+    ) -> Stats:
+        """As ways.write has it; each pass takes as long as one that was measured did."""
+        options = ways.options(contender, sampling=sampling, n_tokens=n_tokens, seed=seed)
+        stream = self._engine.stream(prompt, **options)
+        before = 0
+        while not stream.is_over:
+            ask = stream.advance()
+            if ask is None:
+                continue
+            size = 1 + len(ask.draft)
+            seconds = self._rng.choice(self._samples[size, size == before])
+            stream.advance(Scored(stream.session.score(*ask), seconds))
+            before = size
+        return stream.completion.stats

@@ -1,0 +1,183 @@
+"""Logits become the distribution that the options describe; coins land where they should."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+
+from ggufspec.decoding.sampling import Rows, Sampling, append_probs, as_rows, to_probs
+from ggufspec.errors import DecodeError, OptionError
+
+PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+OPTIONS = [
+    {"temperature": 1.0, **PLAIN},
+    {"temperature": 0.3, **PLAIN},
+    {"temperature": 1.7, **PLAIN, "top_k": 5},
+    {"temperature": 0.7, **PLAIN, "top_p": 0.6},
+    {"temperature": 0.7, **PLAIN, "min_p": 0.1},
+    {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    {"temperature": 0.0, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("n_vocab", [1, 7, 300])
+def test_native_equals_numpy(options: dict[str, float], n_vocab: int) -> None:
+    rng = np.random.default_rng(n_vocab)
+    logits = rng.normal(0, 3, (40, n_vocab)).astype(np.float32)
+    probs = np.asarray(to_probs(logits, Sampling(**options), draft=[0] * (len(logits) - 1)))
+    expected = np.array([reference.to_probs(row, **options) for row in logits])
+    assert probs.dtype == np.float32
+    np.testing.assert_array_equal(probs > 0, expected > 0)
+    np.testing.assert_allclose(probs, expected, atol=2e-6)
+
+
+def probs_of(logits: np.ndarray, sampling: Sampling) -> np.ndarray:
+    """Of one row (n_vocab)."""
+    return np.asarray(to_probs(logits[None].astype(np.float32), sampling))[0]
+
+
+def test_rows_sum_to_one_and_a_store_of_them_is_used_again() -> None:
+    logits = np.random.default_rng(0).normal(0, 5, (3, 100_000)).astype(np.float32)
+    out = Rows(3, 100_000)
+    for options in OPTIONS:
+        assert to_probs(logits, Sampling(**options), draft=[1, 2], out=out) is out
+        np.testing.assert_allclose(np.asarray(out).sum(axis=1), 1, atol=1e-5)
+        fresh = to_probs(logits, Sampling(**options), draft=[1, 2])
+        np.testing.assert_array_equal(np.asarray(out), np.asarray(fresh))
+
+
+def test_a_bias_moves_tokens_and_minus_infinity_bans_them() -> None:
+    logits = np.array([5.0, 1.0, 0.0, 4.0], np.float32)
+    greedy = Sampling(temperature=0, logit_bias={0: -np.inf, 1: 9.0})
+    assert probs_of(logits, greedy).tolist() == [0, 1, 0, 0]
+    sampled = Sampling(temperature=1, **PLAIN, logit_bias={0: -np.inf})
+    assert probs_of(logits, sampled)[0] == 0
+
+
+def test_broken_logits_are_never_drawn() -> None:
+    sampling = Sampling(temperature=1, **PLAIN)
+    assert probs_of(np.array([np.nan, 1.0, -np.inf]), sampling).tolist() == [0, 1, 0]
+    for hopeless in (np.nan, -np.inf, np.inf):
+        for options in OPTIONS:
+            with pytest.raises(DecodeError, match="cannot be sampled"):
+                probs_of(np.full(3, hopeless), Sampling(**options))
+
+
+def test_rows_that_are_appended_outlive_their_logits() -> None:
+    rng = np.random.default_rng(2)
+    for options in OPTIONS:
+        sampling = Sampling(**options)
+        rows, expected = Rows(3, 50), []
+        for _ in range(3):
+            logits = rng.normal(0, 3, (1, 50)).astype(np.float32)
+            expected.append(np.asarray(to_probs(logits, sampling))[0])
+            append_probs(rows, logits, sampling, ())
+            logits.fill(np.nan)
+        np.testing.assert_array_equal(np.asarray(rows), expected)
+
+
+def test_penalties_see_the_drafted_tokens_before_each_position() -> None:
+    logits = np.zeros((3, 5), np.float32)
+    sampling = Sampling(temperature=1, **PLAIN, presence_penalty=30.0)
+    probs = np.asarray(to_probs(logits, sampling, tokens=[1], draft=[3, 0]))
+    assert [np.nonzero(row > 1e-6)[0].tolist() for row in probs] == [
+        [0, 2, 3, 4],
+        [0, 2, 4],
+        [2, 4],
+    ]
+
+
+def test_coins_land_by_probability() -> None:
+    rows = as_rows(np.array([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], np.float32))
+    landed = [rows.pick(0, coin) for coin in (0.0, 0.2499, 0.25, 0.7499, 0.75, 0.999999999)]
+    assert landed == [1, 1, 3, 3, 4, 4]
+
+
+@pytest.mark.parametrize("n_vocab", [7, 1024, 5000])
+def test_coins_land_where_the_numpy_twin_says(n_vocab: int) -> None:
+    rng = np.random.default_rng(n_vocab)
+    for options in OPTIONS:
+        logits = rng.normal(0, 3, (1, n_vocab)).astype(np.float32)
+        rows = to_probs(logits, Sampling(**options))
+        cumulative = np.asarray(rows)[0].astype(float).cumsum()
+        for coin in rng.random(50):
+            found = rows.pick(0, coin)
+            assert cumulative[found] > coin - 1e-5
+            assert found == 0 or cumulative[found - 1] <= coin + 1e-5
+
+
+def test_a_coin_never_lands_on_an_impossible_token() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        probs = (rng.random(50) * (rng.random(50) < 0.1)).astype(np.float32)
+        probs[7] = 1e-8
+        rows = as_rows(probs[None])
+        for coin in (0.0, rng.random(), np.nextafter(1.0, 0.0)):
+            assert probs[rows.pick(0, coin)] > 0
+        logits = np.where(probs > 0, 0.0, -np.inf).astype(np.float32)[None]
+        dense = to_probs(logits, Sampling(temperature=1, **PLAIN))
+        for coin in (0.0, rng.random(), np.nextafter(1.0, 0.0)):
+            assert probs[dense.pick(0, coin)] > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": -0.1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_k": 10**20},
+        {"top_p": 0.0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"min_p": 1.1},
+        {"typical_p": 0.0},
+        {"top_n_sigma": float("nan")},
+        {"repeat_last_n": -2},
+        {"repeat_penalty": 0.0},
+        {"frequency_penalty": float("inf")},
+        {"presence_penalty": float("nan")},
+        {"dry_multiplier": -1.0},
+        {"dry_base": 0.5},
+        {"dry_allowed_length": -1},
+        {"dry_penalty_last_n": -2},
+        {"logit_bias": {3: float("nan")}},
+        {"logit_bias": {3: float("inf")}},
+    ],
+)
+def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(options))):
+        Sampling(**options)
+
+
+@pytest.mark.parametrize("name", ["xtc", "mirostat", "adaptive_p", "infill"])
+def test_samplers_that_are_no_distribution_are_refused_with_the_reason(name: str) -> None:
+    with pytest.raises(OptionError, match=f"{name}.*no distribution"):
+        Sampling(samplers=("top_k", name))
+    with pytest.raises(OptionError, match="choose from penalties, dry"):
+        Sampling(samplers=("top_q",))
+
+
+def test_samplers_may_be_spelled_as_llama_cpp_spells_them() -> None:
+    assert Sampling(samplers=["typ_p", "top-k"]).samplers == ("typical_p", "top_k")
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    logits = np.zeros((2, 4), np.float32)
+    with pytest.raises(DecodeError, match="shape"):
+        to_probs(logits, Sampling(), draft=[1], out=Rows(2, 5))
+    with pytest.raises(DecodeError, match="shape"):
+        to_probs(logits, Sampling(), draft=[1], out=Rows(1, 4))
+    with pytest.raises(DecodeError, match="drafted"):
+        to_probs(logits, Sampling())
+    with pytest.raises(DecodeError, match="outside the vocabulary"):
+        to_probs(logits, Sampling(logit_bias={4: 1.0}), draft=[1])
+    with pytest.raises(ValueError, match="no row"):
+        Rows(1, 4).pick(0, 0.5)
+    with pytest.raises(ValueError, match="no weight"):
+        as_rows(np.zeros((1, 4)))

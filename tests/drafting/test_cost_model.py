@@ -1,0 +1,178 @@
+"""What passes cost is learned from passes, and guessed between them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ggufspec.drafting.cost_model import Costs
+
+
+def costs_of(**known: float) -> Costs:
+    costs = Costs(8)
+    for name, seconds in known.items():
+        costs.observe_target(int(name[1:]), seconds)
+    return costs
+
+
+def test_sizes_between_known_ones_lie_on_a_line() -> None:
+    assert list(costs_of(n1=1.0, n4=2.5).curve) == pytest.approx(
+        [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5]
+    )
+
+
+def test_a_landing_is_lower_than_the_stair_before_it() -> None:
+    curve = costs_of(n1=1.0, n3=2.3, n4=1.5).curve
+    assert curve[2] > curve[3] > curve[1] - 0.2
+
+
+def test_a_landing_that_nobody_has_tried_is_believed_in() -> None:
+    costs = Costs(12)
+    for n, seconds in ((1, 1.0), (2, 1.7), (3, 2.4)):
+        costs.observe_target(n, seconds)
+    assert costs.curve[3] == pytest.approx(2.4), "four may cost what three do"
+    assert costs.curve[4] > 3.5, "and five do not"
+    costs.observe_target(4, 3.1)
+    assert costs.curve[3] == pytest.approx(3.1), "until it was tried"
+
+
+def test_what_was_slow_long_ago_is_worth_another_try() -> None:
+    costs = Costs(4)
+    costs.observe_target(1, 1.0)
+    for _ in range(3):
+        costs.observe_target(4, 3.0)
+    for _ in range(80):
+        costs.observe_target(1, 1.0)
+    assert 0.9 * 3.0 < costs.curve[3] < 0.98 * 3.0
+    for _ in range(1000):
+        costs.observe_target(1, 1.0)
+    assert costs.curve[3] > 0.85 * 3.0, "but not without end"
+    costs.observe_target(4, 3.0)
+    assert costs.curve[3] == pytest.approx(3.0)
+
+
+def test_what_was_tried_often_is_believed_longer() -> None:
+    costs = Costs(4)
+    for n, size in ((3, 2), (12, 3)):
+        for _ in range(n):
+            costs.observe_target(size, 3.0)
+    for _ in range(80):
+        costs.observe_target(1, 1.0)
+    doubts = [1 - costs.curve[size - 1] / 3.0 for size in (2, 3)]
+    assert 0.15 * doubts[0] < doubts[1] < 0.3 * doubts[0]
+
+
+def test_what_was_slow_once_or_twice_is_worth_it_sooner() -> None:
+    costs = Costs(4)
+    costs.observe_target(1, 1.0)
+    costs.observe_target(4, 3.9)
+    costs.observe_target(4, 3.8)
+    for _ in range(1000):
+        costs.observe_target(1, 1.0)
+    assert costs.curve[3] < 0.7 * 3.8
+
+
+def test_no_pass_is_believed_to_take_longer_than_as_many_over_one_token() -> None:
+    costs = costs_of(n1=0.01, n2=1.1, n3=0.03)
+    assert costs.curve[1] == pytest.approx(0.02)
+    costs.observe_target(2, 0.015)
+    assert costs.curve[1] == pytest.approx(0.015)
+
+
+def test_what_texts_share_is_known_beyond_what_one_may_draft() -> None:
+    costs = Costs(4, n_sharers=3)
+    for n, seconds in ((1, 1.0), (4, 2.0), (12, 3.0)):
+        costs.observe_target(n, seconds)
+    costs.observe_target(13, 99.0)
+    assert list(costs.shared(1)) == pytest.approx([1.0, 4 / 3, 5 / 3, 2.0])
+    assert costs.shared(3)[3] == pytest.approx(1.0), "a third of a pass over twelve"
+    assert costs.shared(2)[1] == pytest.approx(1.0), "half a pass over four"
+    known = Costs.of_document(costs.to_document(), 4, 3)
+    assert known.shared(3) == pytest.approx(costs.shared(3))
+    assert Costs.of_document(costs.to_document(), 4).n_measured(12) == 0
+
+
+def test_nothing_known_is_a_guess_that_rises() -> None:
+    curve = list(Costs(8).curve)
+    assert curve == sorted(curve)
+    assert curve[0] > 0
+
+
+def test_a_first_pass_that_was_slow_is_forgotten_at_once() -> None:
+    costs = costs_of(n1=600.0)
+    costs.observe_target(1, 1.0)
+    assert costs.curve[0] == 1.0
+
+
+def test_one_disturbed_pass_changes_little() -> None:
+    costs = costs_of(n1=1.0)
+    for seconds in (1.0, 1.0, 50.0):
+        costs.observe_target(1, seconds)
+    assert costs.curve[0] < 1.1
+
+
+def test_a_machine_that_grows_slower_is_followed() -> None:
+    costs = costs_of(n1=1.0, n4=2.0)
+    for _ in range(60):
+        costs.observe_target(1, 1.5)
+        costs.observe_target(4, 3.0)
+    assert costs.curve[0] == pytest.approx(1.5, rel=0.05)
+    assert costs.curve[3] == pytest.approx(3.0, rel=0.05)
+
+
+def test_what_one_size_has_changed_is_believed_of_the_others_in_part() -> None:
+    costs = costs_of(n1=1.0, n4=2.0)
+    for _ in range(60):
+        costs.observe_target(4, 4.0)
+    assert 1.0 < costs.curve[0] < 2.0
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
+def test_seconds_that_are_none_teach_nothing(seconds: float) -> None:
+    costs = costs_of(n1=1.0)
+    costs.observe_target(1, seconds)
+    costs.observe_draft(1, seconds)
+    costs.observe_reading(4, seconds)
+    assert (costs.curve[0], costs.n_measured(1)) == (1.0, 1)
+    assert costs.step < 1.0
+
+
+def test_frozen_costs_stay_and_copies_go_their_own_way() -> None:
+    costs = costs_of(n1=1.0)
+    costs.is_frozen = True
+    costs.observe_target(1, 0.5)
+    assert costs.curve[0] == 1.0
+    copy = costs.copy()
+    copy.observe_target(1, 0.5)
+    assert (costs.curve[0], copy.curve[0]) == (1.0, 0.5)
+
+
+def test_a_document_tells_all_of_it() -> None:
+    costs = costs_of(n1=1.0, n4=1.5)
+    costs.observe_draft(4, 0.4)
+    costs.observe_reading(10, 0.2)
+    again = Costs.of_document(json.loads(json.dumps(costs.to_document())), 8)
+    assert list(again.curve) == list(costs.curve)
+    assert (again.step, again.read) == pytest.approx((0.1, 0.02))
+    assert len(Costs.of_document(costs.to_document(), 2).curve) == 2
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"target_seconds": {}},
+        {"target_seconds": []},
+        {"target_seconds": {"2": 1.0}},
+        {"target_seconds": {"1": "fast"}, "draft_seconds": 0, "draft_read_seconds": 0},
+        {"target_seconds": {"one": 1.0}, "draft_seconds": 0, "draft_read_seconds": 0},
+        {"target_seconds": {"1": -1.0}, "draft_seconds": 0, "draft_read_seconds": 0},
+        {"target_seconds": {"1": 1.0}, "draft_seconds": None, "draft_read_seconds": 0},
+        {"target_seconds": {"1": 1.0}, "draft_seconds": float("nan"), "draft_read_seconds": 0},
+    ],
+    ids=str,
+)
+def test_what_is_no_document_is_refused(document: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="seconds"):
+        Costs.of_document(document, 8)

@@ -1,0 +1,396 @@
+"""Drafts are as long as pays: never much slower than the best fixed length, or than none."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import reference
+from fakes import FakeSession, speculated
+
+from ggufspec import _native
+from ggufspec.decoding import verify
+from ggufspec.decoding.rng import coin_streams
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.types import Round
+from ggufspec.drafting import strategies as drafters
+from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.draft_length import Chosen, Fixed, Line, Pace
+
+N_VOCAB = 60
+N_MOST = 16
+FIRST_LINE = Line(0.4, 2.0, 12.0)
+# Seconds of a pass over 1, 2 ... tokens: kernels of four rows, a steep start, a nearly flat line.
+STAIRS = [3.6, 5.8, 8.3, 5.5, 8.0, 10.4, 10.2, 10.0, 11.2, 12.4, 13.5, 14.7, 15.3, 15.9, 16.5, 17.1]
+STEEP = [
+    4.3,
+    6.6,
+    8.3,
+    11.1,
+    14.2,
+    16.1,
+    16.5,
+    16.9,
+    17.9,
+    18.9,
+    19.9,
+    20.9,
+    21.0,
+    21.1,
+    21.2,
+    21.3,
+]
+FLAT = [20.0 + 0.4 * n for n in range(16)]
+CURVES = {"stairs": [*STAIRS, 17.7], "steep": [*STEEP, 21.5], "flat": [*FLAT, 26.4]}
+
+
+# The rule
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_rule_is_its_twins(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n_most = int(rng.integers(1, 17))
+    curve = np.cumsum([1.0, *rng.exponential(0.3, n_most)]) * rng.choice([1e-3, 1.0])
+    curve[1:] *= rng.uniform(0.6, 1.0, n_most)
+    step = float(rng.exponential(0.1) * curve[0])
+    chances = rng.beta(2, 1, 8).tolist()
+    worth = float(rng.choice([0.0, 1.5]) / curve[0])
+    bonus = float(rng.choice([0.0, 0.05]))
+    found = _native.best_rule(curve.tolist(), step, chances, worth, bonus)
+    twin = reference.best_rule(curve.tolist(), step, chances, worth, bonus)
+    np.testing.assert_allclose(found[0], twin.look_from, rtol=1e-6)
+    np.testing.assert_allclose(found[1], twin.take_from, rtol=1e-6)
+    np.testing.assert_allclose(found[2:], [twin.tokens, twin.seconds], rtol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_fixed_length_brings_more(seed: int) -> None:
+    """Of tokens that stand with chances drawn anew each time, unknown until the draft is asked."""
+    rng = np.random.default_rng(seed)
+    curve = np.cumsum([1.0, *rng.exponential(0.4, N_MOST)])
+    step, chances = float(rng.exponential(0.05)), rng.beta(3, 1, 8)
+    _, _, tokens, seconds = _native.best_rule(curve.tolist(), step, chances.tolist())
+    reached = np.cumsum(chances.mean() ** np.arange(N_MOST + 1))
+    fixed = reached / (curve + step * np.arange(N_MOST + 1))
+    assert tokens / seconds > 0.99 * fixed.max()
+
+
+def test_it_looks_past_a_stair_to_the_landing() -> None:
+    """Three tokens cost more than four: whoever has drafted one goes on to the third."""
+    _, take_from, tokens, _ = _native.best_rule([3.6, 5.8, 8.3, 5.5, 30.0], 0.1, [0.7] * 8)
+    assert tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3, rel=0.01)
+    assert take_from[3] > 1  # and there it stays
+
+
+def test_what_costs_more_than_it_brings_is_not_drafted() -> None:
+    look_from, *_ = _native.best_rule([1.0, 2.1, 3.2], 0.1, [0.9] * 8)
+    assert look_from[0] > 1
+    assert not _native.best_rule([1.0, 1.1, 1.2], 0.1, [0.9] * 8)[0][0] > 1
+
+
+def test_a_second_that_is_worth_more_elsewhere_makes_drafts_shorter() -> None:
+    curve, chances = [1.0 + 0.2 * n for n in range(17)], [0.6, 0.7, 0.8, 0.9]
+    alone = _native.best_rule(curve, 0.05, chances)
+    beside = _native.best_rule(curve, 0.05, chances, 4.0)
+    assert all(b >= a for a, b in zip(alone[1], beside[1], strict=True))
+    assert beside[2] < alone[2]
+
+
+def test_a_draft_that_is_there_already_is_taken_as_far_as_it_pays() -> None:
+    pace = _native.Pace()
+    assert pace.weigh([0.9, 0.1])[0] == 2  # without costs, all of it
+    pace.reckon([1.0, 1.2, 1.4, 3.0], 1.0, [0.0], 0.0)
+    assert pace.weigh([0.9, 0.9, 0.9])[0] == 2
+    assert pace.weigh([0.9, 0.1, 0.9])[0] == 1
+    assert pace.weigh([0.1])[0] == 0
+    assert pace.weigh([])[0] == 0
+
+
+def test_a_rule_that_judges_drafts_as_a_whole_makes_longer_ones_worth_more() -> None:
+    curve, chances = [1.0 + 0.3 * n for n in range(9)], [0.7] * 8
+    alone = _native.best_rule(curve, 0.02, chances)
+    blocks = _native.best_rule(curve, 0.02, chances, 0.0, 0.05)
+    assert blocks[2] > alone[2]
+
+
+# The chance
+
+
+def test_a_chance_follows_what_came() -> None:
+    rng = np.random.default_rng(2)
+    pace = _native.Pace(*FIRST_LINE)
+    for _ in range(600):
+        gap = float(rng.exponential(1.5))
+        truth = 1 / (1 + np.exp(-(-0.5 + 0.8 * gap)))
+        pace.learn(gap, float(rng.random() < truth))
+    for gap in (0.2, 1.0, 3.0):
+        assert pace.chance(gap) == pytest.approx(1 / (1 + np.exp(0.5 - 0.8 * gap)), abs=0.12)
+
+
+def test_surer_is_never_less_likely() -> None:
+    pace = _native.Pace(*FIRST_LINE)
+    for _ in range(300):
+        pace.learn(0.1, 1.0)
+        pace.learn(5.0, 0.0)
+    assert pace.chance(5.0) >= pace.chance(0.1)
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-300, 1e300, float("inf")])
+def test_no_gap_is_too_large(gap: float) -> None:
+    pace = _native.Pace(*FIRST_LINE)
+    for came in (0.0, 1.0) * 50:
+        pace.learn(gap, came)
+    assert 0 < pace.chance(gap) < 1
+
+
+# Texts, by what they would cost
+
+
+def near(noise: float) -> tuple[Callable[..., np.ndarray], Callable[..., np.ndarray]]:
+    """A target and a draft that is right more or less often, from place to place."""
+
+    def target(prefix: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng([1, *prefix[-2:]]).normal(0, 2.0, N_VOCAB)
+
+    def draft(prefix: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([2, *prefix[-2:]])
+        return target(prefix) + rng.normal(0, noise * rng.random(), N_VOCAB)
+
+    return target, draft
+
+
+def random_logits(seed: int) -> Callable[..., np.ndarray]:
+    """Two of them are equally sure of themselves, of different things."""
+
+    def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng([seed, *prefix[-2:]]).normal(0, 6.0, N_VOCAB)
+
+    return logits_after
+
+
+def chosen(
+    curve: Sequence[float],
+    step: float,
+    *,
+    line: Line = FIRST_LINE,
+    is_known: bool = False,
+    bonus: float = 0.0,
+) -> Chosen:
+    costs = Costs(N_MOST + 1)
+    for _ in range(3):
+        for n, seconds in enumerate(curve):
+            costs.observe_target(n + 1, seconds)
+        costs.observe_draft(1, step)
+    costs.is_frozen = True
+    return Chosen(costs, line, is_known=is_known, bonus=bonus)
+
+
+def rounds_of(
+    logits: tuple[Callable[..., np.ndarray], Callable[..., np.ndarray]],
+    pace: Pace,
+    *,
+    drafter: str = "model",
+    n_draft: int = N_MOST,
+    temperature: float = 0.0,
+    n_tokens: int = 400,
+    clock: Callable[[Round], None] = lambda turn: None,
+) -> list[Round]:
+    sampling = Sampling(temperature=temperature, top_k=0, top_p=1, min_p=0)
+    verify_coins, draft_coins = coin_streams(4)
+    materials = drafters.Materials(
+        sampling, draft_coins, (), FakeSession(logits[1]), n_draft_max=n_draft, pace=pace
+    )
+    rounds = []
+    for turn in speculated(
+        array("i", [1, 2]),
+        target=FakeSession(logits[0]),
+        drafter=drafters.make(drafter, materials),
+        verify=verify.rule("block"),
+        sampling=sampling,
+        coins=verify_coins,
+        n_draft=n_draft,
+        n_end=n_tokens + 2,
+    ):
+        clock(turn)
+        rounds.append(turn)
+    return rounds
+
+
+def seconds_of(curve: Sequence[float], step: float, pace: Chosen, **options: object) -> float:
+    """What a text costs by the curve, with all that is asked of the draft."""
+    seconds = 0.0
+
+    def clock(turn: Round) -> None:
+        nonlocal seconds
+        seconds += curve[turn.n_drafted] + step * pace.native.n_looked
+        before = pace._probe_seconds
+        pace.clock(turn)
+        seconds += pace._probe_seconds - before
+
+    rounds_of(pace=pace, clock=clock, **options)  # type: ignore[arg-type]
+    return seconds
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("shape", CURVES)
+def test_the_chosen_length_is_as_good_as_the_best_fixed_one(shape: str, temperature: float) -> None:
+    curve, logits = CURVES[shape], near(1.5)
+    step = 0.03 * curve[0]
+    fixed = []
+    for n in (1, 2, 3, 5, 8, 15):
+        rounds = rounds_of(logits, Fixed(), n_draft=n, temperature=temperature)
+        fixed.append(sum(curve[turn.n_drafted] + step * turn.n_drafted for turn in rounds))
+    pace = chosen(curve, step, bonus=0.07 if temperature else 0.0)
+    auto = seconds_of(curve, step, pace, logits=logits, temperature=temperature)
+    assert auto < 1.07 * min(fixed)
+    assert auto < 1.03 * 400 * curve[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", ["model", "auto"])
+@pytest.mark.parametrize("shape", CURVES)
+def test_a_draft_that_is_always_wrong_costs_next_to_nothing(
+    shape: str, drafter: str, temperature: float
+) -> None:
+    curve = CURVES[shape]
+    logits = (random_logits(1), random_logits(2))
+    options = {"logits": logits, "temperature": temperature, "drafter": drafter}
+    pace = chosen(curve, 0.03 * curve[0])
+    assert seconds_of(curve, 0.03 * curve[0], pace, **options) < 1.03 * 400 * curve[0]
+    if drafter == "model" and shape != "flat":  # there, even a look is cheap
+        assert "did not pay" in (pace.advice() or "")
+
+
+def test_a_draft_that_is_too_slow_is_told_so() -> None:
+    curve = CURVES["flat"]
+    pace = chosen(curve, 0.9 * curve[0])
+    seconds = seconds_of(curve, 0.9 * curve[0], pace, logits=near(3.0))
+    assert seconds < 1.05 * 400 * curve[0]
+    assert "cannot pay: one step of it takes 90% of a pass" in (pace.advice() or "")
+
+
+def test_it_comes_back_when_the_text_changes() -> None:
+    """A draft that is wrong for 200 tokens, and right from then on."""
+    target, other = random_logits(1), random_logits(2)
+
+    def draft(prefix: tuple[int, ...]) -> np.ndarray:
+        return other(prefix) if len(prefix) < 200 else target(prefix)
+
+    curve = CURVES["stairs"]
+    pace = chosen(curve, 0.03 * curve[0])
+    lengths: list[int] = []
+
+    def clock(turn: Round) -> None:
+        pace.clock(turn)
+        lengths.extend([turn.n_drafted] * len(turn.tokens))
+
+    rounds_of((target, draft), pace, clock=clock)
+    assert sum(n == 0 for n in lengths[100:200]) > 90
+    assert sum(n > 0 for n in lengths[250:]) > 100
+
+
+def test_what_was_expected_is_what_came() -> None:
+    curve = CURVES["stairs"]
+    pace = chosen(curve, 0.1)
+    rounds = rounds_of(near(1.5), pace, temperature=1.0, n_tokens=1500, clock=pace.clock)
+    expected = sum(turn.expected or 0.0 for turn in rounds)
+    assert sum(turn.n_accepted for turn in rounds) == pytest.approx(expected, rel=0.12)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_nobody_drew_teaches_too(temperature: float) -> None:
+    """A draft that was thought hopeless, looked at and left: the target's word still counts."""
+    line = Line(-3.0, 0.0, 12.0)
+    curve = [1.0, 1.6, *(1.6 + 0.6 * n for n in range(1, N_MOST))]
+    pace = chosen(curve, 1e-6, line=line, is_known=True)
+    rounds = rounds_of(near(0.0), pace, temperature=temperature, n_tokens=60, clock=pace.clock)
+    assert [turn.n_drafted for turn in rounds[:3]] == [0, 0, 0]
+    assert pace.native.chance(1.0) > 0.8
+    assert rounds[-2].n_drafted > 0
+
+
+def test_an_unknown_draft_is_asked_before_it_drafts() -> None:
+    curve = CURVES["flat"]
+    pace = chosen(curve, 0.01)
+    rounds = rounds_of(near(0.0), pace, n_tokens=60, clock=pace.clock)
+    lengths = [turn.n_drafted for turn in rounds]
+    assert lengths[:8] == [0] * 7 + [1]
+    assert min(lengths[8:-1]) > 8
+    assert rounds[0].why == "the draft is not known yet"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_that_is_sure_of_nothing_is_not_looked_at_for_long(temperature: float) -> None:
+    """What unknown drafts may be sure of counts until this one was seen, and not on and on."""
+
+    def unsure(prefix: tuple[int, ...]) -> np.ndarray:
+        return np.random.default_rng([3, *prefix[-2:]]).normal(0, 0.1, N_VOCAB)
+
+    looks = []
+    pace = chosen([1.0, 1.5, 2.0, 1.6, 2.2, 2.7, 2.9, 2.9], 0.04)
+
+    def clock(turn: Round) -> None:
+        looks.append(pace.native.n_looked)
+        pace.clock(turn)
+
+    rounds_of((random_logits(1), unsure), pace, temperature=temperature, n_tokens=64, clock=clock)
+    assert sum(looks) <= 16
+
+
+def test_plain_decoding_is_measured_before_anything_is_compared_with_it() -> None:
+    pace = Chosen(Costs(N_MOST + 1), FIRST_LINE, is_known=True)
+    rounds = rounds_of(near(0.0), pace, n_tokens=30, clock=pace.clock)
+    assert [turn.n_drafted for turn in rounds[:2]] == [0, 0]
+    assert rounds[0].why == "plain decoding is measured"
+    assert rounds[2].n_drafted > 0
+
+
+def shared_lengths(pace: Chosen, n_sharers: int) -> list[int]:
+    pace.share(n_sharers)
+    return [turn.n_drafted for turn in rounds_of(near(0.0), pace, n_tokens=200)][4:-1]
+
+
+KNOWN = Line(1.0, 0.5, 12.0)
+
+
+def flat_up_to_16() -> Costs:
+    """Passes that take a second, and one more for each token beyond 16."""
+    costs = Costs(N_MOST + 1, n_sharers=8)
+    for n in range(1, 8 * (N_MOST + 1) + 1):
+        costs.observe_target(n, 1.0 + max(n - 16, 0))
+    costs.observe_target(1, 1.0)
+    costs.observe_plain(1.0)
+    costs.observe_draft(1, 1e-4)
+    return costs
+
+
+def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_them() -> None:
+    lengths = {
+        n: shared_lengths(Chosen(flat_up_to_16(), KNOWN, is_known=True), n) for n in (1, 4, 8)
+    }
+    assert min(lengths[1]) > 8
+    assert set(lengths[4]) <= {2, 3}, "four times four tokens are sixteen"
+    assert set(lengths[8]) <= {0, 1}
+
+
+def test_what_others_do_changes_no_text_that_repeats() -> None:
+    lengths = []
+    for n_sharers in (1, 8):
+        costs = flat_up_to_16()
+        costs.is_frozen = True
+        lengths.append(shared_lengths(Chosen(costs, KNOWN, is_known=True), n_sharers))
+    assert lengths[0] == lengths[1]
+    assert min(lengths[0]) > 8
+
+
+def test_a_shared_pass_tells_nothing_of_what_a_text_alone_costs() -> None:
+    costs = flat_up_to_16()
+    pace = Chosen(costs, KNOWN, is_known=True)
+    before = list(costs.curve)
+    pace.clock(Round([1], 0, 0, 0.0, 50.0, 0.0, n_sharers=4))
+    assert list(costs.curve) == before
+    pace.clock(Round([1], 0, 0, 0.0, 50.0, 0.0))
+    assert list(costs.curve) != before

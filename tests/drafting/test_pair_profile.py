@@ -1,0 +1,152 @@
+"""What one text teaches the next, one process the other, and what a seed begins from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.decoding.types import Round
+from ggufspec.drafting import profile_store
+from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.pair_profile import Knowledge, Memory
+from ggufspec.engine.engine import Engine
+
+PROMPT = "once upon a time"
+SAMPLED = {"temperature": 1.0, "max_tokens": 40}
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> tuple[Path, Path]:
+    target = tiny.write_llama(tmp_path / "target.gguf")
+    return target, tiny.write_llama(tmp_path / "draft.gguf", perturb=0.1)
+
+
+@pytest.fixture
+def pair(paths: tuple[Path, Path]) -> Iterator[Engine]:
+    with ggufspec.load(*paths, n_ctx=512, n_threads=1) as engine:
+        yield engine
+
+
+GOOD: dict[str, dict[str, object]] = {
+    "costs": {"target_seconds": {"1": 1.0}, "draft_seconds": 0.1, "draft_read_seconds": 0.1},
+    "chances": {"0.8": [0.5, 0.5]},
+}
+
+
+def documents() -> list[dict[str, object]]:
+    return [record.document for record in profile_store.records()]
+
+
+def write(paths: tuple[Path, Path], **options: object) -> str:
+    with ggufspec.load(*paths, n_ctx=512, n_threads=1) as engine:
+        return engine.generate(PROMPT, **{**SAMPLED, **options}).text  # type: ignore[arg-type]
+
+
+def test_the_next_process_knows_what_passes_cost(paths: tuple[Path, Path]) -> None:
+    write(paths, temperature=0, max_tokens=200)
+    (first,) = documents()
+    assert set(first["costs"]["target_seconds"]) > {"1"}  # type: ignore[index]
+    write(paths, temperature=0, max_tokens=200)
+    (second,) = documents()
+    assert second["costs"] == first["costs"]  # what a seed begins from stays
+
+
+def test_a_seed_repeats_a_text_from_the_first_time_on(paths: tuple[Path, Path]) -> None:
+    texts = {write(paths, seed=7) for _ in range(3)}
+    assert len(texts) == 1
+    write(paths)  # what this one learns changes nothing
+    assert {write(paths, seed=7)} == texts
+    assert {write(paths, seed=8)} != texts
+
+
+def test_a_seed_repeats_a_text_in_one_engine(pair: Engine) -> None:
+    first = pair.generate(PROMPT, seed=7, temperature=1.0, max_tokens=40).tokens
+    for _ in range(3):
+        pair.generate(PROMPT, temperature=1.0, max_tokens=40)
+    lengths = [turn.n_drafted for turn in _rounds(pair, seed=7)]
+    assert lengths == [turn.n_drafted for turn in _rounds(pair, seed=7)]
+    assert len(first) == 40
+
+
+def _rounds(engine: Engine, **options: object) -> tuple[Round, ...]:
+    stream = engine.stream(PROMPT, **{**SAMPLED, **options})  # type: ignore[arg-type]
+    for _ in stream:
+        pass
+    return stream.rounds
+
+
+def test_what_is_learned_of_drafts_begins_the_next_text(pair: Engine) -> None:
+    assert _rounds(pair, max_tokens=200)[0].why == "plain decoding is measured"
+    later = _rounds(pair)
+    assert "not known" not in later[0].why
+
+
+def test_nothing_is_remembered_where_that_is_not_wanted(paths: tuple[Path, Path]) -> None:
+    with ggufspec.load(*paths, n_ctx=512, n_threads=1, tuned=False) as engine:
+        engine.generate(PROMPT, temperature=0, max_tokens=60)
+    assert documents() == []
+
+
+def test_other_settings_have_costs_of_their_own(paths: tuple[Path, Path]) -> None:
+    write(paths, temperature=0, max_tokens=200)
+    with ggufspec.load(*paths, n_ctx=512, n_threads=1, n_threads_draft=2) as engine:
+        engine.generate(PROMPT, temperature=0, max_tokens=200)
+    assert len(documents()) == 2
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {},
+        {"costs": 3},
+        {"costs": {"target_seconds": {"1": 1.0}}},
+        {"costs": {}, "chances": {}},
+        {"chances": {"0.0": [0.1, 0.2]}},
+        {**GOOD, "chances": {"0.8": [None, 1]}},
+        {**GOOD, "chances": {"0.8": [10**400, 1]}},
+        {**GOOD, "chances": {"0.8": [1e9, 1]}},
+        {"costs": {**GOOD["costs"], "target_seconds": {"1": 10**400}}},
+        {"costs": {**GOOD["costs"], "target_seconds": {"1": 1e308}}},
+        {"costs": {**GOOD["costs"], "target_seconds": {"1": True}}},
+        {"costs": {**GOOD["costs"], "target_seconds": {"1": 1.0, "-5": 1.0}}},
+    ],
+    ids=str,
+)
+def test_a_record_that_is_none_is_not_known(document: dict[str, object]) -> None:
+    facts = {"pair": "a"}
+    profile_store.remember(facts, document)
+    assert Memory(facts).recall(8) is None
+    costs = Costs(8)
+    costs.observe_target(1, 1.0)
+    Memory(facts).remember(Knowledge(costs))  # and is no obstacle
+    assert Memory(facts).recall(8) is not None
+
+
+def test_a_record_is_known() -> None:
+    facts = {"pair": "b"}
+    profile_store.remember(facts, GOOD)
+    assert Memory(facts).recall(8) is not None
+
+
+def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
+    facts = {"pair": "c"}
+    seconds = {"1": 1.0, "4": 1.5, "16": 3.0}
+    profile_store.remember(facts, {"costs": {**GOOD["costs"], "target_seconds": seconds}})
+    known = Memory(facts).recall(4)
+    assert known is not None
+    Memory(facts).remember(known)
+    (document,) = [record.document for record in profile_store.records() if record.facts == facts]
+    assert document["costs"]["target_seconds"] == seconds
+
+
+@pytest.mark.parametrize("line", [[], [1], [1, 2, 3], ["a", "b"], "ab", [1, -1], [1e9, 1]], ids=str)
+def test_a_line_that_is_none_is_refused(line: object) -> None:
+    costs = Costs(8)
+    costs.observe_target(1, 1.0)
+    document = {"costs": costs.to_document(), "chances": {"0.0": line}}
+    with pytest.raises(ValueError, match="is no line"):
+        Knowledge.of_document(document, 8)

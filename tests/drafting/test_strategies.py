@@ -1,0 +1,141 @@
+"""Who drafts changes the speed, never the text: the model, the text so far, whoever gains more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+from fakes import FakeSession, hashed_logits, scripted_logits, speculated
+
+import ggufspec
+from ggufspec.decoding import verify
+from ggufspec.decoding.rng import coin_streams
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.types import Round
+from ggufspec.drafting import strategies as drafters
+from ggufspec.drafting.draft_length import Fixed, Pace
+from ggufspec.engine.options import Request
+
+N_VOCAB = 30
+LOOP = [3, 4, 5, 6, 7, 8, 9, 10]
+
+
+def run(
+    target: FakeSession,
+    name: str,
+    *,
+    draft: FakeSession | None = None,
+    pace: Pace | None = None,
+    stop_tokens: tuple[int, ...] = (),
+    n_tokens: int = 60,
+    prompt: tuple[int, ...] = (1, 2),
+) -> tuple[list[int], list[Round]]:
+    sampling = Sampling(temperature=0)
+    verify_coins, draft_coins = coin_streams(3)
+    materials = drafters.Materials(
+        sampling, draft_coins, stop_tokens, draft, n_draft_max=8, pace=pace or Fixed()
+    )
+    tokens = list(prompt)
+    rounds = list(
+        speculated(
+            tokens,
+            target=target,
+            drafter=drafters.make(name, materials),
+            verify=verify.rule("block"),
+            sampling=sampling,
+            coins=verify_coins,
+            n_draft=8,
+            n_end=len(prompt) + n_tokens,
+            stop_tokens=stop_tokens,
+        )
+    )
+    return tokens[len(prompt) :], rounds
+
+
+@pytest.mark.parametrize("name", drafters.names())
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_text_is_the_targets(name: str, seed: int) -> None:
+    logits = hashed_logits(N_VOCAB, 1)
+    plain, _ = run(FakeSession(logits), "none")
+    draft = FakeSession(hashed_logits(N_VOCAB, seed))
+    assert run(FakeSession(logits), name, draft=draft)[0] == plain
+
+
+@pytest.mark.parametrize("name", ["ngram", "auto"])
+def test_what_repeats_is_drafted_without_a_model(name: str) -> None:
+    target = FakeSession(scripted_logits(LOOP, N_VOCAB))
+    text, rounds = run(target, name)
+    assert sum(turn.n_accepted for turn in rounds) > 0.6 * len(text)
+    assert len(rounds) < 22
+
+
+def test_where_nothing_repeats_nothing_is_drafted() -> None:
+    script = list(range(3, 28))
+    _, rounds = run(FakeSession(scripted_logits(script, N_VOCAB)), "ngram", n_tokens=20)
+    assert all(turn.n_drafted == 0 for turn in rounds)
+    assert rounds[0].why == "nothing to repeat that is likely enough"
+
+
+def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
+    script = [*LOOP, *LOOP, *LOOP[:4], 2]
+    target = FakeSession(scripted_logits(script, N_VOCAB))
+    text, rounds = run(target, "ngram", stop_tokens=(6,), prompt=(*LOOP, *LOOP), n_tokens=20)
+    assert text[-1] == 6
+    assert all(6 not in turn.tokens[:-1] for turn in rounds)
+
+
+def test_the_model_drafts_where_the_text_does_not_repeat() -> None:
+    """A loop, then what only the draft model knows: each takes its turn."""
+    script = [*LOOP * 6, *list(range(3, 28))]
+    logits = scripted_logits(script, N_VOCAB)
+    _, rounds = run(FakeSession(logits), "auto", draft=FakeSession(logits), n_tokens=70)
+    authors = [turn.why.startswith("n-gram") for turn in rounds if turn.n_drafted]
+    assert any(authors)
+    assert not all(authors)
+    assert len(rounds) < 16
+
+
+def test_the_model_drafter_needs_a_model() -> None:
+    with pytest.raises(ggufspec.OptionError, match="needs a draft model"):
+        run(FakeSession(hashed_logits(N_VOCAB, 1)), "model")
+
+
+@pytest.mark.parametrize("with_draft", [False, True])
+def test_auto_is_what_an_engine_does(with_draft: bool, tmp_path: Path) -> None:
+    target = tiny.write_llama(tmp_path / "target.gguf")
+    draft = tiny.write_llama(tmp_path / "draft.gguf", perturb=0.05) if with_draft else None
+    with ggufspec.load(target, draft, n_ctx=512, n_threads=1) as engine:
+        plain = engine.generate("hello", temperature=0, max_tokens=120, drafter="none")
+        done = engine.generate("hello", temperature=0, max_tokens=120)
+        assert done.stats.n_expected is not None
+        assert done.stats.n_rounds_without_draft <= done.stats.n_rounds
+        if with_draft:
+            assert done.stats.n_drafted > 0
+    same = sum(a == b for a, b in zip(plain.tokens, done.tokens, strict=True))
+    assert same > 20  # batches of other sizes round differently: a near-tie may part them
+
+
+def test_a_grammar_holds_whoever_drafts(tmp_path: Path) -> None:
+    target = tiny.write_llama(tmp_path / "target.gguf")
+    with ggufspec.load(target, n_ctx=512, n_threads=1) as engine:
+        for drafter in ("ngram", "auto"):
+            done = engine.generate(
+                "say",
+                grammar='root ::= ("ab" | "abc")+ "."',
+                max_tokens=60,
+                seed=2,
+                drafter=drafter,
+            )
+            assert set(done.text) <= set("abc.")
+
+
+@pytest.mark.parametrize("n_draft", ["many", "AUTO", "3", 0, -1, np.int64(0), True, 2.5, None])
+def test_a_length_that_is_none_is_refused(n_draft: object) -> None:
+    with pytest.raises(ggufspec.OptionError, match="n_draft is"):
+        Request.of({"n_draft": n_draft})  # type: ignore[typeddict-item]
+
+
+def test_numpys_whole_numbers_are_lengths() -> None:
+    assert Request.of({"n_draft": np.int64(3)}).n_draft == 3  # type: ignore[typeddict-item]

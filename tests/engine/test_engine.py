@@ -1,0 +1,365 @@
+"""Prompt in, text out: what the target alone would have written, by real models."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import llama_cpp
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import GenerateOptions
+from ggufspec.errors import OptionError
+from ggufspec.standin.embedded import embedded_draft, embedded_target
+
+PROMPTS = [
+    "The prince looked at her and",
+    "It was a cold evening in November,",
+    '"My dear Watson," said Holmes,',
+    "In the morning they went down to the harbour",
+    "Chapter I",
+    "She had never",
+    "Up, and to the office,",
+    "Once upon a time there was",
+    "The old man sat down by the fire",
+    "Napoleon",
+    "Nobody knew why",
+    "There were three",
+    "“What do you mean?” asked",
+    "I remember that",
+    "Athos smiled",
+    "It is a truth universally acknowledged",
+    "My father's house",
+    "The carriage stopped",
+    "He took his hat and",
+    "All happy families",
+]
+# Batches of other sizes round differently; two logits nearer than this may change places.
+NEAR_TIE = 0.02
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Engine]:
+    with ggufspec.load(embedded_target(), embedded_draft(), n_ctx=512, n_threads=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def by_llama_cpp() -> dict[str, list[int]]:
+    """Greedy continuations, 24 tokens each, by llama-cpp-python's own loop."""
+    llama = llama_cpp.Llama(
+        str(embedded_target()), n_ctx=512, n_threads=1, flash_attn=True, verbose=False
+    )
+    found = {}
+    for prompt in PROMPTS:
+        tokens = llama.tokenize(prompt.encode(), special=True)
+        generator = llama.generate(tokens, temp=0.0, top_k=1)
+        found[prompt] = [next(generator) for _ in range(24)]
+        generator.close()
+    llama.close()
+    return found
+
+
+def gap_at(engine: Engine, prompt: str, written: list[int]) -> float:
+    """By how much the best logit leads after these tokens."""
+    tokens = [*engine.tokenize(prompt), *written]
+    logits = engine._slots.nearest(tokens).target.score(tokens)[0]
+    best, second = sorted(logits, reverse=True)[:2]
+    return float(best - second)
+
+
+def assert_same(engine: Engine, prompt: str, found: list[int], expected: list[int]) -> int:
+    """Equal, or parted at a near-tie; returns the number of near-ties."""
+    if found == expected:
+        return 0
+    n = next(i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if a != b)
+    assert gap_at(engine, prompt, expected[:n]) < NEAR_TIE, (prompt, n)
+    return 1
+
+
+@pytest.mark.parametrize("n_draft", range(1, 17))
+def test_greedy_text_is_that_of_the_target_alone(
+    pair: Engine, by_llama_cpp: dict[str, list[int]], n_draft: int
+) -> None:
+    n_ties = 0
+    for prompt in PROMPTS:
+        done = pair.generate(prompt, max_tokens=24, temperature=0, n_draft=n_draft)
+        n_ties += assert_same(pair, prompt, list(done.tokens), by_llama_cpp[prompt])
+        assert done.finish_reason == "length"
+    assert n_ties <= 1
+
+
+def test_plain_greedy_text_is_that_of_llama_cpp_python(
+    pair: Engine, by_llama_cpp: dict[str, list[int]]
+) -> None:
+    for prompt in PROMPTS:
+        done = pair.generate(prompt, max_tokens=24, temperature=0, drafter="none")
+        assert list(done.tokens) == by_llama_cpp[prompt]
+        assert done.stats.n_drafted == 0
+        assert done.stats.mean_length == 1
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_model_accepts_everything_that_it_drafts_itself(temperature: float) -> None:
+    with ggufspec.load(embedded_target(), embedded_target(), n_ctx=256, n_threads=1) as engine:
+        for prompt in PROMPTS[:5]:
+            stats = engine.generate(
+                prompt, max_tokens=40, n_draft=4, temperature=temperature, seed=1
+            ).stats
+            # The draft rounds as one token, the target as a batch: at temperature > 0 the two
+            # distributions differ by that, so a rare coin may fall between them.
+            assert stats.n_accepted >= stats.n_drafted - (1 if temperature else 0)
+            assert stats.n_rounds <= 9
+
+
+@pytest.mark.parametrize("kind", ["llama", "swa", "mamba", "hybrid", "rwkv"])
+def test_every_kind_of_memory_writes_the_same_with_and_without_a_draft(
+    tmp_path: Path, kind: str
+) -> None:
+    """Recurrent and hybrid models cannot drop the tail that a rejected draft leaves."""
+    write = getattr(tiny, f"write_{kind}")
+    target = write(tmp_path / "target.gguf", seed=3)
+    draft = write(tmp_path / "draft.gguf", seed=3, perturb=0.1)
+    with ggufspec.load(target, draft, n_ctx=256, n_threads=1) as engine:
+        for prompt in ("hello world", "say 🙂"):
+            plain = engine.generate(prompt, max_tokens=60, temperature=0, drafter="none")
+            for n_draft in (1, 3, 8):
+                done = engine.generate(prompt, max_tokens=60, temperature=0, n_draft=n_draft)
+                assert_same(engine, prompt, list(done.tokens), list(plain.tokens))
+                assert 0 < done.stats.n_accepted < done.stats.n_drafted
+
+
+def test_sampled_text_repeats_with_its_seed(pair: Engine) -> None:
+    def text(seed: int | None) -> str:
+        return pair.generate(PROMPTS[0], max_tokens=20, seed=seed, temperature=1).text
+
+    assert text(1) == text(1) != text(2)
+
+
+def test_a_seed_that_is_told_repeats_the_text_of_a_fixed_length(pair: Engine) -> None:
+    options: GenerateOptions = {"max_tokens": 20, "temperature": 1, "n_draft": 3}
+    stream = pair.stream(PROMPTS[0], **options)
+    fresh = "".join(chunk.text for chunk in stream)
+    assert pair.generate(PROMPTS[0], seed=stream.seed, **options).text == fresh
+
+
+def test_chunks_tell_the_text_its_tokens_and_their_authors(pair: Engine) -> None:
+    stream = pair.stream(PROMPTS[0], max_tokens=30, temperature=0)
+    chunks = list(stream)
+    done = stream.completion
+    assert "".join(chunk.text for chunk in chunks) == done.text
+    assert [token for chunk in chunks for token in chunk.tokens] == list(done.tokens)
+    drafted = [author for chunk in chunks for author in chunk.drafted]
+    assert len(drafted) == 30
+    assert sum(drafted) == done.stats.n_accepted
+    assert all(len(set(chunk.drafted)) <= 1 for chunk in chunks)
+    assert done.text == b"".join(map(pair.vocab.piece, done.tokens)).decode()
+
+
+def test_a_prompt_may_be_token_ids(pair: Engine) -> None:
+    tokens = pair.tokenize(PROMPTS[1])
+    by_text, by_ids = (
+        pair.generate(prompt, max_tokens=8, temperature=0).tokens for prompt in (PROMPTS[1], tokens)
+    )
+    assert by_text == by_ids
+    assert tokens == pair.tokenize(tokens)
+
+
+def test_a_prompt_that_begins_like_the_last_is_not_read_again(pair: Engine) -> None:
+    first = pair.generate(PROMPTS[3], max_tokens=16, temperature=0)
+    longer = [*pair.tokenize(PROMPTS[3]), *first.tokens, *pair.tokenize(" and then")]
+    again = pair.generate(longer, max_tokens=8, temperature=0)
+    assert again.stats.n_prompt_reused >= len(pair.tokenize(PROMPTS[3])) + 15
+
+
+def test_characters_split_over_tokens_come_out_whole(tmp_path: Path) -> None:
+    script = tiny.SPM.spell("say 🙂 é!")
+    model = tiny.write_timed(tmp_path / "model.gguf", [*script, tiny.SPM.eos])
+    with ggufspec.load(model, model, n_threads=1) as engine:
+        for n_draft in (1, 2, 5):
+            stream = engine.stream(script[:1], n_draft=n_draft, temperature=0)
+            pieces = [chunk.text for chunk in stream]
+            assert "".join(pieces) == tiny.SPM.text_of(script[1:])
+            assert not any("\ufffd" in piece for piece in pieces)
+            assert stream.finish_reason == "stop"
+
+
+def test_an_end_inside_a_draft_ends_the_text_and_is_no_part_of_it(tmp_path: Path) -> None:
+    script = tiny.SPM.spell("hello world")
+    model = tiny.write_timed(tmp_path / "model.gguf", [*script, tiny.SPM.eos])
+    with ggufspec.load(model, model, n_threads=1) as engine:
+        for n_draft in range(1, 9):
+            done = engine.generate(script[:1], n_draft=n_draft, temperature=0)
+            assert list(done.tokens) == script[1:]
+            assert done.finish_reason == "stop"
+            assert done.stats.n_generated == len(script) - 1
+        endless = engine.generate(script[:1], temperature=0, ignore_eos=True, max_tokens=50)
+        assert endless.stats.n_generated == 50
+        assert tiny.SPM.eos not in endless.tokens
+
+
+def test_a_stop_string_that_spans_tokens_ends_the_text(pair: Engine) -> None:
+    whole = pair.generate(PROMPTS[0], max_tokens=40, temperature=0).text
+    stop = whole[11:25]
+    for n_draft in (1, 3, 9):
+        done = pair.generate(
+            PROMPTS[0], max_tokens=40, temperature=0, n_draft=n_draft, stop=["never", stop]
+        )
+        assert done.text == whole[: whole.index(stop)]
+        assert done.finish_reason == "stop"
+        assert len(done.tokens) < 40
+
+
+@pytest.mark.parametrize("n_draft", [1, 3, 16])
+def test_a_context_that_runs_full_ends_the_text(tmp_path: Path, n_draft: int) -> None:
+    model = tiny.write_llama(tmp_path / "model.gguf")
+    with ggufspec.load(model, model, n_ctx=48, n_threads=1) as engine:
+        n_prompt = len(engine.tokenize("hello world"))
+        done = engine.generate("hello world", temperature=0, n_draft=n_draft)
+        assert done.finish_reason == "length"
+        assert done.stats.n_generated == 48 - n_prompt
+        with pytest.raises(ggufspec.PromptError, match="the context 48"):
+            engine.generate([5] * 48)
+        assert engine.generate([5] * 47).stats.n_generated == 1
+
+
+def test_chat_goes_through_the_models_own_template(tmp_path: Path) -> None:
+    vocab = tiny.bpe_vocab()
+    model = tiny.write_llama(tmp_path / "model.gguf", vocab=vocab, chat_template=tiny.CHATML)
+    with ggufspec.load(model, n_threads=1) as engine:
+        tokens = engine.render([{"role": "user", "content": "hello"}])
+        assert tokens[0] == vocab.id_of("<|im_start|>")
+        assert tokens.count(vocab.id_of("<|im_end|>")) >= 1
+        done = engine.chat([{"role": "user", "content": "hello"}], max_tokens=4)
+        assert done.stats.n_prompt == len(tokens)
+    plain = tiny.write_llama(tmp_path / "plain.gguf")
+    with (
+        ggufspec.load(plain, n_threads=1) as engine,
+        pytest.raises(ggufspec.PromptError, match="no chat template"),
+    ):
+        engine.chat([{"role": "user", "content": "hello"}])
+
+
+def test_a_template_that_writes_the_bos_itself_gets_no_second(tmp_path: Path) -> None:
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    model = tiny.write_llama(tmp_path / "model.gguf", chat_template=template)
+    with ggufspec.load(model, n_threads=1) as engine:
+        tokens = engine.render([{"role": "user", "content": "hello"}])
+        assert tokens.count(tiny.SPM.bos) == 1
+        assert tokens == engine.tokenize("hello")
+
+
+def test_streams_in_several_threads_take_turns(pair: Engine) -> None:
+    expected = [pair.generate(p, max_tokens=24, temperature=0).tokens for p in PROMPTS[:4]]
+    found: dict[int, tuple[int, ...]] = {}
+
+    def work(i: int) -> None:
+        found[i] = pair.generate(PROMPTS[i], max_tokens=24, temperature=0).tokens
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[i] for i in range(4)] == expected
+
+
+def test_a_stream_that_is_left_behind_disturbs_nobody(pair: Engine) -> None:
+    expected = pair.generate(PROMPTS[2], max_tokens=20, temperature=0).tokens
+    abandoned = pair.stream(PROMPTS[5], temperature=1, seed=0)
+    next(abandoned)
+    assert pair.generate(PROMPTS[2], max_tokens=20, temperature=0).tokens == expected
+    assert next(abandoned).tokens
+
+
+def test_engines_come_and_go_in_any_order(tmp_path: Path) -> None:
+    model = tiny.write_llama(tmp_path / "model.gguf")
+    first = ggufspec.load(model, model, n_threads=1)
+    second = ggufspec.load(embedded_target(), embedded_draft(), n_ctx=256, n_threads=1)
+    stream = first.stream("hello", temperature=0)
+    next(stream)
+    first.close()
+    first.close()
+    with pytest.raises(ggufspec.ClosedError):
+        list(stream)
+    with pytest.raises(ggufspec.ClosedError):
+        first.generate("hello")
+    assert second.generate(PROMPTS[0], max_tokens=4).tokens
+    second.close()
+    with ggufspec.load(model, n_threads=1) as third:
+        assert third.generate("hello", max_tokens=4).tokens
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 0},
+        {"n_draft": 0},
+        {"n_draft": -1},
+        {"n_draft": 17},
+        {"temperature": -1.0},
+        {"top_p": 0.0},
+        {"seed": -1},
+        {"drafter": "oracle"},
+        {"verify": "hope"},
+        {"stop": ""},
+    ],
+)
+def test_options_out_of_range_are_refused_at_once(pair: Engine, options: dict[str, object]) -> None:
+    with pytest.raises(ggufspec.OptionError):
+        pair.stream("hello", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", ["", [], [-1], [4096], [10**12]])
+def test_prompts_that_cannot_be_decoded_are_refused(pair: Engine, prompt: object) -> None:
+    with pytest.raises(ggufspec.PromptError):
+        pair.generate(prompt)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n_ctx": 0},
+        {"n_batch": 0},
+        {"n_gpu_layers": 2**40},
+        {"n_draft_max": 0},
+        {"n_draft_max": 1000},
+        {"n_threads": 0},
+        {"type_k": "f12"},
+        {"flash_attention": "maybe"},
+    ],
+)
+def test_load_options_out_of_range_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ggufspec.OptionError):
+        ggufspec.load(embedded_target(), **options)  # type: ignore[arg-type]
+
+
+def test_a_context_larger_than_the_machine_is_refused_before_it_is_tried() -> None:
+    with pytest.raises(ggufspec.OutOfMemoryError, match="this machine has"):
+        ggufspec.load(embedded_target(), n_ctx=2_000_000_000)
+
+
+def test_a_pair_without_a_common_vocabulary_is_refused(tmp_path: Path) -> None:
+    draft = tiny.write_llama(tmp_path / "draft.gguf")
+    with pytest.raises(ggufspec.VocabError, match="tokenizer is BPE, the draft's SPM"):
+        ggufspec.load(embedded_target(), draft)
+
+
+def test_the_public_names_are_those_promised() -> None:
+    assert all(hasattr(ggufspec, name) for name in ggufspec.__all__)
+    assert set(ggufspec.__all__) <= set(dir(ggufspec))
+    with pytest.raises(AttributeError, match="no attribute"):
+        ggufspec.oracle  # noqa: B018
+
+
+def test_a_callback_that_asks_its_own_engine_is_refused_and_does_not_hang(pair: Engine) -> None:
+    def ask(whose: str, done: int, total: int) -> None:
+        pair.generate("z", max_tokens=1)
+
+    with pytest.raises(OptionError, match="its own progress callback"):
+        pair.generate("A text that was not read before", max_tokens=1, progress=ask)
+    assert pair.generate("Chapter I", max_tokens=1).tokens, "and works afterwards"

@@ -1,0 +1,185 @@
+"""Where a pair goes: by what is free, by what was asked for, and smaller where memory runs out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import paper
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.engine import fit, load
+from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
+from ggufspec.llama.context import Context
+from ggufspec.placement.plan import Gpu
+
+MIB = 2**20
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "target.gguf")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "draft.gguf", n_layer=1)
+
+
+@pytest.fixture
+def has_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def give(*n_free: int) -> None:
+        found = tuple(Gpu(f"GPU {i}", n) for i, n in enumerate(n_free))
+        monkeypatch.setattr(fit, "gpus", lambda: found)
+
+    return give
+
+
+def test_without_a_gpu_nothing_is_decided(target: Path) -> None:
+    with ggufspec.load(target, n_threads=1) as engine:
+        assert engine.placement is None
+
+
+def test_what_is_decided_for_gpus_is_told_in_a_line(
+    tmp_path: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus(1000 * MIB)
+    target = tiny.write_llama(tmp_path / "larger.gguf", n_embd=512)  # starting kernels takes time
+    draft = tiny.write_llama(tmp_path / "draft.gguf", n_embd=512, n_layer=1)
+    with ggufspec.load(target, draft, n_threads=1) as engine:
+        assert engine.placement is not None
+        assert "3 of 3 layers of the target and 2 of 2 of the draft" in engine.placement
+
+
+def test_a_gpu_without_room_gets_nothing(target: Path, has_gpus: Callable[..., None]) -> None:
+    has_gpus(100 * MIB)
+    with ggufspec.load(target, n_threads=1) as engine:
+        assert engine.placement is not None
+        assert engine.placement.startswith("0 of 3 layers")
+
+
+def test_layers_that_were_asked_for_are_not_decided(
+    target: Path, draft: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus(1000 * MIB)
+    with ggufspec.load(target, draft, n_gpu_layers=1, n_gpu_layers_draft=0, n_threads=1) as engine:
+        assert engine.placement is None
+    with ggufspec.load(target, draft, n_gpu_layers=1, n_threads=1) as engine:
+        assert engine.placement is not None
+        assert "1 of 3 layers of the target" in engine.placement
+
+
+@pytest.mark.parametrize("main_gpu", [2, 2**40])
+def test_a_gpu_that_is_not_there_is_refused(
+    main_gpu: int, target: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus(1000 * MIB, 500 * MIB)
+    with pytest.raises(OptionError, match=r"no GPU .* 0: GPU 0, 1: GPU 1"):
+        ggufspec.load(target, main_gpu=main_gpu)
+
+
+@pytest.mark.parametrize(
+    "shares", ["1,2", [float("nan")], [0, 0], [-1, 2], ["x"], 3, [1.0] * 500], ids=str
+)
+def test_shares_of_gpus_are_numbers(shares: object, target: Path) -> None:
+    with pytest.raises(OptionError, match="tensor_split"):
+        ggufspec.load(target, tensor_split=shares)  # type: ignore[arg-type]
+
+
+def test_types_of_caches_are_known_before_anything_is_planned(
+    target: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus(1000 * MIB)
+    with pytest.raises(OptionError, match=r"'q3' is no type of the K cache; choose from f32"):
+        ggufspec.load(target, type_k="q3")
+
+
+def test_a_plan_keeps_to_what_the_positions_of_a_draft_reach(
+    tmp_path: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus(1000 * MIB)
+    target = tiny.write_timed(tmp_path / "t.gguf", tiny.SPM.spell("ab"), n_ctx_train=64)
+    draft = tiny.write_timed(tmp_path / "d.gguf", tiny.SPM.spell("ab"), n_ctx_train=32)
+    with ggufspec.load(target, draft, n_threads=1) as engine:
+        assert engine.n_ctx == 32
+
+
+@pytest.mark.parametrize("n_layers", ["all", "", 2**40, 1.5, None, True])
+def test_layers_are_a_number_or_auto(n_layers: object, target: Path) -> None:
+    with pytest.raises(OptionError, match="n_gpu_layers"):
+        ggufspec.load(target, n_gpu_layers=n_layers)  # type: ignore[arg-type]
+
+
+def test_where_memory_runs_out_it_is_tried_once_with_a_smaller_context(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    class Narrow(Context):
+        def __init__(self, model: object, options: object) -> None:
+            tried.append(options.n_ctx)  # type: ignore[attr-defined]
+            if options.n_ctx > 128:  # type: ignore[attr-defined]
+                raise OutOfMemoryError("too large")
+            super().__init__(model, options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(load, "Context", Narrow)
+    with ggufspec.load(target, n_threads=1) as engine:
+        assert engine.n_ctx == 128
+        assert engine.placement is not None
+        assert "128 tokens" in engine.placement
+    assert tried == [256, 128]
+    with pytest.raises(OutOfMemoryError):
+        ggufspec.load(target, n_ctx=200, n_threads=1)
+    assert tried == [256, 128, 200], "what was asked for is not changed"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_AS")
+def test_real_want_of_memory_is_an_error_and_no_crash(tmp_path: Path) -> None:
+    """Under a limit on address space, 4 GB cannot be read into memory."""
+    path = paper.write(tmp_path / "large.gguf", paper.LLAMA_3_8B)
+    script = """
+        import resource, sys
+        import ggufspec
+        from ggufspec.llama.model import Model
+        from ggufspec.errors import OutOfMemoryError
+        held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (held + 200 * 2**20,) * 2)
+        try:
+            Model(sys.argv[1], mmap=False)
+        except OutOfMemoryError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert "not enough memory" in done.stdout, done.stderr
+    assert done.returncode == 0
+
+
+def test_headers_that_cannot_be_true_are_refused_before_llama_cpp_sees_them(
+    target: Path, tmp_path: Path
+) -> None:
+    data = target.read_bytes()
+    short = tmp_path / "short.gguf"
+    short.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelError, match="truncated"):
+        ggufspec.load(short)
+
+
+def test_the_speed_of_memory_is_known_from_the_largest_pair_that_ran_here(target: Path) -> None:
+    assert fit.measured_host() is None
+    with ggufspec.load(target, n_threads=1) as engine:
+        engine.generate("the", max_tokens=60, ignore_eos=True, drafter="ngram")
+    found = fit.measured_host()
+    assert found is not None
+    assert found.bandwidth > 0
+    assert found.slope >= 0

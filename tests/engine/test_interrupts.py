@@ -1,0 +1,106 @@
+"""Ctrl-C at any moment: the text ends, and the engine writes the next one."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.engine.engine import Engine
+
+PACKAGE = str(Path(ggufspec.__file__).parent)
+SHORT: Any = {"max_tokens": 2, "temperature": 0.0, "n_draft": 1}
+
+
+class Interrupted:
+    """Raises KeyboardInterrupt where Python would, at the nth such moment in our code; counts them.
+
+    That is where a function of ours begins, and where one that is written in C returns to us.
+    """
+
+    def __init__(self, at: int) -> None:
+        self.n_moments = 0
+        self.where = ""
+        self._at = at
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+            self.n_moments += 1
+            if self.n_moments == self._at:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}, {event}"
+                raise KeyboardInterrupt
+
+
+def write(engine: Engine, interrupted: Interrupted) -> None:
+    sys.setprofile(interrupted)
+    try:
+        engine.generate("hello", **SHORT)
+    finally:
+        sys.setprofile(None)
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """What takes longer fails; so does what is then done to leave it, second by second."""
+
+    def give_up(number: int, frame: FrameType | None) -> None:
+        pytest.fail("it hangs")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """It calls functions of ours too, and from there no Ctrl-C gets out."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_ctrl_c_at_any_moment_leaves_an_engine_that_writes(tmp_path: Path) -> None:
+    model = tiny.write_llama(tmp_path / "model.gguf")
+    with at_most(30), ggufspec.load(model, model, n_ctx=64, n_threads=1) as engine:
+        expected = engine.generate("another", **SHORT).tokens
+        for at in count(1):
+            interrupted = Interrupted(at)
+            with suppress(KeyboardInterrupt):
+                write(engine, interrupted)
+                break
+            assert engine.generate("another", **SHORT).tokens == expected, interrupted.where
+    assert at > 100
+    assert not interrupted.where, "Ctrl-C was lost"
+
+
+def test_no_compiled_code_is_imported_while_a_text_is_written(tmp_path: Path) -> None:
+    """There a Ctrl-C may be lost: Cython forgets what an import of its own raises."""
+    model = tiny.write_llama(tmp_path / "model.gguf")
+    code = (
+        "import sys, ggufspec\n"
+        "with ggufspec.load(sys.argv[1], sys.argv[1], n_threads=1) as engine:\n"
+        "    before = set(sys.modules)\n"
+        "    engine.generate('hello', max_tokens=2, seed=1)\n"
+        "print(*(name for name in set(sys.modules) - before if not name.startswith('ggufspec')))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, model], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []

@@ -1,0 +1,475 @@
+"""Texts that are written at the same time become what each would have become alone."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.drafting.cost_model import Costs
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.stream import Stream
+from ggufspec.errors import ClosedError, DecodeError, OptionError, PromptError
+from ggufspec.llama.context import Context
+
+# As they share no letter, a text that got another's rows would show it.
+N_SLOTS = 3
+PROMPTS = [[5 + i, 60 + i, 100 + i, 30 + i][: 2 + i % 3] for i in range(7)]
+LENGTHS = {"temperature": 0.9, "seed": 9, "max_tokens": 20, "n_draft": 3, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return (
+        tiny.write_llama(folder / "target.gguf", n_layer=3),
+        tiny.write_llama(folder / "draft.gguf", n_layer=1),
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(files: tuple[Path, Path]) -> Iterator[Engine]:
+    with ggufspec.load(
+        *files,
+        n_ctx=128,
+        n_slots=N_SLOTS,
+        n_threads=1,
+        tuned=False,
+        flash_attention="off",
+        type_k="f32",
+        type_v="f32",
+    ) as loaded:
+        yield loaded
+
+
+@pytest.fixture
+def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many sequences each shared pass has."""
+    found: list[int] = []
+    real = Context.decode_together
+
+    def counted(self: Context, parts: list[object]) -> None:
+        found.append(len(parts))
+        real(self, parts)
+
+    monkeypatch.setattr(Context, "decode_together", counted)
+    return found
+
+
+def cheap_together(engine: Engine) -> None:
+    """As if somebody had found that a pass over many tokens takes no longer than over one."""
+    engine._knowledge.costs = measured({1: 0.01, 12: 0.01})
+
+
+def dear_together(engine: Engine) -> None:
+    engine._knowledge.costs = measured({1: 0.001, 2: 0.01, 12: 0.5})
+
+
+def measured(seconds: dict[int, float]) -> Costs:
+    costs = Costs(17, N_SLOTS)
+    for n, each in seconds.items():
+        costs.observe_target(n, each)
+    return costs
+
+
+@pytest.mark.parametrize("drafter", ["model", "ngram", "none"])
+def test_texts_together_are_those_of_the_same_seeds_alone(
+    engine: Engine, passes: list[int], drafter: str
+) -> None:
+    options = {**LENGTHS, "drafter": drafter}
+    alone = [
+        engine.generate(prompt, **{**options, "seed": 11 + i}) for i, prompt in enumerate(PROMPTS)
+    ]
+    cheap_together(engine)
+    together = engine.generate_batch(PROMPTS, **{**options, "seed": 11})
+    assert [text.tokens for text in together] == [text.tokens for text in alone]
+    assert [text.stats.n_drafted for text in together] == [text.stats.n_drafted for text in alone]
+    assert passes.count(N_SLOTS) > 10, "most of it was written by three at a time"
+
+
+def test_a_seed_gives_its_text_whoever_writes_beside_it(engine: Engine) -> None:
+    options = {**LENGTHS, "n_draft": "auto", "seed": 5}
+    alone = engine.generate(PROMPTS[0], **options)
+    for others in (PROMPTS[1:], PROMPTS[3:5]):
+        assert engine.generate_batch([PROMPTS[0], *others], **options)[0].tokens == alone.tokens
+
+
+def test_where_one_pass_is_dearer_than_two_each_has_its_own(
+    engine: Engine, passes: list[int]
+) -> None:
+    dear_together(engine)
+    engine.generate_batch(PROMPTS[:3], **{**LENGTHS, "drafter": "none"})
+    assert not passes
+    cheap_together(engine)
+    engine.generate_batch(PROMPTS[:3], **{**LENGTHS, "drafter": "none"})
+    assert passes
+
+
+def test_what_a_shared_pass_takes_is_learned(engine: Engine) -> None:
+    cheap_together(engine)
+    before = engine._knowledge.costs.n_measured(3)
+    engine.generate_batch(PROMPTS[:3], **{**LENGTHS, "drafter": "none"})
+    assert engine._knowledge.costs.n_measured(3) > before
+
+
+def test_of_a_shared_pass_a_text_counts_its_part(engine: Engine) -> None:
+    cheap_together(engine)
+    texts = engine.generate_batch(PROMPTS[:3], **{**LENGTHS, "drafter": "none"})
+    for text in texts:
+        seconds = text.stats.seconds
+        assert 0 < seconds.own < seconds.generation
+    assert sum(text.stats.seconds.target for text in texts) <= max(
+        text.stats.seconds.prompt + text.stats.seconds.generation for text in texts
+    )
+
+
+def test_a_text_that_fails_does_not_touch_the_others(engine: Engine) -> None:
+    def fails(whose: str, done: int, total: int) -> None:
+        raise OSError("no more")
+
+    alone = [engine.generate(prompt, **{**LENGTHS, "seed": 3}).tokens for prompt in PROMPTS[:2]]
+    engine.forget()
+    good = [engine.stream(prompt, **{**LENGTHS, "seed": 3}) for prompt in PROMPTS[:2]]
+    bad = engine.stream([9, 8, 7, 6], progress=fails, **LENGTHS)
+    sharing, failed = engine.sharing(), []
+    while any(not stream.is_over for stream in good):
+        failed += sharing.step([bad, *good] if not failed else good)
+    assert [(stream, type(error)) for stream, error in failed] == [(bad, OSError)]
+    assert [stream.completion.tokens for stream in good] == alone
+    assert bad.is_over
+
+
+def test_a_pass_that_fails_is_made_again_one_by_one(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = [
+        engine.generate(p, **{**LENGTHS, "seed": 4 + i}).tokens for i, p in enumerate(PROMPTS[:3])
+    ]
+    cheap_together(engine)
+
+    def fails(self: Context, parts: object) -> None:
+        raise DecodeError("no room")
+
+    monkeypatch.setattr(Context, "decode_together", fails)
+    together = engine.generate_batch(PROMPTS[:3], **{**LENGTHS, "seed": 4})
+    assert [text.tokens for text in together] == alone
+
+
+def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> None:
+    engine.forget()
+    writer = engine.stream(PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
+    sharing = engine.sharing()
+    while not writer.rounds:
+        sharing.step([writer])
+    long = engine.stream([*range(5, 105)], **{**LENGTHS, "drafter": "none"})
+    n_before = len(writer.rounds)
+    n_steps = 0
+    while long.is_reading:
+        sharing.step([writer, long])
+        n_steps += 1
+    assert n_steps >= 3, "of 100 tokens, no piece has more than half"
+    assert len(writer.rounds) == n_before + n_steps, "the writer wrote all the while"
+    for stream in (writer, long):
+        stream.close()
+
+
+def test_chunks_can_be_taken_as_they_come_and_are_the_whole_text(engine: Engine) -> None:
+    streams = [engine.stream(prompt, **{**LENGTHS, "seed": 1}) for prompt in PROMPTS[:3]]
+    sharing = engine.sharing()
+    heard: dict[Stream, list[int]] = {stream: [] for stream in streams}
+    while left := [stream for stream in streams if not stream.is_over]:
+        assert not sharing.step(left)
+        for stream in streams:
+            for chunk in stream.taken():
+                heard[stream] += chunk.tokens
+    for stream in streams:
+        assert tuple(heard[stream]) == stream.completion.tokens
+        assert stream.finish_reason == "length"
+
+
+def test_a_stream_that_is_closed_gives_its_slot_back(engine: Engine) -> None:
+    streams = [engine.stream(prompt, **{**LENGTHS, "drafter": "none"}) for prompt in PROMPTS[:3]]
+    for stream in streams:
+        next(stream)
+    assert {slot.n_users for slot in engine._slots._all} == {1}
+    for stream in streams:
+        stream.close()
+        n_rounds = len(stream.rounds)
+        list(stream)
+        assert len(stream.rounds) == n_rounds, "it writes no more"
+    assert {slot.n_users for slot in engine._slots._all} == {0}
+
+
+def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
+    alone = [engine.generate(p, **{**LENGTHS, "seed": 2}).tokens for p in PROMPTS[:5]]
+    streams = [engine.stream(prompt, **{**LENGTHS, "seed": 2}) for prompt in PROMPTS[:5]]
+    cheap_together(engine)
+    for stream in streams:
+        next(stream)  # all have begun
+    assert sum(slot.n_users for slot in engine._slots._all) == 5
+    sharing = engine.sharing()
+    while left := [stream for stream in streams if not stream.is_over]:
+        assert not sharing.step(left)
+    assert [stream.completion.tokens for stream in streams] == alone
+
+
+def test_one_that_was_closed_holds_nobody_up(engine: Engine) -> None:
+    closed, other = (engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:2])
+    closed.close()
+    sharing = engine.sharing()
+    for _ in range(3):
+        assert not sharing.step([closed, other, other])
+    assert other.rounds
+    other.close()
+
+
+def test_who_has_no_slot_waits_for_one(engine: Engine) -> None:
+    """Two in one slot would read all that they have at each round."""
+    first = [engine.stream([*range(5, 45)], **{**LENGTHS, "seed": i}) for i in range(N_SLOTS)]
+    late = engine.stream([*range(50, 110)], **LENGTHS)
+    sharing = engine.sharing()
+    while not any(stream.is_over for stream in first):
+        assert max(slot.n_users for slot in engine._slots._all) <= 1
+        assert not sharing.step([*first, late])
+    assert not late.has_begun
+    while late.is_reading:
+        assert not sharing.step([*first, late])
+    for stream in (*first, late):
+        stream.close()
+
+
+def test_after_ctrl_c_in_a_pass_streams_go_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {**LENGTHS, "drafter": "none"}
+    alone = [engine.generate(prompt, **options).tokens for prompt in PROMPTS[:2]]
+    cheap_together(engine)
+    streams = [engine.stream(prompt, **options) for prompt in PROMPTS[:2]]
+    sharing = engine.sharing()
+    while not all(stream.rounds for stream in streams):
+        sharing.step(streams)
+
+    def interrupted(self: Context, parts: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Context, "decode_together", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            sharing.step(streams)
+    while left := [stream for stream in streams if not stream.is_over]:
+        assert not sharing.step(left)
+    assert [stream.completion.tokens for stream in streams] == alone
+
+
+@pytest.mark.parametrize("error", [DecodeError("no room"), KeyboardInterrupt()])
+def test_a_stream_alone_that_fails_is_over_and_gives_its_slot_back(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    stream = engine.stream(PROMPTS[0], **{**LENGTHS, "drafter": "none"})
+    next(stream)
+
+    def fails(*asked: object) -> None:
+        raise error
+
+    monkeypatch.setattr(Context, "decode", fails)
+    with pytest.raises(type(error)):
+        next(stream)
+    assert list(stream) == []
+    assert {slot.n_users for slot in engine._slots._all} == {0}
+
+
+def test_when_the_engine_closes_each_stream_is_told(files: tuple[Path, Path]) -> None:
+    with ggufspec.load(files[0], n_ctx=64, n_slots=2, n_threads=1, tuned=False) as engine:
+        cheap_together(engine)
+        streams = [engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:2]]
+        sharing = engine.sharing()
+        while not all(stream.rounds for stream in streams):
+            sharing.step(streams)
+    failed = sharing.step(streams)
+    assert [type(error) for _, error in failed] == [ClosedError, ClosedError]
+    assert {slot.n_users for slot in engine._slots._all} == {0}
+
+
+def test_a_stream_can_be_closed_while_another_thread_takes_it_further(engine: Engine) -> None:
+    for _ in range(5):
+        streams = [engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:3]]
+        sharing, failed = engine.sharing(), []
+        begun = threading.Event()
+
+        def write(streams=streams, sharing=sharing, failed=failed, begun=begun) -> None:  # type: ignore[no-untyped-def]
+            while left := [stream for stream in streams if not stream.is_over]:
+                failed += sharing.step(left)
+                begun.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        begun.wait()
+        streams[1].close()
+        thread.join()
+        assert not failed
+        assert {slot.n_users for slot in engine._slots._all} == {0}
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda engine, other: next(other),
+        lambda engine, other: engine.sharing().step([other]),
+        lambda engine, other: other.close(),
+        lambda engine, other: list(engine.logits([5], [6], whose="target")),
+        lambda engine, other: engine.generate_batch([[5]]),
+    ],
+)
+def test_a_callback_that_would_wait_for_itself_is_told_so(
+    engine: Engine, asks: Callable[[Engine, Stream], object]
+) -> None:
+    engine.forget()
+    other = engine.stream(PROMPTS[0], **LENGTHS)
+
+    def heard(whose: str, done: int, total: int) -> None:
+        asks(engine, other)
+
+    with pytest.raises(OptionError, match="callback"):
+        engine.generate(PROMPTS[1], progress=heard, **LENGTHS)
+    other.close()
+
+
+def test_a_text_that_is_written_is_let_go_of(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its coins and its grammar take memory: a batch may have thousands of prompts."""
+    made: list[weakref.ref[Stream]] = []
+    alive: list[int] = []
+    real = Engine.stream
+
+    def noted(self: Engine, prompt: list[int], **options: object) -> Stream:
+        stream = real(self, prompt, **options)  # type: ignore[arg-type]
+        made.append(weakref.ref(stream))
+        return stream
+
+    monkeypatch.setattr(Engine, "stream", noted)
+    engine.forget()
+    texts = engine.generate_batch(
+        PROMPTS,
+        progress=lambda *heard: alive.append(sum(ref() is not None for ref in made)),
+        **LENGTHS,
+    )
+    assert len(texts) == len(made) == len(PROMPTS)
+    assert min(alive) <= N_SLOTS
+
+
+def test_one_text_is_no_list_of_prompts(engine: Engine) -> None:
+    with pytest.raises(PromptError, match="list"):
+        engine.generate_batch("hello")
+
+
+def test_what_a_text_teaches_the_next_one_knows(
+    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Stream] = []
+    with ggufspec.load(*files, n_ctx=128, n_slots=2, n_threads=1, tuned=False) as fresh:
+        real = fresh.stream
+        monkeypatch.setattr(fresh, "stream", lambda *a, **k: made.append(real(*a, **k)) or made[-1])
+        options = {**LENGTHS, "n_draft": "auto", "drafter": "model", "seed": None}
+        fresh.generate_batch(PROMPTS, **options)
+    began_blindly = [any("not known" in turn.why for turn in each.rounds) for each in made]
+    assert began_blindly[:2] == [True, True]
+    assert not any(began_blindly[4:])
+
+
+def test_nothing_together_is_nothing(engine: Engine) -> None:
+    assert engine.generate_batch([]) == []
+
+
+def test_what_is_wrong_with_one_prompt_is_said(engine: Engine) -> None:
+    with pytest.raises(PromptError):
+        engine.generate_batch([PROMPTS[0], []], max_tokens=3)
+    assert {slot.n_users for slot in engine._slots._all} == {0}
+
+
+# Slots
+
+
+def written(engine: Engine, prompt: list[int], **options: object) -> list[int]:
+    """A text with its prompt."""
+    text = engine.generate(prompt, **{**LENGTHS, "max_tokens": 4, "seed": 1, **options})
+    return [*prompt, *text.tokens]
+
+
+def test_a_conversation_finds_its_slot_again(engine: Engine) -> None:
+    engine.forget()
+    talks = [[7, 20 + i, 30 + i] for i in range(N_SLOTS)]
+    for _ in range(3):
+        for i in range(N_SLOTS):
+            before = len(talks[i])
+            text = engine.generate(talks[i], **{**LENGTHS, "max_tokens": 4, "seed": 1})
+            assert text.stats.n_prompt_reused >= (before - 3 if before > 3 else 0)
+            talks[i] += [*text.tokens, 9, 8]
+
+
+def test_who_was_away_longest_makes_room(engine: Engine) -> None:
+    engine.forget()
+    talks = [written(engine, [7, 20 + i, 30 + i]) for i in range(N_SLOTS)]
+    written(engine, talks[0])
+    written(engine, [90, 91])  # a stranger: the second talk has to go
+    reused = [engine._slots.nearest(talk).target.n_common(talk) for talk in talks]
+    assert [n >= 5 for n in reused] == [True, False, True]
+
+
+def test_a_common_beginning_is_read_once(engine: Engine) -> None:
+    engine.forget()
+    system = [*range(10, 60)]
+    first = engine.generate([*system, 7, 8], **LENGTHS)
+    second = engine.generate([*system, 90, 91, 92], **LENGTHS)
+    assert (first.stats.n_prompt_reused, second.stats.n_prompt_reused) == (0, 50)
+    third = engine.generate([*system, 7, 8], **LENGTHS)
+    assert third.stats.n_prompt_reused == 51
+    held = sorted(slot.target.n_held for slot in engine._slots._all)
+    assert held[0] > 60, "each has a slot of its own"
+
+
+def test_texts_at_the_same_time_have_slots_of_their_own(engine: Engine) -> None:
+    engine.forget()
+    same = [engine.stream([*range(10, 60)], **LENGTHS) for _ in range(N_SLOTS)]
+    for stream in same:
+        next(stream)
+    places = sorted(stream.session.sequence for stream in same)
+    assert all(a < b for a, b in pairwise(places))
+    for stream in same:
+        stream.close()
+
+
+def test_slots_are_counted(files: tuple[Path, Path]) -> None:
+    with ggufspec.load(files[0], n_ctx=64) as one:
+        assert one.n_slots == 1
+    for n_slots in (0, -1, 65):
+        with pytest.raises(OptionError, match="n_slots"):
+            ggufspec.load(files[0], n_ctx=64, n_slots=n_slots)
+
+
+@pytest.mark.parametrize("writer", [tiny.write_swa, tiny.write_mamba, tiny.write_hybrid])
+def test_models_that_share_no_passes_still_write_together(tmp_path: Path, writer: object) -> None:
+    path = writer(tmp_path / "model.gguf")  # type: ignore[operator]
+    options = {**LENGTHS, "drafter": "ngram"}
+    with ggufspec.load(
+        path,
+        n_ctx=64,
+        n_slots=2,
+        n_threads=1,
+        tuned=False,
+        flash_attention="off",
+        type_k="f32",
+        type_v="f32",
+    ) as engine:
+        cheap_together(engine)
+        alone = [
+            engine.generate(p, **{**options, "seed": 6 + i}) for i, p in enumerate(PROMPTS[:4])
+        ]
+        together = engine.generate_batch(PROMPTS[:4], **{**options, "seed": 6})
+    assert [text.tokens for text in together] == [text.tokens for text in alone]

@@ -1,0 +1,152 @@
+"""Predicted bytes, against those that llama.cpp reports when it only pretends to allocate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import llama_cpp
+import paper
+import pytest
+import tiny
+
+from ggufspec.llama.context import FLASH_ATTENTION, KV_TYPES
+from ggufspec.llama.log import listening, log
+from ggufspec.models.header import read_header
+from ggufspec.models.shape import Layer, Shape
+from ggufspec.models.shapes import shape_of
+from ggufspec.placement.memory import Caches, Sizes, cache_bytes, compute_bytes
+
+_MIB = re.compile(r"\b(compute buffer size|size|buffer size) *= *([\d.]+) MiB")
+
+
+class Told:
+    """What llama.cpp says that it would allocate, in bytes."""
+
+    def __init__(self, lines: list[str]) -> None:
+        self.compute = sum(_mib(line) for line in lines if "compute buffer size" in line)
+        self.caches = sum(
+            _mib(line)
+            for line in lines
+            if re.search(r"(kv_cache|memory_recurrent)\S*: +size = ", line)
+        )
+
+
+def _mib(line: str) -> float:
+    matched = _MIB.search(line)
+    return float(matched[2]) * 2**20 if matched else 0.0
+
+
+@contextmanager
+def pretended(path: Path) -> Iterator[int]:
+    params = llama_cpp.llama_model_default_params()
+    params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
+    with listening():
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+    assert model, log.complaints()
+    try:
+        yield model
+    finally:
+        llama_cpp.llama_model_free(model)
+
+
+def told(model: int, caches: Caches, caplog: pytest.LogCaptureFixture) -> Told:
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_seq_max, params.n_outputs_max = caches.n_ctx, 1, 17
+    params.n_batch = params.n_ubatch = caches.n_batch
+    params.type_k, params.type_v = KV_TYPES[caches.type_k], KV_TYPES[caches.type_v]
+    params.flash_attn_type = FLASH_ATTENTION["on" if caches.flash_attention else "off"]
+    caplog.clear()
+    with caplog.at_level("DEBUG", logger="ggufspec.llama"), listening():
+        context = llama_cpp.llama_init_from_model(model, params)
+    assert context
+    llama_cpp.llama_free(context)
+    return Told([record.getMessage() for record in caplog.records])
+
+
+def shape(path: Path) -> Shape:
+    return shape_of(read_header(path))
+
+
+@pytest.mark.parametrize("name", ["LLAMA_3_70B", "LLAMA_3_8B", "CODELLAMA_7B"])
+def test_memory_of_real_shapes_is_within_2_percent(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = paper.write(tmp_path / "model.gguf", getattr(paper, name))
+    known = shape(path)
+    with pretended(path) as model:
+        for caches in (
+            Caches(512, 512),
+            Caches(4096, 512),
+            Caches(8192, 512),
+            Caches(8192, 2048),
+            Caches(4096, 256),
+            Caches(8192, 512, flash_attention=False),
+            Caches(4096, 512, "q8_0", "q8_0"),
+            Caches(4096, 512, "q8_0", "q4_0"),
+        ):
+            found = told(model, caches, caplog)
+            assert cache_bytes(known, caches) == pytest.approx(found.caches, rel=0.001), caches
+            share = 0.02 if caches.type_k == "f16" else 0.1
+            assert compute_bytes(known, caches) == pytest.approx(found.compute, rel=share), caches
+
+
+@pytest.mark.parametrize("n_ctx", [256, 1000, 4096])
+@pytest.mark.parametrize(
+    "write",
+    [tiny.write_llama, tiny.write_swa, tiny.write_mamba, tiny.write_rwkv, tiny.write_hybrid],
+)
+def test_caches_of_every_kind_of_memory_are_known(
+    write: Callable[[Path], Path], n_ctx: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "model.gguf")
+    caches = Caches(n_ctx, 64)
+    with pretended(path) as model:
+        found = told(model, caches, caplog)
+    # What llama.cpp reports has two digits of a MiB.
+    assert cache_bytes(shape(path), caches) == pytest.approx(found.caches, abs=0.011 * 2**20)
+    assert found.caches or write is not tiny.write_llama
+
+
+def test_layers_move_from_the_host_to_the_gpu() -> None:
+    sizes = Sizes(_simple(), Caches(256, 64))
+    none, some, everything = (sizes.taken(n) for n in (0, 2, sizes.n_units))
+    assert none.gpu == 0
+    assert some.gpu == sizes.units[0] + sizes.units[1] + sizes.compute, "the output goes first"
+    assert some.gpu - sizes.compute + some.host == none.host
+    assert everything.host == _simple().n_input_bytes + sizes.compute
+
+
+def test_several_gpus_are_filled_in_order_with_room_for_buffers() -> None:
+    sizes = Sizes(_simple(), Caches(256, 64))
+    layer, output = sizes.units[1], sizes.units[0]
+    rooms = [2 * layer + sizes.compute, layer + output + sizes.compute]
+    assert sizes.n_fitting(rooms) == 4
+    assert sizes.split(4, rooms) == [2, 2]
+    assert sizes.split(5, rooms) is None
+    assert sizes.n_fitting([rooms[0] - 1, rooms[1]]) == 3
+    assert sizes.n_fitting([sizes.compute, 0]) == 0
+    assert sizes.n_fitting([]) == 0
+
+
+def test_other_machines_share_what_gpus_here_leave() -> None:
+    sizes = Sizes(_simple(), Caches(256, 64))
+    layer, output = sizes.units[1], sizes.units[0]
+    here = 2 * layer + output + sizes.compute
+    elsewhere = 100 * layer + sizes.compute
+    assert sizes.split(7, [elsewhere, elsewhere, here], 2) == [2, 2, 3]
+    assert sizes.split(7, [elsewhere, 300 * layer + sizes.compute, here], 2) == [1, 3, 3]
+    assert sizes.split(3, [elsewhere, elsewhere, here], 2) == [0, 0, 3], "a network costs time"
+    assert sizes.split(7, [0, elsewhere, here], 2) == [0, 4, 3]
+    assert sizes.split(7, [elsewhere], 1) == [7]
+    narrow = [layer + sizes.compute, layer + sizes.compute, here]
+    assert sizes.split(6, narrow, 2) is None
+    assert sizes.n_fitting(narrow, 2) == 5
+    assert sizes.split(5, narrow, 2) == [1, 1, 3]
+    assert sizes.n_fitting([0], 1) == 0
+
+
+def _simple() -> Shape:
+    return Shape("m", (Layer(1000, 1000, 8),) * 6, 300, 4000, 16, 32, 4, 4, 100, 512, 20_000)

@@ -1,0 +1,397 @@
+"""The stand-in writes what the embedded target writes, and its file is whole or absent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import gguf
+import llama_cpp
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ggufspec.common.files import write_whole
+from ggufspec.errors import CacheError, OptionError
+from ggufspec.standin.embedded import (
+    Shape,
+    cached_target,
+    default_cache_dir,
+    embedded_draft,
+    embedded_target,
+    padded_size,
+    padded_target,
+    parse_size,
+    plan_shape,
+)
+
+SMALLEST = 10_000_000  # the embedded width, two layers more: 18 MB
+WIDER = 50_000_000  # twice the width and the layers: 90 MB
+WIDEST = 172_000_000  # four times the width: 344 MB
+TOLERANCE = 0.01  # of a logit, whose deviation is about 3; 0 where kernels do not depend on shape
+PROMPTS = [
+    "It was a dark night, and",
+    '"My dear Watson," said',
+    "Natasha looked at him",
+    "He did not answer; he",
+]
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+class Model:
+    """Logits of llama.cpp, one token a batch, on two threads."""
+
+    def __init__(self, path: Path) -> None:
+        self._llama = llama_cpp.Llama(
+            str(path), n_ctx=128, n_threads=2, n_threads_batch=2, verbose=False
+        )
+
+    def tokenize(self, text: str) -> list[int]:
+        tokens: list[int] = self._llama.tokenize(text.encode(), add_bos=False)
+        return tokens
+
+    def logits(self, tokens: list[int]) -> Iterator[NDArray[np.float32]]:
+        """(n_vocab,) after each token; whoever asks may append to `tokens` meanwhile."""
+        self._llama.reset()
+        for token in tokens:
+            self._llama.eval([token])
+            row = llama_cpp.llama_get_logits_ith(self._llama.ctx, -1)
+            yield np.ctypeslib.as_array(row, (self._llama.n_vocab(),)).copy()
+
+    def close(self) -> None:
+        self._llama.close()
+
+
+@pytest.fixture(scope="session")
+def target(cache: Path) -> Iterator[Model]:
+    """The embedded target with its own weights in F16, as a stand-in has them."""
+    source = gguf.GGUFReader(embedded_target())
+    writer = gguf.GGUFWriter(cache / "narrow.gguf", "llama")
+    for field in source.fields.values():
+        if not field.name.startswith("GGUF.") and field.name != "general.architecture":
+            kind = field.types[0]
+            sub_type = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), kind, sub_type)
+    for tensor in source.tensors:
+        writer.add_tensor(tensor.name, in_f16(tensor))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    model = Model(cache / "narrow.gguf")
+    yield model
+    model.close()
+
+
+def in_f16(tensor: gguf.ReaderTensor) -> NDArray[np.float16 | np.float32]:
+    """A tensor's values: matrices in F16, vectors in F32."""
+    values = gguf.dequantize(tensor.data, tensor.tensor_type)
+    return values.astype(np.float16) if values.ndim == 2 else values
+
+
+@pytest.mark.parametrize("n_params", [SMALLEST, WIDER, WIDEST])
+def test_a_stand_in_computes_what_the_embedded_target_computes(
+    n_params: int, cache: Path, target: Model
+) -> None:
+    stand_in = Model(padded_target(n_params, cache))
+    for prompt in PROMPTS:
+        tokens = target.tokenize(prompt)
+        assert stand_in.tokenize(prompt) == tokens
+        n_prompt = len(tokens)
+        for seen, (ours, theirs) in enumerate(
+            zip(stand_in.logits(tokens), target.logits(tokens), strict=True), start=1
+        ):
+            assert np.abs(ours - theirs).max() < TOLERANCE
+            if n_prompt <= seen < n_prompt + 12:
+                assert theirs.max() - theirs[ours.argmax()] < TOLERANCE
+                tokens.append(int(theirs.argmax()))
+        assert len(tokens) == n_prompt + 12
+    stand_in.close()
+
+
+@pytest.mark.parametrize(
+    ("n_params", "size", "filled"),
+    [(SMALLEST, "8.92M", 1), (WIDER, "45.1M", 1), (WIDEST, "172M", 1 / 4)],
+)
+def test_the_file_says_what_it_is(n_params: int, size: str, filled: float, cache: Path) -> None:
+    reader = gguf.GGUFReader(padded_target(n_params, cache))
+    source = gguf.GGUFReader(embedded_target())
+    values = {key: field.contents() for key, field in reader.fields.items()}
+    assert values["general.name"] == f"classics-target as a stand-in of {size}"
+    assert "cost-padded stand-in" in values["general.description"]
+    assert values["general.license"] == "CC0-1.0"
+    for key, field in source.fields.items():
+        if key.startswith("tokenizer."):
+            assert values[key] == field.contents()
+    assert values["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5 * filled)
+    shape = plan_shape(n_params)
+    assert values["llama.embedding_length"] == shape.n_embd
+    assert sum(int(tensor.n_elements) for tensor in reader.tensors) == shape.n_params
+    assert sum(int(tensor.n_bytes) for tensor in reader.tensors) == shape.n_bytes
+
+
+@pytest.mark.parametrize(
+    ("n_params", "n_copies", "scale"), [(SMALLEST, 1, 1), (WIDER, 2, 1), (WIDEST, 1, 0.5)]
+)
+def test_every_weight_is_kept_and_the_rest_is_zero(
+    n_params: int, n_copies: int, scale: float, cache: Path
+) -> None:
+    tensors = gguf.GGUFReader(padded_target(n_params, cache)).tensors
+    wide = {tensor.name: tensor.data for tensor in tensors}
+    for tensor in gguf.GGUFReader(embedded_target()).tensors:
+        narrow = in_f16(tensor)
+        if narrow.ndim == 1:
+            narrow = narrow * np.float32(scale)
+        elif tensor.name.startswith("token_embd"):
+            narrow = np.tile(narrow, (1, n_copies))
+        elif "attn_output" in tensor.name or "ffn_down" in tensor.name:
+            narrow = np.tile(narrow, (n_copies, 1))
+        data = wide.pop(tensor.name)
+        corner = tuple(slice(n) for n in narrow.shape)
+        assert np.array_equal(data[corner], narrow)
+        assert np.count_nonzero(data) == np.count_nonzero(narrow)
+    assert len(wide) == 9 * (plan_shape(n_params).n_layer - 6)
+    assert not any(data.any() for data in wide.values())
+
+
+@pytest.mark.parametrize("path", [embedded_target(), embedded_draft()])
+def test_the_embedded_files_name_themselves(path: Path) -> None:
+    fields = gguf.GGUFReader(path).fields
+    assert fields["general.name"].contents() == path.stem
+    assert fields["general.license"].contents() == "CC0-1.0"
+    assert fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q8_0
+
+
+def test_250m_is_the_shape_that_the_measurements_were_made_with() -> None:
+    shape = plan_shape(parse_size("250M"))
+    assert shape == Shape(n_embd=1024, n_layer=16, n_head=32, n_ff=3072)
+    assert shape.n_params == 226_526_208
+
+
+@pytest.mark.parametrize(("text", "n_embd"), [("1B", 2048), ("8B", 4096), ("10M", 256)])
+def test_width_grows_with_size(text: str, n_embd: int) -> None:
+    assert plan_shape(parse_size(text)).n_embd == n_embd
+
+
+def test_every_size_is_met_within_16_percent() -> None:
+    for n_params in np.geomspace(10_000_000, 8_000_000_000, 500, dtype=np.int64).tolist():
+        assert plan_shape(n_params).n_params == pytest.approx(n_params, rel=0.16)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_params"),
+    [("250M", 250_000_000), ("1B", 10**9), ("1.5b", 1_500_000_000), (" 8.03B ", 8_030_000_000)],
+)
+def test_sizes_are_read(text: str, n_params: int) -> None:
+    assert parse_size(text) == n_params
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "250", "M", "-1B", "1.B", "1e3M", "250 M", "nanB", "infB", "\u0662\u0665\u0660M", "250MB"],
+)
+def test_other_text_is_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="such as 250M"):
+        parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["0M", "7M", "9.9M", "9B", "70B", "9" * 400 + "B"])
+def test_sizes_out_of_range_are_refused(text: str) -> None:
+    with pytest.raises(OptionError, match="ask for 10M to 8B"):
+        parse_size(text)
+
+
+def test_progress_ends_at_the_size_that_was_announced(tmp_path: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    path = padded_target(SMALLEST, tmp_path, lambda done, total: heard.append((done, total)))
+    size = padded_size(SMALLEST)
+    assert path.stat().st_size == size
+    assert heard[-1] == (size, size)
+    assert [done for done, _ in heard] == sorted({done for done, _ in heard})
+
+
+def test_a_cached_file_is_used_again(tmp_path: Path) -> None:
+    assert cached_target(SMALLEST, tmp_path / "cache") is None
+    path = padded_target(SMALLEST, tmp_path / "cache")
+    written = path.stat().st_mtime_ns
+    assert cached_target(SMALLEST, tmp_path / "cache") == path
+    assert padded_target(SMALLEST, tmp_path / "cache", _fail) == path
+    assert path.stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("damage", ["short", "empty", "header"])
+def test_a_damaged_file_is_written_anew(damage: str, tmp_path: Path) -> None:
+    path = padded_target(SMALLEST, tmp_path)
+    whole = path.read_bytes()
+    if damage == "header":
+        path.write_bytes(whole[:1000] + b"?" + whole[1001:])
+    else:
+        os.truncate(path, 0 if damage == "empty" else len(whole) - 1)
+    assert cached_target(SMALLEST, tmp_path) is None
+    assert padded_target(SMALLEST, tmp_path).read_bytes() == whole
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, Interrupted])
+def test_an_interrupted_write_leaves_nothing(error: type[BaseException], tmp_path: Path) -> None:
+    def stop(n_done: int, n_bytes: int) -> None:
+        if n_done > n_bytes // 2:
+            assert len(list(tmp_path.iterdir())) == 1
+            raise error
+
+    with pytest.raises(error):
+        padded_target(SMALLEST, tmp_path, stop)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+def test_what_a_killed_run_left_goes_at_the_next(tmp_path: Path) -> None:
+    killed = _run(
+        "import os, signal\n"
+        f"padded_target({SMALLEST}, Path({str(tmp_path)!r}),"
+        " lambda *_: os.kill(os.getpid(), signal.SIGKILL))"
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    assert cached_target(SMALLEST, tmp_path) is None
+    path = padded_target(SMALLEST, tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits on the size of a file")
+def test_a_disk_that_fills_up_is_explained_and_leaves_nothing(tmp_path: Path) -> None:
+    result = _run(
+        "import resource, signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (5_000_001, 5_000_001))\n"
+        "from ggufspec.errors import CacheError\n"
+        "try:\n"
+        f"    padded_target({SMALLEST}, Path({str(tmp_path)!r}))\n"
+        "except CacheError as error:\n"
+        "    sys.exit(str(error))"
+    )
+    assert result.returncode == 1
+    assert f"into the cache folder {tmp_path}: File too large. It needs 18 MB" in result.stderr
+    assert "--cache-dir or the environment variable GGUFSPEC_CACHE" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_cannot_fit_is_refused_before_it_is_begun(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"not enough space.* needs 1000000000 GB"):
+        write_whole(tmp_path / "huge", 10**18, iter([b"never written"]), _fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("below", "reason"), [("", "a file, not a folder"), ("deeper", "[Nn]ot a directory")]
+)
+def test_a_file_in_place_of_the_folder_is_explained(
+    below: str, reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").write_text("not a folder")
+    folder = tmp_path / "cache" / below
+    assert cached_target(SMALLEST, folder) is None
+    with pytest.raises(CacheError, match=rf"{reason}.*--cache-dir") as caught:
+        padded_target(SMALLEST, folder)
+    assert str(folder) in str(caught.value)
+    assert (tmp_path / "cache").read_text() == "not a folder"
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32" or os.geteuid() == 0, reason="nothing is read-only to root"
+)
+def test_a_read_only_folder_is_explained(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(CacheError, match="Permission denied"):
+        padded_target(SMALLEST, tmp_path)
+
+
+def test_a_folder_in_place_of_the_file_is_explained(tmp_path: Path) -> None:
+    path = padded_target(SMALLEST, tmp_path)
+    path.unlink()
+    (path / "something").mkdir(parents=True)
+    with pytest.raises(CacheError, match="--cache-dir"):
+        padded_target(SMALLEST, tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_run_that_overtakes_another_leaves_it_alone(tmp_path: Path) -> None:
+    results: list[Path] = []
+
+    def overtake(n_done: int, n_bytes: int) -> None:
+        if not results and n_done > n_bytes // 2:
+            (ours,) = tmp_path.iterdir()
+            results.append(padded_target(SMALLEST, tmp_path))
+            assert sorted(tmp_path.iterdir()) == sorted([ours, *results])
+
+    path = padded_target(SMALLEST, tmp_path, overtake)
+    assert results == [path]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_processes_that_write_at_once_all_get_the_file(tmp_path: Path) -> None:
+    code = f"print(padded_target({WIDER}, Path({str(tmp_path)!r})))"
+    running = [_start(code) for _ in range(2)]
+    told = [process.communicate() for process in running]
+    assert [errors for _, errors in told] == ["", ""]
+    path = cached_target(WIDER, tmp_path)
+    assert [Path(output.strip()) for output, _ in told] == [path, path]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_variable_names_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GGUFSPEC_CACHE", "/somewhere/large")
+    assert default_cache_dir() == Path("/somewhere/large")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the rules of XDG")
+@pytest.mark.parametrize(
+    ("variable", "folder"),
+    [
+        ("/large/cache", "/large/cache/ggufspec"),
+        ("", "/home/anna/.cache/ggufspec"),
+        ("relative", "/home/anna/.cache/ggufspec"),
+    ],
+)
+def test_the_cache_folder_of_the_platform(
+    variable: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GGUFSPEC_CACHE", raising=False)
+    monkeypatch.setenv("HOME", "/home/anna")
+    monkeypatch.setenv("XDG_CACHE_HOME", variable)
+    assert default_cache_dir() == Path(folder)
+
+
+def _fail(n_done: int, n_bytes: int) -> None:
+    raise AssertionError(f"{n_done} of {n_bytes} bytes were written")
+
+
+def _start(code: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            f"import sys\nfrom pathlib import *\nfrom ggufspec.standin.embedded import *\n{code}",
+        ],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _run(code: str) -> subprocess.CompletedProcess[str]:
+    process = _start(code)
+    output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
