@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ggufspec.bench.rivals import Rival
+from ggufspec.bench.llama_cpp_runner import Rival
 
 RIVAL = Rival(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1, 0, -1)
 ANSWER = {  # of llama.cpp 0.5.0, shortened

@@ -15,7 +15,7 @@ import httpx
 
 from ggufspec.engine.engine import Engine
 from ggufspec.server.app import Service, Settings, make_app, make_service
-from ggufspec.server.listen import Server, address_of, bind
+from ggufspec.server.uvicorn_server import Server, address_of, bind
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ggufspec.audit.laws import Law, distance, law_of_rule, likeliest, place, temptation, to_laws
+from ggufspec.audit.distributions import (
+    Law,
+    distance,
+    law_of_rule,
+    likeliest,
+    place,
+    temptation,
+    to_laws,
+)
 from ggufspec.audit.report import BatchLaws, Greedy, Parting, Report, RuleLaws, Sequences, Settings
 from ggufspec.audit.statistics import (
     Floats,

@@ -27,7 +27,7 @@ from ggufspec.engine.stream import Completion
 from ggufspec.engine.text import Message
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
-from ggufspec.llama.facts import facts
+from ggufspec.llama.profile_key import facts
 
 _THREADS = ("n_threads", "n_threads_draft")
 _ROLES = ("user", "assistant")

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ggufspec.bench.form import Table
 from ggufspec.bench.records import Contender, Measurement, Results
 from ggufspec.bench.table import Row, Speedup, doubts, ratio_of_texts, rows
+from ggufspec.bench.tables import Table
 
 _NONE = "-"
 _COLUMNS = (

@@ -22,8 +22,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from ggufspec.bench import rivals
-from ggufspec.bench.rivals import Rival
+from ggufspec.bench import llama_cpp_runner
+from ggufspec.bench.llama_cpp_runner import Rival
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 
@@ -87,7 +87,7 @@ def command(rival: Rival, port: int) -> list[str]:
     """The command line of a server for one request at a time that keeps no former prompts."""
     return [
         str(rival.binary),
-        *rivals.loading(rival),
+        *llama_cpp_runner.loading(rival),
         *("-np", "1", "--cache-ram", "0"),
         *("--host", _HOST, "--port", str(port)),
         *("--log-colors", "off"),
@@ -107,7 +107,7 @@ def request(
     """What is posted to /completion: every option, since a model file may have defaults too."""
     made: dict[str, Any] = {name: getattr(sampling, name) for name in _NUMBERS}
     for name in _LOOKING_BACK:
-        made[name] = rivals.looked_back(getattr(sampling, name), n_ctx)
+        made[name] = llama_cpp_runner.looked_back(getattr(sampling, name), n_ctx)
     if breakers:
         made["dry_sequence_breakers"] = list(breakers)
     return {
@@ -118,7 +118,7 @@ def request(
         "ignore_eos": ignore_eos,
         "cache_prompt": False,
         "return_tokens": True,
-        "samplers": rivals.sampler_names(sampling),
+        "samplers": llama_cpp_runner.sampler_names(sampling),
         "logit_bias": [
             [token, False if bias == -math.inf else bias]
             for token, bias in sampling.logit_bias.items()
@@ -166,7 +166,7 @@ def running(rival: Rival, *, patience: float = _START_SECONDS) -> Iterator[Serve
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    env=rivals.environment(),
+                    env=llama_cpp_runner.environment(),
                     start_new_session=True,
                 )
         except OSError as error:
@@ -234,7 +234,7 @@ def _ask(port: int, method: str, path: str, document: object, seconds: float) ->
 
 
 def _last_words(log: Path) -> str:
-    return rivals.last_words(log.read_text(errors="replace"))
+    return llama_cpp_runner.last_words(log.read_text(errors="replace"))
 
 
 def _free_port() -> int:

@@ -14,9 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec.bench import panels, series
-from ggufspec.bench.panels import COLOURS, DASHES, FAINT, INK, MARKERS, N_BAR, QUIET, short
+from ggufspec.bench import plot_data, subplots
 from ggufspec.bench.records import Results
+from ggufspec.bench.subplots import COLOURS, DASHES, FAINT, INK, MARKERS, N_BAR, QUIET, short
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -116,10 +116,10 @@ def _figure(results: Results) -> Figure:
     """All panels there is something for, on one page."""
     from matplotlib.figure import Figure
 
-    lines, (bars, n_more) = series.lines(results), series.bars(results)
-    costs = series.stairs(results)
-    accepted, race = series.acceptances(results), series.race(results)
-    names = series.names(results)
+    lines, (bars, n_more) = plot_data.lines(results), plot_data.bars(results)
+    costs = plot_data.stairs(results)
+    accepted, race = plot_data.acceptances(results), plot_data.race(results)
+    names = plot_data.names(results)
     n_right = bool(accepted) + (race is not None)
     n_rows = -(-len(names) // _N_COLUMNS) + bool(names)
     head = 1.0 + 0.18 * n_rows  # inches
@@ -141,17 +141,17 @@ def _figure(results: Results) -> Figure:
     left = columns[0].subgridspec(n_left, 1, height_ratios=[2, 1][:n_left], hspace=0.42)
     main = figure.add_subplot(left[0])
     if lines:
-        panels.draw_lines(main, lines)
+        subplots.draw_lines(main, lines)
     else:
-        panels.draw_bars(main, bars, n_more)
+        subplots.draw_bars(main, bars, n_more)
     if costs[0]:
-        panels.draw_costs(figure.add_subplot(left[1], sharex=main if lines else None), *costs)
+        subplots.draw_costs(figure.add_subplot(left[1], sharex=main if lines else None), *costs)
     if n_right:
         right = columns[1].subgridspec(n_right, 1, hspace=0.42)
         if accepted:
-            panels.draw_acceptances(figure.add_subplot(right[0]), accepted)
+            subplots.draw_acceptances(figure.add_subplot(right[0]), accepted)
         if race:
-            panels.draw_race(figure.add_subplot(right[n_right - 1]), race)
+            subplots.draw_race(figure.add_subplot(right[n_right - 1]), race)
     _head(figure, results, height)
     if names:
         _key(figure, names, height)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from statistics import NormalDist
 
 from ggufspec.bench.contenders import DRAFT_ALONE, PLAIN
-from ggufspec.bench.form import Table, by_category, overview, positions
 from ggufspec.bench.records import Results
 from ggufspec.bench.table import Row, rows
+from ggufspec.bench.tables import Table, by_category, overview, positions
 
 _CONFIDENCE = 0.95
 

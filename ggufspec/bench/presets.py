@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ggufspec.bench.contenders import contenders
-from ggufspec.bench.form import Table
 from ggufspec.bench.prompts import Prompt, own_prompts
 from ggufspec.bench.records import Contender
+from ggufspec.bench.tables import Table
 from ggufspec.errors import OptionError
 
 _NOTHING_TRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ggufspec.bench import typed
+from ggufspec.bench import json_decoding
 from ggufspec.errors import OptionError
 
 FORMAT = "ggufspec-bench-1"
@@ -205,29 +205,29 @@ def read_results(path: Path) -> Results:
 
 # Reading -----------------------------------------------------------------------------------------
 
-_CONTENDER = typed.record(
+_CONTENDER = json_decoding.record(
     {
-        "name": typed.text,
-        "options": typed.facts,
-        "model": typed.text,
-        "baseline": typed.optional(typed.text),
-        "pair": typed.text,
-        "peer": typed.optional(typed.text),
+        "name": json_decoding.text,
+        "options": json_decoding.facts,
+        "model": json_decoding.text,
+        "baseline": json_decoding.optional(json_decoding.text),
+        "pair": json_decoding.text,
+        "peer": json_decoding.optional(json_decoding.text),
     }
 )
-_PARTING = typed.record(
+_PARTING = json_decoding.record(
     {
-        "contender": typed.text,
-        "prompt": typed.text,
-        "position": typed.count,
-        "margin": typed.amount,
+        "contender": json_decoding.text,
+        "prompt": json_decoding.text,
+        "position": json_decoding.count,
+        "margin": json_decoding.amount,
     }
 )
 
 
 def _turn(where: str, value: object) -> Turn:
     """A round from its list of numbers."""
-    kinds: Sequence[typed.Kind] = (*[typed.count] * 3, *[typed.seconds] * 2)
+    kinds: Sequence[json_decoding.Kind] = (*[json_decoding.count] * 3, *[json_decoding.seconds] * 2)
     if not isinstance(value, list) or len(value) != len(kinds):
         raise ValueError(f"{where} is no round; it must be a list of {len(kinds)} numbers")
     turn = Turn(*(kind(where, each) for kind, each in zip(kinds, value, strict=True)))
@@ -235,32 +235,35 @@ def _turn(where: str, value: object) -> Turn:
     return turn
 
 
-_MEASUREMENT = typed.record(
+_MEASUREMENT = json_decoding.record(
     {
-        **dict.fromkeys(("contender", "prompt"), typed.text),
-        "run": typed.count,
-        "category": typed.text,
-        "at": typed.seconds,
+        **dict.fromkeys(("contender", "prompt"), json_decoding.text),
+        "run": json_decoding.count,
+        "category": json_decoding.text,
+        "at": json_decoding.seconds,
         **dict.fromkeys(
-            ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted"), typed.count
+            ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted"), json_decoding.count
         ),
         **dict.fromkeys(
-            ("drafted_by_position", "accepted_by_position", "tokens"), typed.several(typed.count)
+            ("drafted_by_position", "accepted_by_position", "tokens"),
+            json_decoding.several(json_decoding.count),
         ),
         **dict.fromkeys(
-            ("prompt_seconds", "first_token_seconds", "generation_seconds"), typed.seconds
+            ("prompt_seconds", "first_token_seconds", "generation_seconds"), json_decoding.seconds
         ),
-        "joules": typed.optional(typed.amount),
-        "rounds": typed.several(_turn),
+        "joules": json_decoding.optional(json_decoding.amount),
+        "rounds": json_decoding.several(_turn),
     }
 )
-_RESULTS = typed.record(
+_RESULTS = json_decoding.record(
     {
-        **dict.fromkeys(("settings", "machine", "versions", "models", "memory"), typed.facts),
-        "contenders": typed.several(lambda where, value: _contender(where, value)),
-        "measurements": typed.several(lambda where, value: _measurement(where, value)),
-        "partings": typed.several(lambda where, value: Parting(**_PARTING(where, value))),
-        "interrupted": typed.switch,
+        **dict.fromkeys(
+            ("settings", "machine", "versions", "models", "memory"), json_decoding.facts
+        ),
+        "contenders": json_decoding.several(lambda where, value: _contender(where, value)),
+        "measurements": json_decoding.several(lambda where, value: _measurement(where, value)),
+        "partings": json_decoding.several(lambda where, value: Parting(**_PARTING(where, value))),
+        "interrupted": json_decoding.switch,
     }
 )
 
@@ -285,7 +288,7 @@ def _contender(where: str, value: object) -> Contender:
     if made.model not in ("pair", "draft", "peer"):
         raise ValueError(f"{where}.model is {made.model!r:.40}; it must be pair, draft or peer")
     if "temperature" in made.options:
-        typed.amount(f"{where}.options.temperature", made.options["temperature"])
+        json_decoding.amount(f"{where}.options.temperature", made.options["temperature"])
     return made
 
 

@@ -11,9 +11,9 @@ from time import perf_counter
 from typing import Any
 from zlib import crc32
 
+from ggufspec.bench.baselines import Peer
 from ggufspec.bench.contenders import in_turn
 from ggufspec.bench.energy import Meter
-from ggufspec.bench.peers import Peer
 from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Contender, Key, Measurement, Parting, Results, Turn
 from ggufspec.engine.engine import Engine

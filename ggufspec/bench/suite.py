@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ggufspec.bench.peers import Peer
+from ggufspec.bench.baselines import Peer
 from ggufspec.bench.presets import Preset
 from ggufspec.bench.records import Key, Results, plain
 from ggufspec.bench.run import Heard, Plan, Told, measure, partings

@@ -21,7 +21,10 @@ from ggufspec.drafting.pair_profile import Memory
 from ggufspec.drafting.profile_store import Settings
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
-from ggufspec.llama.clock import (
+from ggufspec.llama.context import Context
+from ggufspec.llama.devices import n_logical_cores, n_threads_default
+from ggufspec.llama.profile_key import facts
+from ggufspec.llama.timing import (
     Filled,
     time_draft,
     time_in_turns,
@@ -29,9 +32,6 @@ from ggufspec.llama.clock import (
     time_target,
     time_threads,
 )
-from ggufspec.llama.context import Context
-from ggufspec.llama.devices import n_logical_cores, n_threads_default
-from ggufspec.llama.facts import facts
 
 Progress = Callable[[str, int, int], None]  # what, measurements done, of
 Way = TypeVar("Way", int, str)

@@ -24,9 +24,9 @@ from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
-    from ggufspec.bench.form import Table
     from ggufspec.bench.records import Results
     from ggufspec.bench.suite import Job
+    from ggufspec.bench.tables import Table
 
 _FORMATS = ("table", "markdown", "csv")
 _PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
@@ -360,7 +360,7 @@ def _circumstances(results: Results) -> str:
 
 def _shown(table: Table, form: str) -> str:
     """A table as it was asked for."""
-    from ggufspec.bench.form import to_csv, to_markdown
+    from ggufspec.bench.tables import to_csv, to_markdown
 
     if form != "table":
         return {"csv": to_csv, "markdown": to_markdown}[form](table).strip()

@@ -19,12 +19,12 @@ from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, PromptError
 
 if TYPE_CHECKING:
-    from ggufspec.bench.form import Table
-    from ggufspec.bench.peers import Peer
+    from ggufspec.bench.baselines import Peer
     from ggufspec.bench.presets import Pair, Preset
     from ggufspec.bench.prompts import Prompt
     from ggufspec.bench.records import Contender, Results
     from ggufspec.bench.suite import Job
+    from ggufspec.bench.tables import Table
     from ggufspec.engine.engine import Engine
 
 _N_TOKENS = 128
@@ -176,8 +176,8 @@ def _contenders(
 def _peers(
     temperatures: Sequence[float], sampling: dict[str, Any], *, has_draft: bool
 ) -> list[Contender]:
+    from ggufspec.bench.baselines import LLAMA_SERVER, LLAMA_SIMPLE, PEERS
     from ggufspec.bench.contenders import peer_contenders
-    from ggufspec.bench.peers import LLAMA_SERVER, LLAMA_SIMPLE, PEERS
 
     names = [name for name in PEERS if has_draft or name not in (LLAMA_SERVER, LLAMA_SIMPLE)]
     wanted = temperatures or [defaults.TEMPERATURE]
@@ -193,7 +193,7 @@ def opened_peers(
     if not wanted:
         yield ()
         return
-    from ggufspec.bench.peers import peers
+    from ggufspec.bench.baselines import peers
 
     found = shutil.which("llama-server")
     folder = llama_bin or (Path(found).parent if found else None)

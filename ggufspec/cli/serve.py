@@ -169,7 +169,7 @@ def command(
     }
     from ggufspec.engine.options import Request
     from ggufspec.server.app import Settings, make_app, make_service
-    from ggufspec.server.listen import Server, address_of, bind
+    from ggufspec.server.uvicorn_server import Server, address_of, bind
 
     Request.of(settings)  # type: ignore[arg-type]
     load_settings.update(room_for(n_draft))

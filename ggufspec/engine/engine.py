@@ -32,8 +32,8 @@ from ggufspec.engine.slots import DraftOf, Seat, Slots
 from ggufspec.engine.stream import Completion, Stream, Work
 from ggufspec.engine.text import Message, TextStream, render_chat
 from ggufspec.errors import ClosedError, OptionError, PromptError
-from ggufspec.llama.clock import measured
 from ggufspec.llama.context import Context
+from ggufspec.llama.timing import measured
 from ggufspec.llama.vocab import Vocab, check_tokens
 
 _SETTLED_SIZES = (1, 2, 3, 4, 6, 8, 12, 17)  # of passes that are measured before a text

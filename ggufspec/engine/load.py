@@ -20,8 +20,8 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Asked, Placement, Placing
 from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions
-from ggufspec.llama.facts import facts, pair_facts
 from ggufspec.llama.model import Model
+from ggufspec.llama.profile_key import facts, pair_facts
 from ggufspec.llama.rpc import Servers
 from ggufspec.llama.vocab import check_same
 from ggufspec.placement.rpc_address import addresses

@@ -22,21 +22,12 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import GgufspecError
 from ggufspec.server import metrics as prometheus
-from ggufspec.server.answers import Answer, Form
-from ggufspec.server.asking import Asked, GoneError, Patience, Waiting
-from ggufspec.server.events import ALIVE, DONE, EventStream, frame
-from ggufspec.server.guard import CLIENT_GONE, Guard, Rules, answer
+from ggufspec.server.errors import InternalError, Problem, problem_of
+from ggufspec.server.job import Asked, GoneError, Patience, Waiting
 from ggufspec.server.metrics import Metrics
+from ggufspec.server.middleware import CLIENT_GONE, Guard, Rules, answer
 from ggufspec.server.page import page
-from ggufspec.server.problems import InternalError, Problem, problem_of
-from ggufspec.server.schema import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    PredictRequest,
-    TokenizeRequest,
-)
-from ggufspec.server.tasks import (
+from ggufspec.server.requests import (
     Generation,
     Limits,
     chat_task,
@@ -44,6 +35,15 @@ from ggufspec.server.tasks import (
     predict_task,
     refuse,
 )
+from ggufspec.server.responses import Answer, Form
+from ggufspec.server.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    PredictRequest,
+    TokenizeRequest,
+)
+from ggufspec.server.sse import ALIVE, DONE, EventStream, frame
 from ggufspec.server.worker import Done, News, Task, Worker
 
 _NAMED = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # fields and places, not kinds of a union

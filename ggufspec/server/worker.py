@@ -19,9 +19,9 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.engine.stream import Completion, Stream
 from ggufspec.errors import GgufspecError
+from ggufspec.server.errors import BusyError, InternalError, StoppingError
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.problems import BusyError, InternalError, StoppingError
 
 LOG = logging.getLogger("ggufspec.server")
 

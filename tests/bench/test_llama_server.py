@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from llama_build import ANSWER, RIVAL, Build
 
-from ggufspec.bench import llama_server, rivals
+from ggufspec.bench import llama_cpp_runner, llama_server
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 
@@ -36,18 +36,18 @@ def test_the_command_line_has_all_of_the_sampling() -> None:
         logit_bias={5: -math.inf, 6: 1.5, 7: -2.0},
         samplers=("top_k", "typical_p", "temperature"),
     )
-    flags = rivals.sampling_flags(sampling, [".", "\n"], 1024)
+    flags = llama_cpp_runner.sampling_flags(sampling, [".", "\n"], 1024)
     assert _after(flags, "--temp") == ["0.7"]
     assert _after(flags, "--typical") == ["0.9"]
     assert _after(flags, "--repeat-last-n") == ["1024"]
     assert _after(flags, "--samplers") == ["top_k;typ_p;temperature"]
     assert _after(flags, "--logit-bias") == ["5-inf", "6+1.5", "7-2.0"]
     assert _after(flags, "--dry-sequence-breaker") == [".", "\n"]
-    assert "--dry-multiplier" not in rivals.sampling_flags(GREEDY, [], 1024)
+    assert "--dry-multiplier" not in llama_cpp_runner.sampling_flags(GREEDY, [], 1024)
 
 
 def test_the_command_line_of_a_text() -> None:
-    line = rivals.text_command(
+    line = llama_cpp_runner.text_command(
         RIVAL, "a b", ["--temp", "0"], n_tokens=9, seed=3, ignore_eos=False, n_prompt=3000
     )
     assert _after(line, "-p") == ["a b"]

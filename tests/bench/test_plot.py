@@ -11,7 +11,7 @@ from pathlib import Path
 import measured
 import pytest
 
-from ggufspec.bench import series, table
+from ggufspec.bench import plot_data, table
 from ggufspec.bench.plot import check, draw
 from ggufspec.bench.records import Results, Turn
 from ggufspec.errors import OptionError
@@ -28,19 +28,19 @@ def texts(results: Results, folder: Path, name: str = "it.svg") -> list[str]:
 
 
 def test_speedups_are_lines_by_length() -> None:
-    (line,) = series.lines(measured.lively())
+    (line,) = plot_data.lines(measured.lively())
     assert line.lengths == [1, 3, 8]
     assert line.name == ""
     assert line.auto is not None
-    both = series.lines(
+    both = plot_data.lines(
         measured.lively((1, 3), drafters=("model", "ngram"), temperatures=(0.0, 0.7))
     )
     assert [line.name for line in both] == [
         *("model, T 0", "ngram, T 0", "model, T 0.7", "ngram, T 0.7")
     ]
     assert [line.number for line in both] == [0, 1, 2, 3]
-    assert series.lines(measured.lively(("auto",))) == []
-    assert series.lines(measured.lively((4,))) == []  # a point is no line
+    assert plot_data.lines(measured.lively(("auto",))) == []
+    assert plot_data.lines(measured.lively((4,))) == []  # a point is no line
 
 
 def test_of_many_ways_the_fastest_are_shown() -> None:
@@ -54,31 +54,31 @@ def test_of_many_ways_the_fastest_are_shown() -> None:
         else each
         for each in results.measurements
     ]
-    found = series.names(results)
-    assert len(found) == series.MOST_LINES
+    found = plot_data.names(results)
+    assert len(found) == plot_data.MOST_LINES
     assert not [name for name in found if "ngram, b" in name]
 
 
 def test_a_pass_has_the_cost_of_its_stair() -> None:
     results = measured.lively((1, 2, 3, 4), noise=0.0)
-    sizes, seconds = series.stairs(results)
+    sizes, seconds = plot_data.stairs(results)
     assert sizes == [1, 2, 3, 4, 5]
     assert [round(1e3 * each) for each in seconds] == [27, 38, 44, 36, 55]
     results.measurements[0] = replace(
         results.measurements[0], rounds=[Turn(1, 7, 0, 0.1, 9.9)] * 4, n_rounds=4
     )
-    assert series.stairs(results)[0] == sizes  # of four passes nobody knows
+    assert plot_data.stairs(results)[0] == sizes  # of four passes nobody knows
     alone = [each for each in results.measurements if each.contender == "draft alone"]
-    assert series.stairs(replace(results, measurements=alone)) == ([], [])
+    assert plot_data.stairs(replace(results, measurements=alone)) == ([], [])
 
 
 def test_acceptance_is_shown_of_auto_and_of_lengths_far_apart() -> None:
-    found = series.acceptances(measured.lively((1, 2, 3, 4, 5, 6, 7, 8, "auto")))
+    found = plot_data.acceptances(measured.lively((1, 2, 3, 4, 5, 6, 7, 8, "auto")))
     assert [each.name for each in found] == ["auto", "8", "4", "2"]
     for each in found:
         assert all(0 <= share <= 1 for share in each.shares)
     assert [len(each.shares) for each in found[1:]] == [8, 4, 2]
-    many = series.acceptances(measured.lively((2, 4, "auto"), drafters=("a", "b"), rules=("c",)))
+    many = plot_data.acceptances(measured.lively((2, 4, "auto"), drafters=("a", "b"), rules=("c",)))
     assert [(each.number, each.name) for each in many] == [
         *((0, "auto"), (0, "4"), (1, "auto"), (1, "4"))
     ]
@@ -91,12 +91,12 @@ def test_positions_that_were_hardly_reached_are_left_out() -> None:
     results.measurements[-1] = replace(
         seldom, drafted_by_position=counts, accepted_by_position=counts
     )
-    assert max(len(each.shares) for each in series.acceptances(results)) == 4
+    assert max(len(each.shares) for each in plot_data.acceptances(results)) == 4
 
 
 def test_a_race_is_run_by_the_best_and_plain_behind_the_same_prompt() -> None:
     results = measured.lively()
-    race = series.race(results)
+    race = plot_data.race(results)
     assert race is not None
     assert race.plain.name == "plain"
     assert race.best.name == "draft 3"  # a batch of four is a landing
@@ -105,12 +105,12 @@ def test_a_race_is_run_by_the_best_and_plain_behind_the_same_prompt() -> None:
         assert written.tokens[-1] == race.n_tokens == 48
         assert list(written.seconds) == sorted(written.seconds)
     without = [replace(each, rounds=[]) for each in results.measurements]
-    assert series.race(replace(results, measurements=without)) is None
+    assert plot_data.race(replace(results, measurements=without)) is None
 
 
 def test_of_many_bars_the_fastest_are_shown_and_what_they_are_compared_with() -> None:
     results = measured.lively(tuple(range(1, 9)), drafters=("a", "b", "c"), n_runs=1)
-    shown, n_more = series.bars(results)
+    shown, n_more = plot_data.bars(results)
     assert len(shown) == 16
     assert n_more == 2 + 24 - 16
     assert [bar.name for bar in shown[:2]] == ["plain", "draft alone"]

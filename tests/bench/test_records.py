@@ -12,7 +12,7 @@ from typing import Any
 import measured
 import pytest
 
-from ggufspec.bench import difference, form, records, series, table
+from ggufspec.bench import difference, plot_data, records, table, tables
 from ggufspec.bench.records import Results, read_results
 from ggufspec.errors import OptionError
 
@@ -114,11 +114,17 @@ def test_whatever_a_file_holds_is_refused_or_can_be_told() -> None:
             continue
         n_usable += 1
         table.doubts(found)
-        form.overview(found)
-        form.positions(found)
-        form.by_category(found)
+        tables.overview(found)
+        tables.positions(found)
+        tables.by_category(found)
         difference.compare(found, other)
-        for draws in (series.lines, series.acceptances, series.stairs, series.bars, series.race):
+        for draws in (
+            plot_data.lines,
+            plot_data.acceptances,
+            plot_data.stairs,
+            plot_data.bars,
+            plot_data.race,
+        ):
             draws(found)  # type: ignore[operator]
     assert n_usable > 30
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from measured import text, two
 
-from ggufspec.bench import form, table
+from ggufspec.bench import table, tables
 from ggufspec.bench.records import Contender, Parting, Results
 
 Rates = Mapping[tuple[str, int], float]
@@ -214,45 +214,45 @@ def test_texts_whose_tokens_were_left_out_have_not_parted() -> None:
 
 def test_categories_have_a_geometric_mean() -> None:
     results = two({("a", 0): 10, ("b", 0): 10}, {("a", 0): 20, ("b", 0): 80})
-    assert form.by_category(results) is None
+    assert tables.by_category(results) is None
     results.measurements = [replace(t, category=f"of {t.prompt}") for t in results.measurements]
-    found = form.by_category(results)
+    found = tables.by_category(results)
     assert found is not None
     assert list(found.columns) == ["", "of a", "of b", "geometric mean"]
     assert found.rows == [["draft 3", "2.00", "8.00", "4.00"]]
 
 
 def test_positions_are_shown_as_far_as_each_contender_went() -> None:
-    found = form.positions(Results.of_document(measured.document(), "it"))
+    found = tables.positions(Results.of_document(measured.document(), "it"))
     assert found is not None
     by_name = {row[0]: row[1:] for row in found.rows}
     assert "plain" not in by_name
     assert by_name["draft 2"][2:] == [""] * (len(found.columns) - 3)
-    assert form.positions(quiet()) is None
+    assert tables.positions(quiet()) is None
 
 
 def test_energy_has_a_column_where_it_was_measured() -> None:
     results = quiet()
-    assert "joules/token" not in form.overview(results).columns
+    assert "joules/token" not in tables.overview(results).columns
     results.measurements[-1] = replace(results.measurements[-1], joules=4.0)
-    assert "joules/token" not in form.overview(results).columns  # of one text alone
+    assert "joules/token" not in tables.overview(results).columns  # of one text alone
     results.measurements = [replace(each, joules=4.0) for each in results.measurements]
-    assert form.overview(results).rows[0][-1] == "0.10"
+    assert tables.overview(results).rows[0][-1] == "0.10"
 
 
 def test_odd_names_stay_in_their_cells() -> None:
     name = 'a|b,"c"\nd'
-    whole = form.overview(two(rates(10), rates(15), name=name))
-    lines = form.to_markdown(whole).splitlines()
+    whole = tables.overview(two(rates(10), rates(15), name=name))
+    lines = tables.to_markdown(whole).splitlines()
     assert len(lines) == 4
     assert {line.replace("\\|", "").count("|") for line in lines} == {len(whole.columns) + 1}
     assert 'a\\|b,"c" d' in lines[-1]
-    read = list(csv.reader(io.StringIO(form.to_csv(whole))))
+    read = list(csv.reader(io.StringIO(tables.to_csv(whole))))
     assert read[0][0] == "contender"
     assert read[2][0] == name
     assert {len(row) for row in read} == {len(whole.columns)}
 
 
 def test_notes_and_titles_are_written_down() -> None:
-    shown = form.to_markdown(form.Table("A title", ["", "n"], [["x", "1"]], ["a note"]))
+    shown = tables.to_markdown(tables.Table("A title", ["", "n"], [["x", "1"]], ["a note"]))
     assert shown == "**A title**\n\n|  | n |\n| --- | ---: |\n| x | 1 |\n\na note\n"

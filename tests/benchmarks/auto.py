@@ -24,9 +24,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from ggufspec.bench import rivals
+from ggufspec.bench import llama_cpp_runner
 from ggufspec.bench.contenders import in_turn
-from ggufspec.bench.rivals import Outcome, Rival
+from ggufspec.bench.llama_cpp_runner import Outcome, Rival
 from ggufspec.bench.workloads import KINDS
 from ggufspec.common import defaults
 from ggufspec.decoding.stats import Stats
@@ -34,9 +34,8 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import cpu_name, n_threads_default
-from tests.benchmarks import cells_text, first, ways
-from tests.benchmarks.auto_options import parser
-from tests.benchmarks.cells import (
+from tests.benchmarks import ab_report_text, cold_start, contender_options
+from tests.benchmarks.ab_report import (
     AUTO,
     FINALS,
     FIXED,
@@ -49,8 +48,9 @@ from tests.benchmarks.cells import (
     best,
     gains_of,
 )
+from tests.benchmarks.auto_options import parser
 from tests.benchmarks.replay import Replay, Samples, measure
-from tests.benchmarks.scrambled import write_scrambled
+from tests.benchmarks.shuffled_draft import write_scrambled
 
 _N_FINALISTS = 3
 _INTERRUPTED = 130
@@ -64,9 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         texts = [
             text
             for path in options.report
-            for text in cells_text.texts_from(json.loads(path.read_text()))
+            for text in ab_report_text.texts_from(json.loads(path.read_text()))
         ]
-        sys.stdout.write(cells_text.tell(texts))
+        sys.stdout.write(ab_report_text.tell(texts))
         return
     if not options.target:
         raise OptionError("there is no target to measure; give --target large.gguf")
@@ -144,14 +144,14 @@ def _cells(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
                             pair.target.stem, pair.draft.stem, sampling, kind, pair.adversarial
                         )
                         _measure(bench, cell, writers)
-                        _save(options.json, cells_text.document(bench.texts, settings))
+                        _save(options.json, ab_report_text.document(bench.texts, settings))
     except KeyboardInterrupt:
         interrupted = True
     finally:
         if bench.texts:
             done = {**settings, "interrupted": interrupted}
-            _save(options.json, cells_text.document(bench.texts, done))
-            sys.stdout.write(cells_text.tell(bench.texts))
+            _save(options.json, ab_report_text.document(bench.texts, done))
+            sys.stdout.write(ab_report_text.tell(bench.texts))
     return interrupted
 
 
@@ -171,7 +171,7 @@ def _writers(bench: _Bench, pair: _Pair, engine: Engine) -> _Writers:
         return _Writers(Replay(engine, _samples(bench, pair)).write, None)
     rival = _rival(bench, pair, engine)
     theirs = partial(_rival_writes, rival, engine) if rival else None
-    return _Writers(partial(ways.write, engine), theirs)
+    return _Writers(partial(contender_options.write, engine), theirs)
 
 
 def _samples(bench: _Bench, pair: _Pair) -> Samples:
@@ -191,7 +191,7 @@ def _measure(bench: _Bench, cell: Cell, writers: _Writers) -> None:
         writers.ours(name, prompt, sampling=cell.sampling, n_tokens=n_tokens, seed=0)
         bench.n_warm += 1
     has_grid = writers.rival and options.grid
-    grid = [combination.name for combination in rivals.GRID] if has_grid else []
+    grid = [combination.name for combination in llama_cpp_runner.GRID] if has_grid else []
     at = len(bench.texts)
     for run in range(options.survey_runs):
         others = grid if run == 0 else []  # the grid once on each prompt
@@ -250,7 +250,9 @@ def _rival(bench: _Bench, pair: _Pair, engine: Engine) -> Rival | None:
     choices = [replace(any_rival, n_threads_draft=n) for n in sorted({1, n_threads})]
     found = [
         [
-            rivals.run(rival, RIVAL, prompt, sampling="0", n_tokens=options.tokens, seed=0)
+            llama_cpp_runner.run(
+                rival, RIVAL, prompt, sampling="0", n_tokens=options.tokens, seed=0
+            )
             for rival in choices
         ]
         for prompt in KINDS["open"][: options.n_prompts]
@@ -266,7 +268,7 @@ def _rival(bench: _Bench, pair: _Pair, engine: Engine) -> Rival | None:
 
 
 def _rival_writes(rival: Rival, engine: Engine, name: str, prompt: str, **how: Any) -> Outcome:
-    found = rivals.run(rival, name, prompt, **how)
+    found = llama_cpp_runner.run(rival, name, prompt, **how)
     n_ours = len(engine.tokenize(prompt))
     if found.n_prompt != n_ours:
         raise OptionError(
@@ -290,7 +292,7 @@ def _n_texts(options: argparse.Namespace, pair: _Pair) -> int:
     n_fixed = len(options.lengths) if "fixed" in options.contenders else 0
     n_prompts: int = min(options.n_prompts, max(map(len, KINDS.values())))
     has_rival = bool(options.llama) and not pair.adversarial
-    n_grid = len(rivals.GRID) if has_rival and options.grid else 0
+    n_grid = len(llama_cpp_runner.GRID) if has_rival and options.grid else 0
     n_finalists = n_ours - n_fixed + min(n_fixed, _N_FINALISTS)
     n_finalists += has_rival + min(n_grid, _N_FINALISTS)
     n_turns: int = options.survey_runs * n_ours + options.runs * n_finalists + n_grid
@@ -304,10 +306,10 @@ def _first(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
     """Measure fresh processes; whether the user interrupted it."""
     settings = {**_circumstances(options), "mode": "first"}
     contenders = [name for name in _ours(options) if name != PLAIN]
-    done: list[first.First] = []
+    done: list[cold_start.First] = []
     interrupted = False
     try:
-        for found in first.measure(
+        for found in cold_start.measure(
             [(pair.target, pair.draft) for pair in pairs],
             options.temps,
             options.prompts,
@@ -322,7 +324,7 @@ def _first(options: argparse.Namespace, pairs: Sequence[_Pair]) -> bool:
         interrupted = True
     finally:
         if done:
-            sys.stdout.write(first.tell(done))
+            sys.stdout.write(cold_start.tell(done))
     return interrupted
 
 

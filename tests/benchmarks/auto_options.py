@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ggufspec.bench.workloads import KINDS
 from ggufspec.standin.embedded import embedded_draft, embedded_target
-from tests.benchmarks.cells import AUTO, PLAIN
+from tests.benchmarks.ab_report import AUTO, PLAIN
 
 
 def parser() -> argparse.ArgumentParser:

@@ -15,9 +15,9 @@ from time import perf_counter
 from ggufspec.decoding.stats import Stats
 from ggufspec.decoding.types import Scored
 from ggufspec.engine.engine import Engine
-from ggufspec.llama.clock import Filled
 from ggufspec.llama.context import Context
-from tests.benchmarks import ways
+from ggufspec.llama.timing import Filled
+from tests.benchmarks import contender_options
 
 _N_VISITS = 10  # to each size, in an order of chance: what a moment slows down is not one size
 _N_PASSES = 3  # of a visit: the first comes after a pass of another size, which takes longer
@@ -65,7 +65,9 @@ class Replay:
         self, contender: str, prompt: str, *, sampling: str, n_tokens: int, seed: int
     ) -> Stats:
         """As ways.write has it; each pass takes as long as one that was measured did."""
-        options = ways.options(contender, sampling=sampling, n_tokens=n_tokens, seed=seed)
+        options = contender_options.options(
+            contender, sampling=sampling, n_tokens=n_tokens, seed=seed
+        )
         stream = self._engine.stream(prompt, **options)
         before = 0
         while not stream.is_over:

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggufspec.bench import rivals, workloads
+from ggufspec.bench import llama_cpp_runner, workloads
 from ggufspec.drafting import profile_store
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
 from ggufspec.standin.embedded import embedded_draft, embedded_target
-from tests.benchmarks import auto, first, ways
-from tests.benchmarks.auto_options import parser
-from tests.benchmarks.cells import (
+from tests.benchmarks import auto, cold_start, contender_options
+from tests.benchmarks.ab_report import (
     FINALS,
     SURVEY,
     Cell,
@@ -31,9 +30,10 @@ from tests.benchmarks.cells import (
     single_best,
     verdicts,
 )
-from tests.benchmarks.cells_text import cell_lines, document, overview_lines, tell, texts_from
+from tests.benchmarks.ab_report_text import cell_lines, document, overview_lines, tell, texts_from
+from tests.benchmarks.auto_options import parser
 from tests.benchmarks.replay import Replay
-from tests.benchmarks.scrambled import write_scrambled
+from tests.benchmarks.shuffled_draft import write_scrambled
 
 CELL = Cell("large", "small", "0.7", "open", False)
 GREEDY = CELL._replace(sampling="0")
@@ -187,17 +187,21 @@ def test_an_unfinished_cell_is_told_as_far_as_it_goes() -> None:
 
 
 def test_the_log_of_llama_cpp() -> None:
-    assert rivals.parse(LOG) == rivals.Outcome(6, 97, 93, 65, 157.341, 0.021, 0.616)
+    assert llama_cpp_runner.parse(LOG) == llama_cpp_runner.Outcome(
+        6, 97, 93, 65, 157.341, 0.021, 0.616
+    )
     with pytest.raises(OptionError, match="has no lines"):
-        rivals.parse("error: invalid argument")
+        llama_cpp_runner.parse("error: invalid argument")
 
 
 def test_the_command_line_of_llama_cpp() -> None:
-    rival = rivals.Rival(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1)
-    name = rivals.Combination(7, 0.75).name
-    at_default = rivals.command(rival, "llama default", "x", sampling="0", n_tokens=96, seed=3)
-    at_grid = rivals.command(rival, name, "x", sampling="0.7", n_tokens=96, seed=3)
-    as_theirs = rivals.command(rival, name, "x", sampling="default", n_tokens=96, seed=3)
+    rival = llama_cpp_runner.Rival(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1)
+    name = llama_cpp_runner.Combination(7, 0.75).name
+    at_default = llama_cpp_runner.command(
+        rival, "llama default", "x", sampling="0", n_tokens=96, seed=3
+    )
+    at_grid = llama_cpp_runner.command(rival, name, "x", sampling="0.7", n_tokens=96, seed=3)
+    as_theirs = llama_cpp_runner.command(rival, name, "x", sampling="default", n_tokens=96, seed=3)
     assert "--spec-draft-n-max" not in at_default
     assert "--top-k" not in at_default
     assert at_default[at_default.index("-n") + 1] == "95"
@@ -206,19 +210,19 @@ def test_the_command_line_of_llama_cpp() -> None:
     assert at_grid[at_grid.index("--temp") + 1] == "0.7"
     assert at_grid[at_grid.index("--top-k") + 1] == "0"
     assert "--temp" not in as_theirs
-    assert len({combination.name for combination in rivals.GRID}) == 30
+    assert len({combination.name for combination in llama_cpp_runner.GRID}) == 30
 
 
 def test_a_rival_that_is_none_is_named(tmp_path: Path) -> None:
-    rival = rivals.Rival(tmp_path / "none", Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
+    rival = llama_cpp_runner.Rival(tmp_path / "none", Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
     with pytest.raises(OptionError, match="give the path of a llama-speculative-simple"):
-        rivals.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+        llama_cpp_runner.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
     script = tmp_path / "fails"
     script.write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
     script.chmod(0o755)
-    rival = rivals.Rival(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
+    rival = llama_cpp_runner.Rival(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
     with pytest.raises(OptionError, match=r"code 3.*\n.*no such model"):
-        rivals.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+        llama_cpp_runner.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
 
 
 def test_a_log_that_lost_its_end_is_asked_for_again(tmp_path: Path) -> None:
@@ -228,17 +232,21 @@ def test_a_log_that_lost_its_end_is_asked_for_again(tmp_path: Path) -> None:
         f'#!/bin/sh\ncd "{tmp_path}"\nif [ -e tried ]; then cat log; else touch tried; fi\n'
     )
     script.chmod(0o755)
-    rival = rivals.Rival(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
-    found = rivals.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+    rival = llama_cpp_runner.Rival(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
+    found = llama_cpp_runner.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
     assert found.n_generated == 97
 
 
 def test_contenders_by_name() -> None:
-    assert ways.options_of("fixed 12") == {"drafter": "model", "n_draft": 12}
-    assert ways.options_of("auto") == {"drafter": "auto", "n_draft": "auto", "seed": None}
+    assert contender_options.options_of("fixed 12") == {"drafter": "model", "n_draft": 12}
+    assert contender_options.options_of("auto") == {
+        "drafter": "auto",
+        "n_draft": "auto",
+        "seed": None,
+    }
     for name in ("fixed", "fixed x", "best"):
         with pytest.raises(OptionError, match="there is no contender"):
-            ways.options_of(name)
+            contender_options.options_of(name)
 
 
 def test_options_are_parsed() -> None:
@@ -340,7 +348,7 @@ def test_the_best_of_the_grid_meets_ours_again(
         stage: [text.contender for text in texts if text.stage == stage]
         for stage in (SURVEY, FINALS)
     }
-    assert len(by_stage[SURVEY]) == 2 + len(rivals.GRID)
+    assert len(by_stage[SURVEY]) == 2 + len(llama_cpp_runner.GRID)
     assert by_stage[FINALS].count("llama default") == 2
     assert sum(name.startswith("llama n") for name in by_stage[FINALS]) == 2 * 3
     with pytest.raises(OptionError, match=r"llama\.cpp read 21 tokens where we read"):
@@ -356,7 +364,7 @@ def test_a_replay_goes_at_the_pace_of_another_target() -> None:
         replay = Replay(engine, after_others | again)
         plain = replay.write("plain", workloads.OPEN[0], **how)
         fixed = replay.write("fixed 2", workloads.OPEN[0], **how)
-        real = ways.write(engine, "fixed 2", workloads.OPEN[0], **how)
+        real = contender_options.write(engine, "fixed 2", workloads.OPEN[0], **how)
     assert plain.n_generated == 24
     assert plain.seconds.target == pytest.approx(0.1 + 23 * 0.05)
     assert (fixed.n_generated, fixed.n_accepted) == (24, real.n_accepted)
@@ -390,9 +398,9 @@ def test_an_interrupted_bench_keeps_what_is_done(
         n_written += 1
         if n_written > 5:
             raise KeyboardInterrupt
-        return rivals.Outcome(1, 8, 0, 0, 100.0)
+        return llama_cpp_runner.Outcome(1, 8, 0, 0, 100.0)
 
-    monkeypatch.setattr(ways, "write", write)
+    monkeypatch.setattr(contender_options, "write", write)
     path = tmp_path / "out.json"
     with pytest.raises(SystemExit) as ended:
         auto.main(
@@ -410,11 +418,11 @@ def test_an_interrupted_bench_keeps_what_is_done(
 
 def test_first_tells_ratios_of_the_same_turn() -> None:
     texts = [
-        first.First("cell", turn, name, rate, rate / 2, 1.0)
+        cold_start.First("cell", turn, name, rate, rate / 2, 1.0)
         for name, rates in {"plain": [100.0, 200.0], "auto": [90.0, 196.0]}.items()
         for turn, rate in enumerate(rates)
     ]
-    told = first.tell(texts)
+    told = cold_start.tell(texts)
     assert "cell: auto / plain, generation: 0.940 (0.900-0.980), 2 turns" in told
     assert "FAILS  0.940 (needed 0.95)  worst cell of auto / plain, whole call" in told
 

@@ -18,8 +18,8 @@ import ggufspec
 from ggufspec.cli.render import columns
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import Costs
-from ggufspec.llama.clock import DraftTimes, time_in_turns
-from ggufspec.llama.facts import facts
+from ggufspec.llama.profile_key import facts
+from ggufspec.llama.timing import DraftTimes, time_in_turns
 from ggufspec.standin.embedded import embedded_draft
 
 Command = Callable[..., Any]

@@ -24,8 +24,8 @@ from ggufspec.engine import load
 from ggufspec.engine.fit import Asked, Placing
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices, rpc
-from ggufspec.llama.facts import facts
 from ggufspec.llama.model import Model
+from ggufspec.llama.profile_key import facts
 from ggufspec.llama.rpc import RemoteDevice, Servers
 from ggufspec.placement.plan import Gpu
 from ggufspec.placement.rpc_address import Address, greet

@@ -14,9 +14,9 @@ import pytest
 from serving import Live, comes_true, serving
 
 from ggufspec.engine.engine import Engine
-from ggufspec.server import listen
-from ggufspec.server.guard import check_json
-from ggufspec.server.problems import Problem
+from ggufspec.server import uvicorn_server
+from ggufspec.server.errors import Problem
+from ggufspec.server.middleware import check_json
 
 JSON = {"Content-Type": "application/json"}
 DEEP = b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
@@ -336,7 +336,7 @@ def test_a_body_that_never_ends_is_cut_off(strict: Live) -> None:
 def test_a_head_that_dribbles_is_cut_off(
     chat_pair: Engine, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
-    monkeypatch.setattr(listen, "_HEAD_SECONDS", 0.4)
+    monkeypatch.setattr(uvicorn_server, "_HEAD_SECONDS", 0.4)
     with serving(chat_pair) as live:
         began = time.monotonic()
         dribble = [bytes([byte]) for byte in b"GET /heal"]
@@ -349,7 +349,7 @@ def test_a_head_that_dribbles_is_cut_off(
 def test_a_connection_that_says_nothing_is_cut_off(
     chat_pair: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "_HEAD_SECONDS", 0.2)
+    monkeypatch.setattr(uvicorn_server, "_HEAD_SECONDS", 0.2)
     with serving(chat_pair) as live:
         assert spoken(live).startswith(b"HTTP/1.1 408 ")
 
@@ -371,7 +371,7 @@ def test_who_closes_one_half_has_gone_away(endless: Engine) -> None:
 def test_who_does_not_read_the_answer_is_cut_off(
     endless: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listen, "_STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(uvicorn_server, "_STALLED_SECONDS", 0.2)
     body = json.dumps({"prompt": "hi", "stream": True, "logprobs": 20}).encode()
     with serving(endless, n_unsent=4096) as live, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from ggufspec.audit.laws import distance, law_of_rule, likeliest, place, temptation
+from ggufspec.audit.distributions import distance, law_of_rule, likeliest, place, temptation
 from ggufspec.decoding import verify
 from ggufspec.decoding.types import Draft, Verdict
 

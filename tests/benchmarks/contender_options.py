@@ -10,7 +10,7 @@ from typing import Any
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError
-from tests.benchmarks.cells import AUTO, FIXED, PLAIN
+from tests.benchmarks.ab_report import AUTO, FIXED, PLAIN
 
 __all__ = ["AUTO", "FIXED", "PLAIN", "options", "options_of", "sampling_options", "write"]
 

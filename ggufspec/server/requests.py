@@ -13,7 +13,7 @@ from typing import Any, cast
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions, Request
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.server.problems import Problem
+from ggufspec.server.errors import Problem
 from ggufspec.server.schema import (
     N_PROMPTS,
     ChatMessage,

@@ -1,6 +1,6 @@
 """How many tokens each pass of the target gives: by rule, temperature and length of the draft.
 
-    python -m tests.benchmarks.passes [TARGET DRAFT] [--prompts FILE]
+    python -m tests.benchmarks.tokens_per_pass [TARGET DRAFT] [--prompts FILE]
 
 Counts only, so that a busy machine does not matter. Nothing is truncated; a text that ends is not.
 `match, likeliest` is what llama.cpp's front ends do: draft the likeliest token, sample, compare.
@@ -33,7 +33,9 @@ WAYS: dict[str, GenerateOptions] = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table: tokens a pass, with the standard error over texts."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.benchmarks.passes")
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="python -m tests.benchmarks.tokens_per_pass"
+    )
     parser.add_argument("target", nargs="?", default=embedded_target())
     parser.add_argument("draft", nargs="?", default=embedded_draft())
     parser.add_argument("--prompts", type=Path, help="as for ggufspec audit")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from starlette.types import Message
 
-from ggufspec.server.problems import TooSlowError
+from ggufspec.server.errors import TooSlowError
 from ggufspec.server.worker import Done, Event, Failed, News, Task, Worker
 
 

@@ -12,10 +12,10 @@ import pytest
 import tiny
 
 from ggufspec.errors import OptionError
-from ggufspec.llama import clock
-from ggufspec.llama.clock import Filled, filler, time_draft, time_in_turns, time_target
+from ggufspec.llama import timing
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
+from ggufspec.llama.timing import Filled, filler, time_draft, time_in_turns, time_target
 
 Decoded = list[tuple[int, int, int]]  # cells before, tokens, rows
 KINDS = [tiny.write_llama, tiny.write_mamba, tiny.write_rwkv, tiny.write_hybrid]
@@ -113,9 +113,9 @@ def test_threads_are_tried_and_put_back(
     used: list[int] = []
     real = Context.use_threads
     monkeypatch.setattr(Context, "use_threads", lambda self, n: (used.append(n), real(self, n))[-1])
-    monkeypatch.setattr(clock, "_HOPELESS", 1e9)
+    monkeypatch.setattr(timing, "_HOPELESS", 1e9)
     with context_of(llama, n_threads=2) as context:
-        found = clock.time_threads(context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=2)
+        found = timing.time_threads(context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=2)
         assert context.n_threads == 2
     assert set(used) == {1, 2, 3}
     assert {n: {size: len(t) for size, t in times.items()} for n, times in found.items()} == {
@@ -137,10 +137,10 @@ def test_a_context_changes_its_threads_in_silence(
 
 def test_a_hopeless_row_is_left(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with context_of(llama, n_threads=4) as context:
-        monkeypatch.setattr(clock, "_seconds", lambda call: (call(), 8.0 / context.n_threads)[1])
-        found = clock.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
-        monkeypatch.setattr(clock, "_HOPELESS", 1.5)
-        fewer = clock.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
+        monkeypatch.setattr(timing, "_seconds", lambda call: (call(), 8.0 / context.n_threads)[1])
+        found = timing.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
+        monkeypatch.setattr(timing, "_HOPELESS", 1.5)
+        fewer = timing.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
     assert found == {4: {1: [2.0] * 2}, 2: {1: [4.0]}, 1: {1: [8.0]}, 8: {1: [1.0] * 2}}
     assert fewer == {4: {1: [2.0]}, 2: {1: [4.0]}, 8: {1: [1.0] * 2}}
 

@@ -15,7 +15,7 @@ import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
 from ggufspec.llama import devices
-from ggufspec.llama.facts import facts
+from ggufspec.llama.profile_key import facts
 from ggufspec.placement.plan import Gpu
 
 

@@ -1,6 +1,6 @@
 """The first tokens of a pair that this machine has never seen: each text in a process of its own.
 
-    python -m tests.benchmarks.first TARGET DRAFT CONTENDER [--tokens 64 ...]   (one text; JSON)
+    python -m tests.benchmarks.cold_start TARGET DRAFT CONTENDER   (one text; JSON)
 
 `tests.benchmarks.auto --first` runs it again and again, each time with an empty cache folder. Two
 speeds: of generation, as everywhere, and of the whole call, in which reading the prompt counts.
@@ -23,8 +23,8 @@ from ggufspec.bench.workloads import KINDS
 from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
-from tests.benchmarks import ways
-from tests.benchmarks.cells import Middle, geometric_mean
+from tests.benchmarks import contender_options
+from tests.benchmarks.ab_report import Middle, geometric_mean
 
 NEEDED = 1 / 1.05  # not slower than plain by more than 5 %
 SPEEDS = {"generation": "tokens_per_second", "whole call": "tokens_per_call_second"}
@@ -67,7 +67,7 @@ def measure(
                             yield First(cell=cell, turn=turn, contender=contender, **found)
 
 
-def tell(firsts: Sequence[First], base: str = ways.PLAIN) -> str:
+def tell(firsts: Sequence[First], base: str = contender_options.PLAIN) -> str:
     """Ratios to plain of the same turn, cell by cell, and whether the worst of them holds."""
     lines: list[str] = []
     medians: dict[str, list[float]] = {}
@@ -99,7 +99,7 @@ def tell(firsts: Sequence[First], base: str = ways.PLAIN) -> str:
 def _in_a_fresh_process(*arguments: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ggufspec-first-") as folder:
         done = subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks.first", *arguments],
+            [sys.executable, "-m", "tests.benchmarks.cold_start", *arguments],
             capture_output=True,
             text=True,
             env={**os.environ, CACHE_VARIABLE: folder},
@@ -115,7 +115,9 @@ def _in_a_fresh_process(*arguments: str) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Write one text and print how long it took, as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.benchmarks.first")
+    parser = argparse.ArgumentParser(
+        description=__doc__, prog="python -m tests.benchmarks.cold_start"
+    )
     parser.add_argument("target")
     parser.add_argument("draft")
     parser.add_argument("contender", help="plain, auto, 'fixed 3' ...")
@@ -128,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     started_at = perf_counter()
     with load(options.target, options.draft) as engine:
         loaded_at = perf_counter()
-        stats = ways.write(
+        stats = contender_options.write(
             engine,
             options.contender,
             prompts[options.turn % len(prompts)],

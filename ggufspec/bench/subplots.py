@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.bench import series
+from ggufspec.bench import plot_data
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ _LETTER = 0.145  # inches of a line of text
 _MANY = 3  # lines, of which bands would hide each other
 
 
-def draw_lines(axes: Axes, lines: Sequence[series.Line]) -> None:
+def draw_lines(axes: Axes, lines: Sequence[plot_data.Line]) -> None:
     """Speed-ups by length with their intervals; auto as a dashed level, plain at 1."""
     axes.set_title("Speed-up by tokens drafted a round")
     labels = []
@@ -69,7 +69,7 @@ def draw_lines(axes: Axes, lines: Sequence[series.Line]) -> None:
     _label(axes, labels)
 
 
-def draw_bars(axes: Axes, bars: Sequence[series.Bar], n_more: int) -> None:
+def draw_bars(axes: Axes, bars: Sequence[plot_data.Bar], n_more: int) -> None:
     """Tokens per second of each contender; `n_more`: how many are not shown."""
     axes.set_title(f"Tokens a second{' (the fastest)' if n_more else ''}")
     if not bars:
@@ -128,7 +128,7 @@ def draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> No
     )
 
 
-def draw_acceptances(axes: Axes, accepted: Sequence[series.Acceptance]) -> None:
+def draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> None:
     """How far drafts stand, by position."""
     axes.set_title("Drafts accepted as far as a position")
     labels = []
@@ -155,7 +155,7 @@ def draw_acceptances(axes: Axes, accepted: Sequence[series.Acceptance]) -> None:
     _label_ends(axes, labels)
 
 
-def draw_race(axes: Axes, race: series.Race) -> None:
+def draw_race(axes: Axes, race: plot_data.Race) -> None:
     """Tokens over seconds, in the steps in which they came."""
     axes.set_title("A text as it was written")
     both = ((race.plain, QUIET), (race.best, COLOURS[1]))

@@ -14,14 +14,14 @@ import pytest
 import tiny
 from llama_build import Build
 
-from ggufspec.bench import peers
+from ggufspec.bench import baselines
+from ggufspec.bench.baselines import PEERS, PeerText, taken
 from ggufspec.bench.contenders import contenders, peer_contenders
-from ggufspec.bench.form import overview
-from ggufspec.bench.peers import PEERS, PeerText, taken
 from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Results
 from ggufspec.bench.run import Plan, measure, text_of
 from ggufspec.bench.table import doubts, rows
+from ggufspec.bench.tables import overview
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
@@ -62,7 +62,7 @@ def _heard(build: Build, heard: list[str], **how: Any) -> Any:
         **{"n_ctx": 256, "n_threads": 1, "n_threads_draft": 1, "heard": heard.append},
         **{"n_gpu_layers": 0, "n_gpu_layers_draft": 0, **how},
     }
-    return peers.peers(**arguments)
+    return baselines.peers(**arguments)
 
 
 def test_all_that_are_there_and_why_others_are_not(build: Build) -> None:
@@ -87,10 +87,10 @@ def test_a_folder_without_programs_is_an_error(build: Build) -> None:
         _heard(build, heard),
     ):
         pass
-    with _heard(build, heard, wanted=[peers.PYTHON_PLAIN]) as found:
-        assert [peer.name for peer in found] == [peers.PYTHON_PLAIN], "no program was wanted"
+    with _heard(build, heard, wanted=[baselines.PYTHON_PLAIN]) as found:
+        assert [peer.name for peer in found] == [baselines.PYTHON_PLAIN], "no program was wanted"
     with _heard(build, heard, folder=None, draft=None) as found:
-        assert [peer.name for peer in found] == [peers.PYTHON_LOOKUP, peers.PYTHON_PLAIN]
+        assert [peer.name for peer in found] == [baselines.PYTHON_LOOKUP, baselines.PYTHON_PLAIN]
 
 
 def test_without_a_draft_there_are_those_without(build: Build) -> None:
@@ -98,20 +98,20 @@ def test_without_a_draft_there_are_those_without(build: Build) -> None:
     build.server()
     build.simple("x", 1)
     with _heard(build, heard, draft=None, wanted=list(PEERS)[:3]) as found:
-        assert [peer.name for peer in found] == [peers.LLAMA_SERVER_PLAIN]
+        assert [peer.name for peer in found] == [baselines.LLAMA_SERVER_PLAIN]
     assert all("needs a draft model" in line for line in heard)
 
 
 def test_what_would_not_fit_is_left_out(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(peers, "free_memory", lambda: 100_000_000)
+    monkeypatch.setattr(baselines, "free_memory", lambda: 100_000_000)
     with _heard(build, heard, folder=None, n_ctx=8192) as found:
-        assert [peer.name for peer in found] == [peers.PYTHON_PLAIN]
+        assert [peer.name for peer in found] == [baselines.PYTHON_PLAIN]
     assert "keeps the logits of every position" in heard[0]
-    monkeypatch.setattr(peers, "free_memory", lambda: 1_000)
+    monkeypatch.setattr(baselines, "free_memory", lambda: 1_000)
     with (
         pytest.raises(OptionError, match=r"may need .* GB more"),
-        _heard(build, heard, folder=None, wanted=[peers.PYTHON_PLAIN]),
+        _heard(build, heard, folder=None, wanted=[baselines.PYTHON_PLAIN]),
     ):
         pass
 
@@ -121,7 +121,7 @@ def test_sigterm_stops_the_servers(build: Build) -> None:
     script = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from ggufspec.bench.peers import LLAMA_SERVER_PLAIN, peers\n"
+        "from ggufspec.bench.baselines import LLAMA_SERVER_PLAIN, peers\n"
         "folder, target = map(Path, sys.argv[1:])\n"
         "with peers(folder, target, None, n_ctx=256, n_threads=1, n_threads_draft=1,\n"
         "           n_gpu_layers=0, n_gpu_layers_draft=0, heard=print,\n"
@@ -265,25 +265,25 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
         "llama.cpp speculative-simple leaves out prompt 2: llama.cpp speculative-simple read "
         f"{n_one} tokens where we read {n_other}"
     ]
-    simple = texts[peers.LLAMA_SIMPLE, "1"]
+    simple = texts[baselines.LLAMA_SIMPLE, "1"]
     assert (simple.n_generated, simple.n_drafted, simple.n_accepted, simple.n_rounds) == (
         *(19, 25, 9, 10),
     )
     assert simple.tokens_per_second == pytest.approx(95)
     assert simple.first_token_seconds == pytest.approx(0.047 + 0.2 / 10)
-    server = texts[peers.LLAMA_SERVER, "2"]
+    server = texts[baselines.LLAMA_SERVER, "2"]
     assert (server.n_generated, list(server.tokens)) == (8, list(range(30, 38)))
     plain = texts["plain", "1"]
-    assert list(texts[peers.PYTHON_PLAIN, "1"].tokens) == list(plain.tokens)
-    assert texts[peers.PYTHON_LOOKUP, "1"].n_generated == 8
+    assert list(texts[baselines.PYTHON_PLAIN, "1"].tokens) == list(plain.tokens)
+    assert texts[baselines.PYTHON_LOOKUP, "1"].n_generated == 8
     assert build.left == []
 
 
 def test_a_server_that_reads_other_tokens_is_left_out(engine: Engine, build: Build) -> None:
     build.server("reads more")
     told: list[str] = []
-    with _heard(build, [], wanted=[peers.LLAMA_SERVER]) as found:
-        plan = _plan([Prompt("1", "", ("It was",))], [peers.LLAMA_SERVER])
+    with _heard(build, [], wanted=[baselines.LLAMA_SERVER]) as found:
+        plan = _plan([Prompt("1", "", ("It was",))], [baselines.LLAMA_SERVER])
         texts = list(measure(engine, plan, peers=found, told=told.append))
     assert {each.contender for each in texts} == {"plain", "draft 2"}
     assert len(told) == 2, "the warm-up, and the text once"

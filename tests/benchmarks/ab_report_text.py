@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from tests.benchmarks.cells import (
+from tests.benchmarks.ab_report import (
     AUTO,
     FIXED,
     PLAIN,

@@ -17,9 +17,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ggufspec.bench import llama_server, rivals
+from ggufspec.bench import llama_cpp_runner, llama_server
+from ggufspec.bench.llama_cpp_runner import Rival
 from ggufspec.bench.llama_server import Server
-from ggufspec.bench.rivals import Rival
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.options import Request
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptError
@@ -205,16 +205,16 @@ class _Simple:
             raise PromptError(
                 f"{self.name} takes a text, and these {len(tokens):,} tokens are those of none"
             )
-        arguments = rivals.text_command(
+        arguments = llama_cpp_runner.text_command(
             self.rival,
             text,
-            rivals.sampling_flags(sampling, breakers, self.rival.n_ctx),
+            llama_cpp_runner.sampling_flags(sampling, breakers, self.rival.n_ctx),
             n_tokens=n_tokens,
             seed=seed,
             ignore_eos=bool(options.get("ignore_eos", False)),
             n_prompt=len(tokens),
         )
-        said = rivals.write(arguments)
+        said = llama_cpp_runner.write(arguments)
         _check_same_prompt(self.name, said.n_prompt, len(tokens))
         n_rounds = max(said.n_generated - said.n_accepted, 1)
         return PeerText(

@@ -22,8 +22,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ggufspec.server.errors import Problem
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.problems import Problem
 
 LOG = logging.getLogger("ggufspec.server")
 

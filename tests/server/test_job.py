@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ggufspec.server.asking import Asked, GoneError, Patience
-from ggufspec.server.problems import TooSlowError
+from ggufspec.server.errors import TooSlowError
+from ggufspec.server.job import Asked, GoneError, Patience
 from ggufspec.server.worker import Event, Piece, Task
 
 
