@@ -20,7 +20,7 @@
 #include "context.h"
 #include "grammar.h"
 #include "ngrams.h"
-#include "pace.h"
+#include "draft_length.h"
 #include "sampling.h"
 #include "verify.h"
 
@@ -32,7 +32,7 @@ namespace {
 using ConstMatrix = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using TokenRow = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<int32_t>;
-using Coins = std::vector<double>;
+using Uniforms = std::vector<double>;
 using Verdict = std::pair<int32_t, int32_t>;
 
 void require(bool holds, const char * message) {
@@ -151,19 +151,19 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> dense(const Rows & self) {
     return {probs, {self.n, self.n_vocab}, owner};
 }
 
-ggufspec::Judged judged(const Tokens & tokens, const Rows * draft, const Rows & target, const Coins & coins) {
+ggufspec::Judged judged(const Tokens & tokens, const Rows * draft, const Rows & target, const Uniforms & uniforms) {
     const size_t n_draft = tokens.size();
     require(target.n == n_draft + 1, "verify: target_probs needs n_draft + 1 rows");
-    require(coins.size() == n_draft + 1, "verify: needs n_draft + 1 coins");
+    require(uniforms.size() == n_draft + 1, "verify: needs n_draft + 1 uniforms");
     require(!draft || (draft->n == n_draft && draft->n_vocab == target.n_vocab),
             "verify: draft.probs needs n_draft rows, as wide as the target's");
     require_tokens(tokens.data(), n_draft, target.n_vocab);
-    return {tokens.data(), draft ? draft->rows.data() : nullptr, target.rows.data(), coins.data(), n_draft};
+    return {tokens.data(), draft ? draft->rows.data() : nullptr, target.rows.data(), uniforms.data(), n_draft};
 }
 
 std::vector<double> expected_lengths(const Rows & target, const Rows & draft, const Tokens & tokens, size_t horizon,
                                      const std::vector<float> & temperatures) {
-    judged(tokens, &draft, target, Coins(tokens.size() + 1));
+    judged(tokens, &draft, target, Uniforms(tokens.size() + 1));
     nb::gil_scoped_release release;
     std::vector<double> lengths;
     for (float temperature : temperatures) {
@@ -174,8 +174,8 @@ std::vector<double> expected_lengths(const Rows & target, const Rows & draft, co
 }
 
 template <ggufspec::Verdict (*rule)(const ggufspec::Judged &)>
-Verdict verdict(const Tokens & tokens, const Rows * draft, const Rows & target, const Coins & coins) {
-    const auto found = rule(judged(tokens, draft, target, coins));
+Verdict verdict(const Tokens & tokens, const Rows * draft, const Rows & target, const Uniforms & uniforms) {
+    const auto found = rule(judged(tokens, draft, target, uniforms));
     return {found.n_accepted, found.next_token};
 }
 
@@ -341,15 +341,15 @@ NB_MODULE(_native, m) {
         .def(
             "draw",
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, ggufspec::Grammar * grammar,
-               ggufspec::Pace & pace, double coin) -> int32_t {
+               ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
                 self.add(logits, sampling, tokens, {}, grammar, true);
-                if (pace.takes(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(coin);
+                if (length_rule.takes(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(uniform);
                 self.n--;
                 self.has_declined = true;
                 return -1;
             },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "grammar"_a.none(), "pace"_a, "coin"_a,
-            "Append the distribution of logits (1, n_vocab) after tokens, and draw from it if the pace takes another token.\n\n"
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "grammar"_a.none(), "length_rule"_a, "uniform"_a,
+            "Append the distribution of logits (1, n_vocab) after tokens, and draw from it if the length_rule takes another token.\n\n"
             "If it does not, -1: the row is none of these, but overlap knows it behind them until another is added.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
@@ -389,8 +389,8 @@ NB_MODULE(_native, m) {
                 return self.at(i).of(token);
             },
             "i"_a, "token"_a, "The probability of a token in row i.")
-        .def("pick", [](const Rows & self, size_t i, double coin) { return self.at(i).pick(coin); }, "i"_a, "coin"_a,
-             "Draw a token from row i with a uniform coin in [0, 1); -1 where a grammar lets nothing follow.");
+        .def("pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
+             "Draw a token from row i with a uniform in [0, 1); -1 where a grammar lets nothing follow.");
     m.def(
         "gap",
         [](ConstMatrix logits, size_t i) {
@@ -400,26 +400,26 @@ NB_MODULE(_native, m) {
         "logits"_a.noconvert(), "i"_a, "By how much the largest logit of row i exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as what lies there is.");
-    m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "coins"_a,
+    m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
           "Judge by equality with the target's own draws: (n_accepted, next_token).");
-    m.def("rejection", &verdict<ggufspec::rejection>, "tokens"_a, "draft"_a.none(), "target"_a, "coins"_a,
+    m.def("rejection", &verdict<ggufspec::rejection>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
           "Judge by token-wise rejection sampling: (n_accepted, next_token).");
-    m.def("block", &verdict<ggufspec::block>, "tokens"_a, "draft"_a.none(), "target"_a, "coins"_a,
+    m.def("block", &verdict<ggufspec::block>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
           "Judge by block verification: (n_accepted, next_token).");
     m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
           "What the block rule would keep, on average, of the first `horizon` tokens if the draft had had each of these\n"
           "temperatures: estimates from the tokens that it drew.");
-    nb::class_<ggufspec::Pace>(m, "Pace", "How far to draft in a round: see native/pace.h. Without a rule, as far as there may be.")
+    nb::class_<ggufspec::LengthRule>(m, "LengthRule", "How far to draft in a round: see native/draft_length.h. Without a rule, as far as there may be.")
         .def(
             "__init__",
-            [](ggufspec::Pace * self, double at_zero, double slope, double weight, double memory, double bonus) {
-                require(weight > 0 && memory > 1, "Pace: the line has to weigh something");
-                new (self) ggufspec::Pace(ggufspec::Chance(at_zero, slope, weight, memory), bonus);
+            [](ggufspec::LengthRule * self, double at_zero, double slope, double weight, double memory, double bonus) {
+                require(weight > 0 && memory > 1, "LengthRule: the line has to weigh something");
+                new (self) ggufspec::LengthRule(ggufspec::Chance(at_zero, slope, weight, memory), bonus);
             },
             "at_zero"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0, "memory"_a = 100.0, "bonus"_a = 0.0)
         .def(
             "reckon",
-            [](ggufspec::Pace & self, std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {
+            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {
                 require(!curve.empty() && curve[0] > 0 && !gaps.empty(), "reckon: needs costs and gaps");
                 self.reckon(std::move(curve), step, gaps, worth);
             },
@@ -427,31 +427,31 @@ NB_MODULE(_native, m) {
             "Find the best rule for these costs in seconds, for gaps like these, where a second is worth so many tokens at least.")
         .def(
             "weigh",
-            [](const ggufspec::Pace & self, const std::vector<double> & chances) {
+            [](const ggufspec::LengthRule & self, const std::vector<double> & chances) {
                 const auto best = self.weigh(chances);
                 return std::make_tuple(best.n_draft, best.gain, best.expected);
             },
             "chances"_a, "Of a draft that is there already, how much to take: (n_draft, gain, expected).")
-        .def_prop_ro("prospect", &ggufspec::Pace::prospect, "What a round by the rule gains: to be compared with weigh's.")
-        .def("begin", &ggufspec::Pace::begin, "n_max"_a, "A round of at most n_max drafted tokens starts.")
-        .def("looks", &ggufspec::Pace::looks, "Whether to ask the draft for its distribution of the next token.")
-        .def("takes", &ggufspec::Pace::takes, "gap"_a, "Whether to draw a token from a distribution with that gap.")
+        .def_prop_ro("prospect", &ggufspec::LengthRule::prospect, "What a round by the rule gains: to be compared with weigh's.")
+        .def("begin", &ggufspec::LengthRule::begin, "n_max"_a, "A round of at most n_max drafted tokens starts.")
+        .def("looks", &ggufspec::LengthRule::looks, "Whether to ask the draft for its distribution of the next token.")
+        .def("takes", &ggufspec::LengthRule::takes, "gap"_a, "Whether to draw a token from a distribution with that gap.")
         .def(
-            "learn", [](ggufspec::Pace & self, double gap, double came) { self.chance.learn(gap, came); }, "gap"_a, "came"_a,
+            "learn", [](ggufspec::LengthRule & self, double gap, double came) { self.chance.learn(gap, came); }, "gap"_a, "came"_a,
             "A token with that gap would have stood with that chance.")
-        .def("chance", [](const ggufspec::Pace & self, double gap) { return self.chance.of(gap); }, "gap"_a,
+        .def("chance", [](const ggufspec::LengthRule & self, double gap) { return self.chance.of(gap); }, "gap"_a,
              "The chance that a token with that gap stands.")
-        .def_prop_ro("line", [](const ggufspec::Pace & self) { return std::pair(self.chance.at_zero(), self.chance.slope()); },
+        .def_prop_ro("line", [](const ggufspec::LengthRule & self) { return std::pair(self.chance.at_zero(), self.chance.slope()); },
                      "What has been learned: (at_zero, slope).")
-        .def_rw("bonus", &ggufspec::Pace::bonus, "See best_rule.")
-        .def_prop_ro("rate", [](const ggufspec::Pace & self) { return self.rule().rate; }, "Tokens a second that the rule brings; 0: no rule.")
-        .def_prop_ro("pays", [](const ggufspec::Pace & self) { return self.rule().look_from.empty() || self.rule().look_from[0] <= 1; },
+        .def_rw("bonus", &ggufspec::LengthRule::bonus, "See best_rule.")
+        .def_prop_ro("rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; }, "Tokens a second that the rule brings; 0: no rule.")
+        .def_prop_ro("pays", [](const ggufspec::LengthRule & self) { return self.rule().look_from.empty() || self.rule().look_from[0] <= 1; },
                      "Whether the rule drafts at all.")
-        .def_prop_ro("n_looked", &ggufspec::Pace::n_looked, "Distributions that were asked for in this round.")
-        .def_prop_ro("n_taken", &ggufspec::Pace::n_taken, "Tokens that were drawn in this round.")
-        .def_prop_ro("expected", &ggufspec::Pace::expected, "How many of them stand, on average.")
-        .def_prop_ro("end", [](const ggufspec::Pace & self) { return int(self.end()); }, "Why there are no more: an index of _ENDS in draft_length.py.")
-        .def_prop_ro("seen", &ggufspec::Pace::seen, "The gaps of this round.");
+        .def_prop_ro("n_looked", &ggufspec::LengthRule::n_looked, "Distributions that were asked for in this round.")
+        .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens that were drawn in this round.")
+        .def_prop_ro("expected", &ggufspec::LengthRule::expected, "How many of them stand, on average.")
+        .def_prop_ro("end", [](const ggufspec::LengthRule & self) { return int(self.end()); }, "Why there are no more: an index of _ENDS in draft_length.py.")
+        .def_prop_ro("seen", &ggufspec::LengthRule::seen, "The gaps of this round.");
     m.def(
         "best_rule",
         [](const std::vector<double> & curve, double step, const std::vector<double> & chances, double worth, double bonus) {
@@ -459,7 +459,7 @@ NB_MODULE(_native, m) {
             const auto rule = ggufspec::best_rule(curve, step, chances, 0, worth, bonus);
             return std::make_tuple(rule.look_from, rule.take_from, rule.tokens, rule.seconds);
         },
-        "curve"_a, "step"_a, "chances"_a, "worth"_a = 0.0, "bonus"_a = 0.0, "(look_from, take_from, tokens, seconds): see native/pace.h.");
+        "curve"_a, "step"_a, "chances"_a, "worth"_a = 0.0, "bonus"_a = 0.0, "(look_from, take_from, tokens, seconds): see native/draft_length.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a)

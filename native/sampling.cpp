@@ -133,7 +133,7 @@ void truncate(const Job & job, Large * large, Candidates & candidates) {
     apply_from(0, job, candidates);
 }
 
-// The index in a list at which the cumulative weight first exceeds coin * total; the last that has any, at rounding.
+// The index in a list at which the cumulative weight first exceeds uniform * total; the last that has any, at rounding.
 template <typename Weight>
 size_t index_at(double goal, size_t n, const Weight & weight) {
     double sum = 0;
@@ -151,9 +151,9 @@ size_t index_at(double goal, size_t n, const Weight & weight) {
 // A draw from weights that are known by blocks: sums[i] of a block, fill(begin, end, weights) within one. -1: what the
 // sum has is rounding, and no weight is above 0.
 template <typename Fill>
-int32_t pick_block(const std::vector<double> & sums, size_t n_vocab, double coin, const Fill & fill) {
+int32_t pick_block(const std::vector<double> & sums, size_t n_vocab, double uniform, const Fill & fill) {
     float weights[kBlock];
-    double goal = coin * std::accumulate(sums.begin(), sums.end(), 0.0);
+    double goal = uniform * std::accumulate(sums.begin(), sums.end(), 0.0);
     size_t block = index_at(goal, sums.size(), [&sums](size_t i) { return sums[i]; });
     if (block == sums.size()) return -1;
     for (size_t i = 0; i < block; i++) goal -= sums[i];
@@ -317,13 +317,13 @@ void Row::write(float * probs) const {
     for (size_t i = 0; !is_certain_ && i < tokens_.size(); i++) probs[tokens_[i]] = probs_[i];
 }
 
-int32_t Row::pick(double coin) const {
+int32_t Row::pick(double uniform) const {
     if (is_certain_) return likeliest_;
     if (is_list_) {
-        const double goal = coin * std::accumulate(probs_.begin(), probs_.end(), 0.0);
+        const double goal = uniform * std::accumulate(probs_.begin(), probs_.end(), 0.0);
         return tokens_[index_at(goal, tokens_.size(), [this](size_t i) { return probs_[i]; })];
     }
-    return pick_block(blocks_, n_vocab_, coin,
+    return pick_block(blocks_, n_vocab_, uniform,
                       [this](size_t begin, size_t end, float * weights) { weights_of(softmax_, begin, end, weights); });
 }
 
@@ -370,15 +370,15 @@ void Row::excess(size_t begin, size_t end, float factor, const Row & draft, floa
     for (size_t i = 0; i < end - begin; i++) weights[i] = std::max(factor * weights[i] - drafted[i], 0.0f);
 }
 
-int32_t Row::pick_excess(float factor, const Row & draft, double coin) const {
+int32_t Row::pick_excess(float factor, const Row & draft, double uniform) const {
     if (is_certain_) return likeliest_;
     thread_local std::vector<double> sums;
     sums.clear();
     if (is_list_) {
         for (size_t i = 0; i < tokens_.size(); i++) sums.push_back(std::max(factor * probs_[i] - draft.of(tokens_[i]), 0.0f));
         const double total = std::accumulate(sums.begin(), sums.end(), 0.0);
-        const size_t index = index_at(coin * total, sums.size(), [](size_t i) { return sums[i]; });
-        return index < sums.size() ? tokens_[index] : pick(coin);
+        const size_t index = index_at(uniform * total, sums.size(), [](size_t i) { return sums[i]; });
+        return index < sums.size() ? tokens_[index] : pick(uniform);
     }
     const bool both = !draft.is_certain_ && !draft.is_list_;
     double total = 0;
@@ -393,10 +393,10 @@ int32_t Row::pick_excess(float factor, const Row & draft, double coin) const {
         }
         total += sums.back();
     }
-    if (!(total > 0)) return pick(coin);
+    if (!(total > 0)) return pick(uniform);
     const auto fill = [&](size_t begin, size_t end, float * weights) { excess(begin, end, factor, draft, weights); };
-    const int32_t token = pick_block(sums, n_vocab_, coin, fill);
-    return token < 0 ? pick(coin) : token;
+    const int32_t token = pick_block(sums, n_vocab_, uniform, fill);
+    return token < 0 ? pick(uniform) : token;
 }
 
 }  // namespace ggufspec

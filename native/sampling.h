@@ -39,15 +39,15 @@ public:
     // All probabilities (n_vocab).
     void write(float * probs) const;
 
-    // The token at which the cumulative probability first exceeds the coin in [0, 1).
-    int32_t pick(double coin) const;
+    // The token at which the cumulative probability first exceeds the uniform in [0, 1).
+    int32_t pick(double uniform) const;
 
     // The sum over all tokens of min(factor * this, draft).
     double overlap(float factor, const Row & draft) const;
 
     // A draw from max(factor * this - draft, 0), normalised. Where rounding leaves nothing of that, the two are equal,
     // and a draw from this one is the same draw.
-    int32_t pick_excess(float factor, const Row & draft, double coin) const;
+    int32_t pick_excess(float factor, const Row & draft, double uniform) const;
 
 private:
     void set_list(Candidates & candidates);

@@ -11,24 +11,24 @@ constexpr double kMostWeight = 2;  // of a way that another temperature takes mo
 double drafted(const Judged & judged, size_t i) { return judged.draft ? judged.draft[i].of(judged.tokens[i]) : 1.0; }
 
 // A draw from max(factor * target - draft, 0) at position i.
-int32_t replacement(const Judged & judged, size_t i, double factor, double coin) {
-    if (judged.draft) return judged.target[i].pick_excess(static_cast<float>(factor), judged.draft[i], coin);
-    return judged.target[i].pick_excess(static_cast<float>(factor), Row::certain(judged.tokens[i]), coin);
+int32_t replacement(const Judged & judged, size_t i, double factor, double uniform) {
+    if (judged.draft) return judged.target[i].pick_excess(static_cast<float>(factor), judged.draft[i], uniform);
+    return judged.target[i].pick_excess(static_cast<float>(factor), Row::certain(judged.tokens[i]), uniform);
 }
 
 }  // namespace
 
 Verdict match(const Judged & judged) {
     for (size_t i = 0;; i++) {
-        const int32_t drawn = judged.target[i].pick(judged.coins[i]);
+        const int32_t drawn = judged.target[i].pick(judged.uniforms[i]);
         if (i == judged.n_draft || drawn != judged.tokens[i]) return {static_cast<int32_t>(i), drawn};
     }
 }
 
 Verdict rejection(const Judged & judged) {
-    const double last_coin = judged.coins[judged.n_draft];
+    const double last_coin = judged.uniforms[judged.n_draft];
     for (size_t i = 0; i < judged.n_draft; i++) {
-        if (judged.coins[i] * drafted(judged, i) >= judged.target[i].of(judged.tokens[i])) {
+        if (judged.uniforms[i] * drafted(judged, i) >= judged.target[i].of(judged.tokens[i])) {
             return {static_cast<int32_t>(i), replacement(judged, i, 1.0, last_coin)};
         }
     }
@@ -37,7 +37,7 @@ Verdict rejection(const Judged & judged) {
 
 Verdict block(const Judged & judged) {
     const size_t n = judged.n_draft;
-    const double last_coin = judged.coins[n];
+    const double last_coin = judged.uniforms[n];
     // ratios[i]: how much of the first i tokens' probability under the draft the target covers, at most all.
     thread_local std::vector<double> ratios;
     ratios.assign(1, 1.0);
@@ -47,7 +47,7 @@ Verdict block(const Judged & judged) {
         ratios.push_back(covered < draft ? covered / draft : 1.0);
     }
     // The longest prefix that passes stands, so ask from behind; most rounds never look at a whole distribution.
-    if (n > 0 && judged.coins[n - 1] < ratios[n]) return {static_cast<int32_t>(n), judged.target[n].pick(last_coin)};
+    if (n > 0 && judged.uniforms[n - 1] < ratios[n]) return {static_cast<int32_t>(n), judged.target[n].pick(last_coin)};
     for (size_t i = n; i-- > 0;) {
         if (i > 0) {
             // The excess of a factor at most 1 over the draft: the target's whole minus what they share.
@@ -55,7 +55,7 @@ Verdict block(const Judged & judged) {
                                                : ratios[i] * judged.target[i].of(judged.tokens[i]);
             const double excess = std::max(ratios[i] - shared, 0.0);
             const double rest = excess + 1 - ratios[i];
-            if (rest > 0 && judged.coins[i - 1] * rest >= excess) continue;
+            if (rest > 0 && judged.uniforms[i - 1] * rest >= excess) continue;
         }
         return {static_cast<int32_t>(i), replacement(judged, i, ratios[i], last_coin)};
     }

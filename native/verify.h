@@ -1,4 +1,4 @@
-// The verification rules over distributions, coins in. Knows no strategy names, no RNG, no models.
+// The verification rules over distributions, uniforms in. Knows no strategy names, no RNG, no models.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ struct Judged {
     const int32_t * tokens;  // (n_draft): the drafted tokens
     const Row * draft;       // (n_draft): what they were drawn from; null: every token was certain
     const Row * target;      // (n_draft + 1)
-    const double * coins;    // (n_draft + 1): uniforms in [0, 1)
+    const double * uniforms;    // (n_draft + 1): uniforms in [0, 1)
     size_t n_draft;
 };
 

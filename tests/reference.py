@@ -42,14 +42,14 @@ def to_probs(
     return probs / probs.sum()
 
 
-def pick(probs: Row, coin: float) -> int:
-    """The first token at which the cumulative probability exceeds coin * total."""
+def pick(probs: Row, uniform: float) -> int:
+    """The first token at which the cumulative probability exceeds uniform * total."""
     total = probs.cumsum()
-    return int(np.nonzero(total > coin * total[-1])[0][0])
+    return int(np.nonzero(total > uniform * total[-1])[0][0])
 
 
 # A rule is told by two things: with what chance each prefix of the draft passes, if the rule comes
-# to ask, and what the next token is drawn from behind each prefix. Coins make verdicts of it,
+# to ask, and what the next token is drawn from behind each prefix. Uniforms make verdicts of it,
 # sums make its exact law.
 
 
@@ -74,14 +74,16 @@ class Judgement:
     rests: list[Row]
     from_behind: bool  # the longest that passes stands, or all before the first that does not
 
-    def verdict(self, coins: Row) -> tuple[int, int]:
-        """`coins` (n_draft + 1): one for each prefix, the last for the draw."""
-        passes = [coin < chance for coin, chance in zip(coins[:-1], self.chances, strict=True)]
+    def verdict(self, uniforms: Row) -> tuple[int, int]:
+        """`uniforms` (n_draft + 1): one for each prefix, the last for the draw."""
+        passes = [
+            uniform < chance for uniform, chance in zip(uniforms[:-1], self.chances, strict=True)
+        ]
         if self.from_behind:
             n = max((i + 1 for i, passed in enumerate(passes) if passed), default=0)
         else:
             n = next((i for i, passed in enumerate(passes) if not passed), len(passes))
-        return n, pick(self.rests[n], coins[-1])
+        return n, pick(self.rests[n], uniforms[-1])
 
     def law(self) -> list[float]:
         """The probability that exactly n tokens stand, n from 0 to n_draft."""
@@ -105,19 +107,19 @@ def rejection(
 def match(
     tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
 ) -> Judgement:
-    """As a law; its coins mean something else (see match_verdict)."""
+    """As a law; its uniforms mean something else (see match_verdict)."""
     certain = np.eye(target.shape[1])[tokens]
     chances = [float(target[i, x]) for i, x in enumerate(tokens)]
     rests = [excess(target[i], certain[i]) for i in range(len(tokens))]
     return Judgement(chances, [*rests, target[-1]], from_behind=False)
 
 
-def match_verdict(tokens: list[int], target: NDArray[np.float64], coins: Row) -> tuple[int, int]:
+def match_verdict(tokens: list[int], target: NDArray[np.float64], uniforms: Row) -> tuple[int, int]:
     for i in range(len(tokens)):
-        drawn = pick(target[i], coins[i])
+        drawn = pick(target[i], uniforms[i])
         if drawn != tokens[i]:
             return i, drawn
-    return len(tokens), pick(target[-1], coins[-1])
+    return len(tokens), pick(target[-1], uniforms[-1])
 
 
 def block(
@@ -151,7 +153,7 @@ def block_with_token_residual(
 
 
 class Rule(NamedTuple):
-    """The twin of native/pace.h's, and what a round by it brings and takes."""
+    """The twin of native/draft_length.h's, and what a round by it brings and takes."""
 
     look_from: list[float]
     take_from: list[float]

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from ggufspec.engine.engine import Engine
-from ggufspec.server.app import Service, Settings, make_app, make_service
+from ggufspec.server.app import ServerOptions, Service, make_app, make_service
 from ggufspec.server.uvicorn_server import Server, address_of, bind
 
 
@@ -68,7 +68,7 @@ def serving(
     engine: Engine, *, grace: float = 0.2, n_unsent: int | None = None, **settings: Any
 ) -> Iterator[Live]:
     """A server in a thread of this process; at the end it must stop within seconds."""
-    service = make_service(engine, Settings(**{"alias": "tiny", **settings}))
+    service = make_service(engine, ServerOptions(**{"alias": "tiny", **settings}))
     server = Server(make_app(service), service.worker, grace=grace)
     listening = bind("127.0.0.1", 0)
     if n_unsent is not None:  # bytes that the system keeps for a client that does not read

@@ -30,7 +30,7 @@ def test_the_drafter_of_the_readme_drafts() -> None:
         drafter=room["make"](None),  # type: ignore[operator]
         verify=verify.rule("rejection"),
         sampling=Sampling(temperature=0),
-        coins=np.zeros,
+        uniforms=np.zeros,
         n_draft=3,
         n_end=12,
     )

@@ -41,16 +41,16 @@ def distance(law: Law, other: Law) -> float:
     return float(np.abs(law - other).sum() / 2)
 
 
-def place(token: int, law: Law, score: Law, coin: float) -> float:
+def place(token: int, law: Law, score: Law, uniform: float) -> float:
     """Where `token` stands among those that score higher: uniform in [0, 1) if `law` drew it.
 
-    `law`, `score` (n_vocab); `coin` is an independent uniform, for the share of the token itself
+    `law`, `score` (n_vocab); `uniform` is an independent uniform, for the share of the token itself
     (Rosenblatt, https://doi.org/10.1214/aoms/1177729394). Conditional on all that came before, so
     the places of all tokens of all texts are independent.
     """
     above = float(law[score > score[token]].sum())
     equal = float(law[score == score[token]].sum())
-    return min(above + coin * equal, 1.0)
+    return min(above + uniform * equal, 1.0)
 
 
 def temptation(law: Law, draft_law: Law) -> Law:
@@ -78,7 +78,7 @@ def law_of_rule(verify: Verify, target_law: Law, draft_law: Law) -> tuple[float,
     """How far a rule's law of the next token is from the target's: (distance, its resolution).
 
     One token is drafted from `draft_law` (n_vocab); the rule is asked at the points of shifted
-    lattices in the square of its two coins, for each token that the draft may draw. The law that
+    lattices in the square of its two uniforms, for each token that the draft may draw. The law that
     comes out is compared with `target_law`. The resolution is what the lattices disagree by: a
     lossless rule has a distance of about as much, which grows with n_vocab: see `likeliest`.
     """
@@ -94,8 +94,8 @@ def law_of_rule(verify: Verify, target_law: Law, draft_law: Law) -> tuple[float,
         points = np.arange(n_used, n_used + n_points)[:, None] * _PLASTIC
         n_used += n_points  # points of their own for each token: their errors even out
         for law, shift in zip(laws, shifts, strict=True):
-            for coins in ((points + shift) % 1.0).tolist():
-                verdict = verify(Draft([int(token)], proposed), rows, coins)
+            for uniforms in ((points + shift) % 1.0).tolist():
+                verdict = verify(Draft([int(token)], proposed), rows, uniforms)
                 came = token if verdict.n_accepted else verdict.next_token
                 law[came] += chances[token] / n_points
     errors = laws.std(axis=0, ddof=1) / np.sqrt(_N_SHIFTS)

@@ -22,7 +22,7 @@ RULE_TOLERANCE = 0.002
 
 
 @dataclass(frozen=True)
-class Settings:
+class AuditOptions:
     """What is audited, and how closely. Raises OptionError for values that cannot be used."""
 
     n_runs: int = defaults.AUDIT_RUNS  # texts of each kind; the prompts take turns
@@ -162,10 +162,10 @@ class Greedy:
 
 
 @dataclass(frozen=True)
-class Report:
+class AuditReport:
     """An audit's findings. `batch`, `rule` and `sequences` are None at temperature 0."""
 
-    settings: Settings
+    settings: AuditOptions
     n_prompts: int
     batch: BatchLaws | None
     rule: RuleLaws | None

@@ -20,7 +20,15 @@ from ggufspec.audit.distributions import (
     temptation,
     to_laws,
 )
-from ggufspec.audit.report import BatchLaws, Greedy, Parting, Report, RuleLaws, Sequences, Settings
+from ggufspec.audit.report import (
+    AuditOptions,
+    AuditReport,
+    BatchLaws,
+    Greedy,
+    Parting,
+    RuleLaws,
+    Sequences,
+)
 from ggufspec.audit.statistics import (
     Floats,
     Test,
@@ -51,17 +59,17 @@ _PLAIN_RULE = "match"  # draws from the target: plain decoding owes nothing to t
 def audit(
     engine: Engine,
     prompts: Sequence[str | Sequence[int]],
-    settings: Settings | None = None,
+    settings: AuditOptions | None = None,
     *,
     progress: Progress | None = None,
-) -> Report:
+) -> AuditReport:
     """Is what the engine writes speculatively what its target alone would write?
 
     `prompts` are texts or token ids; they take turns. `progress` hears (what, done, of).
     Raises OptionError (no draft model, n_draft beyond n_draft_max, an unknown rule), PromptError
     (no prompt, or one that leaves too little of the context), DecodeError, ClosedError.
     """
-    settings = settings or Settings()
+    settings = settings or AuditOptions()
     if settings.seed is None:
         settings = replace(settings, seed=secrets.randbits(32))
     if engine.draft is None:
@@ -69,13 +77,13 @@ def audit(
     work = _Work(engine, _read(engine, prompts, settings), settings, progress)
     greedy = work.greedy()
     if settings.is_greedy:
-        return Report(settings, len(prompts), None, None, None, greedy)
+        return AuditReport(settings, len(prompts), None, None, None, greedy)
     sequences, batch, laws = work.sequences()
-    return Report(settings, len(prompts), batch, work.rule(laws), sequences, greedy)
+    return AuditReport(settings, len(prompts), batch, work.rule(laws), sequences, greedy)
 
 
 def _read(
-    engine: Engine, prompts: Sequence[str | Sequence[int]], settings: Settings
+    engine: Engine, prompts: Sequence[str | Sequence[int]], settings: AuditOptions
 ) -> list[list[int]]:
     """The prompts as tokens."""
     if isinstance(prompts, str):
@@ -115,7 +123,7 @@ class _Work:
         self,
         engine: Engine,
         prompts: list[list[int]],
-        settings: Settings,
+        settings: AuditOptions,
         progress: Progress | None,
     ) -> None:
         self._engine = engine
@@ -123,9 +131,9 @@ class _Work:
         self._settings = settings
         self._progress = progress
         assert settings.seed is not None
-        seeds, coins, choices, labels = np.random.SeedSequence(settings.seed).spawn(4)
+        seeds, uniforms, choices, labels = np.random.SeedSequence(settings.seed).spawn(4)
         self._seeds = seeds.generate_state(2 * settings.n_runs).tolist()
-        self._coins = np.random.default_rng(coins)
+        self._uniforms = np.random.default_rng(uniforms)
         self._choices = np.random.default_rng(choices)
         self._labels = np.random.default_rng(labels)
 
@@ -175,7 +183,7 @@ class _Work:
         return self._test(plain, speculative), summary, self._choose(laws)
 
     def rule(self, laws: list[tuple[Law, Law]]) -> RuleLaws:
-        """Integrate the rule on trial over coins and drafted tokens, for each pair of laws."""
+        """Integrate the rule on trial over uniforms and drafted tokens, for each pair of laws."""
         verify = rules.rule(self._settings.verify)
         distances, resolutions = [], []
         for i, (target_law, draft_law) in enumerate(laws, 1):
@@ -223,11 +231,11 @@ class _Work:
         draft_laws = self._laws(prompt, text, whose="draft")
         laws = self._laws(prompt, text, whose="target", n_together=self._settings.n_together)
         for token, law, draft_law in zip(text, laws, draft_laws, strict=True):
-            coins = self._coins.random(2)
+            uniforms = self._uniforms.random(2)
             kind.places.append(
                 (
-                    place(token, law, temptation(law, draft_law), coins[0]),
-                    place(token, law, law, coins[1]),
+                    place(token, law, temptation(law, draft_law), uniforms[0]),
+                    place(token, law, law, uniforms[1]),
                 )
             )
             kind.n_impossible += int(law[token] == 0)

@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 
 from ggufspec.common import defaults
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.cost_model import Costs
-from ggufspec.drafting.pair_profile import Memory
-from ggufspec.drafting.profile_store import Settings
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.pair_profile import StoredProfile
+from ggufspec.drafting.profile_store import TunedSettings
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
@@ -77,7 +77,7 @@ class Tuned:
     flash_attention: str
     n_batch: int
     n_batch_draft: int | None
-    settings: Settings
+    settings: TunedSettings
     trials: tuple[Trial, ...]
     depth: int
     n_runs: int
@@ -87,9 +87,9 @@ class Tuned:
     facts: dict[str, Any]
 
     @property
-    def costs(self) -> Costs:
+    def costs(self) -> CostModel:
         """The same, to be reckoned with."""
-        costs = Costs(len(self.passes))
+        costs = CostModel(len(self.passes))
         for measured in self.passes:
             costs.observe_target(measured.n_tokens, measured.seconds)
         if self.step is not None:
@@ -106,7 +106,7 @@ class Tuned:
 
 def tune(
     engine: Engine,
-    given: Settings,
+    given: TunedSettings,
     *,
     n_most: int = defaults.TUNE_N_MOST,
     depth: int = defaults.TUNE_DEPTH,
@@ -164,7 +164,7 @@ def tune(
             flash_attention=target.options.flash_attention,
             n_batch=n_batch,
             n_batch_draft=n_batch_draft,
-            settings=Settings(
+            settings=TunedSettings(
                 n_threads=None if given.n_threads else target.n_threads,
                 n_threads_draft=draft.n_threads if draft and not given.n_threads_draft else None,
                 flash_attention=None if given.flash_attention else target.options.flash_attention,
@@ -186,7 +186,7 @@ def keep(tuned: Tuned) -> bool:
 
     A pair that is loaded with no settings then takes these, and knows what its passes cost.
     """
-    known = Memory(tuned.facts).recall(len(tuned.passes))
+    known = StoredProfile(tuned.facts).recall(len(tuned.passes))
     document = {
         **(known.to_document() if known else {}),
         "costs": tuned.costs.to_document(),
@@ -232,13 +232,13 @@ def expected_tokens(chance: float, n_draft: int) -> float:
     return float(sum(chance**i for i in range(n_draft + 1)))
 
 
-def speedup(costs: Costs, chance: float, n_draft: int) -> float:
+def speedup(costs: CostModel, chance: float, n_draft: int) -> float:
     """Times as fast as plain decoding, with so many tokens drafted in each round."""
     seconds = costs.curve[n_draft] + n_draft * costs.step
     return expected_tokens(chance, n_draft) * costs.curve[0] / seconds
 
 
-def best_length(costs: Costs, chance: float) -> tuple[int, float]:
+def best_length(costs: CostModel, chance: float) -> tuple[int, float]:
     """The number of drafted tokens that brings most, and its speed-up; (0, 1.0): none pays."""
     lengths = range(1, costs.n_most)
     best = max(lengths, key=lambda n: speedup(costs, chance, n), default=0)
@@ -246,7 +246,7 @@ def best_length(costs: Costs, chance: float) -> tuple[int, float]:
     return (best, found) if found > 1 else (0, 1.0)
 
 
-def needed_chance(costs: Costs, n_draft: int) -> float | None:
+def needed_chance(costs: CostModel, n_draft: int) -> float | None:
     """From which chance on rounds of that length are faster than plain decoding; None: never."""
     if speedup(costs, 1.0, n_draft) <= 1:
         return None

@@ -29,7 +29,7 @@ from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
-    from ggufspec.audit import Report
+    from ggufspec.audit import AuditReport
 
 
 @click.command(name="audit", short_help="Test whether speculative text is the target's own.")
@@ -111,9 +111,9 @@ def command(
     """
     prompts = _read_prompts(prompt_file)
     show_log(verbose)
-    from ggufspec.audit import PROMPTS, Settings, audit
+    from ggufspec.audit import PROMPTS, AuditOptions, audit
 
-    settings = Settings(
+    settings = AuditOptions(
         n_runs=n_runs,
         n_tokens=n_tokens,
         alpha=alpha,
@@ -158,7 +158,7 @@ def _read_prompts(path: Path | None) -> list[str] | None:
     return parse_prompts(read_prompt_file(path), str(path))
 
 
-def _print_report(report: Report) -> None:
+def _print_report(report: AuditReport) -> None:
     rows: list[list[str]] = []
     if report.batch is not None:
         batch = report.batch
@@ -187,7 +187,7 @@ def _print_report(report: Report) -> None:
     click.echo(f"{line}.\n\n{report.verdict}")
 
 
-def _print_sequences(report: Report) -> None:
+def _print_sequences(report: AuditReport) -> None:
     found = report.sequences
     assert found is not None
     interval = f"{100 * (1 - found.alpha):.4g} % interval"

@@ -20,7 +20,7 @@ from ggufspec.common import defaults
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
     from ggufspec.engine.engine import Engine
-    from ggufspec.standin.embedded import Shape
+    from ggufspec.standin.embedded import PaddedShape
 
 PROMPTS = (
     "The prince looked at her and",
@@ -191,7 +191,10 @@ def _continue(
 
 
 def _document(
-    pairs: list[tuple[Stats, Stats, bool]], shape: Shape, target: Path, settings: dict[str, Any]
+    pairs: list[tuple[Stats, Stats, bool]],
+    shape: PaddedShape,
+    target: Path,
+    settings: dict[str, Any],
 ) -> dict[str, Any]:
     from ggufspec.bench.report import speedups, summarize_runs
 

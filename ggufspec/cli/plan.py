@@ -22,7 +22,7 @@ from ggufspec.cli.options import (
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
-    from ggufspec.models.shape import Shape
+    from ggufspec.models.shape import ModelShape
     from ggufspec.placement.plan import Machine, OffloadPlan
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
@@ -184,8 +184,8 @@ def _machine(
 
 def _print(
     plans: list[tuple[str, OffloadPlan]],
-    target: Shape,
-    draft: Shape | None,
+    target: ModelShape,
+    draft: ModelShape | None,
     machine: Machine,
     acceptance: float,
     rpc: tuple[str, ...],
@@ -246,8 +246,8 @@ def _print(
 
 def _document(
     plans: list[tuple[str, OffloadPlan]],
-    target: Shape,
-    draft: Shape | None,
+    target: ModelShape,
+    draft: ModelShape | None,
     machine: Machine,
     acceptance: float,
 ) -> dict[str, Any]:

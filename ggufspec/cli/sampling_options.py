@@ -59,8 +59,8 @@ def _read(context: click.Context, option: click.Parameter, path: Path | None) ->
 def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value not in (None, "0", "0.0"):
         raise click.UsageError(
-            f"{option.opts[0]} cannot be used: what it does depends on coins of its own, or on "
-            "what it drew before, so that it is no distribution that a draft could be judged by; "
+            f"{option.opts[0]} cannot be used: it draws random numbers of its own or "
+            "depends on earlier draws, so it defines no distribution to verify a draft against; "
             "leave it out"
         )
 

@@ -168,7 +168,7 @@ def command(
         "draft_temperature": draft_temperature,
     }
     from ggufspec.engine.options import Request
-    from ggufspec.server.app import Settings, make_app, make_service
+    from ggufspec.server.app import ServerOptions, make_app, make_service
     from ggufspec.server.uvicorn_server import Server, address_of, bind
 
     Request.of(settings)  # type: ignore[arg-type]
@@ -181,7 +181,7 @@ def command(
         with load_with_bars(target_path, draft_path, load_settings) as engine:
             service = make_service(
                 engine,
-                Settings(
+                ServerOptions(
                     alias=alias or (target_path.stem if target else f"stand-in-{size}"),
                     api_key=api_key,
                     cors_origins=cors_origins,

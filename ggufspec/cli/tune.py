@@ -105,10 +105,10 @@ def command(
     n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
     show_log(verbose)
     from ggufspec.bench import tune
-    from ggufspec.drafting.profile_store import Settings
+    from ggufspec.drafting.profile_store import TunedSettings
 
     flash_attention = load_settings["flash_attention"]
-    given = Settings(
+    given = TunedSettings(
         load_settings["n_threads"],
         load_settings["n_threads_draft"],
         None if flash_attention == defaults.FLASH_ATTENTION else flash_attention,

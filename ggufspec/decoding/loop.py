@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Generator, MutableSequence, Se
 from time import perf_counter
 
 from ggufspec.decoding.sampling import Rows, Sampling, to_probs, unusable
-from ggufspec.decoding.types import Ask, Coins, Drafter, Logits, Round, Scored, Verify
+from ggufspec.decoding.types import Ask, Drafter, Logits, Round, Scored, Uniforms, Verify
 
 Steps = Generator[Ask | Round, Scored | None, None]  # each Ask is answered, then comes its Round
 
@@ -27,7 +27,7 @@ def speculate(
     drafter: Drafter,
     verify: Verify,
     sampling: Sampling,
-    coins: Callable[[int], Coins],
+    uniforms: Callable[[int], Uniforms],
     n_draft: int,
     n_end: int,
     stop_tokens: Collection[int] = (),
@@ -35,7 +35,7 @@ def speculate(
     """Continue `tokens` in place, yielding each Round, until `n_end` of them or a stop token.
 
     Before each Round comes an Ask, which whoever drives the loop answers with what was Scored: so
-    passes of several texts can be one. `coins(n)` gives n fresh uniforms; `n_draft` is the most
+    passes of several texts can be one. `uniforms(n)` gives n fresh uniforms; `n_draft` is the most
     that one round drafts. With a lossless rule the tokens have exactly the target's distribution
     under `sampling`. The caller may stop at any round: there is nothing to clean up.
     """
@@ -52,7 +52,7 @@ def speculate(
         if rows is None:
             rows = Rows(n_draft + 1, logits.shape[1])
         probs = to_probs(logits, sampling, tokens, draft.tokens, out=rows)
-        verdict = verify(draft, probs, coins(len(logits)))
+        verdict = verify(draft, probs, uniforms(len(logits)))
         drafter.observe(draft, probs, verdict)
         added = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
         stops = [i for i, token in enumerate(added) if token in stop_tokens]

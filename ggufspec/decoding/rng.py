@@ -7,27 +7,27 @@ from collections.abc import Callable
 # Here, not at its first use: while compiled code is imported, a Ctrl-C may be lost.
 from numpy.random import Generator, SeedSequence, default_rng
 
-from ggufspec.decoding.types import Coins
+from ggufspec.decoding.types import Uniforms
 
 _N_AHEAD = 4096
 
 
-def coin_streams(seed: int) -> tuple[Callable[[int], Coins], Callable[[int], Coins]]:
+def uniform_streams(seed: int) -> tuple[Callable[[int], Uniforms], Callable[[int], Uniforms]]:
     """Two independent streams of uniforms in [0, 1): for the rule, and for the draft."""
     verify, draft = (default_rng(part) for part in SeedSequence(seed).spawn(2))
-    return _tossed_ahead(verify), _tossed_ahead(draft)
+    return _drawn_ahead(verify), _drawn_ahead(draft)
 
 
-def _tossed_ahead(generator: Generator) -> Callable[[int], Coins]:
+def _drawn_ahead(generator: Generator) -> Callable[[int], Uniforms]:
     """Uniforms from a store of many: asking the generator takes longer than drawing them."""
     stored: list[float] = []
     n_used = 0
 
-    def toss(n: int) -> Coins:
+    def draw(n: int) -> Uniforms:
         nonlocal stored, n_used
         if n_used + n > len(stored):
             stored, n_used = generator.random(max(n, _N_AHEAD)).tolist(), 0
         n_used += n
         return stored[n_used - n : n_used]
 
-    return toss
+    return draw

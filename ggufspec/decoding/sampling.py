@@ -1,4 +1,4 @@
-"""Logits -> distribution -> token. Knows the sampling options; no RNG (coins come in), no model."""
+"""Logits -> distribution -> token. Random numbers are arguments; there is no model here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ggufspec.errors import DecodeError, OptionError
 Rows = _native.Rows  # distributions as the extension has them; numpy.asarray gives (n, n_vocab)
 
 _REFUSED = {
-    "xtc": "xtc tosses a coin of its own at each token",
+    "xtc": "xtc tosses a uniform of its own at each token",
     "mirostat": "mirostat steers by the tokens that it drew before",
     "adaptive_p": "adaptive_p steers by the tokens that it drew before",
     "infill": "infill merges tokens by their texts",
@@ -213,16 +213,17 @@ def draw(
     logits: Logits,
     sampling: Sampling,
     tokens: Sequence[int],
-    pace: _native.Pace,
-    coin: float,
+    length_rule: _native.LengthRule,
+    uniform: float,
 ) -> int:
     """Add the distribution of logits (1, n_vocab) after `tokens`, and draw a token from it.
 
-    -1, and no row more, where the pace wants no further token. Raises DecodeError as to_probs does.
+    Returns -1, and adds no row, where `length_rule` wants no further token. Raises DecodeError as
+    to_probs does.
     """
     try:
         text = token_array(tokens)
-        return rows.draw(logits, sampling.native, text, sampling.grammar, pace, coin)  # type: ignore[arg-type]
+        return rows.draw(logits, sampling.native, text, sampling.grammar, length_rule, uniform)  # type: ignore[arg-type]
     except ValueError as error:
         raise unusable(str(error), sampling) from error
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]  # (n, n_vocab), before sampling
-Coins = Sequence[float]  # (n), uniforms in [0, 1)
+Uniforms = Sequence[float]  # (n), uniforms in [0, 1)
 
 
 class Probs(Protocol):
@@ -125,6 +125,6 @@ class Drafter(Protocol):
 class Verify(Protocol):
     """A pure rule: which drafted tokens stand, and what follows them."""
 
-    def __call__(self, draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
-        """Judge `draft` by `target_probs` (n_draft + 1, n_vocab) and `coins` (n_draft + 1)."""
+    def __call__(self, draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        """Judge `draft` by `target_probs` (n_draft + 1, n_vocab) and `uniforms` (n_draft + 1)."""
         ...

@@ -26,7 +26,7 @@ _READ = 0.25  # and a token that a draft reads in a batch beside one that it wri
 _STEP = 0.08  # likewise: a draft step beside a pass of the target
 
 
-class Costs:
+class CostModel:
     """Seconds of a target pass over 1, 2 ... `n_most` tokens, judged; and of one draft step.
 
     Sizes that were never measured lie on a line between those that were; but a multiple of four is
@@ -151,9 +151,9 @@ class Costs:
         }
 
     @staticmethod
-    def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> Costs:
+    def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> CostModel:
         """The costs of a document. Raises ValueError where it is not one."""
-        costs = Costs(n_most, n_sharers)
+        costs = CostModel(n_most, n_sharers)
         known = document.get("target_seconds")
         if not isinstance(known, Mapping) or not known:
             raise ValueError("no target_seconds")
@@ -173,9 +173,9 @@ class Costs:
         costs._read = _seconds(document.get("draft_read_seconds"), or_zero=True)
         return costs
 
-    def copy(self) -> Costs:
+    def copy(self) -> CostModel:
         """The same, to be learned from apart."""
-        made = Costs(self.n_most, self.n_sharers)
+        made = CostModel(self.n_most, self.n_sharers)
         made._known, made._counts = dict(self._known), dict(self._counts)
         made._step, made._n_steps, made._read = self._step, self._n_steps, self._read
         made._plain, made._n_plain = self._plain, self._n_plain

@@ -1,6 +1,6 @@
 """When to draft, and what to learn from it: the policy around the rule of each round.
 
-The rule itself, how far to go in a round, is native/pace.h's. Pure: no clocks, no models.
+The rule itself, how far to go in a round, is native/draft_length.h's. Pure: no clocks, no models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from ggufspec import _native
 from ggufspec.common import defaults
 from ggufspec.decoding.types import Round
-from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.cost_model import CostModel
 
 _ENDS = ("", "as far as it may go", "unlikely to stand so far", "the draft is unsure of the next")
 
@@ -65,10 +65,10 @@ class Weighed(NamedTuple):
     expected: float
 
 
-class Pace(Protocol):
+class LengthPolicy(Protocol):
     """Tells a drafter how far to go; `native` says it token by token."""
 
-    native: _native.Pace
+    native: _native.LengthRule
 
     @property
     def why(self) -> str:
@@ -127,14 +127,14 @@ class Pace(Protocol):
 _NOTHING = Weighed(0, -1e9, 0.0)
 
 
-class Fixed:
+class FixedLength:
     """Always as many as there may be."""
 
     why = ""
     expected = None
 
     def __init__(self) -> None:
-        self.native = _native.Pace()
+        self.native = _native.LengthRule()
         self._n_rounds, self._n_accepted = 1, 1  # by the model
 
     @property
@@ -165,27 +165,28 @@ class Fixed:
         return None
 
 
-class Chosen:
+class AutoLength:
     """As many as bring the most tokens a second, by what costs and chances are known to be."""
 
     def __init__(
         self,
-        costs: Costs,
+        costs: CostModel,
         line: Line,
         *,
         is_known: bool,
         has_model: bool = True,
         bonus: float = 0.0,
     ) -> None:
-        """`line`: of the draft model, if the text `has_model` at all. `bonus`: see native/pace.h;
-        more than 0 is learned.
+        """`line`: of the draft model, if the text `has_model` at all.
+
+        `bonus`: see native/draft_length.h; more than 0 is learned.
 
         `is_known`: it was learned with this pair. A draft that nobody knows is first asked what it
         would have said of some tokens that the target wrote alone: that costs next to nothing,
         however wrong it is.
         """
         self.costs = costs
-        self.native = _native.Pace(*line, bonus)
+        self.native = _native.LengthRule(*line, bonus)
         self._bonus, self._saved, self._bonus_weight = bonus, 0.0, _BONUS_WEIGHT
         self._gaps: deque[float] = deque(maxlen=_N_GAPS)
         self._is_known, self._has_model = is_known, has_model
@@ -309,26 +310,26 @@ class Chosen:
             f"over one. {self._n_unpaid} of {self._n_rounds} rounds went without it"
         )
 
-    def clock(self, turn: Round) -> None:
+    def clock(self, round_: Round) -> None:
         """A round has ended: what did it cost?"""
         costs = self.costs
         n_looked = self.native.n_looked
         if self._n_read:
-            costs.observe_reading(self._n_read, turn.draft_seconds)
+            costs.observe_reading(self._n_read, round_.draft_seconds)
             self._probe_seconds += self._n_read * costs.read
             self._n_read = 0
         elif n_looked and self._n_unread <= _N_USUAL:
-            costs.observe_draft(n_looked, turn.draft_seconds)
-        n_drafted = turn.n_drafted
-        if turn.n_sharers == 1:
-            target_seconds = turn.target_seconds + turn.verify_seconds
+            costs.observe_draft(n_looked, round_.draft_seconds)
+        n_drafted = round_.n_drafted
+        if round_.n_sharers == 1:
+            target_seconds = round_.target_seconds + round_.verify_seconds
             costs.observe_target(n_drafted + 1, target_seconds)
             if not n_drafted and not self._n_since_plain and self._n_rounds:
                 costs.observe_plain(target_seconds)
         seconds = costs.part(n_drafted + 1, self._n_sharers) + n_looked * costs.step
         self._seconds += seconds
         # What was expected, not what came: luck says nothing of the next rounds.
-        self._recent_tokens = _RECENT * self._recent_tokens + 1 + (turn.expected or 0.0)
+        self._recent_tokens = _RECENT * self._recent_tokens + 1 + (round_.expected or 0.0)
         self._recent_seconds = _RECENT * self._recent_seconds + seconds
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.cost_model import Costs
-from ggufspec.drafting.draft_length import Chosen, Line
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.draft_length import AutoLength, Line
 
 # Of a pair that nobody has seen. The likeliest token is mostly right where the draft is sure, and
 # right as often as not where it is not; what is drawn stands nearly as often anywhere.
@@ -23,11 +23,11 @@ _N_PASSES = 48  # after which what they cost is worth to be remembered
 _N_ENOUGH = 8  # lessons after which a text says something of the next
 
 
-class Knowledge:
-    """Costs and chances of a pair. A generation takes its `pace` from here, and brings it back."""
+class PairProfile:
+    """Costs and acceptance of a pair. Each generation takes its `policy` from here."""
 
     def __init__(
-        self, costs: Costs, lines: Mapping[str, tuple[float, float]] | None = None
+        self, costs: CostModel, lines: Mapping[str, tuple[float, float]] | None = None
     ) -> None:
         self.costs = costs
         self._lines = dict(lines or {})
@@ -47,15 +47,15 @@ class Knowledge:
             return len(self._lines) > len(self._first_lines)
         return self.is_settled or self.costs.n_passes >= _N_PASSES
 
-    def settle(self, costs: Costs) -> None:
+    def settle(self, costs: CostModel) -> None:
         """Texts with a seed begin from these costs from now on."""
         self._first_costs = costs
         if not self.costs.n_measured(1):
             self.costs = costs.copy()
 
-    def pace(
+    def policy(
         self, temperature: float, *, repeats: bool, in_blocks: bool, has_model: bool = True
-    ) -> Chosen:
+    ) -> AutoLength:
         """How far to draft in a text; one that `repeats` begins from what was settled.
 
         in_blocks: drafts are judged as a whole.
@@ -68,12 +68,12 @@ class Knowledge:
         if line is not None:
             guess = guess._replace(at_zero=line[0], slope=line[1])
         bonus = _BLOCK_BONUS if in_blocks and temperature > 0 else 0.0
-        return Chosen(costs, guess, is_known=line is not None, has_model=has_model, bonus=bonus)
+        return AutoLength(costs, guess, is_known=line is not None, has_model=has_model, bonus=bonus)
 
-    def keep(self, pace: Chosen, temperature: float) -> None:
+    def keep(self, policy: AutoLength, temperature: float) -> None:
         """A text has ended: what did it teach?"""
-        if pace.n_lessons >= _N_ENOUGH and not pace.costs.is_frozen:
-            self._lines[_kind(temperature)] = pace.native.line
+        if policy.n_lessons >= _N_ENOUGH and not policy.costs.is_frozen:
+            self._lines[_kind(temperature)] = policy.native.line
 
     def to_document(self) -> dict[str, object]:
         """For JSON: see of_document. What was known at first stays as it was.
@@ -88,36 +88,36 @@ class Knowledge:
         }
 
     @staticmethod
-    def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> Knowledge:
-        """Raises ValueError where it is not one. n_most, n_sharers: see Costs."""
+    def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> PairProfile:
+        """Raises ValueError where it is not one. n_most, n_sharers: see CostModel."""
         costs, lines = document.get("costs"), document.get("chances", {})
         if not isinstance(costs, Mapping) or not isinstance(lines, Mapping):
             raise ValueError("no costs, or no chances")
-        return Knowledge(
-            Costs.of_document(costs, n_most, n_sharers),
+        return PairProfile(
+            CostModel.of_document(costs, n_most, n_sharers),
             {str(kind): _line(of) for kind, of in lines.items()},
         )
 
 
-class Memory:
+class StoredProfile:
     """What is known of a pair from one process to the next, under the facts that it depends on."""
 
     def __init__(self, facts: Mapping[str, object]) -> None:
         self._facts = facts
 
-    def recall(self, n_most: int, n_sharers: int = 1) -> Knowledge | None:
-        """What is remembered, for passes as Costs has them; None where nothing is."""
+    def recall(self, n_most: int, n_sharers: int = 1) -> PairProfile | None:
+        """What is remembered, for passes as CostModel has them; None where nothing is."""
         document = profile_store.recall(self._facts)
         try:
             if document is None:
                 return None
-            return Knowledge.of_document(document, n_most, n_sharers)
+            return PairProfile.of_document(document, n_most, n_sharers)
         except ValueError:
             return None
 
-    def remember(self, knowledge: Knowledge) -> None:
+    def remember(self, profile: PairProfile) -> None:
         """Keep it, where that is possible."""
-        document = knowledge.to_document()
+        document = profile.to_document()
         before = profile_store.recall(self._facts) or {}
         known = before.get("costs")
         if isinstance(known, Mapping) and self.recall(1):

@@ -19,7 +19,7 @@ from ggufspec.errors import CacheError
 
 __all__ = [
     "Record",
-    "Settings",
+    "TunedSettings",
     "fingerprint",
     "folder",
     "forget",
@@ -117,7 +117,7 @@ def fingerprint(path: Path) -> str | None:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TunedSettings:
     """How a pair was found to be fastest. None: nothing was found out."""
 
     n_threads: int | None = None
@@ -127,11 +127,11 @@ class Settings:
     n_batch_draft: int | None = None
 
 
-def settings(facts: Mapping[str, object]) -> Settings:
+def settings(facts: Mapping[str, object]) -> TunedSettings:
     """The settings that were remembered for a pair on a machine; facts know no settings."""
     found = recall(_about_settings(facts)) or {}
     flash_attention = found.get("flash_attention")
-    return Settings(
+    return TunedSettings(
         n_threads=_count(found.get("n_threads"), _MOST_THREADS),
         n_threads_draft=_count(found.get("n_threads_draft"), _MOST_THREADS),
         flash_attention=flash_attention if flash_attention in _FLASH_ATTENTION else None,
@@ -140,7 +140,7 @@ def settings(facts: Mapping[str, object]) -> Settings:
     )
 
 
-def remember_settings(facts: Mapping[str, object], found: Settings) -> bool:
+def remember_settings(facts: Mapping[str, object], found: TunedSettings) -> bool:
     """Keep settings for a pair on a machine; what is None now stays as it was known before."""
     known = {name: value for name, value in asdict(settings(facts)).items() if value is not None}
     known |= {name: value for name, value in asdict(found).items() if value is not None}

@@ -29,7 +29,7 @@ _CERTAINTY = 2.0  # standard errors by which another temperature has to be bette
 _WARM_EVERY = 2 * _EVERY  # the likeliest tokens say nothing of other temperatures: look again
 
 
-class Warmth:
+class DraftTemperature:
     """The draft's temperature: fixed, or learned, so that most of what is drafted stands.
 
     It starts with the target's own, and leaves it for what has proved better.

@@ -17,18 +17,18 @@ from typing_extensions import Unpack
 from ggufspec.common import defaults, validate
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate
-from ggufspec.decoding.rng import coin_streams
+from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Drafter, Logits, Round, Scored
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.cost_model import Costs
-from ggufspec.drafting.draft_length import Chosen, Fixed
-from ggufspec.drafting.pair_profile import Knowledge, Memory
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.draft_length import AutoLength, FixedLength
+from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
 from ggufspec.engine.constraints import sampling_of
-from ggufspec.engine.lock import Turn
+from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.options import GenerateOptions, PromptProgress, Request
-from ggufspec.engine.scheduler import Sharing, write_all
-from ggufspec.engine.slots import DraftOf, Seat, Slots
+from ggufspec.engine.scheduler import Scheduler, write_all
+from ggufspec.engine.slots import LeasedSession, SlotLease, Slots
 from ggufspec.engine.stream import Completion, Stream, Work
 from ggufspec.engine.text import Message, TextStream, render_chat
 from ggufspec.errors import ClosedError, OptionError, PromptError
@@ -52,7 +52,7 @@ class Engine:
         draft: Context | None = None,
         *,
         n_draft_max: int,
-        memory: Memory | None = None,
+        stored_profile: StoredProfile | None = None,
         placement: str | None = None,
         resources: ExitStack,
     ) -> None:
@@ -62,14 +62,14 @@ class Engine:
         self.n_ctx = target.n_ctx
         self.n_draft_max = n_draft_max
         self._slots = Slots(target, draft)
-        self._memory = memory
+        self._stored_profile = stored_profile
         n_most, n_sharers = n_draft_max + 1, target.n_sequences
-        known = memory and memory.recall(n_most, n_sharers)
-        self._knowledge = known or Knowledge(Costs(n_most, n_sharers))
+        known = stored_profile and stored_profile.recall(n_most, n_sharers)
+        self._profile = known or PairProfile(CostModel(n_most, n_sharers))
         self._is_settled_for_all = False  # at temperature 0 too, a seed repeats a text
         self._resources = resources
         self._closed = False
-        self._turn = Turn()
+        self._lock = EngineLock()
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -89,26 +89,26 @@ class Engine:
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt, chunk by chunk. Options and errors: see generate."""
-        self._turn.check()
+        self._lock.check()
         tokens = self.tokenize(prompt)
         request = Request.of(options)
         seed = secrets.randbits(32) if request.seed is None else request.seed
         end_tokens = self.vocab.stop_tokens
-        pace = self._pace(request)
-        seat = Seat(self._slots)
-        drafter, steps = self._loop(tokens, request, seed, pace, seat)
+        policy = self._policy(request)
+        lease = SlotLease(self._slots)
+        drafter, steps = self._loop(tokens, request, seed, policy, lease)
         return Stream(
             Work(
-                begin=partial(seat.take, tokens),
-                leave=seat.leave,
-                session=lambda: seat.slot.target,
-                read=partial(self._read, tokens[:-1], request, seat),
+                begin=partial(lease.take, tokens),
+                leave=lease.leave,
+                session=lambda: lease.slot.target,
+                read=partial(self._read, tokens[:-1], request, lease),
                 steps=steps,
-                share=pace.share,
+                share=policy.share,
                 decode_seconds=self._decode_seconds,
                 notes=getattr(drafter, "notes", dict),
-                advice=pace.advice,
-                turn=self._turn.mine,
+                advice=policy.advice,
+                lock=self._lock.held,
             ),
             n_prompt=len(tokens),
             seed=seed,
@@ -120,12 +120,12 @@ class Engine:
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]
     ) -> list[Completion]:
-        """Continue several prompts at the same time, sharing passes where that is faster.
+        """Continue several prompts at the same time, scheduler passes where that is faster.
 
         As many at once as the engine was loaded for (n_slots). A seed becomes seed + i for prompt
         i. Raises what generate raises, of the first prompt that fails.
         """
-        self._turn.check()
+        self._lock.check()
         if isinstance(prompts, str):
             raise PromptError("prompts is one text; give a list of prompts, or use generate")
         seed = Request.of(options).seed
@@ -136,11 +136,11 @@ class Engine:
 
         known = [self.tokenize(prompt) for prompt in prompts]  # what is wrong is told at once
         streams = (stream(i, tokens) for i, tokens in enumerate(known))
-        return write_all(self.sharing(), streams, len(self._slots))
+        return write_all(self.scheduler(), streams, len(self._slots))
 
-    def sharing(self) -> Sharing:
+    def scheduler(self) -> Scheduler:
         """What takes streams of this engine further together."""
-        return Sharing(self.target, lambda: self._knowledge.costs, self._slots, self._turn.mine)
+        return Scheduler(self.target, lambda: self._profile.costs, self._slots, self._lock.held)
 
     @property
     def n_slots(self) -> int:
@@ -211,7 +211,7 @@ class Engine:
 
     def forget(self) -> None:
         """Drop what is held of former texts: the next prompt is read anew."""
-        with self._turn.mine():
+        with self._lock.held():
             self._slots.forget()
 
     def settle(self, known: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -221,13 +221,13 @@ class Engine:
         if nobody has; at temperature 0 too. Returns them, for JSON. So engines in several processes
         write the same text from the same seed. Raises ValueError where `known` is nothing like it.
         """
-        self._turn.check()
+        self._lock.check()
         n_most = self.n_draft_max + 1
         if known is None:
-            if not self._knowledge.is_settled:
+            if not self._profile.is_settled:
                 self._settle(None)
-            known = self._knowledge.to_document()
-        self._knowledge = Knowledge.of_document(known, n_most, len(self._slots))
+            known = self._profile.to_document()
+        self._profile = PairProfile.of_document(known, n_most, len(self._slots))
         self._is_settled_for_all = True
         return dict(known)
 
@@ -240,7 +240,7 @@ class Engine:
         if self.draft is None:
             raise OptionError("there is no draft in this engine to write with")
         alone = Engine(self.draft, n_draft_max=1, resources=ExitStack())
-        alone._turn = self._turn
+        alone._lock = self._lock
         return alone
 
     def logits(
@@ -260,7 +260,7 @@ class Engine:
         tokens = array("i", [*prompt, *text])
         for start in range(len(prompt), len(tokens), n_together):
             ahead = tokens[start : min(start + n_together, len(tokens)) - 1]
-            with self._turn.mine():
+            with self._lock.held():
                 slot = self._slots.nearest(tokens[:start])
                 session = slot.target if whose == "target" else slot.draft
                 assert session is not None
@@ -281,14 +281,14 @@ class Engine:
     @property
     def plain_seconds(self) -> float | None:
         """What a token costs where nothing is drafted, as measured so far; None: not measured."""
-        costs = self._knowledge.costs
+        costs = self._profile.costs
         return costs.plain if costs.n_measured(1) else None
 
     def close(self) -> None:
         """Give the memory back. Closing twice is fine; its streams then raise ClosedError."""
-        with self._turn.mine():
-            if not self._closed and self._memory and self._knowledge.is_new:
-                self._memory.remember(self._knowledge)
+        with self._lock.held():
+            if not self._closed and self._stored_profile and self._profile.is_new:
+                self._stored_profile.remember(self._profile)
             self._closed = True
             self._resources.close()
 
@@ -314,23 +314,27 @@ class Engine:
         return bool(self.draft) and self._drafter_name(request) not in _READS_NOTHING
 
     def _read(
-        self, tokens: list[int], request: Request, seat: Seat, n_most: Callable[[], int | None]
+        self,
+        tokens: list[int],
+        request: Request,
+        lease: SlotLease,
+        n_most: Callable[[], int | None],
     ) -> Generator[None, None, int]:
         """Read a prompt's tokens, a piece at a time, into whatever will be asked to go on."""
         progress = self._heard(request.progress)
-        draft = seat.slot.draft
+        draft = lease.slot.draft
         if draft and self._asks_the_draft(request):
             yield from draft.feeding(tokens, progress and partial(progress, "draft"), n_most)
         heard = progress and partial(progress, "target")
-        return (yield from seat.slot.target.feeding(tokens, heard, n_most))
+        return (yield from lease.slot.target.feeding(tokens, heard, n_most))
 
     def _loop(
         self,
         tokens: list[int],
         request: Request,
         seed: int,
-        pace: Fixed | Chosen,
-        seat: Seat,
+        policy: FixedLength | AutoLength,
+        lease: SlotLease,
     ) -> tuple[Drafter, Callable[[], Steps]]:
         """The drafter and the loop of one request, ready to start."""
         n_draft = self.n_draft_max if isinstance(request.n_draft, str) else request.n_draft
@@ -343,15 +347,15 @@ class Engine:
         end_tokens = self.vocab.stop_tokens
         sampling = sampling_of(request, self.vocab, len(tokens))
         stop_tokens = frozenset() if request.ignore_eos else end_tokens
-        verify_coins, draft_coins = coin_streams(seed)
+        verify_uniforms, draft_uniforms = uniform_streams(seed)
         materials = drafters.Materials(
             sampling,
-            draft_coins,
+            draft_uniforms,
             stop_tokens,
-            DraftOf(seat) if self.draft else None,
+            LeasedSession(lease) if self.draft else None,
             draft_temperature=request.learned_temperature,
             n_draft_max=n_draft,
-            pace=pace,
+            policy=policy,
         )
         n_most = self.n_ctx if request.max_tokens is None else request.max_tokens
         drafter = drafters.make(self._drafter_name(request), materials)
@@ -361,25 +365,25 @@ class Engine:
             drafter=drafter,
             verify=rules.rule(request.verify),
             sampling=sampling,
-            coins=verify_coins,
+            uniforms=verify_uniforms,
             n_draft=min(n_draft, self.n_draft_max),
             n_end=min(len(tokens) + n_most, self.n_ctx),
             stop_tokens=stop_tokens,
         )
-        if isinstance(pace, Fixed):
+        if isinstance(policy, FixedLength):
             return drafter, steps
-        return drafter, partial(self._learn, steps, pace, sampling.temperature)
+        return drafter, partial(self._learn, steps, policy, sampling.temperature)
 
-    def _pace(self, request: Request) -> Fixed | Chosen:
+    def _policy(self, request: Request) -> FixedLength | AutoLength:
         """How far to draft in one text."""
         if request.n_draft != "auto" or self._drafter_name(request) == "none":
-            return Fixed()
+            return FixedLength()
         temperature = request.sampling.temperature
         repeats = request.seed is not None and (temperature > 0 or self._is_settled_for_all)
-        if repeats and not self._knowledge.is_settled:
+        if repeats and not self._profile.is_settled:
             self._settle(request.progress)
         has_model = self._asks_the_draft(request)
-        return self._knowledge.pace(
+        return self._profile.policy(
             temperature,
             repeats=repeats,
             in_blocks=request.verify == "block",
@@ -392,21 +396,21 @@ class Engine:
             return None
 
         def tell(whose: str, done: int, total: int) -> None:
-            with self._turn.calling_back():
+            with self._lock.calling_back():
                 progress(whose, done, total)
 
         return tell
 
     def _settle(self, progress: PromptProgress | None) -> None:
         """Measure a pair that nobody has measured, so that a seed repeats a text from now on."""
-        with self._turn.mine():
+        with self._lock.held():
             told = self._heard(progress)
             heard = told and partial(told, "costs")
-            n_most = min(self._knowledge.costs.n_most, self.n_ctx)
+            n_most = min(self._profile.costs.n_most, self.n_ctx)
             sizes = [n for n in _SETTLED_SIZES if n <= n_most]
-            self._knowledge.settle(measured(self.target, self.draft, sizes, heard))
+            self._profile.settle(measured(self.target, self.draft, sizes, heard))
 
-    def _learn(self, steps: Callable[[], Steps], pace: Chosen, temperature: float) -> Steps:
+    def _learn(self, steps: Callable[[], Steps], policy: AutoLength, temperature: float) -> Steps:
         """The same steps; what they cost, and how they went, is known to the next text."""
         under_way = steps()
         answer: Scored | None = None
@@ -414,13 +418,13 @@ class Engine:
             while True:
                 step = under_way.send(answer)
                 if isinstance(step, Round):
-                    pace.clock(step)
+                    policy.clock(step)
                 answer = yield step
         except StopIteration:
             return
         finally:
             under_way.close()
-            self._knowledge.keep(pace, temperature)
+            self._profile.keep(policy, temperature)
 
     def _decode_seconds(self) -> float:
         return self.target.decode_seconds + (self.draft.decode_seconds if self.draft else 0.0)

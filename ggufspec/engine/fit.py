@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ggufspec.common import defaults, validate
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.cost_model import CostModel
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
@@ -204,7 +204,7 @@ def measured_host() -> Measured | None:
 def _pass_seconds(document: Mapping[str, Any]) -> dict[int, float]:
     """By size, as a record has them; nothing where it has none that can be trusted."""
     try:
-        costs = Costs.of_document(document["costs"], _FEW)
+        costs = CostModel.of_document(document["costs"], _FEW)
     except (KeyError, TypeError, ValueError):
         return {}
     found = {n: costs.curve[n - 1] for n in range(2, _FEW + 1) if costs.n_measured(n)}

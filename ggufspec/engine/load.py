@@ -14,7 +14,7 @@ from typing import Any
 
 from ggufspec.common import defaults, validate
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.pair_profile import Memory
+from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine import fit
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Asked, Placement, Placing
@@ -168,7 +168,7 @@ def _load(files: _Files, settings: _Settings, place: Placement, servers: Servers
             type_k=place.type_k,
             type_v=place.type_v,
         )
-        found = profile_store.Settings()
+        found = profile_store.TunedSettings()
         if settings.tuned:
             found = profile_store.settings(pair_facts(target_model, draft_model, options))
         if settings.flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
@@ -199,7 +199,9 @@ def _load(files: _Files, settings: _Settings, place: Placement, servers: Servers
             target_context,
             draft_context,
             n_draft_max=settings.n_draft_max,
-            memory=Memory(facts(target_context, draft_context)) if settings.tuned else None,
+            stored_profile=StoredProfile(facts(target_context, draft_context))
+            if settings.tuned
+            else None,
             placement=place.why,
             resources=resources,
         )

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from ggufspec.errors import OptionError
 
 
-class Turn:
-    """One thread at a time: `with turn.mine():`."""
+class EngineLock:
+    """One thread at a time: `with lock.held():`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -24,7 +24,7 @@ class Turn:
                 "text, or close it"
             )
 
-    def mine(self) -> threading.Lock:
+    def held(self) -> threading.Lock:
         """The lock to hold meanwhile. Raises OptionError rather than wait for itself.
 
         Python's own, held by a `with` of the caller: in an `__enter__` of ours, Ctrl-C could come

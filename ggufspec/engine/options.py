@@ -9,7 +9,7 @@ from typing import Any
 from ggufspec.common import defaults, validate
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.sampling import Sampling, SamplingOptions
-from ggufspec.drafting.temperature import Warmth
+from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
 
 PromptProgress = Callable[[str, int, int], None]  # (whose, tokens done, tokens to read)
@@ -78,7 +78,7 @@ class Request:
                 "To decode without a draft, choose the drafter 'none'"
             )
         rules.rule(self.verify)
-        Warmth(self.sampling.temperature, self.draft_temperature)
+        DraftTemperature(self.sampling.temperature, self.draft_temperature)
         if self.grammar is not None and self.json_schema is not None:
             raise OptionError("there are a grammar and a JSON schema; give one of them")
         if self.ignore_eos and (self.grammar is not None or self.json_schema is not None):

@@ -1,7 +1,7 @@
 """Several texts at once: what they ask of the target is one pass, where that is faster.
 
-Weights are read once for all of them. No text depends on the others: each has its slot, its coins
-and its own rows of the logits.
+Weights are read once for all of them. No text depends on the others: each has its own slot, random
+numbers and rows of the logits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from time import perf_counter
 
 from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Ask, Scored
-from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.cost_model import CostModel
 from ggufspec.engine.slots import Slots
 from ggufspec.engine.stream import Completion, Stream
 from ggufspec.errors import ClosedError, DecodeError
@@ -25,20 +25,20 @@ _MOST_WAITED = 0.2  # seconds, at about half of which such a piece is to stay
 _LEAST_PIECE = 16
 
 
-class Sharing:
+class Scheduler:
     """The passes of an engine's streams. Each step takes every one of them a round further."""
 
     def __init__(
         self,
         target: Context,
-        costs: Callable[[], Costs],
+        costs: Callable[[], CostModel],
         slots: Slots,
-        turn: Callable[[], AbstractContextManager[object]],
+        lock: Callable[[], AbstractContextManager[object]],
     ) -> None:
         self._target = target
         self._costs = costs
         self._slots = slots
-        self._turn = turn
+        self._lock = lock
         self._piece = _FIRST_PIECE
         self._seconds = 0.0  # of the last pass
 
@@ -48,7 +48,7 @@ class Sharing:
         Their chunks are then `taken`. Returns those that failed, and why; the others go on.
         """
         failed: list[tuple[Stream, Exception]] = []
-        with self._turn():
+        with self._lock():
             alive = [stream for stream in dict.fromkeys(streams) if not stream.is_over]
             writing = [stream for stream in alive if not stream.is_reading]
             asks: list[tuple[Stream, Ask]] = []
@@ -157,7 +157,7 @@ class Sharing:
         return True
 
 
-def write_all(sharing: Sharing, streams: Iterable[Stream], n_at_once: int) -> list[Completion]:
+def write_all(scheduler: Scheduler, streams: Iterable[Stream], n_at_once: int) -> list[Completion]:
     """Streams to their ends, so many at a time; each is asked for when its turn comes.
 
     So it knows what those before it have taught. Raises what the first that fails raises.
@@ -170,7 +170,7 @@ def write_all(sharing: Sharing, streams: Iterable[Stream], n_at_once: int) -> li
                 writing[stream] = i
             if not writing:
                 return [written[i] for i in sorted(written)]
-            for _, error in sharing.step(list(writing)):
+            for _, error in scheduler.step(list(writing)):
                 raise error
             for stream in [stream for stream in writing if stream.is_over]:
                 written[writing.pop(stream)] = stream.completion

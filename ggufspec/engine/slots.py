@@ -101,7 +101,7 @@ class Slots:
                 mine.borrow(other, n_known)
 
 
-class Seat:
+class SlotLease:
     """A text's slot, once it has one."""
 
     def __init__(self, slots: Slots) -> None:
@@ -125,15 +125,15 @@ class Seat:
             self._slots.leave(slot)
 
 
-class DraftOf:
-    """The draft's session of a seat, as a core.Session."""
+class LeasedSession:
+    """The draft's session of a lease, as a core.Session."""
 
-    def __init__(self, seat: Seat) -> None:
-        self._seat = seat
+    def __init__(self, lease: SlotLease) -> None:
+        self._lease = lease
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """See core.Session."""
-        session = self._seat.slot.draft
+        session = self._lease.slot.draft
         if session is None:
             raise OptionError("there is no draft to ask")
         return session.score(tokens, draft)

@@ -57,7 +57,7 @@ class Work:
     `read(n_most)` reads the prompt a piece at a time (n_most() tokens, None: many), and returns
     how much of it was known; `share(n)`: its next pass is to be one with those of n texts in all.
     `decode_seconds` is the time spent inside llama_decode up to now; `notes` are what the drafter
-    tells of itself, `advice` what to do if it does not pay; `with turn():` is around each step.
+    tells of itself, `advice` what to do if it does not pay; `with lock():` is around each step.
     """
 
     begin: Callable[[], None]
@@ -69,7 +69,7 @@ class Work:
     decode_seconds: Callable[[], float]
     notes: Callable[[], Mapping[str, float]]
     advice: Callable[[], str | None]
-    turn: Callable[[], AbstractContextManager[object]]
+    lock: Callable[[], AbstractContextManager[object]]
 
 
 class Stream(Iterator[Chunk]):
@@ -110,7 +110,7 @@ class Stream(Iterator[Chunk]):
         while not self._chunks:
             if self.is_over:
                 raise StopIteration
-            with self._work.turn():
+            with self._work.lock():
                 self._step_alone()
         return self._chunks.popleft()
 
@@ -149,7 +149,7 @@ class Stream(Iterator[Chunk]):
 
         Waits for the round that another thread has under way. Raises OptionError in a callback.
         """
-        with self._work.turn():
+        with self._work.lock():
             self.end()
 
     def end(self) -> None:
@@ -229,11 +229,11 @@ class Stream(Iterator[Chunk]):
             steps.close()
             self._decode_seconds = self._work.decode_seconds() - decoded_before
 
-    def _chunks_of(self, turn: Round) -> list[Chunk]:
-        n_accepted = turn.n_accepted
-        chunks = self._write(turn.tokens[:n_accepted], drafted=True) if n_accepted else []
+    def _chunks_of(self, round_: Round) -> list[Chunk]:
+        n_accepted = round_.n_accepted
+        chunks = self._write(round_.tokens[:n_accepted], drafted=True) if n_accepted else []
         if self.finish_reason is None:
-            chunks += self._write(turn.tokens[n_accepted:], drafted=False)
+            chunks += self._write(round_.tokens[n_accepted:], drafted=False)
         self._ended_at = perf_counter()
         return chunks
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
-from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.cost_model import CostModel
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
@@ -122,12 +122,12 @@ def time_draft(
 
 def measured(
     target: Context, draft: Context | None, sizes: Sequence[int], progress: Progress | None = None
-) -> Costs:
+) -> CostModel:
     """What a pair costs, as far as a short look tells.
 
     Raises OptionError where the context is smaller than the largest size, DecodeError, ClosedError.
     """
-    costs = Costs(max(sizes))
+    costs = CostModel(max(sizes))
     found = time_target(target, sizes, depth=_SHORT, n_repeats=2, progress=progress)
     for size, seconds in found.items():
         costs.observe_target(size, min(seconds))

@@ -22,7 +22,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """A model, whoever told of it: a file's header, or a registry.
 
     n_input_bytes: the token embedding, of which a pass reads a row a token. n_output_bytes: all

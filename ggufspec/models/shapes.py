@@ -1,4 +1,4 @@
-"""A header, or a registered model -> a Shape: what belongs to which layer. Knows no devices."""
+"""A header, or a registered model -> its ModelShape: what belongs to which layer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ggufspec.models.header import Header, Tensor, layer_of, read_header
 from ggufspec.models.pull import locate
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, load_registry
-from ggufspec.models.shape import Layer, Shape
+from ggufspec.models.shape import Layer, ModelShape
 
 _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
@@ -16,7 +16,7 @@ _EXPERTS = "_exps."
 _STATE_VALUE_BYTES = 4
 
 
-def shape_of(header: Header) -> Shape:
+def shape_of(header: Header) -> ModelShape:
     """What a model is made of. Raises ModelError where its numbers cannot be true."""
     n_layers, n_embd = header.n_layers, header.number("embedding_length")
     if not 1 <= n_layers <= _N_MOST_LAYERS or not n_embd:
@@ -39,7 +39,7 @@ def shape_of(header: Header) -> Shape:
                 n_output += tensor.n_bytes  # read as a matrix at the end too
         else:
             n_output += tensor.n_bytes
-    return Shape(
+    return ModelShape(
         name=header.name,
         layers=_layers(header, by_layer, n_embd),
         n_input_bytes=n_input,
@@ -150,7 +150,7 @@ _UNGATED = ("bloom", "gpt2")  # whose feed-forward layers are two matrices, not 
 _OUTPUT_BITS, _MANY_BITS = 6.5625, 8.0  # Q6_K, but where the rest has more bits anyway
 
 
-def reckoned(entry: ModelEntry) -> Shape:
+def reckoned(entry: ModelEntry) -> ModelShape:
     """A registered model whose file is not there, by its dimensions.
 
     Sizes are those of the file where its size is known, and about right (some per cent) where it
@@ -186,7 +186,7 @@ def reckoned(entry: ModelEntry) -> Shape:
     if entry.size is not None:
         n_layer = (entry.size - n_input - (0 if known.tied else n_output)) // known.n_layers
     layer = Layer(n_layer, round(n_layer * n_active / n_weights), 2 * n_keys)
-    return Shape(
+    return ModelShape(
         name=entry.alias,
         layers=(layer,) * known.n_layers,
         n_input_bytes=n_input,
@@ -203,7 +203,7 @@ def reckoned(entry: ModelEntry) -> Shape:
     )
 
 
-def shape_of_name(name: str) -> Shape:
+def shape_of_name(name: str) -> ModelShape:
     """Of the model that a name means: of its file if it is on this machine, else as registered.
 
     Raises ModelError where it is neither there nor registered with its dimensions.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from ggufspec.models.shape import Layer, Shape
+from ggufspec.models.shape import Layer, ModelShape
 
 # Bytes of a number in a cache: blocks of 32 with their scale.
 VALUE_BYTES = {
@@ -59,7 +59,7 @@ class Taken(NamedTuple):
 class Sizes:
     """Bytes of a model for every number of layers on GPUs, reckoned once."""
 
-    def __init__(self, shape: Shape, caches: Caches) -> None:
+    def __init__(self, shape: ModelShape, caches: Caches) -> None:
         self.shape = shape
         self.n_units = shape.n_layers + 1  # the output is one more
         self.compute = compute_bytes(shape, caches)
@@ -126,7 +126,7 @@ class Sizes:
         return low
 
 
-def compute_bytes(shape: Shape, caches: Caches) -> int:
+def compute_bytes(shape: ModelShape, caches: Caches) -> int:
     """Of the buffers of one graph, on each device that computes a part of it."""
     n_batch, n_ctx = min(caches.n_batch, caches.n_ctx), caches.n_cells
     if caches.flash_attention:
@@ -137,7 +137,7 @@ def compute_bytes(shape: Shape, caches: Caches) -> int:
     return n_batch * (4 * max(n_numbers, _N_FF * shape.n_ff + _N_EMBD * shape.n_embd) + 4 * n_ctx)
 
 
-def cache_bytes(shape: Shape, caches: Caches) -> int:
+def cache_bytes(shape: ModelShape, caches: Caches) -> int:
     """Of the K and V caches of all layers, with the states of recurrent ones."""
     return sum(_cached(layer, caches) for layer in shape.layers)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
-from ggufspec.models.shape import Shape
+from ggufspec.models.shape import ModelShape
 from ggufspec.placement.memory import Caches, Sizes
 from ggufspec.placement.speeds import (
     GPU_BANDWIDTH,
@@ -116,7 +116,7 @@ class OffloadPlan:
 
 
 def plan_offload(
-    target: Shape, draft: Shape | None, machine: Machine, wishes: Wishes
+    target: ModelShape, draft: ModelShape | None, machine: Machine, wishes: Wishes
 ) -> OffloadPlan:
     """The best plan; of what does not fit, the one that lacks the least, with `fits` False.
 
@@ -133,12 +133,12 @@ def plan_offload(
 
 
 def alternatives(
-    target: Shape, draft: Shape | None, machine: Machine, wishes: Wishes
+    target: ModelShape, draft: ModelShape | None, machine: Machine, wishes: Wishes
 ) -> list[tuple[str, OffloadPlan]]:
     """Plans that people would compare, with what they are; the chosen one comes first."""
     chosen = plan_offload(target, draft, machine, wishes)
 
-    def other(of_draft: Shape | None = draft, **changed: int) -> OffloadPlan:
+    def other(of_draft: ModelShape | None = draft, **changed: int) -> OffloadPlan:
         changes: dict[str, Any] = changed
         return _best(target, of_draft, machine, replace(wishes, **changes), chosen.caches)
 
@@ -161,7 +161,7 @@ def alternatives(
     return found
 
 
-def why(plan: OffloadPlan, target: Shape, draft: Shape | None, machine: Machine) -> str:
+def why(plan: OffloadPlan, target: ModelShape, draft: ModelShape | None, machine: Machine) -> str:
     """A plan in one line."""
     if machine.gpus:
         where = f"{plan.n_gpu_layers} of {target.n_layers + 1} layers of the target"
@@ -191,7 +191,7 @@ def _counted(n: int, what: str) -> str:
     return f"{n} {what}{'s' if n > 1 else ''}" if n else ""
 
 
-def _caches(target: Shape, draft: Shape | None, wishes: Wishes) -> Iterator[Caches]:
+def _caches(target: ModelShape, draft: ModelShape | None, wishes: Wishes) -> Iterator[Caches]:
     """From what was asked for to what takes less."""
     limit = target.n_ctx_train or defaults.N_CTX
     n_ctx = wishes.n_ctx or min(defaults.N_CTX, limit)
@@ -214,13 +214,13 @@ def _caches(target: Shape, draft: Shape | None, wishes: Wishes) -> Iterator[Cach
 
 
 def _best(
-    target: Shape, draft: Shape | None, machine: Machine, wishes: Wishes, caches: Caches
+    target: ModelShape, draft: ModelShape | None, machine: Machine, wishes: Wishes, caches: Caches
 ) -> OffloadPlan:
     return max(_plans(target, draft, machine, wishes, caches), key=_worth)
 
 
 def _plans(
-    target: Shape, draft: Shape | None, machine: Machine, wishes: Wishes, caches: Caches
+    target: ModelShape, draft: ModelShape | None, machine: Machine, wishes: Wishes, caches: Caches
 ) -> Iterator[OffloadPlan]:
     sizes = Sizes(target, caches)
     sizes_draft = Sizes(draft, caches) if draft else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ggufspec.models.shape import Shape
+from ggufspec.models.shape import ModelShape
 
 # Of the bandwidth on the box of a GPU, what small batches of quantized weights get: 8 B Q3_K_L on
 # a 4090 (1,008 GB/s) wrote 87 tokens/s; newer builds do better.
@@ -92,7 +92,7 @@ def host_bandwidth(n_bytes: int, n_bits: float, seconds: float) -> float:
 class Passes:
     """Seconds of passes of a model for every number of its layers on GPUs."""
 
-    def __init__(self, shape: Shape, bandwidths: Bandwidths) -> None:
+    def __init__(self, shape: ModelShape, bandwidths: Bandwidths) -> None:
         self._bandwidths = bandwidths
         self._host = bandwidths.host * _unpacking(shape.n_bits)
         n_active = sum(at.n_active_bytes for at in shape.layers)

@@ -65,7 +65,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerOptions:
     """What the operator chose. `hosts`: names that the server may be called by; None: any.
 
     `defaults`: options of a text where the request does not say. Seconds are those of a whole
@@ -92,7 +92,7 @@ class Service:
     engine: Engine
     worker: Worker
     metrics: Metrics
-    settings: Settings
+    settings: ServerOptions
     started_at: int
 
     @property
@@ -106,7 +106,7 @@ class Service:
         return self.engine.target.model.chat_template is not None
 
 
-def make_service(engine: Engine, settings: Settings) -> Service:
+def make_service(engine: Engine, settings: ServerOptions) -> Service:
     """A service whose worker has not started yet."""
     metrics = Metrics()
     worker = Worker(engine, n_waiting_max=settings.n_waiting_max, metrics=metrics)

@@ -200,13 +200,13 @@ class Worker:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        sharing = self._engine.sharing()
+        scheduler = self._engine.scheduler()
         while self._wait():
             self._begin_texts()
             texts = [text for job in self._running for text in job.writing]
             by_stream = {text.stream: text for text in texts}
             try:
-                errors = sharing.step(list(by_stream))
+                errors = scheduler.step(list(by_stream))
             except Exception as error:  # the thread lives on for who comes next
                 errors = [(stream, error) for stream in by_stream]
             failed = {by_stream[stream]: error for stream, error in errors}

@@ -2,7 +2,7 @@
 
 from ggufspec.common.files import default_cache_dir
 from ggufspec.standin.padded import (
-    Shape,
+    PaddedShape,
     cached_target,
     embedded_draft,
     embedded_target,
@@ -13,7 +13,7 @@ from ggufspec.standin.padded import (
 )
 
 __all__ = [
-    "Shape",
+    "PaddedShape",
     "cached_target",
     "default_cache_dir",
     "embedded_draft",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "Shape",
+    "PaddedShape",
     "cached_target",
     "embedded_draft",
     "embedded_target",
@@ -87,7 +87,7 @@ def parse_size(text: str) -> int:
 
 
 @dataclass(frozen=True)
-class Shape:
+class PaddedShape:
     """The size of a llama model with the embedded tokenizer and heads of 32."""
 
     n_embd: int
@@ -106,7 +106,7 @@ class Shape:
         return sum(tensor.n_bytes for tensor in _tensors(self))
 
 
-def plan_shape(n_params: int) -> Shape:
+def plan_shape(n_params: int) -> PaddedShape:
     """The shape nearest to a number of parameters, within 16 %.
 
     The widest that leaves twelve layers, in doublings of the embedded width; then as many layers as
@@ -175,7 +175,7 @@ class _Tensor(NamedTuple):
         return self.n_columns * _F16_BYTES
 
 
-def _tensors(shape: Shape) -> Iterator[_Tensor]:
+def _tensors(shape: PaddedShape) -> Iterator[_Tensor]:
     """In the order of the file. Widths are multiples of 256, so none needs padding to align."""
     width, wide = shape.n_embd, shape.n_ff
     yield _Tensor("token_embd.weight", width, _N_VOCAB)
@@ -191,8 +191,8 @@ def _tensors(shape: Shape) -> Iterator[_Tensor]:
         yield _Tensor(f"blk.{layer}.ffn_down.weight", wide, width)
 
 
-def _shape(n_embd: int, n_layer: int) -> Shape:
-    return Shape(n_embd, n_layer, n_head=n_embd // _HEAD_SIZE, n_ff=3 * n_embd)
+def _shape(n_embd: int, n_layer: int) -> PaddedShape:
+    return PaddedShape(n_embd, n_layer, n_head=n_embd // _HEAD_SIZE, n_ff=3 * n_embd)
 
 
 def _layers_that_fit(n_embd: int, n_params: int) -> float:
@@ -255,7 +255,7 @@ def _read_source() -> _Source:
 class _Plan(NamedTuple):
     """A stand-in that is decided but not written."""
 
-    shape: Shape
+    shape: PaddedShape
     source: _Source
     header: bytes
 
@@ -303,18 +303,18 @@ class _Plan(NamedTuple):
             yield from _zeros(tensor.n_bytes - n_done)
 
 
-def _copies(shape: Shape, source: _Source) -> int:
+def _copies(shape: PaddedShape, source: _Source) -> int:
     """How often the residual stream holds the source's: once if d / D is a power of 4, or twice."""
     n_doublings = (shape.n_embd // source.n_embd).bit_length() - 1
     return 1 + n_doublings % 2
 
 
-def _filled(shape: Shape, source: _Source) -> float:
+def _filled(shape: PaddedShape, source: _Source) -> float:
     """The part of the residual stream that is not zero, a power of 4."""
     return _copies(shape, source) * source.n_embd / shape.n_embd
 
 
-def _metadata(shape: Shape, source: _Source) -> dict[str, bytes]:
+def _metadata(shape: PaddedShape, source: _Source) -> dict[str, bytes]:
     """The source's own, the tokenizer bit by bit, with the new sizes."""
     size = _format_params(shape.n_params)
     changed = [
@@ -342,7 +342,7 @@ def _metadata(shape: Shape, source: _Source) -> dict[str, bytes]:
     return source.metadata | dict(changed)
 
 
-def _header(shape: Shape, metadata: dict[str, bytes]) -> bytes:
+def _header(shape: PaddedShape, metadata: dict[str, bytes]) -> bytes:
     """Everything before the first tensor."""
     return gguf_bytes.header(
         metadata,

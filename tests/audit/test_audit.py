@@ -11,13 +11,13 @@ import tiny
 
 import ggufspec
 from ggufspec import audit as auditing
-from ggufspec.audit import PROMPTS, Settings, audit
+from ggufspec.audit import PROMPTS, AuditOptions, audit
 from ggufspec.decoding import verify
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import ClosedError, OptionError, PromptError
 
-SMALL = Settings(n_runs=6, n_tokens=12, seed=0)
+SMALL = AuditOptions(n_runs=6, n_tokens=12, seed=0)
 
 
 # What is honest
@@ -139,7 +139,7 @@ def test_logits_that_cannot_be_had_are_refused(pair: Engine, paths: tuple[Path, 
 )
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(OptionError):
-        Settings(**wrong)  # type: ignore[arg-type]
+        AuditOptions(**wrong)  # type: ignore[arg-type]
 
 
 def test_prompts_that_make_no_sense_are_refused(pair: Engine) -> None:
@@ -165,6 +165,6 @@ def test_public_names_exist() -> None:
 
 
 def test_the_length_that_run_chooses_can_be_audited(pair: Engine) -> None:
-    report = audit(pair, PROMPTS, Settings(n_runs=12, n_tokens=30, seed=0, n_draft="auto"))
+    report = audit(pair, PROMPTS, AuditOptions(n_runs=12, n_tokens=30, seed=0, n_draft="auto"))
     assert report.differences == ()
     assert report.settings.drafter == "auto"

@@ -30,8 +30,8 @@ def test_places_of_the_laws_own_tokens_are_uniform(score: np.ndarray) -> None:
     rng = np.random.default_rng(0)
     tokens = rng.choice(5, 40_000, p=TARGET)
     places = [
-        place(token, TARGET, score, coin)
-        for token, coin in zip(tokens, rng.random(40_000), strict=True)
+        place(token, TARGET, score, uniform)
+        for token, uniform in zip(tokens, rng.random(40_000), strict=True)
     ]
     assert np.mean(places) == pytest.approx(0.5, abs=0.007)
     np.testing.assert_allclose(np.histogram(places, 10, (0, 1))[0] / 40_000, 0.1, atol=0.0075)
@@ -69,12 +69,12 @@ def test_a_greedy_rules_law_is_off_by_what_arithmetic_says() -> None:
 
 
 def test_a_rule_that_replaces_by_the_target_is_off() -> None:
-    def from_target(draft: Draft, target_probs: np.ndarray, coins: Sequence[float]) -> Verdict:
+    def from_target(draft: Draft, target_probs: np.ndarray, uniforms: Sequence[float]) -> Verdict:
         token, row = draft.tokens[0], target_probs[0]
         assert draft.probs is not None
-        if coins[0] * draft.probs[0][token] < row[token]:
+        if uniforms[0] * draft.probs[0][token] < row[token]:
             return Verdict(1, 0)
-        return Verdict(0, int(np.searchsorted(np.cumsum(row), coins[1] * row.sum(), "right")))
+        return Verdict(0, int(np.searchsorted(np.cumsum(row), uniforms[1] * row.sum(), "right")))
 
     found, resolution = law_of_rule(from_target, TARGET, DRAFT)
     assert found > 0.1 > 10 * resolution

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 import ggufspec
-from ggufspec.audit import PROMPTS, Greedy, Parting, Report, Settings, audit
+from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, Greedy, Parting, audit
 from ggufspec.decoding import verify
-from ggufspec.decoding.types import Coins, Draft, Probs, Verdict
+from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 from ggufspec.engine import engine
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.standin import embedded as demo
 
-SMALL = Settings(n_runs=6, n_tokens=12, seed=0, verify="rejection")
+SMALL = AuditOptions(n_runs=6, n_tokens=12, seed=0, verify="rejection")
 # The embedded pair agrees so often that faults show: 58 % of its drafts are accepted.
 OPEN: GenerateOptions = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-LARGE = Settings(n_runs=40, n_tokens=32, seed=0, verify="rejection", options=OPEN)
+LARGE = AuditOptions(n_runs=40, n_tokens=32, seed=0, verify="rejection", options=OPEN)
 TIE = Parting(prompt=0, position=3, tokens=(5, 6), gap=0.01)
 
 
@@ -65,12 +65,12 @@ def test_a_draft_drawn_from_another_law_is_found_by_texts(
 
     With seeds 1 to 4, whole texts differed by the least p that the test of energies has.
     """
-    honest = engine.coin_streams
+    honest = engine.uniform_streams
 
     def median(seed: int) -> object:
         return honest(seed)[0], lambda n: [0.5] * n
 
-    monkeypatch.setattr(engine, "coin_streams", median)
+    monkeypatch.setattr(engine, "uniform_streams", median)
     report = audit(embedded, PROMPTS, LARGE)
     assert report.rule is not None
     assert not report.rule.found  # the rule is honest, if its draft is
@@ -84,9 +84,9 @@ def test_plain_texts_owe_nothing_to_the_rule_on_trial(
     """A rule that prefers what is likely, even where nothing was drafted."""
     honest = verify.rule("match")
 
-    def sharpened(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+    def sharpened(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         rows = np.asarray(target_probs) ** 2
-        return honest(draft, rows / rows.sum(axis=1, keepdims=True), coins)
+        return honest(draft, rows / rows.sum(axis=1, keepdims=True), uniforms)
 
     monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", sharpened)
     report = audit(pair, PROMPTS, replace(SMALL, n_runs=30))
@@ -99,7 +99,7 @@ def test_plain_texts_owe_nothing_to_the_rule_on_trial(
 def test_a_credulous_rule_is_found_at_temperature_0(
     pair: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def credulous(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+    def credulous(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         return Verdict(len(draft.tokens), int(np.asarray(target_probs)[-1].argmax()))
 
     monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", credulous)
@@ -127,7 +127,7 @@ def test_a_batch_that_computes_something_else_is_found(
 
 
 def test_a_parting_at_a_near_tie_is_no_difference() -> None:
-    same = Report(SMALL, 2, None, None, None, Greedy(2, 0.05, (TIE,)))
+    same = AuditReport(SMALL, 2, None, None, None, Greedy(2, 0.05, (TIE,)))
     assert same.differences == ()
     assert same.verdict.endswith("1 of 2 greedy texts are the same, 1 part at near-ties.")
     other = replace(same, greedy=Greedy(2, 0.05, (TIE, replace(TIE, gap=0.06))))
@@ -137,7 +137,7 @@ def test_a_parting_at_a_near_tie_is_no_difference() -> None:
 def test_the_gap_of_a_parting_is_that_of_the_logits(
     pair: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stubborn(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+    def stubborn(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         if not draft.tokens:  # as in plain decoding
             return Verdict(0, int(np.asarray(target_probs)[0].argmax()))
         return Verdict(0, 7)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ggufspec.bench import tune
-from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.cost_model import CostModel
 
 
-def costs(*seconds: float, step: float) -> Costs:
-    made = Costs(len(seconds))
+def costs(*seconds: float, step: float) -> CostModel:
+    made = CostModel(len(seconds))
     for i, each in enumerate(seconds):
         made.observe_target(i + 1, each)
     made.observe_draft(1, step)

@@ -52,23 +52,23 @@ def numpy_probs(logits: Floats, sampling: Sampling) -> Floats:
 
 
 def numpy_block(
-    tokens: Sequence[int], draft: Floats, target: Floats, coins: Sequence[float]
+    tokens: Sequence[int], draft: Floats, target: Floats, uniforms: Sequence[float]
 ) -> tuple[int, int]:
     """Block verification, as one would write it in numpy."""
     ratios = [1.0]
     for i, token in enumerate(tokens):
         ratios.append(min(ratios[-1] * target[i, token] / draft[i, token], 1.0))
     n = len(tokens)
-    if coins[n - 1] < ratios[n]:
+    if uniforms[n - 1] < ratios[n]:
         rest = target[n]
     else:
         for i in range(n - 1, -1, -1):
             rest = np.maximum(ratios[i] * target[i] - draft[i], 0)
             excess = rest.sum()
-            if i == 0 or coins[i - 1] * (excess + 1 - ratios[i]) < excess:
+            if i == 0 or uniforms[i - 1] * (excess + 1 - ratios[i]) < excess:
                 n = i
                 break
-    return n, int(np.searchsorted(rest.cumsum(), coins[-1] * rest.sum(), side="right"))
+    return n, int(np.searchsorted(rest.cumsum(), uniforms[-1] * rest.sum(), side="right"))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -114,18 +114,18 @@ def measure(n_vocab: int, sampling: Sampling, n_draft: int, n_runs: int) -> list
             append_probs(draft_rows, drafts[i : i + 1], sampling, ())
         tokens = [draft_rows.pick(i, rng.random()) for i in range(n_draft)]
         token_seconds = (perf_counter() - start) / n_draft
-        draft, coins = Draft(tokens, draft_rows), rng.random(n_draft + 1).tolist()
+        draft, uniforms = Draft(tokens, draft_rows), rng.random(n_draft + 1).tolist()
         numpy_draft = np.asarray(draft_rows)
 
         np.copyto(logits, fresh)
         start = perf_counter()
         to_probs(logits, sampling, (), tokens, out=target_rows)
-        verdict = rule(draft, target_rows, coins)
+        verdict = rule(draft, target_rows, uniforms)
         ours = perf_counter() - start
 
         np.copyto(logits, fresh)
         start = perf_counter()
-        other = numpy_block(tokens, numpy_draft, numpy_probs(logits, sampling), coins)
+        other = numpy_block(tokens, numpy_draft, numpy_probs(logits, sampling), uniforms)
         theirs = perf_counter() - start
         if abs(verdict.n_accepted - other[0]) > 0 and run < 2:
             raise AssertionError(f"ours says {verdict}, numpy {other}: not the same work")

@@ -17,7 +17,7 @@ import tiny
 import ggufspec
 from ggufspec.cli.render import columns
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.cost_model import CostModel
 from ggufspec.llama.profile_key import facts
 from ggufspec.llama.timing import DraftTimes, time_in_turns
 from ggufspec.standin.embedded import embedded_draft
@@ -218,7 +218,7 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
         document = profile_store.recall(facts(engine.target, engine.draft))
     assert document is not None
     assert (document["settings"], document["measured"]) == (chosen, "tune")
-    costs = Costs.of_document(document["costs"], 5)
+    costs = CostModel.of_document(document["costs"], 5)
     assert costs.curve[0] > 0
     assert costs.step > 0
 
@@ -229,7 +229,7 @@ def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, dr
         target, draft, n_threads=1, n_threads_draft=1, flash_attention="on"
     ) as engine:
         known = facts(engine.target, engine.draft)
-    costs = Costs(17)
+    costs = CostModel(17)
     costs.observe_target(1, 1.0)
     learned = {"costs": costs.to_document(), "chances": {"0.8": [0.5, 0.25]}}
     profile_store.remember(known, {**learned, "measured": "run"})
@@ -245,7 +245,7 @@ def test_tuning_does_not_start_from_what_was_tuned(
 ) -> None:
     with ggufspec.load(target, draft) as engine:
         pair = facts(engine.target, engine.draft)["pair"]
-    profile_store.remember_settings(pair, profile_store.Settings(511, 511, "off"))
+    profile_store.remember_settings(pair, profile_store.TunedSettings(511, 511, "off"))
     trials = tune("--json").document["trials"]
     assert max(trial["value"] for trial in trials if trial["what"].startswith("n_threads")) < 511
     assert "auto" in {trial["value"] for trial in trials}

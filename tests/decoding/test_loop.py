@@ -9,7 +9,7 @@ import pytest
 from fakes import FakeSession, hashed_logits, scripted_logits, speculated
 
 from ggufspec.decoding import verify
-from ggufspec.decoding.rng import coin_streams
+from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Draft, Drafter, Probs, Round, Verdict
 from ggufspec.drafting import strategies as drafters
@@ -39,7 +39,7 @@ def run(
             drafter=drafter,
             verify=verify.rule(rule),
             sampling=sampling,
-            coins=coin_streams(seed)[0],
+            uniforms=uniform_streams(seed)[0],
             n_draft=n_draft,
             n_end=len(prompt) + n_tokens,
             stop_tokens=stop_tokens,
@@ -56,12 +56,12 @@ def model_drafter(
 ) -> Drafter:
     session = FakeSession(logits_after)
     return drafters.make(
-        "model", drafters.Materials(sampling, coin_streams(seed)[1], stop_tokens, session)
+        "model", drafters.Materials(sampling, uniform_streams(seed)[1], stop_tokens, session)
     )
 
 
 def no_drafter() -> Drafter:
-    return drafters.make("none", drafters.Materials(GREEDY, coin_streams(0)[1], ()))
+    return drafters.make("none", drafters.Materials(GREEDY, uniform_streams(0)[1], ()))
 
 
 @pytest.mark.parametrize("rule", verify.names())
@@ -157,7 +157,7 @@ def test_sampled_text_has_the_targets_law(rule: str) -> None:
 
     session = FakeSession(remembered(target, 0))
     drafter = model_drafter(remembered(draft, 1), sampling, seed=6)
-    coins = coin_streams(7)[0]
+    uniforms = uniform_streams(7)[0]
     for _ in range(n_runs):
         tokens = [0]
         for _ in speculated(
@@ -166,7 +166,7 @@ def test_sampled_text_has_the_targets_law(rule: str) -> None:
             drafter=drafter,
             verify=verify.rule(rule),
             sampling=sampling,
-            coins=coins,
+            uniforms=uniforms,
             n_draft=2,
             n_end=3,
         ):
@@ -194,7 +194,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
 
 def test_drafters_are_found_by_file_name() -> None:
     assert {"none", "model", "ngram", "auto"} <= set(drafters.names())
-    materials = drafters.Materials(GREEDY, coin_streams(0)[1], ())
+    materials = drafters.Materials(GREEDY, uniform_streams(0)[1], ())
     with pytest.raises(OptionError, match="choose from auto, model, ngram, none"):
         drafters.make("oracle", materials)
     with pytest.raises(OptionError, match="needs a draft model"):

@@ -1,4 +1,4 @@
-"""Logits become the distribution that the options describe; coins land where they should."""
+"""Logits become the distribution that the options describe; uniforms land where they should."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_penalties_see_the_drafted_tokens_before_each_position() -> None:
 
 def test_coins_land_by_probability() -> None:
     rows = as_rows(np.array([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], np.float32))
-    landed = [rows.pick(0, coin) for coin in (0.0, 0.2499, 0.25, 0.7499, 0.75, 0.999999999)]
+    landed = [rows.pick(0, uniform) for uniform in (0.0, 0.2499, 0.25, 0.7499, 0.75, 0.999999999)]
     assert landed == [1, 1, 3, 3, 4, 4]
 
 
@@ -104,10 +104,10 @@ def test_coins_land_where_the_numpy_twin_says(n_vocab: int) -> None:
         logits = rng.normal(0, 3, (1, n_vocab)).astype(np.float32)
         rows = to_probs(logits, Sampling(**options))
         cumulative = np.asarray(rows)[0].astype(float).cumsum()
-        for coin in rng.random(50):
-            found = rows.pick(0, coin)
-            assert cumulative[found] > coin - 1e-5
-            assert found == 0 or cumulative[found - 1] <= coin + 1e-5
+        for uniform in rng.random(50):
+            found = rows.pick(0, uniform)
+            assert cumulative[found] > uniform - 1e-5
+            assert found == 0 or cumulative[found - 1] <= uniform + 1e-5
 
 
 def test_a_coin_never_lands_on_an_impossible_token() -> None:
@@ -116,12 +116,12 @@ def test_a_coin_never_lands_on_an_impossible_token() -> None:
         probs = (rng.random(50) * (rng.random(50) < 0.1)).astype(np.float32)
         probs[7] = 1e-8
         rows = as_rows(probs[None])
-        for coin in (0.0, rng.random(), np.nextafter(1.0, 0.0)):
-            assert probs[rows.pick(0, coin)] > 0
+        for uniform in (0.0, rng.random(), np.nextafter(1.0, 0.0)):
+            assert probs[rows.pick(0, uniform)] > 0
         logits = np.where(probs > 0, 0.0, -np.inf).astype(np.float32)[None]
         dense = to_probs(logits, Sampling(temperature=1, **PLAIN))
-        for coin in (0.0, rng.random(), np.nextafter(1.0, 0.0)):
-            assert probs[dense.pick(0, coin)] > 0
+        for uniform in (0.0, rng.random(), np.nextafter(1.0, 0.0)):
+            assert probs[dense.pick(0, uniform)] > 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every rule keeps the target's distribution, and agrees with its numpy twin on the same coins."""
+"""Every rule keeps the target's distribution, and equals its numpy twin on the same uniforms."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ def test_native_equals_numpy_on_the_same_coins(name: str, certain: str) -> None:
         n_vocab, n_draft = int(rng.integers(1, 12)), int(rng.integers(0, 6))
         tokens, rows = drafted_rows(rng, n_draft, n_vocab, certain.split(",")[0])
         target_probs = random_rows(rng, n_draft + 1, n_vocab)
-        coins = rng.random(n_draft + 1)
+        uniforms = rng.random(n_draft + 1)
         draft = Draft(tokens, None if "no rows" in certain else rows)
-        verdict = verify.rule(name)(draft, target_probs, coins)
+        verdict = verify.rule(name)(draft, target_probs, uniforms)
         target, probs = target_probs.astype(float), rows.astype(float)
         if name == "match":
-            expected = reference.match_verdict(tokens, target, coins)
+            expected = reference.match_verdict(tokens, target, uniforms)
         else:
-            expected = getattr(reference, name)(tokens, probs, target).verdict(coins)
+            expected = getattr(reference, name)(tokens, probs, target).verdict(uniforms)
         assert (verdict.n_accepted, verdict.next_token) == expected
         n_partly += 0 < verdict.n_accepted < n_draft
     assert n_partly > 100
@@ -86,14 +86,14 @@ def test_all_forms_of_rows_are_judged_alike(name: str, draft_is: str, target_is:
         near = base[:n_draft].astype(np.float32)
         probs = to_probs(near, options[draft_is], draft=[0] * (n_draft - 1))
         tokens = [probs.pick(i, rng.random()) for i in range(n_draft)]
-        coins = rng.random(n_draft + 1).tolist()
+        uniforms = rng.random(n_draft + 1).tolist()
         rule = verify.rule(name)
-        found = rule(Draft(tokens, probs), target, coins)
-        expected = rule(Draft(tokens, np.asarray(probs)), np.asarray(target), coins)
+        found = rule(Draft(tokens, probs), target, uniforms)
+        expected = rule(Draft(tokens, np.asarray(probs)), np.asarray(target), uniforms)
         n_unlike += found != expected
         lengths.add(found.n_accepted)
     assert len(lengths) >= 3
-    assert n_unlike <= 2  # coins so near an edge that rounding decides
+    assert n_unlike <= 2  # uniforms so near an edge that rounding decides
 
 
 Law = dict[tuple[int, ...], float]
@@ -235,12 +235,12 @@ def test_block_never_keeps_less_than_token_wise_rejection(certain: str) -> None:
 def law_of_first_token(
     rule: Verify, target: np.ndarray, draft: np.ndarray, certain: bool, n_runs: int
 ) -> np.ndarray:
-    """How often each token comes first, with n_draft = 1, over many seeded coins."""
+    """How often each token comes first, with n_draft = 1, over many seeded uniforms."""
     rng = np.random.default_rng(11)
     counts = np.zeros(target.shape[1])
     drafted = rng.choice(len(draft[0]), size=n_runs, p=draft[0].astype(float) / draft[0].sum())
-    for token, coins in zip(drafted, rng.random((n_runs, 2)), strict=True):
-        verdict = rule(Draft([int(token)], None if certain else draft), target, coins)
+    for token, uniforms in zip(drafted, rng.random((n_runs, 2)), strict=True):
+        verdict = rule(Draft([int(token)], None if certain else draft), target, uniforms)
         counts[token if verdict.n_accepted else verdict.next_token] += 1
     return counts / n_runs
 
@@ -322,13 +322,13 @@ def test_equal_distributions_are_always_accepted(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_wrong_shapes_are_refused_not_read(name: str) -> None:
-    rows, coins = np.full((2, 4), 0.25, np.float32), np.zeros(2)
+    rows, uniforms = np.full((2, 4), 0.25, np.float32), np.zeros(2)
     rule = verify.rule(name)
     for draft, target, tossed in (
-        (Draft([1, 2], rows), rows, coins),
-        (Draft([1], rows[:1]), rows, coins[:1]),
-        (Draft([4], rows[:1]), rows, coins),
-        (Draft([-1], rows[:1]), rows, coins),
+        (Draft([1, 2], rows), rows, uniforms),
+        (Draft([1], rows[:1]), rows, uniforms[:1]),
+        (Draft([4], rows[:1]), rows, uniforms),
+        (Draft([-1], rows[:1]), rows, uniforms),
     ):
         with pytest.raises(ValueError, match=r"verify|outside the vocabulary"):
             rule(draft, target, tossed)

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.cost_model import CostModel
 
 
-def costs_of(**known: float) -> Costs:
-    costs = Costs(8)
+def costs_of(**known: float) -> CostModel:
+    costs = CostModel(8)
     for name, seconds in known.items():
         costs.observe_target(int(name[1:]), seconds)
     return costs
@@ -28,7 +28,7 @@ def test_a_landing_is_lower_than_the_stair_before_it() -> None:
 
 
 def test_a_landing_that_nobody_has_tried_is_believed_in() -> None:
-    costs = Costs(12)
+    costs = CostModel(12)
     for n, seconds in ((1, 1.0), (2, 1.7), (3, 2.4)):
         costs.observe_target(n, seconds)
     assert costs.curve[3] == pytest.approx(2.4), "four may cost what three do"
@@ -38,7 +38,7 @@ def test_a_landing_that_nobody_has_tried_is_believed_in() -> None:
 
 
 def test_what_was_slow_long_ago_is_worth_another_try() -> None:
-    costs = Costs(4)
+    costs = CostModel(4)
     costs.observe_target(1, 1.0)
     for _ in range(3):
         costs.observe_target(4, 3.0)
@@ -53,7 +53,7 @@ def test_what_was_slow_long_ago_is_worth_another_try() -> None:
 
 
 def test_what_was_tried_often_is_believed_longer() -> None:
-    costs = Costs(4)
+    costs = CostModel(4)
     for n, size in ((3, 2), (12, 3)):
         for _ in range(n):
             costs.observe_target(size, 3.0)
@@ -64,7 +64,7 @@ def test_what_was_tried_often_is_believed_longer() -> None:
 
 
 def test_what_was_slow_once_or_twice_is_worth_it_sooner() -> None:
-    costs = Costs(4)
+    costs = CostModel(4)
     costs.observe_target(1, 1.0)
     costs.observe_target(4, 3.9)
     costs.observe_target(4, 3.8)
@@ -81,20 +81,20 @@ def test_no_pass_is_believed_to_take_longer_than_as_many_over_one_token() -> Non
 
 
 def test_what_texts_share_is_known_beyond_what_one_may_draft() -> None:
-    costs = Costs(4, n_sharers=3)
+    costs = CostModel(4, n_sharers=3)
     for n, seconds in ((1, 1.0), (4, 2.0), (12, 3.0)):
         costs.observe_target(n, seconds)
     costs.observe_target(13, 99.0)
     assert list(costs.shared(1)) == pytest.approx([1.0, 4 / 3, 5 / 3, 2.0])
     assert costs.shared(3)[3] == pytest.approx(1.0), "a third of a pass over twelve"
     assert costs.shared(2)[1] == pytest.approx(1.0), "half a pass over four"
-    known = Costs.of_document(costs.to_document(), 4, 3)
+    known = CostModel.of_document(costs.to_document(), 4, 3)
     assert known.shared(3) == pytest.approx(costs.shared(3))
-    assert Costs.of_document(costs.to_document(), 4).n_measured(12) == 0
+    assert CostModel.of_document(costs.to_document(), 4).n_measured(12) == 0
 
 
 def test_nothing_known_is_a_guess_that_rises() -> None:
-    curve = list(Costs(8).curve)
+    curve = list(CostModel(8).curve)
     assert curve == sorted(curve)
     assert curve[0] > 0
 
@@ -152,10 +152,10 @@ def test_a_document_tells_all_of_it() -> None:
     costs = costs_of(n1=1.0, n4=1.5)
     costs.observe_draft(4, 0.4)
     costs.observe_reading(10, 0.2)
-    again = Costs.of_document(json.loads(json.dumps(costs.to_document())), 8)
+    again = CostModel.of_document(json.loads(json.dumps(costs.to_document())), 8)
     assert list(again.curve) == list(costs.curve)
     assert (again.step, again.read) == pytest.approx((0.1, 0.02))
-    assert len(Costs.of_document(costs.to_document(), 2).curve) == 2
+    assert len(CostModel.of_document(costs.to_document(), 2).curve) == 2
 
 
 @pytest.mark.parametrize(
@@ -175,4 +175,4 @@ def test_a_document_tells_all_of_it() -> None:
 )
 def test_what_is_no_document_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="seconds"):
-        Costs.of_document(document, 8)
+        CostModel.of_document(document, 8)

@@ -12,12 +12,12 @@ from fakes import FakeSession, speculated
 
 from ggufspec import _native
 from ggufspec.decoding import verify
-from ggufspec.decoding.rng import coin_streams
+from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.cost_model import Costs
-from ggufspec.drafting.draft_length import Chosen, Fixed, Line, Pace
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy, Line
 
 N_VOCAB = 60
 N_MOST = 16
@@ -100,13 +100,13 @@ def test_a_second_that_is_worth_more_elsewhere_makes_drafts_shorter() -> None:
 
 
 def test_a_draft_that_is_there_already_is_taken_as_far_as_it_pays() -> None:
-    pace = _native.Pace()
-    assert pace.weigh([0.9, 0.1])[0] == 2  # without costs, all of it
-    pace.reckon([1.0, 1.2, 1.4, 3.0], 1.0, [0.0], 0.0)
-    assert pace.weigh([0.9, 0.9, 0.9])[0] == 2
-    assert pace.weigh([0.9, 0.1, 0.9])[0] == 1
-    assert pace.weigh([0.1])[0] == 0
-    assert pace.weigh([])[0] == 0
+    policy = _native.LengthRule()
+    assert policy.weigh([0.9, 0.1])[0] == 2  # without costs, all of it
+    policy.reckon([1.0, 1.2, 1.4, 3.0], 1.0, [0.0], 0.0)
+    assert policy.weigh([0.9, 0.9, 0.9])[0] == 2
+    assert policy.weigh([0.9, 0.1, 0.9])[0] == 1
+    assert policy.weigh([0.1])[0] == 0
+    assert policy.weigh([])[0] == 0
 
 
 def test_a_rule_that_judges_drafts_as_a_whole_makes_longer_ones_worth_more() -> None:
@@ -121,29 +121,29 @@ def test_a_rule_that_judges_drafts_as_a_whole_makes_longer_ones_worth_more() -> 
 
 def test_a_chance_follows_what_came() -> None:
     rng = np.random.default_rng(2)
-    pace = _native.Pace(*FIRST_LINE)
+    policy = _native.LengthRule(*FIRST_LINE)
     for _ in range(600):
         gap = float(rng.exponential(1.5))
         truth = 1 / (1 + np.exp(-(-0.5 + 0.8 * gap)))
-        pace.learn(gap, float(rng.random() < truth))
+        policy.learn(gap, float(rng.random() < truth))
     for gap in (0.2, 1.0, 3.0):
-        assert pace.chance(gap) == pytest.approx(1 / (1 + np.exp(0.5 - 0.8 * gap)), abs=0.12)
+        assert policy.chance(gap) == pytest.approx(1 / (1 + np.exp(0.5 - 0.8 * gap)), abs=0.12)
 
 
 def test_surer_is_never_less_likely() -> None:
-    pace = _native.Pace(*FIRST_LINE)
+    policy = _native.LengthRule(*FIRST_LINE)
     for _ in range(300):
-        pace.learn(0.1, 1.0)
-        pace.learn(5.0, 0.0)
-    assert pace.chance(5.0) >= pace.chance(0.1)
+        policy.learn(0.1, 1.0)
+        policy.learn(5.0, 0.0)
+    assert policy.chance(5.0) >= policy.chance(0.1)
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-300, 1e300, float("inf")])
 def test_no_gap_is_too_large(gap: float) -> None:
-    pace = _native.Pace(*FIRST_LINE)
+    policy = _native.LengthRule(*FIRST_LINE)
     for came in (0.0, 1.0) * 50:
-        pace.learn(gap, came)
-    assert 0 < pace.chance(gap) < 1
+        policy.learn(gap, came)
+    assert 0 < policy.chance(gap) < 1
 
 
 # Texts, by what they would cost
@@ -178,19 +178,19 @@ def chosen(
     line: Line = FIRST_LINE,
     is_known: bool = False,
     bonus: float = 0.0,
-) -> Chosen:
-    costs = Costs(N_MOST + 1)
+) -> AutoLength:
+    costs = CostModel(N_MOST + 1)
     for _ in range(3):
         for n, seconds in enumerate(curve):
             costs.observe_target(n + 1, seconds)
         costs.observe_draft(1, step)
     costs.is_frozen = True
-    return Chosen(costs, line, is_known=is_known, bonus=bonus)
+    return AutoLength(costs, line, is_known=is_known, bonus=bonus)
 
 
 def rounds_of(
     logits: tuple[Callable[..., np.ndarray], Callable[..., np.ndarray]],
-    pace: Pace,
+    policy: LengthPolicy,
     *,
     drafter: str = "model",
     n_draft: int = N_MOST,
@@ -199,9 +199,9 @@ def rounds_of(
     clock: Callable[[Round], None] = lambda turn: None,
 ) -> list[Round]:
     sampling = Sampling(temperature=temperature, top_k=0, top_p=1, min_p=0)
-    verify_coins, draft_coins = coin_streams(4)
+    verify_uniforms, draft_uniforms = uniform_streams(4)
     materials = drafters.Materials(
-        sampling, draft_coins, (), FakeSession(logits[1]), n_draft_max=n_draft, pace=pace
+        sampling, draft_uniforms, (), FakeSession(logits[1]), n_draft_max=n_draft, policy=policy
     )
     rounds = []
     for turn in speculated(
@@ -210,7 +210,7 @@ def rounds_of(
         drafter=drafters.make(drafter, materials),
         verify=verify.rule("block"),
         sampling=sampling,
-        coins=verify_coins,
+        uniforms=verify_uniforms,
         n_draft=n_draft,
         n_end=n_tokens + 2,
     ):
@@ -219,18 +219,18 @@ def rounds_of(
     return rounds
 
 
-def seconds_of(curve: Sequence[float], step: float, pace: Chosen, **options: object) -> float:
+def seconds_of(curve: Sequence[float], step: float, policy: AutoLength, **options: object) -> float:
     """What a text costs by the curve, with all that is asked of the draft."""
     seconds = 0.0
 
     def clock(turn: Round) -> None:
         nonlocal seconds
-        seconds += curve[turn.n_drafted] + step * pace.native.n_looked
-        before = pace._probe_seconds
-        pace.clock(turn)
-        seconds += pace._probe_seconds - before
+        seconds += curve[turn.n_drafted] + step * policy.native.n_looked
+        before = policy._probe_seconds
+        policy.clock(turn)
+        seconds += policy._probe_seconds - before
 
-    rounds_of(pace=pace, clock=clock, **options)  # type: ignore[arg-type]
+    rounds_of(policy=policy, clock=clock, **options)  # type: ignore[arg-type]
     return seconds
 
 
@@ -241,10 +241,10 @@ def test_the_chosen_length_is_as_good_as_the_best_fixed_one(shape: str, temperat
     step = 0.03 * curve[0]
     fixed = []
     for n in (1, 2, 3, 5, 8, 15):
-        rounds = rounds_of(logits, Fixed(), n_draft=n, temperature=temperature)
+        rounds = rounds_of(logits, FixedLength(), n_draft=n, temperature=temperature)
         fixed.append(sum(curve[turn.n_drafted] + step * turn.n_drafted for turn in rounds))
-    pace = chosen(curve, step, bonus=0.07 if temperature else 0.0)
-    auto = seconds_of(curve, step, pace, logits=logits, temperature=temperature)
+    policy = chosen(curve, step, bonus=0.07 if temperature else 0.0)
+    auto = seconds_of(curve, step, policy, logits=logits, temperature=temperature)
     assert auto < 1.07 * min(fixed)
     assert auto < 1.03 * 400 * curve[0]
 
@@ -258,18 +258,18 @@ def test_a_draft_that_is_always_wrong_costs_next_to_nothing(
     curve = CURVES[shape]
     logits = (random_logits(1), random_logits(2))
     options = {"logits": logits, "temperature": temperature, "drafter": drafter}
-    pace = chosen(curve, 0.03 * curve[0])
-    assert seconds_of(curve, 0.03 * curve[0], pace, **options) < 1.03 * 400 * curve[0]
+    policy = chosen(curve, 0.03 * curve[0])
+    assert seconds_of(curve, 0.03 * curve[0], policy, **options) < 1.03 * 400 * curve[0]
     if drafter == "model" and shape != "flat":  # there, even a look is cheap
-        assert "did not pay" in (pace.advice() or "")
+        assert "did not pay" in (policy.advice() or "")
 
 
 def test_a_draft_that_is_too_slow_is_told_so() -> None:
     curve = CURVES["flat"]
-    pace = chosen(curve, 0.9 * curve[0])
-    seconds = seconds_of(curve, 0.9 * curve[0], pace, logits=near(3.0))
+    policy = chosen(curve, 0.9 * curve[0])
+    seconds = seconds_of(curve, 0.9 * curve[0], policy, logits=near(3.0))
     assert seconds < 1.05 * 400 * curve[0]
-    assert "cannot pay: one step of it takes 90% of a pass" in (pace.advice() or "")
+    assert "cannot pay: one step of it takes 90% of a pass" in (policy.advice() or "")
 
 
 def test_it_comes_back_when_the_text_changes() -> None:
@@ -280,22 +280,22 @@ def test_it_comes_back_when_the_text_changes() -> None:
         return other(prefix) if len(prefix) < 200 else target(prefix)
 
     curve = CURVES["stairs"]
-    pace = chosen(curve, 0.03 * curve[0])
+    policy = chosen(curve, 0.03 * curve[0])
     lengths: list[int] = []
 
     def clock(turn: Round) -> None:
-        pace.clock(turn)
+        policy.clock(turn)
         lengths.extend([turn.n_drafted] * len(turn.tokens))
 
-    rounds_of((target, draft), pace, clock=clock)
+    rounds_of((target, draft), policy, clock=clock)
     assert sum(n == 0 for n in lengths[100:200]) > 90
     assert sum(n > 0 for n in lengths[250:]) > 100
 
 
 def test_what_was_expected_is_what_came() -> None:
     curve = CURVES["stairs"]
-    pace = chosen(curve, 0.1)
-    rounds = rounds_of(near(1.5), pace, temperature=1.0, n_tokens=1500, clock=pace.clock)
+    policy = chosen(curve, 0.1)
+    rounds = rounds_of(near(1.5), policy, temperature=1.0, n_tokens=1500, clock=policy.clock)
     expected = sum(turn.expected or 0.0 for turn in rounds)
     assert sum(turn.n_accepted for turn in rounds) == pytest.approx(expected, rel=0.12)
 
@@ -305,17 +305,17 @@ def test_what_nobody_drew_teaches_too(temperature: float) -> None:
     """A draft that was thought hopeless, looked at and left: the target's word still counts."""
     line = Line(-3.0, 0.0, 12.0)
     curve = [1.0, 1.6, *(1.6 + 0.6 * n for n in range(1, N_MOST))]
-    pace = chosen(curve, 1e-6, line=line, is_known=True)
-    rounds = rounds_of(near(0.0), pace, temperature=temperature, n_tokens=60, clock=pace.clock)
+    policy = chosen(curve, 1e-6, line=line, is_known=True)
+    rounds = rounds_of(near(0.0), policy, temperature=temperature, n_tokens=60, clock=policy.clock)
     assert [turn.n_drafted for turn in rounds[:3]] == [0, 0, 0]
-    assert pace.native.chance(1.0) > 0.8
+    assert policy.native.chance(1.0) > 0.8
     assert rounds[-2].n_drafted > 0
 
 
 def test_an_unknown_draft_is_asked_before_it_drafts() -> None:
     curve = CURVES["flat"]
-    pace = chosen(curve, 0.01)
-    rounds = rounds_of(near(0.0), pace, n_tokens=60, clock=pace.clock)
+    policy = chosen(curve, 0.01)
+    rounds = rounds_of(near(0.0), policy, n_tokens=60, clock=policy.clock)
     lengths = [turn.n_drafted for turn in rounds]
     assert lengths[:8] == [0] * 7 + [1]
     assert min(lengths[8:-1]) > 8
@@ -330,35 +330,35 @@ def test_a_draft_that_is_sure_of_nothing_is_not_looked_at_for_long(temperature: 
         return np.random.default_rng([3, *prefix[-2:]]).normal(0, 0.1, N_VOCAB)
 
     looks = []
-    pace = chosen([1.0, 1.5, 2.0, 1.6, 2.2, 2.7, 2.9, 2.9], 0.04)
+    policy = chosen([1.0, 1.5, 2.0, 1.6, 2.2, 2.7, 2.9, 2.9], 0.04)
 
     def clock(turn: Round) -> None:
-        looks.append(pace.native.n_looked)
-        pace.clock(turn)
+        looks.append(policy.native.n_looked)
+        policy.clock(turn)
 
-    rounds_of((random_logits(1), unsure), pace, temperature=temperature, n_tokens=64, clock=clock)
+    rounds_of((random_logits(1), unsure), policy, temperature=temperature, n_tokens=64, clock=clock)
     assert sum(looks) <= 16
 
 
 def test_plain_decoding_is_measured_before_anything_is_compared_with_it() -> None:
-    pace = Chosen(Costs(N_MOST + 1), FIRST_LINE, is_known=True)
-    rounds = rounds_of(near(0.0), pace, n_tokens=30, clock=pace.clock)
+    policy = AutoLength(CostModel(N_MOST + 1), FIRST_LINE, is_known=True)
+    rounds = rounds_of(near(0.0), policy, n_tokens=30, clock=policy.clock)
     assert [turn.n_drafted for turn in rounds[:2]] == [0, 0]
     assert rounds[0].why == "plain decoding is measured"
     assert rounds[2].n_drafted > 0
 
 
-def shared_lengths(pace: Chosen, n_sharers: int) -> list[int]:
-    pace.share(n_sharers)
-    return [turn.n_drafted for turn in rounds_of(near(0.0), pace, n_tokens=200)][4:-1]
+def shared_lengths(policy: AutoLength, n_sharers: int) -> list[int]:
+    policy.share(n_sharers)
+    return [turn.n_drafted for turn in rounds_of(near(0.0), policy, n_tokens=200)][4:-1]
 
 
 KNOWN = Line(1.0, 0.5, 12.0)
 
 
-def flat_up_to_16() -> Costs:
+def flat_up_to_16() -> CostModel:
     """Passes that take a second, and one more for each token beyond 16."""
-    costs = Costs(N_MOST + 1, n_sharers=8)
+    costs = CostModel(N_MOST + 1, n_sharers=8)
     for n in range(1, 8 * (N_MOST + 1) + 1):
         costs.observe_target(n, 1.0 + max(n - 16, 0))
     costs.observe_target(1, 1.0)
@@ -369,7 +369,7 @@ def flat_up_to_16() -> Costs:
 
 def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_them() -> None:
     lengths = {
-        n: shared_lengths(Chosen(flat_up_to_16(), KNOWN, is_known=True), n) for n in (1, 4, 8)
+        n: shared_lengths(AutoLength(flat_up_to_16(), KNOWN, is_known=True), n) for n in (1, 4, 8)
     }
     assert min(lengths[1]) > 8
     assert set(lengths[4]) <= {2, 3}, "four times four tokens are sixteen"
@@ -381,16 +381,16 @@ def test_what_others_do_changes_no_text_that_repeats() -> None:
     for n_sharers in (1, 8):
         costs = flat_up_to_16()
         costs.is_frozen = True
-        lengths.append(shared_lengths(Chosen(costs, KNOWN, is_known=True), n_sharers))
+        lengths.append(shared_lengths(AutoLength(costs, KNOWN, is_known=True), n_sharers))
     assert lengths[0] == lengths[1]
     assert min(lengths[0]) > 8
 
 
 def test_a_shared_pass_tells_nothing_of_what_a_text_alone_costs() -> None:
     costs = flat_up_to_16()
-    pace = Chosen(costs, KNOWN, is_known=True)
+    policy = AutoLength(costs, KNOWN, is_known=True)
     before = list(costs.curve)
-    pace.clock(Round([1], 0, 0, 0.0, 50.0, 0.0, n_sharers=4))
+    policy.clock(Round([1], 0, 0, 0.0, 50.0, 0.0, n_sharers=4))
     assert list(costs.curve) == before
-    pace.clock(Round([1], 0, 0, 0.0, 50.0, 0.0))
+    policy.clock(Round([1], 0, 0, 0.0, 50.0, 0.0))
     assert list(costs.curve) != before

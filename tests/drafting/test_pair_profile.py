@@ -11,8 +11,8 @@ import tiny
 import ggufspec
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.cost_model import Costs
-from ggufspec.drafting.pair_profile import Knowledge, Memory
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
 from ggufspec.engine.engine import Engine
 
 PROMPT = "once upon a time"
@@ -119,34 +119,34 @@ def test_other_settings_have_costs_of_their_own(paths: tuple[Path, Path]) -> Non
 def test_a_record_that_is_none_is_not_known(document: dict[str, object]) -> None:
     facts = {"pair": "a"}
     profile_store.remember(facts, document)
-    assert Memory(facts).recall(8) is None
-    costs = Costs(8)
+    assert StoredProfile(facts).recall(8) is None
+    costs = CostModel(8)
     costs.observe_target(1, 1.0)
-    Memory(facts).remember(Knowledge(costs))  # and is no obstacle
-    assert Memory(facts).recall(8) is not None
+    StoredProfile(facts).remember(PairProfile(costs))  # and is no obstacle
+    assert StoredProfile(facts).recall(8) is not None
 
 
 def test_a_record_is_known() -> None:
     facts = {"pair": "b"}
     profile_store.remember(facts, GOOD)
-    assert Memory(facts).recall(8) is not None
+    assert StoredProfile(facts).recall(8) is not None
 
 
 def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
     facts = {"pair": "c"}
     seconds = {"1": 1.0, "4": 1.5, "16": 3.0}
     profile_store.remember(facts, {"costs": {**GOOD["costs"], "target_seconds": seconds}})
-    known = Memory(facts).recall(4)
+    known = StoredProfile(facts).recall(4)
     assert known is not None
-    Memory(facts).remember(known)
+    StoredProfile(facts).remember(known)
     (document,) = [record.document for record in profile_store.records() if record.facts == facts]
     assert document["costs"]["target_seconds"] == seconds
 
 
 @pytest.mark.parametrize("line", [[], [1], [1, 2, 3], ["a", "b"], "ab", [1, -1], [1e9, 1]], ids=str)
 def test_a_line_that_is_none_is_refused(line: object) -> None:
-    costs = Costs(8)
+    costs = CostModel(8)
     costs.observe_target(1, 1.0)
     document = {"costs": costs.to_document(), "chances": {"0.0": line}}
     with pytest.raises(ValueError, match="is no line"):
-        Knowledge.of_document(document, 8)
+        PairProfile.of_document(document, 8)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.profile_store import Settings, recall, remember
+from ggufspec.drafting.profile_store import TunedSettings, recall, remember
 
 FACTS: dict[str, Any] = {
     "target": {"description": "llama 8B Q4_0", "n_params": 8_030_261_312},
@@ -201,30 +201,30 @@ def test_forgetting_one_or_all() -> None:
     assert the_file().name == "README.txt"
 
 
-# Settings
+# TunedSettings
 
 
 def test_settings_are_remembered_beside_documents() -> None:
-    assert profile_store.settings(FACTS) == Settings()
-    found = Settings(6, 1, "off", 1024, 64)
+    assert profile_store.settings(FACTS) == TunedSettings()
+    found = TunedSettings(6, 1, "off", 1024, 64)
     assert profile_store.remember_settings(FACTS, found)
     assert profile_store.settings(FACTS) == found
     assert recall(FACTS) is None, "they are another record"
 
 
 def test_what_was_not_found_out_this_time_stays_known() -> None:
-    profile_store.remember_settings(FACTS, Settings(6, 1, "off"))
-    profile_store.remember_settings(FACTS, Settings(n_threads_draft=2))
-    assert profile_store.settings(FACTS) == Settings(6, 2, "off")
+    profile_store.remember_settings(FACTS, TunedSettings(6, 1, "off"))
+    profile_store.remember_settings(FACTS, TunedSettings(n_threads_draft=2))
+    assert profile_store.settings(FACTS) == TunedSettings(6, 2, "off")
 
 
 @pytest.mark.parametrize("value", [0, -1, 513, True, "6", 2.0, None, [6]])
 def test_settings_that_make_no_sense_are_not_taken(value: object) -> None:
-    profile_store.remember_settings(FACTS, Settings(6, 1, "off"))
+    profile_store.remember_settings(FACTS, TunedSettings(6, 1, "off"))
     document = {"n_threads": value, "n_threads_draft": 1, "flash_attention": value}
     document["n_batch"] = 2**21 if value == 513 else value
     change(document=document)
-    assert profile_store.settings(FACTS) == Settings(None, 1, None)
+    assert profile_store.settings(FACTS) == TunedSettings(None, 1, None)
 
 
 # Fingerprints

@@ -11,11 +11,11 @@ from fakes import FakeSession, hashed_logits, scripted_logits, speculated
 
 import ggufspec
 from ggufspec.decoding import verify
-from ggufspec.decoding.rng import coin_streams
+from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import Fixed, Pace
+from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
 from ggufspec.engine.options import Request
 
 N_VOCAB = 30
@@ -27,15 +27,15 @@ def run(
     name: str,
     *,
     draft: FakeSession | None = None,
-    pace: Pace | None = None,
+    policy: LengthPolicy | None = None,
     stop_tokens: tuple[int, ...] = (),
     n_tokens: int = 60,
     prompt: tuple[int, ...] = (1, 2),
 ) -> tuple[list[int], list[Round]]:
     sampling = Sampling(temperature=0)
-    verify_coins, draft_coins = coin_streams(3)
+    verify_uniforms, draft_uniforms = uniform_streams(3)
     materials = drafters.Materials(
-        sampling, draft_coins, stop_tokens, draft, n_draft_max=8, pace=pace or Fixed()
+        sampling, draft_uniforms, stop_tokens, draft, n_draft_max=8, policy=policy or FixedLength()
     )
     tokens = list(prompt)
     rounds = list(
@@ -45,7 +45,7 @@ def run(
             drafter=drafters.make(name, materials),
             verify=verify.rule("block"),
             sampling=sampling,
-            coins=verify_coins,
+            uniforms=verify_uniforms,
             n_draft=8,
             n_end=len(prompt) + n_tokens,
             stop_tokens=stop_tokens,

@@ -7,11 +7,11 @@ import pytest
 from fakes import FakeSession, speculated
 
 from ggufspec.decoding import verify
-from ggufspec.decoding.rng import coin_streams
+from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling, expected_lengths, to_probs
 from ggufspec.decoding.types import Draft
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.temperature import Warmth
+from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
 
 N_VOCAB = 30
@@ -26,9 +26,9 @@ def mean_length(draft_scale: float, draft_temperature: float | str, rule: str = 
     """Tokens a pass with a draft whose logits are the target's, scaled."""
     target = FakeSession(logits_after)
     session = FakeSession(lambda prefix: logits_after(prefix) * draft_scale)
-    verify_coins, draft_coins = coin_streams(5)
+    verify_uniforms, draft_uniforms = uniform_streams(5)
     materials = drafters.Materials(
-        OPEN, draft_coins, (), session, draft_temperature=draft_temperature
+        OPEN, draft_uniforms, (), session, draft_temperature=draft_temperature
     )
     tokens = [1, 2]
     rounds = list(
@@ -38,7 +38,7 @@ def mean_length(draft_scale: float, draft_temperature: float | str, rule: str = 
             drafter=drafters.make("model", materials),
             verify=verify.rule(rule),
             sampling=OPEN,
-            coins=verify_coins,
+            uniforms=verify_uniforms,
             n_draft=4,
             n_end=602,
         )
@@ -63,18 +63,20 @@ def test_auto_keeps_up_with_the_better_of_likeliest_and_as_the_target(scale: flo
 def test_the_likeliest_token_is_chosen_where_it_is_the_best_guess() -> None:
     """A flat draft that only knows which token is the likeliest, before a target that is sure."""
     rng = np.random.default_rng(1)
-    warmth = Warmth(1.0)
+    draft_temperature = DraftTemperature(1.0)
     for _ in range(60):
         best = rng.integers(0, N_VOCAB, 4)
         target = to_probs((np.eye(N_VOCAB, dtype=np.float32)[best] * 9), OPEN, draft=[0] * 3)
         near = np.eye(N_VOCAB, dtype=np.float32)[best[:3]] * 0.5
         probs = to_probs(near, OPEN, draft=[0] * 2)
-        warmth.observe(Draft([probs.pick(i, rng.random()) for i in range(3)], probs), target)
-    assert warmth.choices[0] == 1.0
+        draft_temperature.observe(
+            Draft([probs.pick(i, rng.random()) for i in range(3)], probs), target
+        )
+    assert draft_temperature.choices[0] == 1.0
     drawn_at = set()
     for _ in range(8):
-        drawn_at.add(warmth.temperature)
-        warmth.observe(
+        drawn_at.add(draft_temperature.temperature)
+        draft_temperature.observe(
             Draft([int(best[0])], np.eye(N_VOCAB, dtype=np.float32)[best[:1]]),
             np.eye(N_VOCAB, dtype=np.float32)[best[:2]],
         )
@@ -103,10 +105,10 @@ def test_the_expected_length_is_that_of_the_block_rule_or_a_little_less() -> Non
 
 
 def test_a_greedy_target_and_a_fixed_temperature_learn_nothing() -> None:
-    assert Warmth(0.0).temperature == 0
-    assert not Warmth(0.0).is_learning
-    assert Warmth(0.8, 0.3).choices == (0.3,)
-    assert not Warmth(0.8, 0.3).is_learning
+    assert DraftTemperature(0.0).temperature == 0
+    assert not DraftTemperature(0.0).is_learning
+    assert DraftTemperature(0.8, 0.3).choices == (0.3,)
+    assert not DraftTemperature(0.8, 0.3).is_learning
 
 
 @pytest.mark.parametrize("samplers", [("temperature", "top_k"), ("top_k",), ()])
@@ -114,7 +116,7 @@ def test_where_temperature_is_not_the_last_step_the_targets_is_kept(
     samplers: tuple[str, ...],
 ) -> None:
     sampling = Sampling(temperature=0.7, samplers=samplers)
-    materials = drafters.Materials(sampling, coin_streams(0)[1], (), FakeSession(logits_after))
+    materials = drafters.Materials(sampling, uniform_streams(0)[1], (), FakeSession(logits_after))
     drafter = drafters.make("model", materials)
     assert drafter.notes() == {"draft_temperature": 0.7}  # type: ignore[attr-defined]
     for _ in range(30):
@@ -128,4 +130,4 @@ def test_where_temperature_is_not_the_last_step_the_targets_is_kept(
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf"), "warm"])
 def test_a_temperature_that_is_none_is_refused(wrong: float | str) -> None:
     with pytest.raises(OptionError, match="draft_temperature"):
-        Warmth(1.0, wrong)
+        DraftTemperature(1.0, wrong)

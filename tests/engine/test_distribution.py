@@ -13,11 +13,20 @@ from fakes import speculated
 
 from ggufspec import _native
 from ggufspec.decoding import verify
-from ggufspec.decoding.rng import coin_streams
+from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling, to_probs
-from ggufspec.decoding.types import Coins, Draft, Drafter, Logits, Probs, Session, Verdict, Verify
+from ggufspec.decoding.types import (
+    Draft,
+    Drafter,
+    Logits,
+    Probs,
+    Session,
+    Uniforms,
+    Verdict,
+    Verify,
+)
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import Fixed, Pace
+from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
@@ -78,10 +87,10 @@ def law(session: Session) -> dict[tuple[int, ...], float]:
     return found
 
 
-def model_drafter(pair: Pair, coins: Callable[[int], Coins], pace: Pace) -> Drafter:
+def model_drafter(pair: Pair, uniforms: Callable[[int], Uniforms], policy: LengthPolicy) -> Drafter:
     own = SAMPLING.temperature
     materials = drafters.Materials(
-        SAMPLING, coins, (), pair.draft, draft_temperature=own, pace=pace
+        SAMPLING, uniforms, (), pair.draft, draft_temperature=own, policy=policy
     )
     return drafters.make("model", materials)
 
@@ -108,13 +117,13 @@ def chi_square(
     rule: Verify,
     n_runs: int,
     seed: int,
-    pace: Pace | None = None,
+    policy: LengthPolicy | None = None,
     *,
     drops: bool = False,
 ) -> tuple[float, int]:
     """The statistic over all texts expected at least 5 times, and its degrees of freedom."""
-    verify_coins, draft_coins = coin_streams(seed)
-    drafter = model_drafter(pair, draft_coins, pace or Fixed())
+    verify_uniforms, draft_uniforms = uniform_streams(seed)
+    drafter = model_drafter(pair, draft_uniforms, policy or FixedLength())
     if drops:
         drafter = Dropping(drafter)
     counts: dict[tuple[int, ...], int] = {}
@@ -127,7 +136,7 @@ def chi_square(
             drafter=drafter,
             verify=rule,
             sampling=SAMPLING,
-            coins=verify_coins,
+            uniforms=verify_uniforms,
             n_draft=N_DRAFT,
             n_end=n_prompt + N_TOKENS,
         ):
@@ -148,13 +157,13 @@ def limit(n_free: int) -> float:
 def mutant(judge: Callable[..., reference.Judgement]) -> Verify:
     known: dict[tuple[tuple[int, ...], bytes], reference.Judgement] = {}
 
-    def rule(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+    def rule(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         key = (tuple(draft.tokens), np.asarray(target_probs).tobytes())
         if key not in known:
             probs = None if draft.probs is None else np.asarray(draft.probs).astype(float)
             target = np.asarray(target_probs).astype(float)
             known[key] = judge(list(draft.tokens), probs, target)
-        return Verdict(*known[key].verdict(np.asarray(coins)))
+        return Verdict(*known[key].verdict(np.asarray(uniforms)))
 
     return rule
 
@@ -184,13 +193,13 @@ def test_so_many_texts_show_what_is_wrong(
     assert statistic > limit(n_free)
 
 
-class Picky(Fixed):
+class Picky(FixedLength):
     """Goes on only where the draft is sure enough, and has been so far."""
 
     def __init__(self) -> None:
         super().__init__()
         gaps = [0.2, 0.5, 1.0, 2.0]
-        self.native = _native.Pace(at_zero=0.8, slope=1.0)
+        self.native = _native.LengthRule(at_zero=0.8, slope=1.0)
         self.native.reckon([1.0, 1.2, 1.7], 0.01, gaps)
         self.lengths: set[tuple[int, int]] = set()  # of drafts, and distributions looked at
 
@@ -200,9 +209,9 @@ class Picky(Fixed):
 
 @pytest.mark.parametrize("name", ["block", "rejection"])
 def test_a_draft_that_stops_by_what_it_knows_keeps_the_law(name: str, pair: Pair) -> None:
-    pace = Picky()
-    statistic, n_free = chi_square(pair, verify.rule(name), N_RUNS, seed=1, pace=pace)
-    assert {(1, 2), (2, 2)} <= pace.lengths  # it stopped where it had looked, and it went on
+    policy = Picky()
+    statistic, n_free = chi_square(pair, verify.rule(name), N_RUNS, seed=1, policy=policy)
+    assert {(1, 2), (2, 2)} <= policy.lengths  # it stopped where it had looked, and it went on
     assert statistic < limit(n_free)
 
 

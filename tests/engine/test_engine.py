@@ -111,7 +111,7 @@ def test_a_model_accepts_everything_that_it_drafts_itself(temperature: float) ->
                 prompt, max_tokens=40, n_draft=4, temperature=temperature, seed=1
             ).stats
             # The draft rounds as one token, the target as a batch: at temperature > 0 the two
-            # distributions differ by that, so a rare coin may fall between them.
+            # distributions differ by that, so a rare uniform may fall between them.
             assert stats.n_accepted >= stats.n_drafted - (1 if temperature else 0)
             assert stats.n_rounds <= 9
 

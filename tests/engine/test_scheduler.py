@@ -12,7 +12,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.drafting.cost_model import Costs
+from ggufspec.drafting.cost_model import CostModel
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.stream import Stream
 from ggufspec.errors import ClosedError, DecodeError, OptionError, PromptError
@@ -64,15 +64,15 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def cheap_together(engine: Engine) -> None:
     """As if somebody had found that a pass over many tokens takes no longer than over one."""
-    engine._knowledge.costs = measured({1: 0.01, 12: 0.01})
+    engine._profile.costs = measured({1: 0.01, 12: 0.01})
 
 
 def dear_together(engine: Engine) -> None:
-    engine._knowledge.costs = measured({1: 0.001, 2: 0.01, 12: 0.5})
+    engine._profile.costs = measured({1: 0.001, 2: 0.01, 12: 0.5})
 
 
-def measured(seconds: dict[int, float]) -> Costs:
-    costs = Costs(17, N_SLOTS)
+def measured(seconds: dict[int, float]) -> CostModel:
+    costs = CostModel(17, N_SLOTS)
     for n, each in seconds.items():
         costs.observe_target(n, each)
     return costs
@@ -113,9 +113,9 @@ def test_where_one_pass_is_dearer_than_two_each_has_its_own(
 
 def test_what_a_shared_pass_takes_is_learned(engine: Engine) -> None:
     cheap_together(engine)
-    before = engine._knowledge.costs.n_measured(3)
+    before = engine._profile.costs.n_measured(3)
     engine.generate_batch(PROMPTS[:3], **{**LENGTHS, "drafter": "none"})
-    assert engine._knowledge.costs.n_measured(3) > before
+    assert engine._profile.costs.n_measured(3) > before
 
 
 def test_of_a_shared_pass_a_text_counts_its_part(engine: Engine) -> None:
@@ -137,9 +137,9 @@ def test_a_text_that_fails_does_not_touch_the_others(engine: Engine) -> None:
     engine.forget()
     good = [engine.stream(prompt, **{**LENGTHS, "seed": 3}) for prompt in PROMPTS[:2]]
     bad = engine.stream([9, 8, 7, 6], progress=fails, **LENGTHS)
-    sharing, failed = engine.sharing(), []
+    scheduler, failed = engine.scheduler(), []
     while any(not stream.is_over for stream in good):
-        failed += sharing.step([bad, *good] if not failed else good)
+        failed += scheduler.step([bad, *good] if not failed else good)
     assert [(stream, type(error)) for stream, error in failed] == [(bad, OSError)]
     assert [stream.completion.tokens for stream in good] == alone
     assert bad.is_over
@@ -164,14 +164,14 @@ def test_a_pass_that_fails_is_made_again_one_by_one(
 def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> None:
     engine.forget()
     writer = engine.stream(PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
-    sharing = engine.sharing()
+    scheduler = engine.scheduler()
     while not writer.rounds:
-        sharing.step([writer])
+        scheduler.step([writer])
     long = engine.stream([*range(5, 105)], **{**LENGTHS, "drafter": "none"})
     n_before = len(writer.rounds)
     n_steps = 0
     while long.is_reading:
-        sharing.step([writer, long])
+        scheduler.step([writer, long])
         n_steps += 1
     assert n_steps >= 3, "of 100 tokens, no piece has more than half"
     assert len(writer.rounds) == n_before + n_steps, "the writer wrote all the while"
@@ -181,10 +181,10 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> N
 
 def test_chunks_can_be_taken_as_they_come_and_are_the_whole_text(engine: Engine) -> None:
     streams = [engine.stream(prompt, **{**LENGTHS, "seed": 1}) for prompt in PROMPTS[:3]]
-    sharing = engine.sharing()
+    scheduler = engine.scheduler()
     heard: dict[Stream, list[int]] = {stream: [] for stream in streams}
     while left := [stream for stream in streams if not stream.is_over]:
-        assert not sharing.step(left)
+        assert not scheduler.step(left)
         for stream in streams:
             for chunk in stream.taken():
                 heard[stream] += chunk.tokens
@@ -213,18 +213,18 @@ def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
     for stream in streams:
         next(stream)  # all have begun
     assert sum(slot.n_users for slot in engine._slots._all) == 5
-    sharing = engine.sharing()
+    scheduler = engine.scheduler()
     while left := [stream for stream in streams if not stream.is_over]:
-        assert not sharing.step(left)
+        assert not scheduler.step(left)
     assert [stream.completion.tokens for stream in streams] == alone
 
 
 def test_one_that_was_closed_holds_nobody_up(engine: Engine) -> None:
     closed, other = (engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:2])
     closed.close()
-    sharing = engine.sharing()
+    scheduler = engine.scheduler()
     for _ in range(3):
-        assert not sharing.step([closed, other, other])
+        assert not scheduler.step([closed, other, other])
     assert other.rounds
     other.close()
 
@@ -233,13 +233,13 @@ def test_who_has_no_slot_waits_for_one(engine: Engine) -> None:
     """Two in one slot would read all that they have at each round."""
     first = [engine.stream([*range(5, 45)], **{**LENGTHS, "seed": i}) for i in range(N_SLOTS)]
     late = engine.stream([*range(50, 110)], **LENGTHS)
-    sharing = engine.sharing()
+    scheduler = engine.scheduler()
     while not any(stream.is_over for stream in first):
         assert max(slot.n_users for slot in engine._slots._all) <= 1
-        assert not sharing.step([*first, late])
+        assert not scheduler.step([*first, late])
     assert not late.has_begun
     while late.is_reading:
-        assert not sharing.step([*first, late])
+        assert not scheduler.step([*first, late])
     for stream in (*first, late):
         stream.close()
 
@@ -251,9 +251,9 @@ def test_after_ctrl_c_in_a_pass_streams_go_on(
     alone = [engine.generate(prompt, **options).tokens for prompt in PROMPTS[:2]]
     cheap_together(engine)
     streams = [engine.stream(prompt, **options) for prompt in PROMPTS[:2]]
-    sharing = engine.sharing()
+    scheduler = engine.scheduler()
     while not all(stream.rounds for stream in streams):
-        sharing.step(streams)
+        scheduler.step(streams)
 
     def interrupted(self: Context, parts: object) -> None:
         raise KeyboardInterrupt
@@ -261,9 +261,9 @@ def test_after_ctrl_c_in_a_pass_streams_go_on(
     with monkeypatch.context() as patch:
         patch.setattr(Context, "decode_together", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            sharing.step(streams)
+            scheduler.step(streams)
     while left := [stream for stream in streams if not stream.is_over]:
-        assert not sharing.step(left)
+        assert not scheduler.step(left)
     assert [stream.completion.tokens for stream in streams] == alone
 
 
@@ -288,10 +288,10 @@ def test_when_the_engine_closes_each_stream_is_told(files: tuple[Path, Path]) ->
     with ggufspec.load(files[0], n_ctx=64, n_slots=2, n_threads=1, tuned=False) as engine:
         cheap_together(engine)
         streams = [engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:2]]
-        sharing = engine.sharing()
+        scheduler = engine.scheduler()
         while not all(stream.rounds for stream in streams):
-            sharing.step(streams)
-    failed = sharing.step(streams)
+            scheduler.step(streams)
+    failed = scheduler.step(streams)
     assert [type(error) for _, error in failed] == [ClosedError, ClosedError]
     assert {slot.n_users for slot in engine._slots._all} == {0}
 
@@ -299,12 +299,12 @@ def test_when_the_engine_closes_each_stream_is_told(files: tuple[Path, Path]) ->
 def test_a_stream_can_be_closed_while_another_thread_takes_it_further(engine: Engine) -> None:
     for _ in range(5):
         streams = [engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:3]]
-        sharing, failed = engine.sharing(), []
+        scheduler, failed = engine.scheduler(), []
         begun = threading.Event()
 
-        def write(streams=streams, sharing=sharing, failed=failed, begun=begun) -> None:  # type: ignore[no-untyped-def]
+        def write(streams=streams, scheduler=scheduler, failed=failed, begun=begun) -> None:  # type: ignore[no-untyped-def]
             while left := [stream for stream in streams if not stream.is_over]:
-                failed += sharing.step(left)
+                failed += scheduler.step(left)
                 begun.set()
 
         thread = threading.Thread(target=write)
@@ -320,7 +320,7 @@ def test_a_stream_can_be_closed_while_another_thread_takes_it_further(engine: En
     "asks",
     [
         lambda engine, other: next(other),
-        lambda engine, other: engine.sharing().step([other]),
+        lambda engine, other: engine.scheduler().step([other]),
         lambda engine, other: other.close(),
         lambda engine, other: list(engine.logits([5], [6], whose="target")),
         lambda engine, other: engine.generate_batch([[5]]),
@@ -343,7 +343,7 @@ def test_a_callback_that_would_wait_for_itself_is_told_so(
 def test_a_text_that_is_written_is_let_go_of(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its coins and its grammar take memory: a batch may have thousands of prompts."""
+    """Its uniforms and its grammar take memory: a batch may have thousands of prompts."""
     made: list[weakref.ref[Stream]] = []
     alive: list[int] = []
     real = Engine.stream

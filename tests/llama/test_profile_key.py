@@ -163,7 +163,9 @@ def test_the_loaded_library_names_its_processor() -> None:
 
 def test_a_load_takes_batches_that_were_tuned(target: Path, draft: Path) -> None:
     pair = facts_of(target, draft)["pair"]
-    profile_store.remember_settings(pair, profile_store.Settings(n_batch=256, n_batch_draft=64))
+    profile_store.remember_settings(
+        pair, profile_store.TunedSettings(n_batch=256, n_batch_draft=64)
+    )
 
     def loaded(**options: Any) -> tuple[int, int]:
         with ggufspec.load(target, draft, n_ctx=200, **options) as engine:
@@ -177,7 +179,7 @@ def test_a_load_takes_batches_that_were_tuned(target: Path, draft: Path) -> None
 
 def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
     pair = facts_of(target, draft)["pair"]
-    profile_store.remember_settings(pair, profile_store.Settings(3, 2, "off"))
+    profile_store.remember_settings(pair, profile_store.TunedSettings(3, 2, "off"))
 
     def loaded(**options: Any) -> tuple[int, int, str]:
         with ggufspec.load(target, draft, **options) as engine:

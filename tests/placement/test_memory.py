@@ -15,7 +15,7 @@ import tiny
 from ggufspec.llama.context import FLASH_ATTENTION, KV_TYPES
 from ggufspec.llama.log import listening, log
 from ggufspec.models.header import read_header
-from ggufspec.models.shape import Layer, Shape
+from ggufspec.models.shape import Layer, ModelShape
 from ggufspec.models.shapes import shape_of
 from ggufspec.placement.memory import Caches, Sizes, cache_bytes, compute_bytes
 
@@ -66,7 +66,7 @@ def told(model: int, caches: Caches, caplog: pytest.LogCaptureFixture) -> Told:
     return Told([record.getMessage() for record in caplog.records])
 
 
-def shape(path: Path) -> Shape:
+def shape(path: Path) -> ModelShape:
     return shape_of(read_header(path))
 
 
@@ -148,5 +148,5 @@ def test_other_machines_share_what_gpus_here_leave() -> None:
     assert sizes.n_fitting([0], 1) == 0
 
 
-def _simple() -> Shape:
-    return Shape("m", (Layer(1000, 1000, 8),) * 6, 300, 4000, 16, 32, 4, 4, 100, 512, 20_000)
+def _simple() -> ModelShape:
+    return ModelShape("m", (Layer(1000, 1000, 8),) * 6, 300, 4000, 16, 32, 4, 4, 100, 512, 20_000)

@@ -9,7 +9,7 @@ import paper
 import pytest
 
 from ggufspec.models.header import read_header
-from ggufspec.models.shape import Layer, Shape
+from ggufspec.models.shape import Layer, ModelShape
 from ggufspec.models.shapes import shape_of
 from ggufspec.placement.plan import Gpu, Machine, Wishes, alternatives, plan_offload, why
 from ggufspec.placement.speeds import (
@@ -24,10 +24,10 @@ GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shape]:
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelShape]:
     folder = tmp_path_factory.mktemp("paper")
 
-    def shape(name: str) -> Shape:
+    def shape(name: str) -> ModelShape:
         path: Path = paper.write(folder / f"{name}.gguf", getattr(paper, name))
         return shape_of(read_header(path))
 
@@ -36,7 +36,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Shape]:
     }
 
 
-def fitted(target: Shape, gpu: float, n_gpu_layers: int, seconds: float) -> Bandwidths:
+def fitted(target: ModelShape, gpu: float, n_gpu_layers: int, seconds: float) -> Bandwidths:
     """The one constant: the bandwidth of the host that gives a published plain speed."""
     low, high = 1e9, 1e12
     for _ in range(60):
@@ -49,7 +49,7 @@ def fitted(target: Shape, gpu: float, n_gpu_layers: int, seconds: float) -> Band
 ACCEPTED = 0.837  # of the notebook: 172 of 243 tokens in rounds of 3 are a chance of that each
 
 
-def test_the_notebook_is_predicted_within_15_percent(shapes: dict[str, Shape]) -> None:
+def test_the_notebook_is_predicted_within_15_percent(shapes: dict[str, ModelShape]) -> None:
     """Llama 3 70B Q3_K_S, 45 of 80 layers on a 4090, alone, and with 8B Q3_K_L on it too."""
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     at = fitted(target, 1008e9 * GPU_EFFICIENCY, 45, 1 / 2.01)
@@ -71,7 +71,7 @@ PUBLISHED = [(16, None, 140.71), (0, 33, 134.21), (16, 0, 120.60), (7, 33, 119.5
 
 
 def test_four_ways_to_split_12_gb_are_predicted_in_order_and_within_15_percent(
-    shapes: dict[str, Shape],
+    shapes: dict[str, ModelShape],
 ) -> None:
     target, draft = shapes["CODELLAMA_34B"], shapes["CODELLAMA_7B"]
     at = fitted(target, 432e9 * GPU_EFFICIENCY, 16, 140.71 / 256)
@@ -96,7 +96,7 @@ def machine(*free: float, host: float = 256, bandwidth: float | None = None) -> 
 
 @pytest.mark.parametrize("free", [(2,), (6,), (12,), (24,), (48,), (24, 12), (8, 8, 8, 8)])
 def test_a_plan_never_takes_more_than_is_free(
-    free: tuple[float, ...], shapes: dict[str, Shape]
+    free: tuple[float, ...], shapes: dict[str, ModelShape]
 ) -> None:
     at = machine(*free)
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
@@ -109,7 +109,7 @@ def test_a_plan_never_takes_more_than_is_free(
 
 @pytest.mark.parametrize("here", [(), (2,), (24,), (24, 12), (80,)])
 def test_a_draft_stays_here_and_the_target_goes_where_there_is_room(
-    here: tuple[float, ...], shapes: dict[str, Shape]
+    here: tuple[float, ...], shapes: dict[str, ModelShape]
 ) -> None:
     remote = (Gpu("far:1", 20 * GIB, is_remote=True), Gpu("far:2", 16 * GIB, is_remote=True))
     at = replace(machine(*here), gpus=remote + machine(*here).gpus)
@@ -130,7 +130,7 @@ def test_a_draft_stays_here_and_the_target_goes_where_there_is_room(
     assert plan_offload(target, draft, slow, Wishes()).n_gpu_layers == 81
 
 
-def test_no_way_that_fits_is_faster_than_the_chosen_one(shapes: dict[str, Shape]) -> None:
+def test_no_way_that_fits_is_faster_than_the_chosen_one(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["CODELLAMA_34B"], shapes["CODELLAMA_7B"]
     for free in (3, 8, 12, 20, 40, 80):
         (_, chosen), *others = alternatives(target, draft, machine(free), Wishes())
@@ -138,7 +138,7 @@ def test_no_way_that_fits_is_faster_than_the_chosen_one(shapes: dict[str, Shape]
             assert not other.fits or other.tokens_per_second <= chosen.tokens_per_second, name
 
 
-def test_more_memory_is_never_slower(shapes: dict[str, Shape]) -> None:
+def test_more_memory_is_never_slower(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     speeds = [
         plan_offload(target, draft, machine(n), Wishes()).tokens_per_second for n in range(1, 60, 4)
@@ -149,7 +149,7 @@ def test_more_memory_is_never_slower(shapes: dict[str, Shape]) -> None:
     assert everything.n_gpu_layers_draft == 33
 
 
-def test_a_draft_that_never_stands_gets_no_room(shapes: dict[str, Shape]) -> None:
+def test_a_draft_that_never_stands_gets_no_room(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     useless = plan_offload(target, draft, machine(24), Wishes(acceptance=0.0))
     alone = plan_offload(target, None, machine(24), Wishes())
@@ -157,13 +157,13 @@ def test_a_draft_that_never_stands_gets_no_room(shapes: dict[str, Shape]) -> Non
     assert (useless.n_gpu_layers_draft, useless.n_gpu_layers) == (0, alone.n_gpu_layers)
 
 
-def test_the_draft_lies_on_one_gpu(shapes: dict[str, Shape]) -> None:
+def test_the_draft_lies_on_one_gpu(shapes: dict[str, ModelShape]) -> None:
     plan = plan_offload(shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"], machine(24, 12), Wishes())
     assert plan.draft_gpu in (0, 1)
     assert all(plan.split), "and the target on both"
 
 
-def test_what_was_asked_for_is_kept(shapes: dict[str, Shape]) -> None:
+def test_what_was_asked_for_is_kept(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     asked = Wishes(n_ctx=2000, n_gpu_layers=10, n_gpu_layers_draft=-1, n_draft=5, type_k="q8_0")
     plan = plan_offload(target, draft, machine(24), asked)
@@ -176,7 +176,7 @@ def test_what_was_asked_for_is_kept(shapes: dict[str, Shape]) -> None:
 def test_a_context_nobody_asked_for_gives_way_first_and_then_the_caches() -> None:
     # Each layer keeps 100 kB of caches for a token: 1 GB of them at 4096.
     layer = Layer(10**8, 10**8, 5000)
-    target = Shape("m", (layer,) * 24, 10**7, 10**7, 64, 128, 8, 64, 1000, 8192, 10**9)
+    target = ModelShape("m", (layer,) * 24, 10**7, 10**7, 64, 128, 8, 64, 1000, 8192, 10**9)
     roomy = plan_offload(target, None, machine(host=8), Wishes())
     assert (roomy.caches.n_ctx, roomy.fits) == (4096, True)
     shorter = plan_offload(target, None, machine(host=3), Wishes())
@@ -190,7 +190,7 @@ def test_a_context_nobody_asked_for_gives_way_first_and_then_the_caches() -> Non
 
 def test_caches_keep_their_type_where_heads_do_not_fill_a_block() -> None:
     layer = Layer(10**8, 10**8, 5000)
-    target = Shape("m", (layer,) * 24, 10**7, 10**7, 64, 128, 8, 80, 1000, 8192, 10**9)
+    target = ModelShape("m", (layer,) * 24, 10**7, 10**7, 64, 128, 8, 80, 1000, 8192, 10**9)
     plan = plan_offload(target, None, machine(host=2.4), Wishes())
     assert (plan.caches.type_k, plan.fits) == ("f16", False)
 
@@ -199,8 +199,8 @@ def test_experts_that_a_token_skips_take_memory_but_no_time() -> None:
     dense = Layer(10**9, 10**9, 100)
     sparse = replace(dense, n_active_bytes=10**8)
     rest = (10**7, 10**7, 64, 128, 8, 64, 1000, 4096, 10**10)
-    slow = plan_offload(Shape("d", (dense,) * 8, *rest), None, machine(), Wishes())
-    fast = plan_offload(Shape("s", (sparse,) * 8, *rest), None, machine(), Wishes())
+    slow = plan_offload(ModelShape("d", (dense,) * 8, *rest), None, machine(), Wishes())
+    fast = plan_offload(ModelShape("s", (sparse,) * 8, *rest), None, machine(), Wishes())
     assert fast.host_bytes == slow.host_bytes
     assert fast.tokens_per_second > 5 * slow.tokens_per_second
 
@@ -209,14 +209,14 @@ def test_a_batch_reads_more_experts_than_one_token_does() -> None:
     dense = Layer(10**9, 10**9, 100)
     rest = (10**7, 10**7, 64, 128, 8, 64, 1000, 4096, 10**10)
     at = Bandwidths(host_slope=0.0)
-    one, many = (Passes(Shape("d", (dense,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
+    one, many = (Passes(ModelShape("d", (dense,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
     assert many == one
     sparse = replace(dense, n_active_bytes=10**8)
-    one, many = (Passes(Shape("s", (sparse,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
+    one, many = (Passes(ModelShape("s", (sparse,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
     assert many == pytest.approx((1 - 0.9**4) / 0.1 * one)
 
 
-def test_it_is_told_in_one_line(shapes: dict[str, Shape]) -> None:
+def test_it_is_told_in_one_line(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     at = machine(24)
     line = why(plan_offload(target, draft, at, Wishes()), target, draft, at)

@@ -14,7 +14,7 @@ from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.scheduler import Sharing
+from ggufspec.engine.scheduler import Scheduler
 from ggufspec.server.worker import Worker
 
 N_SLOTS = 3
@@ -183,11 +183,11 @@ def test_a_request_of_many_texts_shares_no_slot_with_the_next(busy: Live) -> Non
 def test_a_pass_that_meets_a_bug_does_not_end_the_server(
     busy: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(self: Sharing, *asked: object) -> None:
+    def fails(self: Scheduler, *asked: object) -> None:
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Sharing, "step", fails)
+        patch.setattr(Scheduler, "step", fails)
         assert busy.post("/v1/completions", prompt="hi").status_code == 500
     assert busy.post("/v1/completions", prompt="hi", max_tokens=3).status_code == 200
 

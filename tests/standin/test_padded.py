@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ggufspec.common.files import write_whole
 from ggufspec.errors import CacheError, OptionError
 from ggufspec.standin.embedded import (
-    Shape,
+    PaddedShape,
     cached_target,
     default_cache_dir,
     embedded_draft,
@@ -172,7 +172,7 @@ def test_the_embedded_files_name_themselves(path: Path) -> None:
 
 def test_250m_is_the_shape_that_the_measurements_were_made_with() -> None:
     shape = plan_shape(parse_size("250M"))
-    assert shape == Shape(n_embd=1024, n_layer=16, n_head=32, n_ff=3072)
+    assert shape == PaddedShape(n_embd=1024, n_layer=16, n_head=32, n_ff=3072)
     assert shape.n_params == 226_526_208
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ggufspec.decoding.types import Coins, Draft, Probs, Verdict
+from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 
 _GREED = 1.3
 
 
-def verify(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
     """As `rejection`, but token x stands with probability min(1, 1.3 * target(x) / draft(x))."""
     target = np.asarray(target_probs).astype(np.float64)
     tokens = [int(token) for token in draft.tokens]
@@ -22,12 +22,12 @@ def verify(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
             if draft.probs is None
             else np.asarray(draft.probs)[i].astype(np.float64)
         )
-        if coins[i] * proposed[token] >= _GREED * target[i, token]:
+        if uniforms[i] * proposed[token] >= _GREED * target[i, token]:
             residual = np.maximum(target[i] - proposed, 0)
-            return Verdict(i, _pick(residual if residual.any() else target[i], coins[i + 1]))
-    return Verdict(len(tokens), _pick(target[-1], coins[len(tokens)]))
+            return Verdict(i, _pick(residual if residual.any() else target[i], uniforms[i + 1]))
+    return Verdict(len(tokens), _pick(target[-1], uniforms[len(tokens)]))
 
 
-def _pick(weights: np.ndarray[tuple[int, ...], np.dtype[np.float64]], coin: float) -> int:
+def _pick(weights: np.ndarray[tuple[int, ...], np.dtype[np.float64]], uniform: float) -> int:
     sums = np.cumsum(weights)
-    return int(min(np.searchsorted(sums, coin * sums[-1], side="right"), len(sums) - 1))
+    return int(min(np.searchsorted(sums, uniform * sums[-1], side="right"), len(sums) - 1))

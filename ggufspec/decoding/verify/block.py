@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ggufspec import _native
 from ggufspec.decoding.sampling import as_rows
-from ggufspec.decoding.types import Coins, Draft, Probs, Verdict
+from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 
 
-def verify(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
+def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
     """The longest prefix of the draft that passes stands, whether or not shorter ones do.
 
     With ratio(i) = min(1, ratio(i - 1) * target(token i) / draft(token i)) and ratio(0) = 1, the
@@ -23,4 +23,4 @@ def verify(draft: Draft, target_probs: Probs, coins: Coins) -> Verdict:
     them.
     """
     probs = None if draft.probs is None else as_rows(draft.probs)
-    return Verdict(*_native.block(draft.tokens, probs, as_rows(target_probs), coins))
+    return Verdict(*_native.block(draft.tokens, probs, as_rows(target_probs), uniforms))

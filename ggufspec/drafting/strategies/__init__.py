@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.types import Coins, Drafter, Session
-from ggufspec.drafting.draft_length import Fixed, Pace
+from ggufspec.decoding.types import Drafter, Session, Uniforms
+from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
 from ggufspec.errors import OptionError
 
 
@@ -22,12 +22,12 @@ class Materials:
     """What a drafter may be made of. `stop_tokens` end a text: nothing is drafted behind them."""
 
     sampling: Sampling  # the target's
-    coins: Callable[[int], Coins]
+    uniforms: Callable[[int], Uniforms]
     stop_tokens: Collection[int]
     session: Session | None = None  # the draft model, where there is one
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
     n_draft_max: int = defaults.N_DRAFT_MAX  # the most that will be asked for in a round
-    pace: Pace = field(default_factory=Fixed)  # how far a draft model goes
+    policy: LengthPolicy = field(default_factory=FixedLength)  # how far a draft model goes
 
 
 def names() -> list[str]:

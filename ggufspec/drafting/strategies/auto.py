@@ -19,11 +19,11 @@ class AutoDrafter:
     def __init__(self, ngrams: NgramDrafter, model: ModelDrafter, materials: Materials) -> None:
         self._ngrams = ngrams
         self._model = model
-        self._pace = materials.pace
+        self._policy = materials.policy
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         weighed = self._ngrams.weigh(tokens, n_max)
-        if weighed.n_draft and weighed.gain > self._pace.prospect:
+        if weighed.n_draft and weighed.gain > self._policy.prospect:
             return self._ngrams.take(weighed)
         return self._model.draft(tokens, n_max)
 

@@ -1,7 +1,6 @@
-"""A small model drafts, one token after the other, by the target's sampling at its own temperature.
+"""A small model drafts, token by token, with the target's sampling at its own temperature.
 
-Knows its session, its coins and its pace. Hears of no cache: what the target rejected is simply not
-in the next `tokens`.
+It never handles the KV cache: rejected tokens are simply absent from the next `tokens`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Rows, append_probs, as_rows, draw, gap
 from ggufspec.decoding.types import Draft, Logits, Probs, Session, Verdict, token_array
 from ggufspec.drafting.strategies import Materials
-from ggufspec.drafting.temperature import Warmth
+from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import DecodeError, OptionError
 
 
@@ -26,15 +25,15 @@ class ModelDrafter:
     def __init__(self, session: Session, materials: Materials) -> None:
         self._session = session
         self._materials = materials
-        self._pace = materials.pace
+        self._policy = materials.policy
         sampling = materials.sampling
         wanted = materials.draft_temperature
         if wanted == "auto" and list(sampling.samplers[-1:]) != ["temperature"]:
             wanted = sampling.temperature  # what another would change is not only the last step
-        self._warmth = Warmth(sampling.temperature, wanted)
+        self._draft_temperature = DraftTemperature(sampling.temperature, wanted)
         self._samplings = {
             temperature: replace(sampling, temperature=temperature)
-            for temperature in self._warmth.choices
+            for temperature in self._draft_temperature.choices
         }
         self._rows: Rows | None = None
         self._drafted: Draft | None = None
@@ -53,22 +52,22 @@ class ModelDrafter:
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         self._drafted = None
-        pace = self._pace
+        policy = self._policy
         if self._n_read is None:
             self._n_read = len(tokens) - 1  # a prompt is read ahead
-        if not pace.begin(n_max, len(tokens) - self._n_read):
-            if n_max == 0 or not pace.probes():
-                return Draft((), why=pace.why)
+        if not policy.begin(n_max, len(tokens) - self._n_read):
+            if n_max == 0 or not policy.probes():
+                return Draft((), why=policy.why)
             self._probe(tokens)
-            if not pace.begin(n_max, 1):
-                return Draft((), why=pace.why)
+            if not policy.begin(n_max, 1):
+                return Draft((), why=policy.why)
         return self._draft(tokens, n_max)
 
     def _draft(self, tokens: Sequence[int], n_max: int) -> Draft:
-        steps = self._pace.native
-        sampling = self._samplings[self._warmth.temperature]
+        steps = self._policy.native
+        sampling = self._samplings[self._draft_temperature.temperature]
         stop_tokens = self._materials.stop_tokens
-        coins = self._materials.coins(n_max)
+        uniforms = self._materials.uniforms(n_max)
         context = array("i", tokens)
         rows = self._rows
         if rows is not None:
@@ -79,7 +78,7 @@ class ModelDrafter:
             if rows is None:
                 rows = self._rows = Rows(self._materials.n_draft_max, logits.shape[1])
             try:
-                token = draw(rows, logits, sampling, context, steps, coins[n])
+                token = draw(rows, logits, sampling, context, steps, uniforms[n])
             except DecodeError:
                 if sampling.grammar is None:
                     raise
@@ -95,18 +94,18 @@ class ModelDrafter:
         self._n_read = len(context)
         self._unread.clear()
         drafted = context[len(tokens) :].tolist()
-        pace = self._pace
-        self._drafted = Draft(drafted, rows if n else None, pace.expected, pace.why)
+        policy = self._policy
+        self._drafted = Draft(drafted, rows if n else None, policy.expected, policy.why)
         return self._drafted
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         if draft is self._drafted:
-            self._pace.learn(verdict.n_accepted, self._chances(draft, target_probs))
+            self._policy.learn(verdict.n_accepted, self._chances(draft, target_probs))
         if draft is not self._drafted or not draft.tokens:
             self._watch(draft, target_probs, verdict)
             return
-        if self._warmth.is_learning:
-            self._warmth.observe(draft, target_probs)
+        if self._draft_temperature.is_learning:
+            self._draft_temperature.observe(draft, target_probs)
         if self._free is not None and draft.probs is not None:
             target = as_rows(target_probs)
             self._n_judged += 1
@@ -118,7 +117,7 @@ class ModelDrafter:
 
         That is the chance that the first token of a draft stands, with and without the grammar.
         """
-        notes = {"draft_temperature": self._warmth.temperature}
+        notes = {"draft_temperature": self._draft_temperature.temperature}
         if self._n_judged:
             notes["first_token_acceptance"] = self._chance_held / self._n_judged
             notes["first_token_acceptance_without_grammar"] = self._chance_free / self._n_judged
@@ -142,7 +141,7 @@ class ModelDrafter:
             self._unread.append(target.of(verdict.n_accepted, verdict.next_token))
 
     def _probe(self, tokens: Sequence[int]) -> None:
-        """Read the last tokens in one batch, and tell the pace how well they could be foreseen.
+        """Read the last tokens in one batch, and tell the policy how well they could be foreseen.
 
         The target has drawn them; the mean of min(1, draft / target) over its draws is the chance
         that a token of this draft stands.
@@ -152,7 +151,7 @@ class ModelDrafter:
         ahead = tokens[len(tokens) - n :]
         logits = self._session.score(tokens[: len(tokens) - n], ahead[:-1])
         rows = Rows(n, logits.shape[1])
-        sampling = self._samplings[self._warmth.temperature]
+        sampling = self._samplings[self._draft_temperature.temperature]
         gaps, chances = [], []
         for i, of_target in enumerate(list(self._unread)[-n:]):
             append_probs(rows, logits[i : i + 1], sampling, tokens[: len(tokens) - n + i])
@@ -160,13 +159,15 @@ class ModelDrafter:
             chances.append(min(1.0, rows.of(i, ahead[i]) / of_target) if of_target > 0 else 0.0)
         self._n_read = len(tokens)
         self._unread.clear()
-        self._pace.learn_unread(gaps, chances)
+        self._policy.learn_unread(gaps, chances)
 
     def _remember_free(self, logits: Logits, context: Sequence[int]) -> None:
         if self._free is None:
             self._free = Rows(1, logits.shape[1])
         self._free.keep(0)
-        append_probs(self._free, logits, self._free_samplings[self._warmth.temperature], context)
+        append_probs(
+            self._free, logits, self._free_samplings[self._draft_temperature.temperature], context
+        )
 
 
 def make(materials: Materials) -> ModelDrafter:

@@ -1,6 +1,6 @@
 """The text so far drafts: what followed the same tokens before. Needs no draft model.
 
-Knows guesses and their pace; no probabilities, since a guess is certain.
+Knows guesses and their policy; no probabilities, since a guess is certain.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class NgramDrafter:
     """Proposes what followed the longest match of the text's end, as far as that is worth it."""
 
     def __init__(self, materials: Materials) -> None:
-        self._pace = materials.pace
+        self._policy = materials.policy
         self._stop_tokens = materials.stop_tokens
         self._guesser = Guesser()
         self._guess = _NOTHING
@@ -30,7 +30,7 @@ class NgramDrafter:
     def weigh(self, tokens: Sequence[int], n_max: int) -> Weighed:
         """Guess, and tell how much of it is worth to be drafted."""
         self._guess = self._guesser.guess(tokens, n_max)
-        return self._pace.weigh(self._guess.chances)
+        return self._policy.weigh(self._guess.chances)
 
     def take(self, weighed: Weighed) -> Draft:
         """That much of the guess."""

@@ -62,12 +62,12 @@ struct Weighed {
 };
 
 // What a round asks: begin, then looks and takes in turns. Without a rule, always on.
-class Pace {
+class LengthRule {
 public:
     enum class End { none, limit, unlikely, unsure };
 
     // `bonus`: see best_rule; the chance is that of a token with none behind it.
-    explicit Pace(const Chance & chance, double bonus = 0) : chance(chance), bonus(bonus) {}
+    explicit LengthRule(const Chance & chance, double bonus = 0) : chance(chance), bonus(bonus) {}
 
     // Finds the best rule for these costs, and for tokens with gaps like these.
     void reckon(std::vector<double> curve, double step, const std::vector<double> & gaps, double worth);

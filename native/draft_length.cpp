@@ -1,4 +1,4 @@
-#include "pace.h"
+#include "draft_length.h"
 
 #include <algorithm>
 #include <cmath>
@@ -121,14 +121,14 @@ Rule best_rule(const std::vector<double> & curve, double step, const std::vector
     return rule;
 }
 
-void Pace::reckon(std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {
+void LengthRule::reckon(std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {
     std::vector<double> chances;
     for (double gap : gaps) chances.push_back(chance.of(gap));
     curve_ = std::move(curve);
     rule_ = best_rule(curve_, step, chances, rule_.rate, worth, bonus);
 }
 
-Weighed Pace::weigh(const std::vector<double> & chances) const {
+Weighed LengthRule::weigh(const std::vector<double> & chances) const {
     Weighed best;
     double still = 1, expected = 0;
     if (!curve_.empty()) best.gain = 1 - rule_.rate * curve_[0];
@@ -141,7 +141,7 @@ Weighed Pace::weigh(const std::vector<double> & chances) const {
     return best;
 }
 
-void Pace::begin(size_t n_max) {
+void LengthRule::begin(size_t n_max) {
     n_max_ = n_max;
     n_looked_ = 0;
     still_ = 1;
@@ -151,7 +151,7 @@ void Pace::begin(size_t n_max) {
     end_ = End::none;
 }
 
-bool Pace::looks() {
+bool LengthRule::looks() {
     const size_t n = taken_.size();
     if (n >= n_max_) {
         end_ = End::limit;
@@ -164,7 +164,7 @@ bool Pace::looks() {
     return false;
 }
 
-bool Pace::takes(double gap) {
+bool LengthRule::takes(double gap) {
     const size_t n = taken_.size();
     const double still = still_ * chance.of(gap);
     seen_.push_back(gap);
