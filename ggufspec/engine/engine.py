@@ -104,7 +104,7 @@ class Engine:
                 session=lambda: lease.slot.target,
                 read=partial(self._read, tokens[:-1], request, lease),
                 steps=steps,
-                share=policy.share,
+                share=policy.set_n_sharers,
                 decode_seconds=self._decode_seconds,
                 notes=getattr(drafter, "notes", dict),
                 advice=policy.advice,
@@ -418,7 +418,7 @@ class Engine:
             while True:
                 step = under_way.send(answer)
                 if isinstance(step, Round):
-                    policy.clock(step)
+                    policy.observe_round(step)
                 answer = yield step
         except StopIteration:
             return
