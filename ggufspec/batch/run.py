@@ -19,7 +19,9 @@ from ggufspec.batch.schedule import Schedule
 from ggufspec.batch.settings import prompt_seed
 from ggufspec.errors import GgufspecError, ModelError
 
-_GRACE = 10.0  # seconds after which a worker that does not see that its time is over is killed
+GRACE_SECONDS = 10.0  # past its deadline, after which a worker that still writes is killed
+    10.0  # seconds after which a worker that does not see that its time is over is killed
+)
 _N_STARTS = 2  # of a worker in a row that fail, after which it is given up
 
 
@@ -99,7 +101,7 @@ class Worker:
     index: int | None = None  # of the prompt that it has
     attempt: int = 0
     deadline: float | None = None  # by which it must have answered
-    was_too_slow: bool = False
+    was_killed: bool = False  # because it did not keep its deadline
 
 
 @dataclass(frozen=True)
@@ -127,12 +129,14 @@ class Batch:
         results: Results,
         heard: Callable[[News], None] = lambda news: None,
         start: Start = LocalProcess,
+        grace: float = GRACE_SECONDS,
     ) -> None:
         self._prompts = {prompt.index: prompt for prompt in prompts}
         self._plan = plan
         self._results = results
         self._heard = heard
         self._start_process = start
+        self._grace = grace
         left = [index for index in self._prompts if index not in results.records]
         self._schedule = Schedule(left, plan.n_retries)
         self._n_workers = min(plan.n_workers, len(left))
@@ -177,7 +181,7 @@ class Batch:
         except Empty:
             for worker in self._workers.values():
                 if worker.deadline and worker.deadline <= monotonic():
-                    worker.was_too_slow, worker.deadline = True, None
+                    worker.was_killed, worker.deadline = True, None
                     worker.process.kill()
             return None
 
@@ -213,7 +217,7 @@ class Batch:
         worker.process.bury()
         index = worker.index
         if index is not None:
-            again = not worker.was_too_slow and self._schedule.give_back(index)
+            again = not worker.was_killed and self._schedule.give_back(index)
             self._tell("died", worker, index, why, again)
             if not again:
                 self._fail(worker, why)
@@ -239,11 +243,12 @@ class Batch:
     def _give(self) -> None:
         """Something to do for whoever has nothing."""
         for worker in self._workers.values():
-            if not worker.is_ready or worker.index is not None or not self._schedule.has_next:
+            is_free = worker.is_ready and worker.index is None and not worker.was_killed
+            if not is_free or not self._schedule.has_next:
                 continue
             worker.index, worker.attempt = self._schedule.take()
             if self._plan.timeout is not None:
-                worker.deadline = monotonic() + self._plan.timeout + _GRACE
+                worker.deadline = monotonic() + self._plan.timeout + self._grace
             worker.process.tell({"prompt": self._prompts[worker.index].to_document()})
             self._tell("begun", worker, worker.index)
 
@@ -260,7 +265,7 @@ class Batch:
         """The record of a prompt whose workers die."""
         assert worker.index is not None
         prompt = self._prompts[worker.index]
-        if worker.was_too_slow:
+        if worker.was_killed:
             why = f"it took longer than {self._plan.timeout:g} seconds (--timeout)"
         record: Record = {prompt.id_name: prompt.id} if prompt.id is not None else {}
         seed = prompt_seed(self._plan.seed, prompt.index)

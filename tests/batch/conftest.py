@@ -15,7 +15,7 @@ import tiny
 from ggufspec.batch.pool import LocalProcess
 from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.results import FileResults
-from ggufspec.batch.run import Batch, News, Plan, Start
+from ggufspec.batch.run import GRACE_SECONDS, Batch, News, Plan, Start
 
 SETTINGS = {"max_tokens": 24, "n_draft": 2, "drafter": None, "temperature": 0.8}
 
@@ -38,6 +38,7 @@ class Setting:
         settings: dict[str, Any] | None = None,
         load: dict[str, Any] | None = None,
         start: Start = LocalProcess,
+        grace: float = GRACE_SECONDS,
         **plan: Any,
     ) -> list[dict[str, Any]]:
         """The records, in the order of the prompts."""
@@ -58,7 +59,7 @@ class Setting:
                 if heard is not None:
                     heard(news)
 
-            assert Batch(prompts, made, results, hear, start).run()
+            assert Batch(prompts, made, results, hear, start, grace).run()
         finally:
             results.close()
         return [results.records[prompt.index] for prompt in prompts]

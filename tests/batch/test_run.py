@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from batch.conftest import Setting, killing, texts, together
 
-from ggufspec.batch import run as run_module
+from ggufspec.batch.pool import Event
 from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.run import News
 from ggufspec.batch.settings import prompt_seed
@@ -147,17 +150,58 @@ def test_a_prompt_that_takes_too_long_has_failed(batch: Setting) -> None:
     assert batch.told("died") == [], "it ended by itself"
 
 
-def test_a_worker_that_hangs_is_killed(batch: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "_GRACE", 0.3)
-
+def test_a_worker_that_hangs_is_killed(batch: Setting) -> None:
     def freeze(news: News) -> None:
         if news.what == "begun" and news.index == 0:
             os.kill(news.pid, signal.SIGSTOP)
 
-    records = batch.run(texts(2), heard=freeze, timeout=1.0)
+    records = batch.run(texts(2), heard=freeze, timeout=1.0, grace=0.3)
     assert "took longer than" in records[0]["error"]
     assert records[0]["attempts"] == 1, "it would hang again"
     assert records[1]["error"] is None
+
+
+class LateProcess:
+    """A worker that finishes its first prompt at the moment when it is killed for being late."""
+
+    pid, node = 1, ""
+
+    def __init__(self, number: int, task: Mapping[str, Any], events: SimpleQueue[Event]) -> None:
+        self.number, self.events = number, events
+        self.index: int | None = None
+        self.is_alive = True
+        self.events.put(Event(number, {"ready": True, "known": None, "placement": ""}))
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        self.index = message["prompt"]["index"]
+        if self.index != 0 and self.is_alive:
+            self.finish()
+
+    def finish(self) -> None:
+        record = {"error": None, "text": str(self.index)}
+        self.events.put(Event(self.number, {"done": self.index, "record": record}))
+
+    def kill(self) -> None:
+        if self.is_alive and self.index == 0:
+            self.finish()
+        if self.is_alive:
+            self.events.put(Event(self.number, None))
+        self.is_alive = False
+
+    def bury(self) -> None:
+        self.kill()
+
+    def why(self) -> str:
+        return "its worker was killed"
+
+
+def test_a_record_that_arrives_as_its_worker_is_killed_counts_and_harms_no_other_prompt(
+    batch: Setting,
+) -> None:
+    records = batch.run(texts(3), start=LateProcess, timeout=0.1, grace=0.0, n_retries=0)
+    assert [record["error"] for record in records] == [None] * 3
+    assert [record["text"] for record in records] == ["0", "1", "2"]
+    assert [record["attempts"] for record in records] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
