@@ -249,8 +249,9 @@ class Batch:
             worker.index, worker.attempt = self._schedule.take()
             if self._plan.timeout is not None:
                 worker.deadline = monotonic() + self._plan.timeout + self._grace
-            worker.process.tell({"prompt": self._prompts[worker.index].to_document()})
+            # First reported, then sent: a report that arrives late is of a prompt still unwritten.
             self._tell("begun", worker, worker.index)
+            worker.process.tell({"prompt": self._prompts[worker.index].to_document()})
 
     def _finish(self, worker: Worker, record: Record) -> None:
         index = worker.index

@@ -89,6 +89,19 @@ def test_a_worker_that_is_killed_is_replaced_and_its_prompt_tried_again(batch: S
     assert "killed by SIGKILL" in death.why
 
 
+def test_a_prompt_is_announced_before_the_worker_can_begin_it(batch: Setting) -> None:
+    """Else a worker killed at that news, on a busy machine, may have finished the prompt."""
+    kill = killing(1, n_times=1)
+
+    def hear(news: News) -> None:
+        if news.what == "begun":
+            time.sleep(0.3)  # a prompt takes some milliseconds
+        kill(news)
+
+    records = batch.run(texts(3), heard=hear)
+    assert [record["attempts"] for record in records] == [1, 2, 1]
+
+
 def test_a_prompt_that_keeps_killing_is_recorded_and_the_others_are_not_harmed(
     batch: Setting,
 ) -> None:
