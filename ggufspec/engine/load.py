@@ -22,7 +22,7 @@ from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import facts, pair_facts
-from ggufspec.llama.rpc import Servers
+from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.vocab import check_same
 from ggufspec.placement.rpc_address import addresses
 
@@ -105,7 +105,7 @@ def load(
         n_batch, n_draft_max, n_slots, n_threads, n_threads_draft, flash_attention, tuned
     )
     places = Placing(files.target, files.draft, asked)
-    servers = Servers(addresses("rpc", rpc))
+    servers = RpcConnections(addresses("rpc", rpc))
     try:
         places.add(servers.gpus())
         first = places.first()
@@ -144,7 +144,7 @@ class _Settings:
     tuned: bool
 
 
-def _load(files: _Files, settings: _Settings, place: Placement, servers: Servers) -> Engine:
+def _load(files: _Files, settings: _Settings, place: Placement, servers: RpcConnections) -> Engine:
     with ExitStack() as stack:
         target_model = files.opened(
             "target",
