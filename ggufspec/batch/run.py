@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from ggufspec import errors
 from ggufspec.batch.pool import Event, LocalProcess
-from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.results import Record, Results
 from ggufspec.batch.schedule import Schedule
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.common.prompts import Prompt
 from ggufspec.errors import GgufspecError, ModelError
 
 _GRACE = 10.0  # seconds after which a worker that does not see that its time is over is killed

@@ -17,8 +17,8 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.engine import Engine
@@ -107,7 +107,7 @@ def _texts(engine: Engine, prompt: Prompt, task: Mapping[str, Any]) -> Iterator[
 
     engine.forget()
     said: list[str] = []
-    for turn, text in enumerate(prompt.texts or [""]):
+    for turn, text in enumerate(prompt.turns or [""]):
         said.append(text)
         tokens = _read(engine, prompt, said, task)
         seed = prompt_seed(task["seed"], prompt.index, turn)

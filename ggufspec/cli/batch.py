@@ -33,9 +33,9 @@ from ggufspec.cli.run import check_needs_no_draft, check_rule
 from ggufspec.cli.sampling_options import sampling_options, to_generate
 
 if TYPE_CHECKING:
-    from ggufspec.batch.prompts import Prompt
     from ggufspec.batch.results import Results
     from ggufspec.batch.run import News, Plan, Start
+    from ggufspec.common.prompts import Prompt
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _NOT_OF_THE_TEXT = ("n_threads", "n_threads_draft", "mmap")  # how fast, and where from
@@ -195,9 +195,9 @@ def command(
         "stop": list(stop),
         "ignore_eos": ignore_eos,
     }
-    from ggufspec.batch.prompts import parse_prompts
     from ggufspec.batch.run import Plan
     from ggufspec.batch.settings import as_json
+    from ggufspec.common.prompts import parse_prompts
     from ggufspec.engine.options import Request
 
     Request.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known at once
@@ -234,9 +234,9 @@ def _results(
     plan: Plan, prompts: Sequence[Prompt], output: Path, *, resume: bool, again: bool
 ) -> Results:
     """Where records go. Raises GgufspecError before anything is loaded."""
-    from ggufspec.batch.prompts import digest
     from ggufspec.batch.results import FileResults, StreamResults, is_stream
     from ggufspec.batch.settings import model_identity
+    from ggufspec.common.prompts import digest
 
     load = {name: each for name, each in plan.load.items() if name not in _NOT_OF_THE_TEXT}
     settings = {

@@ -12,9 +12,9 @@ import pytest
 from batch.conftest import Setting, killing, texts, together
 
 from ggufspec.batch import run as run_module
-from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.run import News
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.common.prompts import Prompt
 from ggufspec.engine.load import load
 from ggufspec.errors import ModelError, OptionError
 
@@ -65,7 +65,7 @@ def test_a_text_is_what_an_engine_of_its_own_writes_by_the_recorded_seed(batch: 
     for prompt, record in zip(texts(3), records, strict=True):
         with load(batch.target, batch.draft, n_threads=1, tuned=False) as engine:
             done = engine.generate(
-                prompt.texts[0], seed=record["seed"], max_tokens=24, n_draft=2, verify="rejection"
+                prompt.turns[0], seed=record["seed"], max_tokens=24, n_draft=2, verify="rejection"
             )
         assert record["text"] == done.text
         assert record["seed"] == prompt_seed(7, prompt.index)
@@ -99,10 +99,10 @@ def test_a_prompt_that_keeps_killing_is_recorded_and_the_others_are_not_harmed(
 
 def test_errors_of_a_prompt_are_its_own(batch: Setting) -> None:
     prompts = [
-        Prompt(0, "prompt", texts=("hello " * 90,), id="long"),
-        Prompt(1, "prompt", texts=("\ud800",), id="broken"),
+        Prompt(0, "prompt", turns=("hello " * 90,), id="long"),
+        Prompt(1, "prompt", turns=("\ud800",), id="broken"),
         Prompt(2, "messages", messages=({"role": "user", "content": "hi"},), id="messages"),
-        Prompt(3, "prompt", texts=("hello",), id="good"),
+        Prompt(3, "prompt", turns=("hello",), id="good"),
     ]
     records = batch.run(prompts, load={"n_ctx": 64}, chat=False, n_workers=2)
     errors = [record["error"] for record in records]
@@ -117,9 +117,9 @@ def test_errors_of_a_prompt_are_its_own(batch: Setting) -> None:
 
 def test_turns_are_answered_one_after_the_other(batch: Setting) -> None:
     prompts = [
-        Prompt(0, "turns", texts=("hello", "and then?"), id=81, id_name="question_id"),
+        Prompt(0, "turns", turns=("hello", "and then?"), id=81, id_name="question_id"),
         Prompt(1, "messages", messages=({"role": "user", "content": "hello"},)),
-        Prompt(2, "turns", texts=("hello",)),
+        Prompt(2, "turns", turns=("hello",)),
     ]
     records = batch.run(prompts, settings={"temperature": 0.0}, system="Be brief.")
     (choice,) = records[0]["choices"]
@@ -139,7 +139,7 @@ def test_turns_are_answered_one_after_the_other(batch: Setting) -> None:
 
 
 def test_a_prompt_that_takes_too_long_has_failed(batch: Setting) -> None:
-    prompts = [texts(1)[0], Prompt(1, "prompt", texts=("hello " * 600,))]
+    prompts = [texts(1)[0], Prompt(1, "prompt", turns=("hello " * 600,))]
     records = batch.run(prompts, settings=LONG, timeout=0.2, load={"n_ctx": 4096})
     assert [record["error"] for record in records] == [
         "it took longer than 0.2 seconds (--timeout)"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ggufspec.batch import worker
-from ggufspec.batch.prompts import Prompt
+from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.load import load
 
@@ -33,6 +33,6 @@ def test_nothing_of_another_prompt_is_remembered(
     with load(*pair, n_threads=1, tuned=False) as engine:
         for texts in (("hello hello",), ("hello hello", "more"), ("hello hello you",)):
             kind = "turns" if len(texts) > 1 else "prompt"
-            assert worker.answer(engine, Prompt(0, kind, texts=texts), TASK)["error"] is None
+            assert worker.answer(engine, Prompt(0, kind, turns=texts), TASK)["error"] is None
     assert [each[0] for each in reused] == [0, 0, 0]
     assert reused[1][1] > 0, "but of the turn before, it is"
