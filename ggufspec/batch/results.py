@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -195,15 +194,6 @@ class FileResults:
                 f"cannot write {self.path}: {error.strerror or error}; what is finished is kept in "
                 f"{self._journal.path.name}: make room, and --resume"
             ) from error
-
-
-def is_stream(path: Path) -> bool:
-    """Whether that is no file that could be gone on with: a terminal, a pipe, /dev/null."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _check_place(path: Path) -> None:

@@ -234,8 +234,9 @@ def _results(
     plan: Plan, prompts: Sequence[Prompt], output: Path, *, resume: bool, again: bool
 ) -> Results:
     """Where records go. Raises GgufspecError before anything is loaded."""
-    from ggufspec.batch.results import FileResults, StreamResults, is_stream
+    from ggufspec.batch.results import FileResults, StreamResults
     from ggufspec.batch.settings import model_identity
+    from ggufspec.common.files import is_stream
     from ggufspec.common.prompts import digest
 
     load = {name: each for name, each in plan.load.items() if name not in _NOT_OF_THE_TEXT}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import llama_cpp
 
+from ggufspec.common.files import is_stream
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
 from ggufspec.llama import amx
 from ggufspec.llama.devices import offload_devices
@@ -222,6 +223,8 @@ class Model:
 def _check_file(path: Path) -> None:
     """Name the plain mistakes before llama.cpp does."""
     try:
+        if is_stream(path):
+            raise ModelError(f"{path} is not a regular file; name a GGUF model")
         with path.open("rb") as file:
             start = file.read(len(_MAGIC))
     except FileNotFoundError as error:

@@ -145,7 +145,7 @@ def test_a_prompt_file_that_is_not_there(run: Command, target: Path, tmp_path: P
 
 
 def test_a_folder_as_a_prompt_file(run: Command, target: Path, tmp_path: Path) -> None:
-    refuses(run("-m", target, "-f", tmp_path), ERROR, "directory", str(tmp_path))
+    refuses(run("-m", target, "-f", tmp_path), ERROR, "is a folder", str(tmp_path))
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
