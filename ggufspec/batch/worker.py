@@ -27,7 +27,7 @@ from ggufspec.engine.stream import Completion
 from ggufspec.engine.text import Message
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
-from ggufspec.llama.profile_key import facts
+from ggufspec.llama.profile_key import profile_key
 
 _THREADS = ("n_threads", "n_threads_draft")
 _ROLES = ("user", "assistant")
@@ -158,7 +158,7 @@ def _known(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | None:
     """
     if task["settings"]["n_draft"] != "auto" or task["settings"]["drafter"] == "none":
         return None
-    about = facts(engine.target, engine.draft)
+    about = profile_key(engine.target, engine.draft)
     shared = {name: each for name, each in about.items() if name not in _THREADS}
     shared |= {"about": "batch", "n_draft_max": engine.n_draft_max}
     for known in (task["known"], profile_store.recall(shared)):

@@ -21,7 +21,7 @@ from ggufspec.engine.fit import Asked, Placement, Placing
 from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
-from ggufspec.llama.profile_key import facts, pair_facts
+from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.vocab import check_same
 from ggufspec.placement.rpc_address import addresses
@@ -170,7 +170,7 @@ def _load(files: _Files, settings: _Settings, place: Placement, servers: RpcConn
         )
         found = profile_store.TunedSettings()
         if settings.tuned:
-            found = profile_store.settings(pair_facts(target_model, draft_model, options))
+            found = profile_store.settings(pair_key(target_model, draft_model, options))
         if settings.flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
             options = replace(options, flash_attention=found.flash_attention)
         of_target = replace(
@@ -199,7 +199,7 @@ def _load(files: _Files, settings: _Settings, place: Placement, servers: RpcConn
             target_context,
             draft_context,
             n_draft_max=settings.n_draft_max,
-            stored_profile=StoredProfile(facts(target_context, draft_context))
+            stored_profile=StoredProfile(profile_key(target_context, draft_context))
             if settings.tuned
             else None,
             placement=place.why,

@@ -96,7 +96,7 @@ def test_a_pair_without_a_common_vocabulary(
 ) -> None:
     model = tiny.write_llama(tmp_path / "small.gguf", vocab=vocab)
     result = run("-m", target, "-md", model, "-p", "hi")
-    refuses(result, ERROR, "do not share a vocabulary", "the target's own family", *named)
+    refuses(result, ERROR, "do not share a vocabulary", "the target's model family", *named)
 
 
 # Prompts
@@ -256,7 +256,7 @@ def test_a_command_that_there_is_not(command: Command) -> None:
 def test_a_context_that_the_positions_do_not_reach(run: Command, tmp_path: Path) -> None:
     model = tiny.write_timed(tmp_path / "model.gguf", tiny.SPM.spell("ab"), n_ctx_train=32)
     result = run("-m", model, "-p", "hi", "-c", "64")
-    refuses(result, USAGE, "64 tokens is too long", str(model), "end at 32")
+    refuses(result, USAGE, "64 tokens is too long", str(model), "has 32 positions")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the limit may not hold")

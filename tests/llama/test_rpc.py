@@ -25,7 +25,7 @@ from ggufspec.engine.fit import Asked, Placing
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices, rpc
 from ggufspec.llama.model import Model
-from ggufspec.llama.profile_key import facts
+from ggufspec.llama.profile_key import profile_key
 from ggufspec.llama.rpc import RemoteDevice, RpcConnections
 from ggufspec.placement.plan import Gpu
 from ggufspec.placement.rpc_address import Address, greet
@@ -155,12 +155,12 @@ def test_costs_with_servers_are_not_those_without(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ggufspec.load(target, n_threads=1) as engine:
-        alone = facts(engine.target, None)
+        alone = profile_key(engine.target, None)
     monkeypatch.setattr(load, "RpcConnections", Lent)
     with ggufspec.load(target, n_threads=1, n_gpu_layers=0) as engine:
-        lent = facts(engine.target, None)
+        lent = profile_key(engine.target, None)
     with ggufspec.load(target, n_threads=1, n_gpu_layers=0, tensor_split=[1]) as engine:
-        split = facts(engine.target, None)
+        split = profile_key(engine.target, None)
     assert alone["pair"]["target"] == {  # type: ignore[index]
         name: value
         for name, value in lent["pair"]["target"].items()  # type: ignore[index]
