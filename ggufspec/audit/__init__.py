@@ -7,7 +7,7 @@ with ggufspec.load("large.gguf", "small.gguf") as engine:
     print(report.verdict)
 """
 
-from ggufspec.audit.prompts import PROMPTS, parse_prompts
+from ggufspec.audit.prompts import PROMPTS
 from ggufspec.audit.report import (
     AuditOptions,
     AuditReport,
@@ -31,5 +31,4 @@ __all__ = [
     "Sequences",
     "Test",
     "audit",
-    "parse_prompts",
 ]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -243,15 +242,6 @@ class BatchTotals:
     def mean_length(self) -> float:
         """Generated tokens per round."""
         return self.n_generated / self.n_rounds if self.n_rounds else 0.0
-
-
-def is_stream(path: Path) -> bool:
-    """Whether the path is a terminal, a pipe or a device such as /dev/null: it has no journal."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def _check_folder(path: Path) -> None:

@@ -17,9 +17,9 @@ from ggufspec.batch.process import (
     WorkerProcess,
     timeout_error,
 )
-from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.results import BatchRecord, BatchResults
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.common.prompts import Prompt
 from ggufspec.errors import GgufspecError, ModelError
 
 GRACE_SECONDS = 10.0  # past its timeout, after which a worker that has not answered is killed

@@ -18,8 +18,8 @@ from time import perf_counter
 from typing import Any
 
 from ggufspec.batch.process import timeout_error
-from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.engine import Engine
@@ -28,7 +28,7 @@ from ggufspec.engine.stream import Completion
 from ggufspec.engine.text import Message
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
-from ggufspec.llama.profile_key import facts
+from ggufspec.llama.profile_key import profile_key
 
 _THREADS = ("n_threads", "n_threads_draft")
 _ROLES = ("user", "assistant")
@@ -102,7 +102,7 @@ def _generate(engine: Engine, prompt: Prompt, task: Mapping[str, Any]) -> Iterat
 
     engine.forget()
     turns: list[str] = []  # of the user and of the target, alternating
-    for turn, text in enumerate(prompt.texts or [""]):
+    for turn, text in enumerate(prompt.turns or [""]):
         turns.append(text)
         tokens = _to_tokens(engine, prompt, turns, task)
         seed = prompt_seed(task["seed"], prompt.index, turn)
@@ -155,7 +155,7 @@ def _profile(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | Non
     """
     if task["settings"]["n_draft"] != "auto" or task["settings"]["drafter"] == "none":
         return None
-    about = facts(engine.target, engine.draft)
+    about = profile_key(engine.target, engine.draft)
     key = {name: each for name, each in about.items() if name not in _THREADS}
     key |= {"about": "batch", "n_draft_max": engine.n_draft_max}
     for profile in (task["profile"], profile_store.recall(key)):

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ggufspec.bench.contenders import contenders
-from ggufspec.bench.prompts import Prompt, own_prompts
+from ggufspec.bench.prompts import own_prompts
 from ggufspec.bench.records import Contender
 from ggufspec.bench.tables import Table
+from ggufspec.common.prompts import Prompt
 from ggufspec.errors import OptionError
 
 _NOTHING_TRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -82,9 +83,8 @@ _NOTEBOOK = Preset(
     contenders=_compared(0.0, [3, "auto"]),
     prompts=[
         Prompt(
-            "napoleon",
-            "",
-            ("Make me a summary of the Napoleon life",),
+            id="napoleon",
+            turns=("Make me a summary of the Napoleon life",),
             system="You are a polite chatbot who always responds the user requests",
         )
     ],
@@ -133,7 +133,7 @@ _LLAMA_SSP = Preset(
         Pair("LLaMA-65B-Q4_K_M", "LLaMA-7B-Q4_0", "65B", "7B (Q4_0)"),
     ],
     contenders=_compared(1.0, [4, "auto"], **_NOTHING_TRUNCATED),
-    prompts=[Prompt(str(i), "", (text,)) for i, text in enumerate(_SSP_PROMPTS, 1)],
+    prompts=[Prompt(id=str(i), turns=(text,)) for i, text in enumerate(_SSP_PROMPTS, 1)],
     n_tokens=64,
     n_runs=1,
     form="llama-ssp",
@@ -192,8 +192,8 @@ _LLMSS = Preset(
     ],
     contenders=_variants(1.0, top_k=20, top_p=0.9, min_p=0.0),
     prompts=[
-        Prompt("fox", "", ("The quick brown fox jumps over the lazy ",)),
-        Prompt("president", "", ("Who is the president of the USA",)),
+        Prompt(id="fox", turns=("The quick brown fox jumps over the lazy ",)),
+        Prompt(id="president", turns=("Who is the president of the USA",)),
     ],
     n_tokens=100,
     n_runs=5,
@@ -222,7 +222,9 @@ _GPT2 = Preset(
         sampling={"top_k": 25, "top_p": 0.9, "min_p": 0.0},
         has_draft=False,
     ),
-    prompts=[Prompt("turing", "", ("Alan Turing theorized that computers would one day become",))],
+    prompts=[
+        Prompt(id="turing", turns=("Alan Turing theorized that computers would one day become",))
+    ],
     n_tokens=40,
     n_runs=50,
     form="gpt2",

@@ -14,8 +14,8 @@ from zlib import crc32
 from ggufspec.bench.baselines import Peer
 from ggufspec.bench.contenders import in_turn
 from ggufspec.bench.energy import Meter
-from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Contender, Key, Measurement, Parting, Results, Turn
+from ggufspec.common.prompts import Prompt
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.text import Message
 from ggufspec.errors import OptionError, PromptError

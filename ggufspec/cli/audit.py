@@ -153,9 +153,10 @@ def _read_prompts(path: Path | None) -> list[str] | None:
     """The prompts of a file; None where there is no file. Raises PromptError."""
     if path is None:
         return None
-    from ggufspec.audit.prompts import parse_prompts
+    from ggufspec.common.prompts import TEXTS, parse_prompts
 
-    return parse_prompts(read_prompt_file(path), str(path))
+    prompts = parse_prompts(read_prompt_file(path), str(path), TEXTS)
+    return [prompt.turns[0] for prompt in prompts]
 
 
 def _print_report(report: AuditReport) -> None:

@@ -34,9 +34,9 @@ from ggufspec.cli.sampling_options import sampling_options, to_generate
 
 if TYPE_CHECKING:
     from ggufspec.batch.process import StartWorker
-    from ggufspec.batch.prompts import Prompt
     from ggufspec.batch.results import BatchResults
     from ggufspec.batch.run import BatchEvent, BatchPlan
+    from ggufspec.common.prompts import Prompt
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _NOT_OF_THE_TEXT = ("n_threads", "n_threads_draft", "mmap")  # how fast, and where from
@@ -196,9 +196,9 @@ def command(
         "stop": list(stop),
         "ignore_eos": ignore_eos,
     }
-    from ggufspec.batch.prompts import parse_prompts
     from ggufspec.batch.run import BatchPlan
     from ggufspec.batch.settings import as_json
+    from ggufspec.common.prompts import parse_prompts
     from ggufspec.engine.options import Request
 
     Request.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known at once
@@ -237,9 +237,10 @@ def _results(
     plan: BatchPlan, prompts: Sequence[Prompt], output: Path, *, resume: bool, retry_failed: bool
 ) -> BatchResults:
     """Where records go. Raises GgufspecError before anything is loaded."""
-    from ggufspec.batch.prompts import digest
-    from ggufspec.batch.results import FileResults, StreamResults, is_stream
+    from ggufspec.batch.results import FileResults, StreamResults
     from ggufspec.batch.settings import model_identity
+    from ggufspec.common.files import is_stream
+    from ggufspec.common.prompts import digest
 
     load = {name: each for name, each in plan.load.items() if name not in _NOT_OF_THE_TEXT}
     settings = {

@@ -21,10 +21,10 @@ from ggufspec.errors import GgufspecError, PromptError
 if TYPE_CHECKING:
     from ggufspec.bench.baselines import Peer
     from ggufspec.bench.presets import Pair, Preset
-    from ggufspec.bench.prompts import Prompt
     from ggufspec.bench.records import Contender, Results
     from ggufspec.bench.suite import Job
     from ggufspec.bench.tables import Table
+    from ggufspec.common.prompts import Prompt
     from ggufspec.engine.engine import Engine
 
 _N_TOKENS = 128
@@ -359,19 +359,20 @@ def _prompts(
 ) -> list[Prompt] | None:
     """Those that were given; None: the preset's, or our own."""
     from ggufspec.bench.presets import preset
-    from ggufspec.bench.prompts import Prompt, own_prompts, prompts_of, spread
+    from ggufspec.bench.prompts import own_prompts, spread
+    from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
 
     if prompt is not None:
         if prompt_file is not None:
             raise click.UsageError("give the prompt with -p or with --prompts, not both")
         if not prompt:
             raise PromptError("the prompt is empty; give at least one character to continue")
-        return [Prompt("prompt", "", (prompt,))]
+        return [Prompt(id="prompt", turns=(prompt,))]
     if prompt_file is None:
         if n_prompts is None:
             return None
         return spread(preset(preset_name).prompts if preset_name else own_prompts(), n_prompts)
-    return spread(prompts_of(read_prompt_file(prompt_file), str(prompt_file)), n_prompts)
+    return spread(parse_prompts(read_prompt_file(prompt_file), str(prompt_file), TEXTS), n_prompts)
 
 
 def _room(plan: Any) -> dict[str, Any]:

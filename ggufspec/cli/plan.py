@@ -163,12 +163,12 @@ def _machine(
 ) -> Machine:
     from ggufspec.engine.fit import measured_host
     from ggufspec.llama.devices import free_memory, gpus
-    from ggufspec.llama.rpc import Servers
+    from ggufspec.llama.rpc import RpcConnections
     from ggufspec.placement import rpc_address as servers
     from ggufspec.placement.plan import Gpu, Machine
 
     if vram is None:
-        with closing(Servers(servers.addresses("--rpc", rpc))) as remote:
+        with closing(RpcConnections(servers.addresses("--rpc", rpc))) as remote:
             found = (*remote.gpus(), *gpus())
     else:
         found = tuple(Gpu("a GPU", round(size * _LIKELY_FREE)) for size in vram if size)

@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
@@ -26,6 +27,7 @@ __all__ = [
     "Progress",
     "default_cache_dir",
     "format_bytes",
+    "is_stream",
     "write_whole",
 ]
 
@@ -62,6 +64,15 @@ def default_cache_dir() -> Path:
             "there is no home folder to keep a cache in: name a folder with --cache-dir or the "
             f"environment variable {CACHE_VARIABLE}"
         ) from error
+
+
+def is_stream(path: Path) -> bool:
+    """Whether the path is a terminal, a pipe or a device such as /dev/null, so not replaceable."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def write_whole(

@@ -21,8 +21,8 @@ from ggufspec.engine.fit import Asked, Placement, Placing
 from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
-from ggufspec.llama.profile_key import facts, pair_facts
-from ggufspec.llama.rpc import Servers
+from ggufspec.llama.profile_key import pair_key, profile_key
+from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.vocab import check_same
 from ggufspec.placement.rpc_address import addresses
 
@@ -105,7 +105,7 @@ def load(
         n_batch, n_draft_max, n_slots, n_threads, n_threads_draft, flash_attention, tuned
     )
     places = Placing(files.target, files.draft, asked)
-    servers = Servers(addresses("rpc", rpc))
+    servers = RpcConnections(addresses("rpc", rpc))
     try:
         places.add(servers.gpus())
         first = places.first()
@@ -144,7 +144,7 @@ class _Settings:
     tuned: bool
 
 
-def _load(files: _Files, settings: _Settings, place: Placement, servers: Servers) -> Engine:
+def _load(files: _Files, settings: _Settings, place: Placement, servers: RpcConnections) -> Engine:
     with ExitStack() as stack:
         target_model = files.opened(
             "target",
@@ -170,7 +170,7 @@ def _load(files: _Files, settings: _Settings, place: Placement, servers: Servers
         )
         found = profile_store.TunedSettings()
         if settings.tuned:
-            found = profile_store.settings(pair_facts(target_model, draft_model, options))
+            found = profile_store.settings(pair_key(target_model, draft_model, options))
         if settings.flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
             options = replace(options, flash_attention=found.flash_attention)
         of_target = replace(
@@ -199,7 +199,7 @@ def _load(files: _Files, settings: _Settings, place: Placement, servers: Servers
             target_context,
             draft_context,
             n_draft_max=settings.n_draft_max,
-            stored_profile=StoredProfile(facts(target_context, draft_context))
+            stored_profile=StoredProfile(profile_key(target_context, draft_context))
             if settings.tuned
             else None,
             placement=place.why,

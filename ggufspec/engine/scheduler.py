@@ -17,8 +17,8 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.engine.slots import Slots
 from ggufspec.engine.stream import Completion, Stream
 from ggufspec.errors import ClosedError, DecodeError
-from ggufspec.llama.context import Context, Part
-from ggufspec.llama.session import Wanted
+from ggufspec.llama.context import BatchPart, Context
+from ggufspec.llama.session import PreparedScore
 
 _FIRST_PIECE = 32  # prompt tokens that others wait for
 _MOST_WAITED = 0.2  # seconds, at about half of which such a piece is to stay
@@ -123,7 +123,7 @@ class Scheduler:
             else:
                 yield stream, answer
 
-    def _prepared(self, asks: Sequence[tuple[Stream, Ask]]) -> list[tuple[Stream, Wanted]]:
+    def _prepared(self, asks: Sequence[tuple[Stream, Ask]]) -> list[tuple[Stream, PreparedScore]]:
         """What the streams want of one pass; none where they cannot have one."""
         if len(asks) < 2 or not self._target.can_share_passes:
             return []
@@ -143,9 +143,9 @@ class Scheduler:
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
         return cost[0] < sum(cost[1:])
 
-    def _decoded(self, together: Sequence[tuple[Stream, Wanted]]) -> bool:
+    def _decoded(self, together: Sequence[tuple[Stream, PreparedScore]]) -> bool:
         parts = [
-            Part(stream.session.sequence, wanted.tokens, wanted.n_rows)
+            BatchPart(stream.session.sequence, wanted.tokens, wanted.n_rows)
             for stream, wanted in together
         ]
         start = perf_counter()

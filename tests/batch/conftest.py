@@ -13,9 +13,9 @@ import pytest
 import tiny
 
 from ggufspec.batch.process import LocalProcess
-from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.results import FileResults
 from ggufspec.batch.run import GRACE_SECONDS, Batch, BatchEvent, BatchPlan, StartWorker
+from ggufspec.common.prompts import Prompt
 
 SETTINGS = {"max_tokens": 24, "n_draft": 2, "drafter": None, "temperature": 0.8}
 
@@ -81,7 +81,7 @@ def batch(pair: tuple[Path, Path], tmp_path: Path) -> BatchSetup:
 
 
 def texts(n: int) -> list[Prompt]:
-    return [Prompt(i, "prompt", texts=("hello " * (i % 3 + 1),)) for i in range(n)]
+    return [Prompt(i, "prompt", turns=("hello " * (i % 3 + 1),)) for i in range(n)]
 
 
 def killing(*indices: int, n_times: int = 1000) -> Callable[[BatchEvent], None]:

@@ -15,9 +15,9 @@ import pytest
 from batch.conftest import BatchSetup, killing, texts, together
 
 from ggufspec.batch.process import WorkerEvent
-from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.run import BatchEvent
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.common.prompts import Prompt
 from ggufspec.engine.load import load
 from ggufspec.errors import ModelError, OptionError
 
@@ -70,7 +70,7 @@ def test_an_engine_of_its_own_writes_the_same_text_from_the_recorded_seed(
     for prompt, record in zip(texts(3), records, strict=True):
         with load(batch.target, batch.draft, n_threads=1, tuned=False) as engine:
             done = engine.generate(
-                prompt.texts[0], seed=record["seed"], max_tokens=24, n_draft=2, verify="rejection"
+                prompt.turns[0], seed=record["seed"], max_tokens=24, n_draft=2, verify="rejection"
             )
         assert record["text"] == done.text
         assert record["seed"] == prompt_seed(7, prompt.index)
@@ -117,10 +117,10 @@ def test_a_prompt_fails_after_its_retries_and_the_others_do_not(
 
 def test_an_error_fails_its_prompt_only(batch: BatchSetup) -> None:
     prompts = [
-        Prompt(0, "prompt", texts=("hello " * 90,), id="long"),
-        Prompt(1, "prompt", texts=("\ud800",), id="broken"),
+        Prompt(0, "prompt", turns=("hello " * 90,), id="long"),
+        Prompt(1, "prompt", turns=("\ud800",), id="broken"),
         Prompt(2, "messages", messages=({"role": "user", "content": "hi"},), id="messages"),
-        Prompt(3, "prompt", texts=("hello",), id="good"),
+        Prompt(3, "prompt", turns=("hello",), id="good"),
     ]
     records = batch.run(prompts, load={"n_ctx": 64}, chat=False, n_workers=2)
     errors = [record["error"] for record in records]
@@ -135,9 +135,9 @@ def test_an_error_fails_its_prompt_only(batch: BatchSetup) -> None:
 
 def test_turns_are_answered_in_order(batch: BatchSetup) -> None:
     prompts = [
-        Prompt(0, "turns", texts=("hello", "and then?"), id=81, id_name="question_id"),
+        Prompt(0, "turns", turns=("hello", "and then?"), id=81, id_name="question_id"),
         Prompt(1, "messages", messages=({"role": "user", "content": "hello"},)),
-        Prompt(2, "turns", texts=("hello",)),
+        Prompt(2, "turns", turns=("hello",)),
     ]
     records = batch.run(prompts, settings={"temperature": 0.0}, system="Be brief.")
     (choice,) = records[0]["choices"]
@@ -157,7 +157,7 @@ def test_turns_are_answered_in_order(batch: BatchSetup) -> None:
 
 
 def test_a_prompt_fails_at_its_timeout(batch: BatchSetup) -> None:
-    prompts = [texts(1)[0], Prompt(1, "prompt", texts=("hello " * 600,))]
+    prompts = [texts(1)[0], Prompt(1, "prompt", turns=("hello " * 600,))]
     records = batch.run(prompts, settings=LONG, timeout=0.2, load={"n_ctx": 4096})
     assert [record["error"] for record in records] == [
         "it took longer than 0.2 seconds (--timeout)"

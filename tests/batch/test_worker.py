@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.worker import answer
+from ggufspec.common.prompts import Prompt
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.engine.stream import Stream
@@ -38,7 +38,7 @@ def test_no_token_of_another_prompt_is_reused(pair: tuple[Path, Path]) -> None:
         for texts in (("hello hello",), ("hello hello", "more"), ("hello hello you",)):
             recorder = Recorder(engine)
             kind = "turns" if len(texts) > 1 else "prompt"
-            record = answer(cast(Engine, recorder), Prompt(0, kind, texts=texts), TASK)
+            record = answer(cast(Engine, recorder), Prompt(0, kind, turns=texts), TASK)
             assert record["error"] is None
             reused.append([each.completion.stats.n_prompt_reused for each in recorder.streams])
     assert [each[0] for each in reused] == [0, 0, 0]

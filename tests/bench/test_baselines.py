@@ -17,11 +17,11 @@ from llama_build import Build
 from ggufspec.bench import baselines
 from ggufspec.bench.baselines import PEERS, PeerText, taken
 from ggufspec.bench.contenders import contenders, peer_contenders
-from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Results
 from ggufspec.bench.run import Plan, measure, text_of
 from ggufspec.bench.table import doubts, rows
 from ggufspec.bench.tables import overview
+from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
@@ -192,7 +192,7 @@ def test_a_peer_writes_in_turn_with_ours(engine: Engine) -> None:
     peer = FakePeer()
     told: list[str] = []
     progress: list[tuple[int, int, str]] = []
-    prompts = [Prompt("1", "", ("It was", "And then")), Prompt("2", "", ("the unknown",))]
+    prompts = [Prompt(id="1", turns=("It was", "And then")), Prompt(id="2", turns=("the unknown",))]
     plan = _plan(prompts, ["somebody"])
     found = list(
         measure(
@@ -228,7 +228,7 @@ def test_a_peer_writes_in_turn_with_ours(engine: Engine) -> None:
 
 def test_a_peer_that_tells_no_tokens(engine: Engine) -> None:
     peer = FakePeer("silent", is_resident=False)
-    plan = _plan([Prompt("1", "", ("It was", "And then"))], ["silent"], n_runs=1)
+    plan = _plan([Prompt(id="1", turns=("It was", "And then"))], ["silent"], n_runs=1)
     results = Results({}, list(plan.contenders))
     results.measurements = list(measure(engine, plan, peers=[peer]))
     assert peer.asked[2][1] == "It was\n and so on\nAnd then"
@@ -243,7 +243,7 @@ def test_a_peer_that_tells_no_tokens(engine: Engine) -> None:
 
 
 def test_a_contender_without_its_peer_is_named(engine: Engine) -> None:
-    plan = _plan([Prompt("1", "", ("It was",))], ["nobody"])
+    plan = _plan([Prompt(id="1", turns=("It was",))], ["nobody"])
     with pytest.raises(OptionError, match="there is no peer 'nobody'"):
         list(measure(engine, plan))
 
@@ -253,7 +253,9 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
     build.server()
     build.simple("It was", len(engine.tokenize("It was")))
     with _heard(build, heard) as found:
-        plan = _plan([Prompt("1", "", ("It was",)), Prompt("2", "", ("He was not",))], list(PEERS))
+        plan = _plan(
+            [Prompt(id="1", turns=("It was",)), Prompt(id="2", turns=("He was not",))], list(PEERS)
+        )
         plan = replace(plan, n_runs=1)
         told: list[str] = []
         texts = {
@@ -283,7 +285,7 @@ def test_a_server_that_reads_other_tokens_is_left_out(engine: Engine, build: Bui
     build.server("reads more")
     told: list[str] = []
     with _heard(build, [], wanted=[baselines.LLAMA_SERVER]) as found:
-        plan = _plan([Prompt("1", "", ("It was",))], [baselines.LLAMA_SERVER])
+        plan = _plan([Prompt(id="1", turns=("It was",))], [baselines.LLAMA_SERVER])
         texts = list(measure(engine, plan, peers=found, told=told.append))
     assert {each.contender for each in texts} == {"plain", "draft 2"}
     assert len(told) == 2, "the warm-up, and the text once"

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from ggufspec.bench.contenders import contenders
 from ggufspec.bench.energy import Meter
-from ggufspec.bench.prompts import Prompt, own_prompts, prompts_of
-from ggufspec.errors import PromptError
+from ggufspec.bench.prompts import own_prompts
 
 # Contenders
 
@@ -41,50 +39,6 @@ def test_names_tell_only_what_differs() -> None:
 
 
 # Prompts
-
-
-def test_questions_of_spec_bench_and_mt_bench_are_read() -> None:
-    lines = [
-        {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."]},
-        {"question_id": 82, "category": "math", "turns": ["1 + 1?"], "reference": ["2"]},
-        {"prompt": "Once"},
-    ]
-    data = "\n".join(map(json.dumps, lines)).encode() + b"\n\n"
-    assert prompts_of(data, "q.jsonl") == [
-        Prompt("81", "writing", ("Write.", "Rewrite.")),
-        Prompt("82", "math", ("1 + 1?",)),
-        Prompt("3", "", ("Once",)),
-    ]
-
-
-def test_what_is_not_told_is_empty() -> None:
-    (found,) = prompts_of(b'{"question_id": null, "category": null, "turns": ["a"]}', "q.jsonl")
-    assert found == Prompt("1", "", ("a",))
-
-
-@pytest.mark.parametrize("data", ["{hello\nworld", "{a}\n\nb", "one\ntwo"])
-def test_plain_text_may_begin_like_json(data: str) -> None:
-    assert [prompt.turns for prompt in prompts_of(data.encode(), "it.txt")] == [
-        (line,) for line in data.splitlines() if line
-    ]
-
-
-@pytest.mark.parametrize(
-    ("lines", "told"),
-    [
-        (['{"question_id": 1, "turns": ["a"]}'] * 2, "question_id 1 twice"),
-        (['{"turns": ["a", ""]}'], "line 1 of q.jsonl has a turn that is no text, or empty"),
-        (['{"turns": ["a"]}', '{"turns": ["a", 5]}'], "line 2 of q.jsonl has a turn"),
-        (['{"turns": []}'], "no text in 'turns'"),
-        (['{"turns": "a"}'], "no text in 'turns'"),
-        (['{"prompt": 5}'], "no text in 'prompt'"),
-        (["[1]"], "no JSON object"),
-        ([""], "it is empty"),
-    ],
-)
-def test_wrong_questions_are_told(lines: list[str], told: str) -> None:
-    with pytest.raises(PromptError, match=told):
-        prompts_of("\n".join(lines).encode(), "q.jsonl")
 
 
 def test_there_are_prompts_without_a_file() -> None:

@@ -10,15 +10,15 @@ import tiny
 
 from ggufspec.bench import run
 from ggufspec.bench.contenders import contenders
-from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Contender, Key, Measurement, Results
 from ggufspec.bench.run import Plan
+from ggufspec.common.prompts import Prompt
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
 
 OURS = contenders(lengths=[2, "auto"], temperatures=[0.0], has_draft=True)
-HELLO, WORLD = Prompt("hello", "", (" hello",)), Prompt("world", "", (" world the",))
+HELLO, WORLD = Prompt(id="hello", turns=(" hello",)), Prompt(id="world", turns=(" world the",))
 WRITERS = [tiny.write_llama, tiny.write_mamba, tiny.write_hybrid]
 
 
@@ -148,7 +148,7 @@ def test_the_draft_alone_writes_what_it_writes_as_a_target(
 
 
 def test_a_second_question_follows_the_models_own_answer(engine: Engine) -> None:
-    twice = Prompt("twice", "", (" hello", " say"))
+    twice = Prompt(id="twice", turns=(" hello", " say"))
     first = engine.generate(" hello", temperature=0.0, max_tokens=6, ignore_eos=True)
     second = engine.generate(
         f" hello\n{first.text}\n say", temperature=0.0, max_tokens=6, ignore_eos=True

@@ -16,7 +16,7 @@ from ggufspec.decoding.stats import Stats
 from ggufspec.decoding.types import Scored
 from ggufspec.engine.engine import Engine
 from ggufspec.llama.context import Context
-from ggufspec.llama.timing import Filled
+from ggufspec.llama.timing import FilledContext
 from tests.benchmarks import contender_options
 
 _N_VISITS = 10  # to each size, in an order of chance: what a moment slows down is not one size
@@ -37,7 +37,7 @@ def measure(target: Context, sizes: Sequence[int], heard: Callable[[str], None])
     found: dict[tuple[int, bool], list[float]] = {
         (size, again): [] for size in sizes for again in (False, True)
     }
-    filled = Filled(target, depth=_DEPTH, n_most=max(sizes))
+    filled = FilledContext(target, depth=_DEPTH, n_most=max(sizes))
     for visit in range(_N_VISITS):
         heard(f"passes of the target are measured, {visit + 1} of {_N_VISITS}")
         for size in rng.sample(list(sizes), len(sizes)):

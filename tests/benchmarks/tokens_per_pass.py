@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from ggufspec.audit import PROMPTS
-from ggufspec.audit.prompts import parse_prompts
+from ggufspec.common.prompts import TEXTS, parse_prompts
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.engine.options import GenerateOptions
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     prompts: Sequence[str] = PROMPTS
     if options.prompts:
-        prompts = parse_prompts(options.prompts.read_bytes(), str(options.prompts))
+        found = parse_prompts(options.prompts.read_bytes(), str(options.prompts), TEXTS)
+        prompts = [prompt.turns[0] for prompt in found]
     sys.stdout.write(f"{'temperature':>11}{'drafted':>9}" + "".join(f"{way:>22}" for way in WAYS))
     sys.stdout.write("\n")
     with load(

@@ -19,6 +19,7 @@ import tiny
 
 from ggufspec import _native
 from ggufspec.errors import OptionError
+from ggufspec.llama import devices
 from ggufspec.llama import grammar as grammar_module
 from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.log import listening
@@ -155,7 +156,7 @@ def test_a_draft_is_asked_from_its_start_twice(spm: Vocab) -> None:
 def test_what_is_known_of_a_longer_text_is_not_read_again(spm: Vocab) -> None:
     accepted: list[int] = []
     prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int32)
-    addresses = dict(grammar_module._borrowed())
+    addresses = devices.addresses(*grammar_module.FUNCTIONS)
     theirs = prototype(addresses["llama_sampler_accept"])
 
     @prototype
