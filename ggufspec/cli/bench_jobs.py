@@ -346,12 +346,11 @@ def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
 
 def _stand_in(size: str, folder: Path | None) -> tuple[tuple[Path, Path], str]:
     """The embedded pair with its padded target, written first if it is not there yet."""
-    from ggufspec.standin import embedded
+    from ggufspec.standin.embedded import embedded_draft
+    from ggufspec.standin.padded import padded_file, parse_size
 
-    n_params = embedded.parse_size(size)
-    target = padded(n_params, folder or embedded.default_cache_dir())
-    shape = embedded.plan_shape(n_params)
-    return (target, embedded.embedded_draft()), _STAND_IN.format(shape.n_params / 1e6)
+    n_params = padded_file(parse_size(size)).n_params
+    return (padded(size, folder), embedded_draft()), _STAND_IN.format(n_params / 1e6)
 
 
 def _prompts(

@@ -10,6 +10,6 @@ The only importer of huggingface_hub.
 from __future__ import annotations
 
 from ggufspec.models.pull import resolve
-from ggufspec.models.registry import ModelEntry, ModelPair, RegisteredShape, Registry, load_registry
+from ggufspec.models.registry import Dimensions, ModelEntry, ModelPair, Registry, load_registry
 
-__all__ = ["ModelEntry", "ModelPair", "RegisteredShape", "Registry", "load_registry", "resolve"]
+__all__ = ["Dimensions", "ModelEntry", "ModelPair", "Registry", "load_registry", "resolve"]

@@ -13,14 +13,13 @@ import contextlib
 import hashlib
 import os
 import queue
-import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec.common.files import format_bytes
+from ggufspec.common.files import format_bytes, free_bytes
 from ggufspec.errors import CacheError, DownloadError
 from ggufspec.models import hub, local, verified
 from ggufspec.models.hub import RemoteFile
@@ -58,9 +57,8 @@ def _check_room(missing: Sequence[RemoteFile]) -> None:
     """Raise CacheError now rather than after gigabytes."""
     n_needed = sum(max(file.size - _size_of(_part(file)), 0) for file in missing)
     folder = local.hub_cache()
-    place = next((p for p in (folder, *folder.parents) if p.is_dir()), None)
-    n_free = shutil.disk_usage(place).free if place else n_needed
-    if n_free < n_needed:
+    n_free = free_bytes(folder)
+    if n_free is not None and n_free < n_needed:
         raise CacheError(
             f"{format_bytes(n_needed)} are to be downloaded into {folder}, and "
             f"{format_bytes(n_free)} are free there: make room (`ggufspec models rm`), or choose "

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from ggufspec.errors import ModelError
-from ggufspec.models.types import TYPES
+from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -47,21 +47,6 @@ _DEFAULT_ALIGNMENT = 32
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _PADDING = b"[PAD"  # so are tokens called that only fill a vocabulary up
-
-
-class Tensor(NamedTuple):
-    """One array of weights: `shape` from the innermost dimension on, `offset` within the data."""
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    n_bytes: int
-    offset: int
-
-    @property
-    def n_values(self) -> int:
-        """How many numbers it holds."""
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -276,6 +261,7 @@ class _Parser:
     def __init__(self, data: bytes, path: Path, n_bytes: int) -> None:
         self._data, self._path, self._n_bytes = data, path, n_bytes
         self._at = 0
+        self._n_data = 0  # bytes of tensors, as far as they are known
 
     def header(self) -> Header:
         if not self._n_bytes:
@@ -318,7 +304,7 @@ class _Parser:
             raise _damaged(self._path, f"it aligns its tensors to {_shown(alignment)} bytes")
         assert isinstance(alignment, int)
         start = -(-self._at // alignment) * alignment
-        needed = start + max((each.offset + each.n_bytes for each in tensors), default=0)
+        needed = start + self._n_data
         if tensors and needed > self._n_bytes:
             raise _damaged(
                 self._path,
@@ -333,7 +319,7 @@ class _Parser:
             raise _damaged(self._path, f"{_shown(name)} has {n_dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(n_dimensions))
         kind, offset = self._number("I"), self._number("Q")
-        type_ = TYPES.get(kind)
+        type_ = TYPES_BY_NUMBER.get(kind)
         if type_ is None:
             raise _damaged(self._path, f"{_shown(name)} is of type {kind}, which is not known here")
         n_values = math.prod(shape)
@@ -342,7 +328,9 @@ class _Parser:
                 self._path,
                 f"{_shown(name)} of type {type_.name} has the shape {shape} at byte {offset}",
             )
-        return Tensor(name, type_.name, shape, n_values // type_.n_values * type_.n_bytes, offset)
+        tensor = Tensor(name, shape, type_.name)
+        self._n_data = max(self._n_data, offset + tensor.n_bytes)
+        return tensor
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

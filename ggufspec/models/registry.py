@@ -24,9 +24,9 @@ else:
 
 __all__ = [
     "REGISTRY_VARIABLE",
+    "Dimensions",
     "ModelEntry",
     "ModelPair",
-    "RegisteredShape",
     "Registry",
     "load_registry",
     "parse_registry",
@@ -43,7 +43,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class RegisteredShape:
+class Dimensions:
     """What an architecture's header says, known before anything is downloaded. None: not known."""
 
     name: str
@@ -76,7 +76,7 @@ class ModelEntry:
     revision: str = "main"
     size: int | None = None  # bytes of all files
     sha256: tuple[str, ...] = ()  # of each file; empty: not known
-    shape: RegisteredShape | None = None
+    shape: Dimensions | None = None
     checked: bool = False  # `ggufspec models check` has confirmed it against the hub
     source: str | None = None  # of hash and size
 
@@ -168,7 +168,7 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
 
     Raises OptionError that names the file and the key.
     """
-    shapes: dict[str, RegisteredShape] = {}
+    shapes: dict[str, Dimensions] = {}
     models: dict[str, ModelEntry] = {}
     pairs: dict[str, ModelPair] = {}
     for file, text in texts:
@@ -179,7 +179,7 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
         where = _Where(file)
         where.check_keys(content, {"models", "shapes", "pairs"})
         for name, table in where.tables(content, "shapes"):
-            shapes[name] = table.fill(RegisteredShape, name=name)
+            shapes[name] = table.fill(Dimensions, name=name)
         for name, table in where.tables(content, "models"):
             replaced = next((known for known in models if known.lower() == name.lower()), name)
             models.pop(replaced, None)
@@ -189,7 +189,7 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
     return Registry(MappingProxyType(models), MappingProxyType(pairs))
 
 
-def _entry(name: str, table: _Where, shapes: Mapping[str, RegisteredShape]) -> ModelEntry:
+def _entry(name: str, table: _Where, shapes: Mapping[str, Dimensions]) -> ModelEntry:
     if not _ALIAS.fullmatch(name) or name.lower().endswith(".gguf"):
         raise table.wrong("is no name for a model: letters, digits and . _ + - make one")
     shape = table.take("shape", str, required=False)

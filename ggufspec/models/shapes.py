@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
-from ggufspec.models.header import Header, Tensor, layer_of, read_header
+from ggufspec.models.header import Header, layer_of, read_header
 from ggufspec.models.pull import locate
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, load_registry
 from ggufspec.models.shape import Layer, ModelShape
+from ggufspec.models.tensors import Tensor
 
 _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")

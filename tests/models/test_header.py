@@ -18,7 +18,7 @@ from ggufspec.errors import ModelError
 from ggufspec.llama.model import Model
 from ggufspec.models.header import read_header
 from ggufspec.models.shapes import shape_of
-from ggufspec.models.types import TYPES
+from ggufspec.models.tensors import TYPES
 
 WRITERS: list[Callable[[Path], Path]] = [
     tiny.write_llama,
@@ -234,7 +234,7 @@ def test_any_changed_byte_gives_a_header_or_an_error(tmp_path: Path) -> None:
 
 def test_types_are_those_of_gguf() -> None:
     known = {int(kind): (kind.name, *sizes) for kind, sizes in gguf.GGML_QUANT_SIZES.items()}
-    assert {number: tuple(kind) for number, kind in TYPES.items()} == known
+    assert {each.number: tuple(each)[1:] for each in TYPES.values()} == known
 
 
 def _finish(writer: gguf.GGUFWriter) -> None:
