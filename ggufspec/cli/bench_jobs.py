@@ -324,7 +324,7 @@ def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
     from ggufspec.common.files import format_bytes
     from ggufspec.models.pull import locate
     from ggufspec.models.registry import load_registry
-    from ggufspec.models.shapes import reckoned
+    from ggufspec.models.shape import estimated_shape
 
     registry = load_registry()
     names = dict.fromkeys(name for pair in pairs for name in (pair.target, pair.draft))
@@ -335,7 +335,7 @@ def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
         size = entry.size
         about = ""
         if size is None and entry.shape is not None:
-            size, about = reckoned(entry).n_bytes, "about "
+            size, about = estimated_shape(entry).n_bytes, "about "
         told = f" ({about}{format_bytes(size)})" if size else ""
         click.echo(
             f"ggufspec: {chosen.name} names {name}{told}, which is not here: "

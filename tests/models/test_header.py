@@ -17,7 +17,7 @@ import tiny
 from ggufspec.errors import ModelError
 from ggufspec.llama.model import Model
 from ggufspec.models.header import read_header
-from ggufspec.models.shapes import shape_of
+from ggufspec.models.shape import shape_of
 from ggufspec.models.tensors import TYPES
 
 WRITERS: list[Callable[[Path], Path]] = [

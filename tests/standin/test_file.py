@@ -26,7 +26,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.errors import CacheError, ModelError, OptionError
 from ggufspec.models.header import read_header
 from ggufspec.models.registry import Dimensions
-from ggufspec.models.shapes import shape_of
+from ggufspec.models.shape import shape_of
 from ggufspec.standin.next_token_table import codes, successors
 from ggufspec.standin.quantization import FILE_TYPES
 
