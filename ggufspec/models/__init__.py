@@ -1,10 +1,8 @@
-"""Models by name: registered ones, those on the hub, those on this machine. Loads none of them.
+"""Finds models by name: in the registry, on the Hugging Face hub, and on this machine.
 
-    from ggufspec.models import resolve
+from ggufspec.models import resolve
 
-    path = resolve("bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
-
-The only importer of huggingface_hub.
+path = resolve("bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
 """
 
 from __future__ import annotations
