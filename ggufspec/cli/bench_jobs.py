@@ -324,7 +324,7 @@ def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
     from ggufspec.common.files import format_bytes
     from ggufspec.models.pull import locate
     from ggufspec.models.registry import load_registry
-    from ggufspec.models.shapes import reckoned
+    from ggufspec.models.shape import estimated_shape
 
     registry = load_registry()
     names = dict.fromkeys(name for pair in pairs for name in (pair.target, pair.draft))
@@ -335,7 +335,7 @@ def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
         size = entry.size
         about = ""
         if size is None and entry.shape is not None:
-            size, about = reckoned(entry).n_bytes, "about "
+            size, about = estimated_shape(entry).n_bytes, "about "
         told = f" ({about}{format_bytes(size)})" if size else ""
         click.echo(
             f"ggufspec: {chosen.name} names {name}{told}, which is not here: "
@@ -346,12 +346,11 @@ def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
 
 def _stand_in(size: str, folder: Path | None) -> tuple[tuple[Path, Path], str]:
     """The embedded pair with its padded target, written first if it is not there yet."""
-    from ggufspec.standin import embedded
+    from ggufspec.standin.embedded import embedded_draft
+    from ggufspec.standin.padded import padded_file, parse_size
 
-    n_params = embedded.parse_size(size)
-    target = padded(n_params, folder or embedded.default_cache_dir())
-    shape = embedded.plan_shape(n_params)
-    return (target, embedded.embedded_draft()), _STAND_IN.format(shape.n_params / 1e6)
+    n_params = padded_file(parse_size(size)).n_params
+    return (padded(size, folder), embedded_draft()), _STAND_IN.format(n_params / 1e6)
 
 
 def _prompts(

@@ -213,10 +213,9 @@ def _find(
     """The files of the pair."""
     if target is not None:
         return find_models(target, draft, offline=offline)
-    from ggufspec.standin import embedded
+    from ggufspec.standin.embedded import embedded_draft
 
-    stand_in_path = stand_in(embedded.parse_size(size), cache_dir or embedded.default_cache_dir())
-    return stand_in_path, embedded.embedded_draft()
+    return stand_in(size, cache_dir), embedded_draft()
 
 
 def _run(engine: Engine, text: str, prompt: str | list[int], settings: dict[str, Any]) -> Race:

@@ -1,14 +1,13 @@
-"""Reads the files that users name, and writes them whole."""
+"""Files that commands read and write, with errors that name them."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import sys
 from pathlib import Path
 
-from ggufspec.common.files import is_stream
+from ggufspec.common import files
+from ggufspec.common.files import USER_FOLDER, is_stream, write_whole
 from ggufspec.errors import CacheError, GgufspecError, PromptError
 
 MOST_BYTES = 2**30  # of a file that is read; an endless one is refused
@@ -38,9 +37,8 @@ def read_prompt_file(path: Path) -> bytes:
 
 def check_writable(path: Path) -> None:
     """Raise CacheError now, rather than after the work, if no such file can be written."""
-    if is_stream(path):
-        return
-    _write_beside(path, b"").unlink()
+    if not is_stream(path):
+        files.check_writable(path)
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -48,33 +46,12 @@ def write_file(path: Path, data: bytes) -> None:
 
     A device or a pipe, such as /dev/null, is written to, not replaced.
     """
-    if is_stream(path):
-        try:
-            path.write_bytes(data)
-        except OSError as error:
-            raise _refused(path, error) from error
+    if not is_stream(path):
+        write_whole(path, len(data), [data], place=USER_FOLDER)
         return
-    temporary = _write_beside(path, data)
     try:
-        os.replace(temporary, path)
+        path.write_bytes(data)
     except OSError as error:
-        temporary.unlink()
-        raise _refused(path, error) from error
-
-
-def _write_beside(path: Path, data: bytes) -> Path:
-    """A new file in the same folder."""
-    if path.is_dir():
-        raise CacheError(f"cannot write {path}: it is a folder; name a file in it")
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        temporary.write_bytes(data)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise _refused(path, error) from error
-    return temporary
-
-
-def _refused(path: Path, error: OSError) -> CacheError:
-    return CacheError(f"cannot write {path}: {error.strerror or error}; name another place")
+        raise CacheError(
+            f"cannot write {path}: {error.strerror or error}; name another file"
+        ) from error

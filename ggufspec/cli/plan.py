@@ -131,8 +131,8 @@ def command(
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB
       ggufspec plan --target large.gguf --draft small.gguf --vram 24GiB,12GiB --acceptance 0.7
     """
-    from ggufspec.models.shapes import shape_of_name
-    from ggufspec.placement.plan import Wishes, alternatives
+    from ggufspec.models.shape import shape_of_name
+    from ggufspec.placement.plan import PlacementOptions, alternatives
 
     if rpc and vram is not None:
         raise click.UsageError("--vram thinks of another machine, and --rpc asks servers of this")
@@ -140,7 +140,7 @@ def command(
         draft = proposed_draft(target)
     shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
     machine = _machine(vram, ram, gpu_bandwidth, ram_bandwidth, rpc)
-    wishes = Wishes(
+    wishes = PlacementOptions(
         n_ctx=n_ctx,
         type_k=type_k,
         type_v=type_v,

@@ -208,10 +208,9 @@ def _files(
 ) -> tuple[Path, Path | None]:
     if target is not None:
         return find_models(target, draft, offline=offline)
-    from ggufspec.standin import embedded
+    from ggufspec.standin.embedded import embedded_draft
 
-    path = stand_in(embedded.parse_size(size), cache_dir or embedded.default_cache_dir())
-    return path, embedded.embedded_draft()
+    return stand_in(size, cache_dir), embedded_draft()
 
 
 def _show_own_log(verbose: bool) -> None:

@@ -14,9 +14,9 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
-from ggufspec.models.shapes import shape_of
+from ggufspec.models.shape import shape_of
 from ggufspec.placement.memory import VALUE_BYTES
-from ggufspec.placement.plan import Gpu, Machine, Wishes, plan_offload, why
+from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
 _SMALLER = 0.85  # of the free memory of GPUs, what a second attempt reckons with
@@ -132,7 +132,7 @@ class Placing:
         return Machine(left, free_memory())
 
     def _planned(self, machine: Machine, asked: Asked) -> Placement:
-        wishes = Wishes(
+        wishes = PlacementOptions(
             n_ctx=asked.n_ctx,
             n_batch=asked.n_batch or defaults.N_BATCH,
             type_k=asked.type_k,
@@ -156,7 +156,7 @@ class Placing:
             plan.caches.type_v,
             asked.tensor_split or (plan.split if is_split else ()),
             gpu_draft if asked.main_gpu is None else asked.main_gpu,
-            why(plan, self._target, self._draft, machine),
+            describe(plan, self._target, self._draft, machine),
         )
 
 

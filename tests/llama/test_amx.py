@@ -37,7 +37,7 @@ LOAD = """
 @pytest.fixture
 def quantized(tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
-    standin.write(standin.plan(standin.of_shape("small", small(), "Q4_0"), 1.0), path)
+    standin.write(standin.plan(standin.source_from_dimensions("small", small(), "Q4_0"), 1.0), path)
     return path
 
 
