@@ -13,7 +13,7 @@ from zlib import crc32
 
 from ggufspec.bench.baselines import Peer
 from ggufspec.bench.contenders import in_turn
-from ggufspec.bench.energy import Meter
+from ggufspec.bench.machine import EnergyMeter
 from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Contender, Key, Measurement, Parting, Results, Turn
 from ggufspec.engine.engine import Engine
@@ -134,7 +134,7 @@ class _Writer:
         self._heard = heard
         self._n_done = 0
         self.total = 1  # tokens, which who asks for texts knows
-        self._meter = Meter()
+        self._meter = EnergyMeter()
         self._started_at = perf_counter()
 
     def check(self, prompt: Prompt) -> None:

@@ -5,12 +5,12 @@ Knows plans and facts of engines; neither options nor files of results.
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ggufspec.bench import machine
 from ggufspec.bench.baselines import Peer
 from ggufspec.bench.presets import Preset
 from ggufspec.bench.records import Key, Results, plain
@@ -18,7 +18,6 @@ from ggufspec.bench.run import Heard, Plan, Told, measure, partings
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError
 from ggufspec.llama import devices
-from tests.benchmarks.memory import peak_rss
 
 
 @dataclass(frozen=True)
@@ -75,13 +74,10 @@ def perform(
             others = [each for each in results.partings if each.contender not in names]
             results.partings = others + partings(engine, job.plan, results)
     finally:
-        results.memory["peak_rss_bytes"] = peak_rss()
+        peak = machine.peak_rss()
+        if peak is not None:
+            results.memory["peak_rss_bytes"] = peak
     return n
-
-
-def machine() -> dict[str, Any]:
-    """What the seconds depend on."""
-    return {"platform": platform.platform(), **devices.machine()}
 
 
 def check_resumed(before: Results, now: Results) -> None:

@@ -253,13 +253,14 @@ def _results_of(
     jobs: list[Job], settings: dict[str, Any], path: Path | None, *, resume: bool
 ) -> Results:
     """Empty results, or those that are gone on with. Raises OptionError before anything is read."""
+    from ggufspec.bench import machine
     from ggufspec.bench.records import Results, read_results
-    from ggufspec.bench.suite import check_resumed, machine
+    from ggufspec.bench.suite import check_resumed
 
     results = Results(
         settings=settings,
         contenders=[contender for job in jobs for contender in job.plan.contenders],
-        machine=machine(),
+        machine=machine.describe(),
         versions=dict(render.versions()),
     )
     if path is None:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-import resource
 import sys
 from collections.abc import Sequence
 
+from ggufspec.bench.machine import peak_rss
 from ggufspec.engine.load import load
 
 _MIB = 2**20
@@ -33,12 +33,6 @@ class _Buffers(logging.Handler):
         self.mib += float(found[1]) if found else 0.0
 
 
-def peak_rss() -> int:
-    """Peak resident memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Load, write a text, and print the sum."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.benchmarks.memory")
@@ -55,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with load(options.target, options.draft, n_ctx=options.ctx_size) as engine:
         engine.generate([1] * (options.ctx_size // 2), max_tokens=options.tokens, ignore_eos=True)
         needed = buffers.mib
-        peak = peak_rss() / _MIB
+        peak = (peak_rss() or 0) / _MIB
     sys.stdout.write(
         f"peak resident memory          {peak:8.0f} MiB\n"
         f"llama.cpp's own buffers       {needed:8.0f} MiB\n"
