@@ -1,9 +1,9 @@
-"""How much memory a run takes besides what llama.cpp says that it needs.
+"""Measures the memory of a run besides llama.cpp's own buffers.
 
     python -m tests.benchmarks.memory target.gguf draft.gguf
 
-Peak resident memory of this process, less the buffers that llama.cpp reports: weights, KV caches,
-compute and output buffers. What is left is Python, numpy, the libraries, and our own arrays.
+Peak resident memory of this process, minus the buffers that llama.cpp reports: weights, KV caches,
+compute and output buffers. The rest is Python, numpy, the libraries, and our own arrays.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUFFER = re.compile(r"buffer size\s*=\s*([\d.]+) MiB")
 
 
 class _Buffers(logging.Handler):
-    """Adds up the buffers that llama.cpp's log tells of."""
+    """Sums the buffers in llama.cpp's log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.stdout.write(
         f"peak resident memory          {peak:8.0f} MiB\n"
         f"llama.cpp's own buffers       {needed:8.0f} MiB\n"
-        f"all else (at most 143 MiB)    {peak - needed:8.0f} MiB\n"
+        f"other (at most 143 MiB)       {peak - needed:8.0f} MiB\n"
     )
 
 
