@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -193,17 +193,17 @@ def _document(
     target: Path,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    from ggufspec.bench.report import speedups, summarize_runs
     from ggufspec.standin import padded
 
+    dimensions = padded.plan_dimensions(n_params)
     plain = [pair[0] for pair in pairs]
     speculative = [pair[1] for pair in pairs]
-    ratios = speedups(plain, speculative)
-    dimensions = padded.plan_dimensions(n_params)
+    rates = [(one.tokens_per_second, two.tokens_per_second) for one, two, _ in pairs]
+    ratios = [two / one for one, two in rates if one > 0]
     return {
         "rows": [
-            asdict(summarize_runs("plain", plain)),
-            asdict(summarize_runs("speculative", speculative)),
+            _row("plain", plain),
+            _row("speculative", speculative),
         ],
         "speedup": median(ratios),
         "speedup_spread": [min(ratios), max(ratios)],
@@ -220,6 +220,24 @@ def _document(
         },
         "settings": settings,
         "versions": render.versions(),
+    }
+
+
+def _row(mode: str, runs: Sequence[Stats]) -> dict[str, Any]:
+    """Medians of several texts, and the share of their time outside llama_decode."""
+    from ggufspec.bench.records import Contender, Measurement
+    from ggufspec.bench.summary import summary_of
+
+    texts = [Measurement.of_stats(stats, mode, "", run) for run, stats in enumerate(runs)]
+    row = summary_of(Contender(mode, {}), texts)
+    return {
+        "mode": mode,
+        "n_runs": row.n_texts,
+        "tokens_per_second": row.median,
+        "tokens_per_second_spread": [row.low, row.high],
+        "accepted": row.accepted,
+        "mean_length": row.mean_length,
+        "overhead": median(stats.overhead for stats in runs),
     }
 
 

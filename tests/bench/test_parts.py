@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import ggufspec
 from ggufspec.bench.contenders import contenders
-from ggufspec.bench.energy import Meter
+from ggufspec.bench.machine import EnergyMeter
 from ggufspec.bench.prompts import own_prompts
 
 # Contenders
@@ -62,7 +65,7 @@ def test_packages_are_added_up_and_begin_anew(tmp_path: Path) -> None:
     counters(tmp_path, "intel-rapl:0", 900)
     counters(tmp_path, "intel-rapl:1", 100)
     counters(tmp_path, "intel-rapl:0:0", 5)  # a part of the first: counted already
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     assert meter.joules() == 0
     counters(tmp_path, "intel-rapl:0", 950)
     counters(tmp_path, "intel-rapl:0:0", 99)
@@ -75,9 +78,36 @@ def test_packages_are_added_up_and_begin_anew(tmp_path: Path) -> None:
 
 
 def test_nobody_tells_of_energy(tmp_path: Path) -> None:
-    assert Meter(tmp_path / "none").joules() is None
+    assert EnergyMeter(tmp_path / "none").joules() is None
     counters(tmp_path, "intel-rapl:0", 900, span=None)
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     assert meter.joules() == 0
     counters(tmp_path, "intel-rapl:0", 10)  # it began anew, nobody knows after how much
     assert meter.joules() is None
+
+
+# Portability
+
+WITHOUT_POSIX = """
+import sys
+import ggufspec.common.files  # checks the platform before it imports fcntl
+for name in ("resource", "fcntl", "termios", "pwd", "grp"):
+    sys.modules[name] = None  # an import raises ImportError, as on Windows
+from ggufspec.bench import llama_server, machine, plot, presets, recording, suite, tune
+from ggufspec.cli import bench, bench_jobs, race_view
+from ggufspec.cli import tune as tune_command
+assert machine.peak_rss() is None
+assert machine.describe()["cpu"]
+"""
+
+
+def test_the_benchmark_imports_without_posix_modules() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_does_not_import_its_tests() -> None:
+    package = Path(ggufspec.__file__).parent
+    sources = {path: path.read_text() for path in package.rglob("*.py")}
+    wrong = ("import tests", "from tests")
+    assert not [path for path, text in sources.items() if any(each in text for each in wrong)]
