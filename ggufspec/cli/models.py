@@ -26,7 +26,7 @@ _json_option = click.option(
 )
 
 
-@click.group(name="models", short_help="Models by name.")
+@click.group(name="models")
 def command() -> None:
     """Models by name: list, show, download, verify and remove them.
 
