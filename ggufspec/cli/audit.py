@@ -26,13 +26,14 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
+from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
     from ggufspec.audit import AuditReport
 
 
-@click.command(name="audit", short_help="Test whether speculative text is the target's own.")
+@click.command(name="audit", cls=SectionedCommand)
 @target_option()
 @draft_option(required=True)
 @offline_option

@@ -31,6 +31,7 @@ from ggufspec.cli.options import (
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.run import check_needs_no_draft, check_rule
 from ggufspec.cli.sampling_options import sampling_options, to_generate
+from ggufspec.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
     from ggufspec.batch.process import StartWorker
@@ -42,7 +43,7 @@ _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _NOT_OF_THE_TEXT = ("n_threads", "n_threads_draft", "mmap")  # how fast, and where from
 
 
-@click.command(name="batch", short_help="Answer a file of prompts by several processes.")
+@click.command(name="batch", cls=SectionedCommand)
 @click.argument("prompt_file", metavar="PROMPTS", type=click.Path(path_type=Path))
 @click.option(
     "-o",

@@ -20,6 +20,7 @@ from ggufspec.cli.names import offline_option
 from ggufspec.cli.options import draft_option, load_options, show_log, target_option, verbose_option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
+from ggufspec.cli.sections import SectionedGroup
 from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, OptionError
 
@@ -35,9 +36,7 @@ SAVE_SHARE = 0.05  # of the time, at most: with many texts a write takes seconds
 _PROGRESS_SECONDS = 10.0  # between two progress lines, if stderr is not a terminal
 
 
-@click.group(
-    invoke_without_command=True, short_help="Measure plain and speculative decoding side by side."
-)
+@click.group(cls=SectionedGroup, invoke_without_command=True)
 @click.option(
     "--preset",
     type=click.Choice(PRESETS),

@@ -15,6 +15,7 @@ from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.options import color_option, draft_n_option, room_for, show_log, verbose_option
 from ggufspec.cli.progress import late_bars
 from ggufspec.cli.run import Run, generate
+from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ cache_dir_option = click.option(
 )
 
 
-@click.command(name="demo", short_help="Watch a large model write with a small one's help.")
+@click.command(name="demo", cls=SectionedCommand)
 @size_option
 @draft_n_option
 @click.option(

@@ -26,7 +26,7 @@ _json_option = click.option(
 )
 
 
-@click.group(name="models", short_help="List, download and remove models.")
+@click.group(name="models")
 def command() -> None:
     """List, show, download, verify and remove models.
 

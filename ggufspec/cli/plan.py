@@ -19,6 +19,7 @@ from ggufspec.cli.options import (
     type_k_option,
     type_v_option,
 )
+from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
     return None if value is None else [_size(part) for part in value.split(",") if part.strip()]
 
 
-@click.command(name="plan", short_help="Where layers would go, and how fast that would be.")
+@click.command(name="plan", cls=SectionedCommand)
 @click.option("-m", "--target", required=True, help="The target: a name, or a file.")
 @click.option("-md", "--draft", help="The draft, likewise; auto: a fitting one. [default: none]")
 @click.option(

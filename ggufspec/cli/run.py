@@ -33,6 +33,7 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
+from ggufspec.cli.sections import SectionedCommand
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ggufspec.engine.stream import Completion
 
 
-@click.command(name="run", short_help="Continue a prompt, or answer it.")
+@click.command(name="run", cls=SectionedCommand)
 @target_option()
 @draft_option("without one, only the text so far drafts")
 @offline_option
