@@ -28,7 +28,9 @@ class CostModel:
         self.n_sharers = n_sharers
         self.is_frozen = False  # if so, measurements are ignored
         self.n_passes = 0  # measured
-        self._measured: dict[int, float] = {}  # seconds by number of tokens
+        # Seconds by number of tokens, divided by a scale: a drift of the machine changes only that.
+        self._measured: dict[int, float] = {}
+        self._scale = 1.0
         self._counts: dict[int, int] = {}
         self._last: dict[int, int] = {}  # n_passes when a size was last measured
         self._plain, self._n_plain = 0.0, 0
@@ -47,18 +49,16 @@ class CostModel:
         if self.is_frozen or not 1 <= n_tokens <= self._n_largest or not seconds > 0:
             return
         count = self._counts.get(n_tokens, 0)
-        old = self._measured.get(n_tokens)
-        if old is None:
+        if not count:
             # No pass takes longer than as many single-token passes: a longer time was disturbed.
-            most = n_tokens * self._measured.get(1, math.inf)
-            self._measured[n_tokens] = min(seconds, most)
+            most = n_tokens * self._scale * self._measured.get(1, math.inf)
+            new = min(seconds, most)
         else:
+            old = self._scale * self._measured[n_tokens]
             new = _updated(old, seconds, count)
             if count >= 2:  # the whole machine may have become slower or faster
-                drift = (new / old) ** constants.DRIFT_SHARE
-                for n in self._measured:
-                    self._measured[n] *= drift
-            self._measured[n_tokens] = new
+                self._scale *= (new / old) ** constants.DRIFT_SHARE
+        self._measured[n_tokens] = new / self._scale
         self._counts[n_tokens] = count + 1
         self.n_passes += 1
         self._last[n_tokens] = self.n_passes
@@ -103,9 +103,12 @@ class CostModel:
     def per_text(self, n_sharers: int) -> Sequence[float]:
         """One text's share of the seconds of a pass of `n_sharers` texts, each over 1, 2 ... n_most
         tokens."""
-        last = self._n_largest
+        curve = self.curve
+        if n_sharers == 1:
+            return curve[: self.n_most]
+        last = len(curve)
         sizes = (min(n_sharers * n, last) for n in range(1, self.n_most + 1))
-        return [self.curve[size - 1] / n_sharers for size in sizes]
+        return [curve[size - 1] / n_sharers for size in sizes]
 
     @property
     def plain(self) -> float:
@@ -134,7 +137,7 @@ class CostModel:
         made = CostModel(n_most, n_sharers)
         for n, seconds in self._measured.items():
             if n <= made._n_largest:
-                made._measured[n], made._counts[n] = seconds, self._counts[n]
+                made._measured[n], made._counts[n] = self._scale * seconds, self._counts[n]
         made._last = {n: self._last[n] for n in made._measured if n in self._last}
         made.n_passes = self.n_passes
         made._plain, made._n_plain = self._plain, self._n_plain
@@ -144,7 +147,9 @@ class CostModel:
     def to_document(self) -> dict[str, object]:
         """The measurements, for JSON: see of_document."""
         return {
-            "target_seconds": {str(n): self._measured[n] for n in sorted(self._measured)},
+            "target_seconds": {
+                str(n): self._scale * self._measured[n] for n in sorted(self._counts)
+            },
             "plain_seconds": self._plain,
             "draft_seconds": self._step,
             "draft_read_seconds": self._read,
@@ -175,7 +180,7 @@ class CostModel:
         if not sizes:
             sizes, seconds = [1], [1.0]
         else:
-            seconds = [self._measured[n] * self._discount(n) for n in sizes]
+            seconds = [self._scale * self._measured[n] * self._discount(n) for n in sizes]
         first, last = sizes[0], sizes[-1]
         one = seconds[0] / (1 + constants.UNMEASURED_SLOPE * (first - 1))
         slope = constants.UNMEASURED_SLOPE * one
