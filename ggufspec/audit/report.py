@@ -223,6 +223,6 @@ class AuditReport:
             )
         return (
             f"No difference was found; a mean shift of {self.sequences.smallest_shift:.3f} or more "
-            "would have been found with 90 % probability. Four times as many texts (n_runs, --runs) "
-            "find half of that."
+            "would have been found with 90 % probability. Four times as many texts "
+            "(n_runs, --runs) find half of that."
         )
