@@ -23,7 +23,7 @@ class AuditOptions:
     """What to audit, and how closely. Raises OptionError for invalid values."""
 
     n_runs: int = defaults.AUDIT_RUNS  # texts of each kind; the prompts are used in turn
-    n_tokens: int = defaults.AUDIT_TOKENS  # maximum tokens of a text
+    n_tokens: int = defaults.AUDIT_TOKENS  # maximum tokens of a text; the first is never drafted
     alpha: float = defaults.AUDIT_ALPHA  # probability of a false alarm, of all tests together
     near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may swap by rounding
     seed: int | None = None  # None: a random one
@@ -33,27 +33,14 @@ class AuditOptions:
     options: GenerateOptions = field(default_factory=GenerateOptions)
 
     def __post_init__(self) -> None:
-        for name in ("n_runs", "n_tokens"):
-            validate.whole(name, getattr(self, name))
-        for name in ("alpha", "near_tie"):
-            validate.number(name, getattr(self, name))
-        if self.seed is not None:
-            validate.whole("seed", self.seed)
-        if self.n_runs < 1:
-            raise OptionError(
-                f"n_runs is {self.n_runs}; give at least 1 (with fewer than {defaults.AUDIT_RUNS} "
-                "texts of each kind, only large differences are found)"
-            )
-        if self.n_tokens < 2:
-            raise OptionError(
-                f"n_tokens is {self.n_tokens}; give at least 2: the first token is never drafted"
-            )
-        if not 0 < self.alpha < 0.5:
+        for name, least in (("n_runs", 1), ("n_tokens", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if not (name == "seed" and value is None) and validate.whole(name, value) < least:
+                raise OptionError(f"{name} is {value}; it must be at least {least}")
+        if not 0 < validate.number("alpha", self.alpha) < 0.5:
             raise OptionError(f"alpha is {self.alpha}; it must be above 0 and below 0.5")
-        if not 0 <= self.near_tie < float("inf"):
+        if not 0 <= validate.number("near_tie", self.near_tie) < float("inf"):
             raise OptionError(f"near_tie is {self.near_tie}; it must be 0 or more, and finite")
-        if self.seed is not None and self.seed < 0:
-            raise OptionError(f"seed is {self.seed}; it must be 0 or more")
         Request.of({**self.options, "n_draft": self.n_draft})
         rules.rule(self.verify)
 
