@@ -1,4 +1,4 @@
-"""Is speculative text what the target alone would write? Asks it of any engine's own pair.
+"""Tests whether speculative text has the distribution of the target alone.
 
 from ggufspec.audit import AuditOptions, audit
 
@@ -11,10 +11,10 @@ from ggufspec.audit.prompts import PROMPTS
 from ggufspec.audit.report import (
     AuditOptions,
     AuditReport,
-    BatchLaws,
+    BatchDistributions,
+    Divergence,
     Greedy,
-    Parting,
-    RuleLaws,
+    RuleDistributions,
     Sequences,
 )
 from ggufspec.audit.run import audit
@@ -24,10 +24,10 @@ __all__ = [
     "PROMPTS",
     "AuditOptions",
     "AuditReport",
-    "BatchLaws",
+    "BatchDistributions",
+    "Divergence",
     "Greedy",
-    "Parting",
-    "RuleLaws",
+    "RuleDistributions",
     "Sequences",
     "Test",
     "audit",

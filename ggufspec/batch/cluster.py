@@ -10,7 +10,6 @@ import contextlib
 import importlib.util
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -83,7 +82,7 @@ def cluster(
                 "num_cpus": n_cpus,
                 "include_dashboard": False,
                 "object_store_memory": _STORE_BYTES,
-                "_temp_dir": stack.enter_context(_folder()),
+                "_temp_dir": stack.enter_context(_temporary_folder()),
             }
         else:
             address = (address == "auto" and os.environ.get("RAY_ADDRESS")) or address
@@ -93,7 +92,7 @@ def cluster(
             ray.init(address, **settings)
         except (OSError, RuntimeError, ValueError) as error:
             raise _cluster_error(address, str(error)) from error
-        n_cpus = n_threads or threads_each(_cpus(ray), n_workers)
+        n_cpus = n_threads or threads_each(list(_cpus(ray).values()), n_workers)
         yield partial(RemoteProcess, n_cpus, n_gpus, waiting_seconds)
 
 
@@ -105,7 +104,7 @@ def threads_each(n_cpus: Sequence[int], n_workers: int) -> int:
 
 
 class RemoteProcess:
-    """A worker process on a node that has room for it."""
+    """A WorkerProcess on a node that has room for it."""
 
     def __init__(
         self,
@@ -138,7 +137,6 @@ class RemoteProcess:
         self._reader.start()
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; does nothing once the process has ended."""
         self._actor.send.remote(dict(message))
 
     def kill(self) -> None:
@@ -148,7 +146,6 @@ class RemoteProcess:
         ray.kill(self._actor)
 
     def close(self) -> None:
-        """Kill the process if it runs, and release its resources."""
         self.kill()
         self._reader.join(_END_SECONDS)
 
@@ -197,13 +194,16 @@ class _WorkerActor:
         models: fingerprints of the files, by path. If this node lacks something, no process starts:
         pid is 0, and the first message is the refusal.
         """
+        import ray
+
         node = socket.gethostname()
         refusal = _missing(node, models, version)
         if refusal is not None:
             self._events.put(WorkerEvent(number, refusal))
             self._events.put(WorkerEvent(number, None))
             return node, 0
-        task = {**task, "n_workers": max(_cpus_here() // n_cpus, 1)}
+        n_cpus_here = _cpus(ray)[ray.get_runtime_context().get_node_id()]
+        task = {**task, "n_workers": max(n_cpus_here // n_cpus, 1)}
         self._process = LocalProcess(number, task, self._events)
         return node, self._process.pid
 
@@ -244,16 +244,10 @@ def _with_absolute_paths(task: Mapping[str, Any]) -> dict[str, Any]:
     return {**task, **{role: os.path.abspath(task[role]) for role in _models(task)}}
 
 
-def _cpus(ray: Any) -> list[int]:
-    """The CPUs of each live node."""
-    return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
-
-
-def _cpus_here() -> int:
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    return sum(int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["NodeID"] == here)
+def _cpus(ray: Any) -> dict[str, int]:
+    """The CPUs of each live node, by its id."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes}
 
 
 def _waiting_reason(needed: Mapping[str, float]) -> str:
@@ -285,14 +279,10 @@ def _quiet(verbose: bool) -> Iterator[Any]:
         yield ray
 
 
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    """A temporary folder for a Ray of our own; sockets in it need a short path."""
-    folder = tempfile.mkdtemp(prefix="ggufspec-", dir="/tmp" if os.name == "posix" else None)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """For a Ray of our own; the paths of its sockets must be short."""
+    folder = "/tmp" if os.name == "posix" else None
+    return tempfile.TemporaryDirectory(prefix="ggufspec-", dir=folder, ignore_cleanup_errors=True)
 
 
 def _check_connection(address: str, seconds: float) -> None:

@@ -60,11 +60,11 @@ class WorkerProcess(Protocol):
 
 
 StartWorker = Callable[[int, Mapping[str, Any], "SimpleQueue[WorkerEvent]"], WorkerProcess]
-"""Starts a worker: its number, its task (see BatchPlan.task), and the queue for its events."""
+"""Starts a worker: its number, its task (a BatchPlan and a profile, as JSON data), its queue."""
 
 
 class LocalProcess:
-    """A worker process on this machine."""
+    """A WorkerProcess on this machine."""
 
     node = ""
 
@@ -89,18 +89,15 @@ class LocalProcess:
         return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message; does nothing once the process has ended."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
     def kill(self) -> None:
-        """End the process at once; a worker holds nothing that would have to be saved."""
         self._process.kill()
 
     def close(self) -> None:
-        """Kill the process if it runs, and release its resources."""
         self.kill()
         self._process.wait()
         self._reader.join()

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from ggufspec.batch.journal import Journal, line_of
 from ggufspec.batch.settings import differences, run_name
@@ -21,20 +21,6 @@ from ggufspec.errors import CacheError, GgufspecError, OptionError
 
 BatchRecord = dict[str, Any]
 _PROFILE = "known"  # the key of the profile's line in journals
-
-
-class BatchResults(Protocol):
-    """Stores records. `records` has those that exist, by index.
-
-    `profile` is the pair profile from which all texts with a seed begin; None: not measured yet.
-    """
-
-    records: dict[int, BatchRecord]
-    profile: dict[str, object] | None
-
-    def keep_profile(self, profile: dict[str, object]) -> None: ...
-    def add(self, record: BatchRecord) -> None: ...
-    def close(self) -> None: ...
 
 
 class OrderedLines:
@@ -53,7 +39,11 @@ class OrderedLines:
 
 
 class StreamResults:
-    """Writes records to a stream, in order; such a batch cannot be resumed."""
+    """Writes records to a stream, in order; such a batch cannot be resumed.
+
+    `records` has those that exist, by index; `profile` is the pair profile from which all texts
+    begin (None: not measured yet).
+    """
 
     def __init__(self, stream: IO[bytes], settings: Mapping[str, Any]) -> None:
         self.records: dict[int, BatchRecord] = {}
@@ -80,7 +70,7 @@ class StreamResults:
 
 
 class FileResults:
-    """Writes records to a file and its journal."""
+    """Writes records to a file and its journal; `records` and `profile` as in StreamResults."""
 
     def __init__(
         self,
@@ -208,6 +198,9 @@ class FileResults:
                 f"cannot write {self.path}: {error.strerror or error}; finished records are "
                 f"kept in {self._journal.path.name}: free some space, then run again with --resume"
             ) from error
+
+
+BatchResults = StreamResults | FileResults
 
 
 @dataclass(frozen=True)

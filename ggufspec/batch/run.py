@@ -45,10 +45,6 @@ class BatchPlan:
     timeout: float | None = None  # seconds of a prompt
     verbose: bool = False
 
-    def task(self, profile: Mapping[str, object] | None) -> dict[str, Any]:
-        """The first message to a worker. `profile`: see BatchResults."""
-        return {**vars(self), "profile": profile}
-
 
 @dataclass(frozen=True)
 class BatchEvent:
@@ -273,7 +269,7 @@ class Batch:
         self._finish(worker, {**record, "seed": seed, "error": reason})
 
     def _start(self, number: int) -> None:
-        task = self._plan.task(self._results.profile)
+        task = {**vars(self._plan), "profile": self._results.profile}
         self._workers[number] = BatchWorker(number, self._start_process(number, task, self._events))
 
     def _collect_last_records(self) -> None:
