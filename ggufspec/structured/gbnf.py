@@ -346,8 +346,8 @@ def _check_rules(rules: dict[str, _Rule]) -> None:
                     )
             if ways[name] > N_WAYS or depths[name] > N_DEEP:
                 raise OptionError(
-                    f"the grammar's rule {_written(name)!r} can begin in too many ways; write fewer "
-                    "alternatives, or begin them with text"
+                    f"the grammar's rule {_written(name)!r} can begin in too many ways; write "
+                    "fewer alternatives, or begin them with text"
                 )
 
 

@@ -101,7 +101,7 @@ def gbnf_of_schema(schema: str | Mapping[str, object]) -> str:
 
 
 class _Converter:
-    """Collects rules; each method returns the body or the name of a rule for a part of the schema."""
+    """Collects rules; methods return the body or the name of a rule for a part of the schema."""
 
     def __init__(self, schema: object) -> None:
         self._schema = schema
@@ -173,8 +173,8 @@ class _Converter:
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             raise _wrong(
                 at,
-                f"$ref {ref!r} points outside the schema, and nothing is fetched; copy what it names "
-                "to $defs, and use #/$defs/...",
+                f"$ref {ref!r} points outside the schema, and nothing is fetched; copy what it "
+                "names to $defs, and use #/$defs/...",
             )
         if ref not in self._refs:
             target = self._schema
@@ -277,9 +277,7 @@ class _Converter:
         if most is not None:
             most -= len(parts)
         if (most is not None and most < 0) or (items is False and least > 0):
-            raise _wrong(
-                at, f"has {len(parts)} prefixItems, which minItems or maxItems does not allow"
-            )
+            raise _wrong(at, f"minItems or maxItems does not allow {len(parts)} prefixItems")
         written = ' "," ws '.join(parts)
         if items is not False and most != 0:
             item = self._rule(self._value(items, f"{at}/items"))
