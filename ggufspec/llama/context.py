@@ -21,15 +21,9 @@ from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.placement.memory import VALUE_BYTES
 
-KV_TYPES = {
-    "f32": llama_cpp.GGML_TYPE_F32,
-    "f16": llama_cpp.GGML_TYPE_F16,
-    "bf16": 30,  # GGML_TYPE_BF16, not named by llama-cpp-python
-    "q8_0": llama_cpp.GGML_TYPE_Q8_0,
-    "q5_1": llama_cpp.GGML_TYPE_Q5_1,
-    "q5_0": llama_cpp.GGML_TYPE_Q5_0,
-    "q4_1": llama_cpp.GGML_TYPE_Q4_1,
-    "q4_0": llama_cpp.GGML_TYPE_Q4_0,
+_GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
+KV_TYPES: dict[str, int] = {
+    name: getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", _GGML_TYPE_BF16) for name in VALUE_BYTES
 }
 FLASH_ATTENTION = {
     "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
