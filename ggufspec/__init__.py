@@ -30,8 +30,9 @@ from ggufspec.errors import (
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
     from ggufspec.engine.engine import Engine
+    from ggufspec.engine.generation import Chunk, Completion
     from ggufspec.engine.load import load
-    from ggufspec.engine.stream import Chunk, Completion, Stream
+    from ggufspec.engine.stream import Stream
     from ggufspec.llama.draft_model import DraftModel
 
 __version__ = "0.1.0"
@@ -57,8 +58,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Chunk": "ggufspec.engine.stream",
-    "Completion": "ggufspec.engine.stream",
+    "Chunk": "ggufspec.engine.generation",
+    "Completion": "ggufspec.engine.generation",
     "DraftModel": "ggufspec.llama.draft_model",
     "Engine": "ggufspec.engine.engine",
     "Stats": "ggufspec.decoding.stats",

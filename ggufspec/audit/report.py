@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from ggufspec.audit.statistics import Test
 from ggufspec.common import defaults, validate
 from ggufspec.decoding import verify as rules
-from ggufspec.engine.options import GenerateOptions, Request
+from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError
 
 # A batch that moves the law of an ordinary position by more than this is no rounding.
@@ -57,7 +57,7 @@ class AuditOptions:
             raise OptionError(f"near_tie is {self.near_tie}; it must be 0 or more, and finite")
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")
-        Request.of({**self.options, "n_draft": self.n_draft})
+        CheckedOptions.of({**self.options, "n_draft": self.n_draft})
         rules.rule(self.verify)
 
     @property

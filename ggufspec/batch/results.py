@@ -26,7 +26,7 @@ Record = dict[str, Any]
 
 class Results(Protocol):
     """Takes records. `records` are those that there are, by index; `known` is what all texts with
-    a seed begin from, once somebody has found out (see Engine.settle)."""
+    a seed begin from, once somebody has found out (see engine.calibration.settle)."""
 
     records: dict[int, Record]
     known: dict[str, object] | None

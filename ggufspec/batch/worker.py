@@ -21,9 +21,11 @@ from ggufspec.batch.prompts import Prompt
 from ggufspec.batch.settings import prompt_seed
 from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
+from ggufspec.engine import scoring
+from ggufspec.engine.calibration import settle
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.generation import Completion
 from ggufspec.engine.load import load
-from ggufspec.engine.stream import Completion
 from ggufspec.engine.text import Message
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
@@ -146,7 +148,7 @@ def _loaded(task: Mapping[str, Any]) -> Engine:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
     draft = task["draft"] and Path(task["draft"])
     engine = load(Path(task["target"]), draft, **settings)
-    engine.sampling([], **_settings(task))  # what is wrong with them is wrong for every prompt
+    scoring.sampling(engine, [], **_settings(task))  # an error is one for every prompt
     return engine
 
 
@@ -164,10 +166,10 @@ def _known(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | None:
     for known in (task["known"], profile_store.recall(shared)):
         if known is not None:
             try:
-                return engine.settle(known)
+                return settle(engine, known)
             except ValueError:
                 continue
-    known = engine.settle()
+    known = settle(engine)
     profile_store.remember(shared, known)
     return known
 

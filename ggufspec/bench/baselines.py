@@ -21,7 +21,7 @@ from ggufspec.bench import llama_cpp_runner, llama_server
 from ggufspec.bench.llama_cpp_runner import Rival
 from ggufspec.bench.llama_server import Server
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.engine.options import Request
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptError
 from ggufspec.llama import lookup
 from ggufspec.llama.devices import free_memory
@@ -165,8 +165,8 @@ def taken(
     Raises OptionError, which names the others.
     """
     asked: dict[str, Any] = dict(options)
-    request = Request.of(asked)  # type: ignore[arg-type]
-    sampling, usual, usually = request.sampling, Sampling(), Request()
+    request = CheckedOptions.of(asked)  # type: ignore[arg-type]
+    sampling, usual, usually = request.sampling, Sampling(), CheckedOptions()
     refused = [name for name in _OF_TEXT if getattr(request, name) != getattr(usually, name)]
     refused += [
         name

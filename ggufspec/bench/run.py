@@ -16,6 +16,7 @@ from ggufspec.bench.contenders import in_turn
 from ggufspec.bench.energy import Meter
 from ggufspec.bench.prompts import Prompt
 from ggufspec.bench.records import Contender, Key, Measurement, Parting, Results, Turn
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.text import Message
 from ggufspec.errors import OptionError, PromptError
@@ -128,7 +129,7 @@ class _Writer:
         self._engine = engine
         self._engines = {"pair": engine}
         if any(contender.model == "draft" for contender in plan.contenders):
-            self._engines["draft"] = engine.draft_alone()
+            self._engines["draft"] = scoring.draft_alone(engine)
         self._peers = {peer.name: peer for peer in peers}
         self._plan = plan
         self._heard = heard
@@ -376,7 +377,7 @@ def partings(engine: Engine, plan: Plan, results: Results) -> list[Parting]:
             prompt = prompts[text.prompt]
             before = [*writer._read(engine, prompt, prompt.turns), *other.tokens[:n_same]]
             engine.forget()
-            row = next(engine.logits(before, [other.tokens[n_same]], whose="target"))[0]
+            row = next(scoring.logits(engine, before, [other.tokens[n_same]], whose="target"))[0]
             margin = abs(float(row[other.tokens[n_same]] - row[text.tokens[n_same]]))
             found.append(Parting(contender.name, text.prompt, n_same, margin))
     return found

@@ -154,7 +154,7 @@ def _contenders(
     has_draft: bool,
 ) -> list[Contender]:
     from ggufspec.bench.contenders import contenders
-    from ggufspec.engine.options import Request
+    from ggufspec.engine.options import CheckedOptions
 
     if "none" in drafters:
         raise click.UsageError(
@@ -169,7 +169,7 @@ def _contenders(
         has_draft=has_draft,
     )
     for each in made:
-        Request.of(dict(each.options))  # type: ignore[arg-type]  # what is wrong is known at once
+        CheckedOptions.of(dict(each.options))  # type: ignore[arg-type]  # what is wrong is known at once
     return made
 
 
