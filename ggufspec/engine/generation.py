@@ -25,7 +25,7 @@ from ggufspec.drafting.draft_length import AutoLength, FixedLength
 from ggufspec.engine.calibration import calibrate
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.slots import LeasedSession, SlotLease
+from ggufspec.engine.slots import SlotLease
 from ggufspec.engine.text import TextStream
 from ggufspec.errors import OptionError
 from ggufspec.llama.session import LlamaSession
@@ -89,7 +89,8 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.is_over = False  # no further chunks will be added
         self.is_reading = True  # its prompt is not processed yet
-        self.has_begun = False  # it has a slot
+        self.has_begun = False  # it has a slot,
+        self.session: LlamaSession  # and this is the target's session of it
         self.chunks: deque[Chunk] = deque()  # not taken yet
         self.rounds: list[Round] = []
         self.lock = engine.lock
@@ -113,7 +114,7 @@ class Generation:
                 sampling,
                 draft_uniforms,
                 stop_tokens,
-                LeasedSession(self._lease) if engine.draft else None,
+                self._lease if engine.draft else None,
                 draft_temperature=options.initial_draft_temperature,
                 n_draft_max=n_draft,
                 policy=self._policy,
@@ -169,7 +170,7 @@ class Generation:
             step = next(self._loop, None)
             if step is None:
                 self.finish_reason = "length"
-                self._add(self._text_stream.finish(), [], drafted=False)
+                self._write_run((), drafted=False)
                 self.end()
             else:
                 assert isinstance(step, Ask)
@@ -218,11 +219,6 @@ class Generation:
             self.end()
 
     @property
-    def session(self) -> LlamaSession:
-        """The target's session that answers its asks, until it is over."""
-        return self._lease.slot.target
-
-    @property
     def completion(self) -> Completion:
         """Text, tokens and statistics so far; the time in llama_decode once it is over."""
         notes: Mapping[str, float] = getattr(self._drafter, "notes", dict)()
@@ -255,7 +251,7 @@ class Generation:
         """Take a slot, and process the prompt but for its last token, yielding after each piece."""
         start = perf_counter()
         slot = self._lease.take(self._prompt)
-        self.has_begun = True
+        self.session, self.has_begun = slot.target, True
         progress = self.lock.callback(options.progress)
         tokens = self._prompt[:-1]
         if slot.draft is not None and self._has_model:
@@ -282,16 +278,14 @@ class Generation:
         for token in run:
             if token in self._end_tokens:
                 self.finish_reason = "stop"
-                text += self._text_stream.finish()
                 break
             tokens.append(token)
             text += self._text_stream.push(self._piece_of(token))
-            if self._text_stream.stopped:
+            if self._text_stream.stopped:  # a stop string is complete
                 self.finish_reason = "stop"
                 break
-        self._add(text, tokens, drafted=drafted)
-
-    def _add(self, text: str, tokens: list[int], *, drafted: bool) -> None:
+        if self.finish_reason is not None:
+            text += self._text_stream.finish()
         if text or tokens:
             self._text.append(text)
             self._tokens += tokens

@@ -111,17 +111,14 @@ class Slots:
 
 
 class SlotLease:
-    """The slot of one generation, between `take` and `leave`."""
+    """The slot of one generation, between `take` and `leave`.
+
+    It is also the draft's session for a drafter that is made before the slot is taken.
+    """
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._slot: Slot | None = None
-
-    @property
-    def slot(self) -> Slot:
-        """Valid between `take` and `leave`."""
-        assert self._slot is not None
-        return self._slot
 
     def take(self, tokens: Sequence[int]) -> Slot:
         """The generation begins."""
@@ -134,15 +131,6 @@ class SlotLease:
         if slot is not None:
             self._slots.leave(self, slot)
 
-
-class LeasedSession:
-    """The draft's session of a lease: a decoding.types.Session before the slot is taken."""
-
-    def __init__(self, lease: SlotLease) -> None:
-        self._lease = lease
-
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        """See decoding.types.Session."""
-        session = self._lease.slot.draft
-        assert session is not None
-        return session.score(tokens, draft)
+        """The draft's logits: see decoding.types.Session."""
+        return self._slot.draft.score(tokens, draft)  # type: ignore[union-attr]
