@@ -262,19 +262,12 @@ def header_text(header: Header) -> str:
 
 
 def _header_facts(header: Header) -> dict[str, Any]:
-    return {
-        "paths": [str(path) for path in header.paths],
-        "n_bytes": header.n_bytes,
-        "architecture": header.architecture,
-        "n_params": header.n_params,
-        "quantization": header.quantization,
-        "n_layers": header.n_layers,
-        "layer_bytes": list(header.layer_bytes),
-        "n_ctx": header.n_ctx,
-        "n_vocab": header.n_vocab,
-        "vocabulary": header.vocabulary,
-        "chat_template": header.chat_template,
-    }
+    names = (
+        *("n_bytes", "architecture", "n_params", "quantization", "n_layers", "layer_bytes"),
+        *("n_ctx", "n_vocab", "vocabulary", "chat_template"),
+    )
+    paths = [str(path) for path in header.paths]
+    return {"paths": paths, **{name: getattr(header, name) for name in names}}
 
 
 def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:
@@ -299,13 +292,7 @@ def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:
 
 
 def _pair_facts(pair: ModelPair) -> dict[str, Any]:
-    return {
-        "name": pair.name,
-        "target": pair.target,
-        "draft": pair.draft,
-        "note": pair.note,
-        "settings": dict(pair.settings),
-    }
+    return {**vars(pair), "settings": dict(pair.settings)}
 
 
 def _entry_text(entry: ModelEntry, registry: Registry) -> str:

@@ -26,6 +26,7 @@ __all__ = [
     "default_cache_dir",
     "format_bytes",
     "free_bytes",
+    "write_all",
     "write_whole",
 ]
 
@@ -90,7 +91,7 @@ def write_whole(
             n_done = 0
             for chunk in chunks:
                 with explained:
-                    _write_all(file, chunk)
+                    write_all(file, chunk)
                 n_done += len(chunk)
                 if progress is not None:
                     progress(n_done, n_bytes)
@@ -103,6 +104,13 @@ def write_whole(
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def write_all(file: FileIO, chunk: bytes | memoryview) -> None:
+    """Write a chunk in full: a nearly full disk takes only a part at first. Raises OSError."""
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def check_writable(path: Path, place: _Place = USER_FOLDER) -> None:
@@ -197,12 +205,6 @@ def _unless_alive(temporary: Path) -> Iterator[None]:
         with FileIO(temporary, "r+") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
-
-
-def _write_all(file: FileIO, chunk: bytes | memoryview) -> None:
-    rest = memoryview(chunk)
-    while rest:
-        rest = rest[file.write(rest) :]  # a nearly full disk takes a part, and refuses the next
 
 
 def _platform_cache_dir() -> Path:

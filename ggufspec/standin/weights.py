@@ -36,14 +36,14 @@ __all__ = ["Weights"]
 
 _LARGEST_LOGIT = 40.0  # others are some standard deviations of 40 / sqrt(width) around 0
 _CARRIED = 16.0  # how much larger the successor's code is than the token's own, in tied models
-_GATE = 8.0  # what activations let through almost as it is
+_GATE = 8.0  # large enough for an activation to leave it almost unchanged
 _POOL_BYTES = 4 << 20
-_CHUNK_VALUES = 2 << 20  # of planted rows at once; some arrays of that size are needed
+_CHUNK_VALUES = 2 << 20  # values of rows that are made at once
 _STEP = 1_000_003  # blocks; a prime, so that tensors begin at different places of a pool
 
 
 class Weights:
-    """The bytes of each tensor of a stand-in."""
+    """Makes the data of each tensor of a stand-in."""
 
     def __init__(self, source: SourceModel, agreement: float) -> None:
         self._of = source
