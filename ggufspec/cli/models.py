@@ -110,7 +110,7 @@ def show(name: str, as_json: bool) -> None:
         return
     parts = [_entry_text(entry, registry)] if entry else []
     if header is not None:
-        parts.append(header_text(header))
+        parts.append(_header_text(header))
     click.echo("\n\n".join(parts))
 
 
@@ -239,7 +239,7 @@ def rm(name: str, yes: bool) -> None:
     click.echo(f"Freed {format_bytes(local.remove(paths))}.")
 
 
-def header_text(header: Header) -> str:
+def _header_text(header: Header) -> str:
     """The header of a file in a few lines."""
     facts = _header_facts(header)
     layers = facts["layer_bytes"]

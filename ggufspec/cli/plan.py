@@ -26,8 +26,11 @@ if TYPE_CHECKING:
     from ggufspec.placement.plan import Machine, OffloadPlan
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
-_FACTORS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_FACTORS: dict[str, int] = {"": 1, "b": 1} | {
+    prefix + unit: (1000 if unit == "b" else 1024) ** power
+    for power, prefix in enumerate("kmgt", start=1)
+    for unit in ("", "i", "b", "ib")
+}
 _LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free
 _MOST_BYTES = 2**53
 _LEAST_BANDWIDTH = 10**6
@@ -36,11 +39,8 @@ _LEAST_BANDWIDTH = 10**6
 def parse_bytes(value: str) -> int:
     """Bytes of "24GiB", "24G" (the same), "25.7GB". Raises BadParameter."""
     matched = _SIZE.fullmatch(value)
-    unit = (matched[2] or "").lower() if matched else ""
     if matched:
-        is_decimal = unit.endswith("b") and "i" not in unit
-        factors = _FACTORS if is_decimal else {**_FACTORS, **_BINARY}
-        found = float(matched[1]) * factors[unit[:1]]
+        found = float(matched[1]) * _FACTORS[(matched[2] or "").lower()]
         if 0 <= found <= _MOST_BYTES:
             return round(found)
     raise click.BadParameter(f"{value!r} is not a size; write it like 24GiB")
@@ -58,9 +58,8 @@ def _optional_size(context: click.Context, option: click.Parameter, value: str |
 
 
 def _sizes(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-    return (
-        None if value is None else [parse_bytes(part) for part in value.split(",") if part.strip()]
-    )
+    parts = (value or "").split(",")
+    return None if value is None else [parse_bytes(part) for part in parts if part.strip()]
 
 
 @click.command(name="plan", short_help="Predict where layers go, and how fast a pair is.")

@@ -169,10 +169,10 @@ class _Explained:
             reason = "it is a file, not a folder"
         n_free = free_bytes(folder)
         free = "an unknown amount is" if n_free is None else f"{format_bytes(n_free)} are"
+        needed = f"It needs {format_bytes(self._n_bytes)}, {free} free there. Make room, or "
         return CacheError(
             f"cannot write {self._path.name} into {self._place.name} {folder}: {reason}. "
-            f"It needs {format_bytes(self._n_bytes)}, {free} free there. Make room, or "
-            f"{self._place.other}."
+            f"{needed if self._n_bytes else 'Instead, '}{self._place.other}."
         )
 
 
