@@ -45,7 +45,11 @@ def command() -> None:
 @command.command(name="list")
 @_json_option
 def list_models(as_json: bool) -> None:
-    """List the registered models: size, in the cache or not, and whether they fit into memory."""
+    """List the registered models.
+
+    "cached": the file is on this machine. "fits": it is not larger than the memory of this machine.
+    "checked": `ggufspec models check` found the same file on the hub.
+    """
     from ggufspec.llama.devices import gpus, physical_memory
     from ggufspec.models.registry import load_registry
 
@@ -80,7 +84,7 @@ def list_models(as_json: bool) -> None:
 @click.argument("name")
 @_json_option
 def show(name: str, as_json: bool) -> None:
-    """Show a model: its registry entry, its pairs, and the header of its file."""
+    """Show registry entry, pairs and file header of a model."""
     from ggufspec.models import names, pull
     from ggufspec.models.registry import load_registry
 
@@ -117,7 +121,7 @@ def show(name: str, as_json: bool) -> None:
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def pull(names: tuple[str, ...]) -> None:
-    """Download models, or update them to the newest version; print their paths.
+    """Download or update models, and print their paths.
 
     An interrupted download continues where it stopped. A file is used only after its sha256 was
     checked against the registry and the hub.
@@ -138,7 +142,7 @@ def pull(names: tuple[str, ...]) -> None:
 @command.command()
 @click.argument("name")
 def path(name: str) -> None:
-    """Print the path of a model on this machine (of the first file, if it is split)."""
+    """Print the path of a model on this machine."""
     click.echo(str(_here(name)[0]))
 
 
@@ -184,9 +188,10 @@ def check(names: tuple[str, ...], as_json: bool) -> int:
 @command.command()
 @click.argument("name")
 def verify(name: str) -> int:
-    """Compute the sha256 of a model's files again, and compare it with the registry or the hub.
+    """Check the files of a model for damage.
 
-    Exit code 1 if a file is damaged.
+    Their sha256 is computed again, and compared with that in the registry or on the hub. Exit code
+    1 if a file is damaged.
     """
     from ggufspec.models import hashes, names
     from ggufspec.models.registry import load_registry
