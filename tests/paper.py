@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ggufspec.standin import SourceModel, plan, source_of
+from ggufspec.models.header import Header
+from ggufspec.standin import plan, source_of
 
 LLAMA_3_70B = source_of("meta-llama-3-70b-instruct:Q3_K_S")
 LLAMA_3_8B = source_of("meta-llama-3-8b-instruct:Q3_K_L")
@@ -16,7 +17,7 @@ CODELLAMA_34B = source_of("codellama-34b:Q8_0")
 CODELLAMA_7B = source_of("codellama-7b:Q4_K_M")
 
 
-def write(path: Path, of: SourceModel) -> Path:
+def write(path: Path, of: Header) -> Path:
     """The file of a model, sparse."""
     made = plan(of)
     path.write_bytes(made.header)

@@ -45,7 +45,11 @@ def command() -> None:
 @command.command(name="list")
 @_json_option
 def list_models(as_json: bool) -> None:
-    """List the registered models: size, in the cache or not, and whether they fit into memory."""
+    """List the registered models.
+
+    "cached": the file is on this machine. "fits": it is not larger than the memory of this machine.
+    "checked": `ggufspec models check` found the same file on the hub.
+    """
     from ggufspec.llama.devices import gpus, physical_memory
     from ggufspec.models.registry import load_registry
 
@@ -80,7 +84,7 @@ def list_models(as_json: bool) -> None:
 @click.argument("name")
 @_json_option
 def show(name: str, as_json: bool) -> None:
-    """Show a model: its registry entry, its pairs, and the header of its file."""
+    """Show registry entry, pairs and file header of a model."""
     from ggufspec.models import names, pull
     from ggufspec.models.registry import load_registry
 
@@ -110,14 +114,14 @@ def show(name: str, as_json: bool) -> None:
         return
     parts = [_entry_text(entry, registry)] if entry else []
     if header is not None:
-        parts.append(header_text(header))
+        parts.append(_header_text(header))
     click.echo("\n\n".join(parts))
 
 
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def pull(names: tuple[str, ...]) -> None:
-    """Download models, or update them to the newest version; print their paths.
+    """Download or update models, and print their paths.
 
     An interrupted download continues where it stopped. A file is used only after its sha256 was
     checked against the registry and the hub.
@@ -138,7 +142,7 @@ def pull(names: tuple[str, ...]) -> None:
 @command.command()
 @click.argument("name")
 def path(name: str) -> None:
-    """Print the path of a model on this machine (of the first file, if it is split)."""
+    """Print the path of a model on this machine."""
     click.echo(str(_here(name)[0]))
 
 
@@ -184,9 +188,10 @@ def check(names: tuple[str, ...], as_json: bool) -> int:
 @command.command()
 @click.argument("name")
 def verify(name: str) -> int:
-    """Compute the sha256 of a model's files again, and compare it with the registry or the hub.
+    """Check the files of a model for damage.
 
-    Exit code 1 if a file is damaged.
+    Their sha256 is computed again, and compared with that in the registry or on the hub. Exit code
+    1 if a file is damaged.
     """
     from ggufspec.models import hashes, names
     from ggufspec.models.registry import load_registry
@@ -239,7 +244,7 @@ def rm(name: str, yes: bool) -> None:
     click.echo(f"Freed {format_bytes(local.remove(paths))}.")
 
 
-def header_text(header: Header) -> str:
+def _header_text(header: Header) -> str:
     """The header of a file in a few lines."""
     facts = _header_facts(header)
     layers = facts["layer_bytes"]
@@ -262,19 +267,12 @@ def header_text(header: Header) -> str:
 
 
 def _header_facts(header: Header) -> dict[str, Any]:
-    return {
-        "paths": [str(path) for path in header.paths],
-        "n_bytes": header.n_bytes,
-        "architecture": header.architecture,
-        "n_params": header.n_params,
-        "quantization": header.quantization,
-        "n_layers": header.n_layers,
-        "layer_bytes": list(header.layer_bytes),
-        "n_ctx": header.n_ctx,
-        "n_vocab": header.n_vocab,
-        "vocabulary": header.vocabulary,
-        "chat_template": header.chat_template,
-    }
+    names = (
+        *("n_bytes", "architecture", "n_params", "quantization", "n_layers", "layer_bytes"),
+        *("n_ctx", "n_vocab", "vocabulary", "chat_template"),
+    )
+    paths = [str(path) for path in header.paths]
+    return {"paths": paths, **{name: getattr(header, name) for name in names}}
 
 
 def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:
@@ -299,13 +297,7 @@ def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:
 
 
 def _pair_facts(pair: ModelPair) -> dict[str, Any]:
-    return {
-        "name": pair.name,
-        "target": pair.target,
-        "draft": pair.draft,
-        "note": pair.note,
-        "settings": dict(pair.settings),
-    }
+    return {**vars(pair), "settings": dict(pair.settings)}
 
 
 def _entry_text(entry: ModelEntry, registry: Registry) -> str:

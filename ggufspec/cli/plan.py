@@ -1,4 +1,4 @@
-"""`ggufspec plan`: where the layers of a pair would go, and how fast it would be."""
+"""`ggufspec plan`: predicts where the layers of a pair go, and how fast it runs."""
 
 from __future__ import annotations
 
@@ -27,69 +27,74 @@ if TYPE_CHECKING:
     from ggufspec.placement.plan import Machine, OffloadPlan
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
-_FACTORS = {"": 1, "b": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
-_LIKELY_FREE = 0.94  # of a GPU's memory, what a desktop and the driver leave
+_FACTORS: dict[str, int] = {"": 1, "b": 1} | {
+    prefix + unit: (1000 if unit == "b" else 1024) ** power
+    for power, prefix in enumerate("kmgt", start=1)
+    for unit in ("", "i", "b", "ib")
+}
+_LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free
 _MOST_BYTES = 2**53
 _LEAST_BANDWIDTH = 10**6
 
 
-def _size(value: str) -> int:
+def parse_bytes(value: str) -> int:
     """Bytes of "24GiB", "24G" (the same), "25.7GB". Raises BadParameter."""
     matched = _SIZE.fullmatch(value)
-    unit = (matched[2] or "").lower() if matched else ""
     if matched:
-        is_decimal = unit.endswith("b") and "i" not in unit
-        factors = _FACTORS if is_decimal else {**_FACTORS, **_BINARY}
-        found = float(matched[1]) * factors[unit[:1]]
+        found = float(matched[1]) * _FACTORS[(matched[2] or "").lower()]
         if 0 <= found <= _MOST_BYTES:
             return round(found)
-    raise click.BadParameter(f"{value!r} is no size; write it like 24GiB")
+    raise click.BadParameter(f"{value!r} is not a size; write it like 24GiB")
 
 
 def _bandwidth(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-    found = None if value is None else _size(value)
+    found = _optional_size(context, option, value)
     if found is not None and found < _LEAST_BANDWIDTH:
-        raise click.BadParameter(f"{value!r} is no bandwidth; write it like 60GB")
+        raise click.BadParameter(f"{value!r} is not a bandwidth; write it like 60GB")
     return found
 
 
 def _optional_size(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-    return None if value is None else _size(value)
+    return None if value is None else parse_bytes(value)
 
 
 def _sizes(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-    return None if value is None else [_size(part) for part in value.split(",") if part.strip()]
+    parts = (value or "").split(",")
+    return None if value is None else [parse_bytes(part) for part in parts if part.strip()]
 
 
 @click.command(name="plan", cls=SectionedCommand)
-@click.option("-m", "--target", required=True, help="The target: a name, or a file.")
-@click.option("-md", "--draft", help="The draft, likewise; auto: a fitting one. [default: none]")
+@click.option("-m", "--target", required=True, help="The target: a name or a file.")
+@click.option(
+    "-md",
+    "--draft",
+    help="The draft: a name or a file; auto: the one for this target. [default: none]",
+)
 @click.option(
     "--vram",
     metavar="SIZE,...",
     callback=_sizes,
-    help="Memory of each GPU of a machine to think of, such as 24GiB or 24GiB,12GiB; 0: it has "
-    "none. [default: what is free here]",
+    help="Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
+    "0: no GPU. [default: free memory of this machine]",
 )
 @click.option(
     "--ram",
     metavar="SIZE",
     callback=_optional_size,
-    help="Memory of its processor. [default: what is free here; with --vram, as much as it takes]",
+    help="Main memory. [default: free memory of this machine; with --vram, unlimited]",
 )
 @click.option(
     "--gpu-bandwidth",
     metavar="SIZE",
     callback=_bandwidth,
-    help="Bytes a second of its GPUs, as their makers tell, such as 1008GB. [default: by name]",
+    help="Nominal bytes/s of the GPUs, such as 1008GB. [default: by name]",
 )
 @click.option(
     "--ram-bandwidth",
     metavar="SIZE",
     callback=_bandwidth,
-    help="Bytes a second that its processor really gets, such as 45GB. [default: as measured "
-    "here with other models, or 40GB]",
+    help="Effective bytes/s of main memory, such as 45GB. [default: as measured here with other "
+    "models, or 40GB]",
 )
 @click.option(
     "--acceptance",
@@ -97,11 +102,9 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
     callback=a_share,
     default=defaults.ACCEPTANCE,
     show_default=True,
-    help="Chance that a drafted token stands, if those before it do.",
+    help="Acceptance rate of a drafted token, if those before it were accepted.",
 )
-@draft_n_option_of(
-    defaults.N_DRAFT, "Tokens that are written ahead in a round; auto: the best of up to 16."
-)
+@draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
 @context_option
 @type_k_option
 @type_v_option
@@ -122,11 +125,11 @@ def command(
     rpc: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Predict how fast a pair writes, by where its layers are, before anything is loaded.
+    """Predict the speed of a pair for several placements of its layers. Loads no model.
 
-    A draft on the GPU drafts faster, and takes room from layers of the target. The plan at the top
-    is what `-ngl auto -ngld auto` would do, or says to leave the draft out. Predictions are made
-    from bytes and bandwidths; they compare ways with each other better than they tell speeds.
+    A draft on the GPU is faster, but takes memory from layers of the target. The first row is what
+    `-ngl auto -ngld auto` chooses, or says to leave the draft out. Predictions come from bytes and
+    bandwidths: they rank placements better than they predict speeds.
 
     \b
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB
@@ -136,7 +139,7 @@ def command(
     from ggufspec.placement.plan import PlacementOptions, alternatives
 
     if rpc and vram is not None:
-        raise click.UsageError("--vram thinks of another machine, and --rpc asks servers of this")
+        raise click.UsageError("--vram is for another machine, --rpc for this one: leave one out")
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
     shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
@@ -202,19 +205,17 @@ def _print(
             )
     bandwidths = machine.bandwidths
     for gpu in machine.gpus:
-        known = (
-            "on its box" if gpu.bandwidth or not gpu.is_remote else "as a guess (--gpu-bandwidth)"
-        )
+        known = "nominal" if gpu.bandwidth or not gpu.is_remote else "assumed (--gpu-bandwidth)"
         click.echo(
             f"{gpu.name}: {format_bytes(gpu.n_free)} free, {gpu.nominal / 1e9:.0f} GB/s {known}"
         )
     ram = "" if machine.n_host_free is None else f"{format_bytes(machine.n_host_free)} free, "
-    measured = "" if machine.host_bandwidth else " (a guess: --ram-bandwidth)"
-    click.echo(f"processor: {ram}{bandwidths.host / 1e9:.0f} GB/s{measured}")
+    measured = "" if machine.host_bandwidth else " assumed (--ram-bandwidth)"
+    click.echo(f"CPU: {ram}{bandwidths.host / 1e9:.0f} GB/s{measured}")
     if draft:
-        click.echo(f"acceptance: {acceptance:.0%} of drafted tokens, where those before stand")
-    click.echo("layers on GPUs of target and draft, memory there and on the host, draft length n:")
-    rows = [["way", "target", "draft", "GPU", "host", "n", "tokens/s"]]
+        click.echo(f"acceptance: {acceptance:.0%} of drafted tokens, if those before were accepted")
+    click.echo("GPU layers of target and draft, memory of GPUs and host, draft length n:")
+    rows = [["placement", "target", "draft", "GPU", "host", "n", "tokens/s"]]
     seen: list[OffloadPlan] = []
     for name, plan in plans:
         if plan in seen:
@@ -234,10 +235,10 @@ def _print(
     render.echo_rows(rows)
     chosen = plans[0][1]
     if not chosen.fits:
-        click.echo("\nNothing of this fits: take a smaller quantization, or a smaller model.")
+        click.echo("\nNone of these fits: use a smaller quantization or a smaller model.")
         return
     click.echo(
-        f"\nllama.cpp's options for it: -ngl {chosen.n_gpu_layers}"
+        f"\nOptions of llama.cpp for the first row: -ngl {chosen.n_gpu_layers}"
         + (f" -ngld {chosen.n_gpu_layers_draft}" if chosen.n_draft else "")
         + (f" -ts {','.join(map(str, chosen.split))}" if len(machine.gpus) > 1 else "")
         + (f" --rpc {','.join(rpc)}" if rpc else "")

@@ -1,4 +1,4 @@
-"""`ggufspec standin`: a file with the shape of any model, to know its speed before its download."""
+"""`ggufspec standin`: writes a file with the size and speed of any model."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ggufspec.cli.progress import late_bars
     "--like",
     required=True,
     metavar="NAME",
-    help="The model to stand in for: a registered name, user/repo:QUANT of a registered "
-    "repository, a shape with a quantization such as llama-2-13b:Q5_K_M, or a GGUF file.",
+    help="The model to imitate: a registered name, user/repo:QUANT of a registered repository, "
+    "registered dimensions with a quantization such as llama-2-13b:Q5_K_M, or a GGUF file.",
 )
 @click.option(
     "--agreement",
@@ -25,18 +25,17 @@ from ggufspec.cli.progress import late_bars
     callback=a_share,
     default=1.0,
     show_default=True,
-    help="Of a draft: chance that a token which it drafts is the one that a target's stand-in "
-    "writes, if those before it were.",
+    help="For a draft: acceptance rate of a drafted token, if those before it were accepted.",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace the file if it is there.")
+@click.option("-f", "--force", is_flag=True, help="Replace an existing file.")
 @click.argument("path", metavar="OUT", type=click.Path(path_type=Path))
 def command(like: str, agreement: float, force: bool, path: Path) -> None:
-    """Write a file with the shape of a model, to try its speed before it is downloaded.
+    """Write a file with the size and speed of a model, to measure before a download.
 
-    OUT has the tensors, the quantization and the size of vocabulary of that model, so it takes its
-    memory and its time. What it writes is a planted sequence of made-up words, and means nothing.
-    All stand-ins of one size of vocabulary share that sequence; a draft with an --agreement follows
-    it so often, at temperatures up to 1.5: that share of drafts of one token is accepted.
+    OUT has the tensors, the quantization and the vocabulary size of that model, so it takes the
+    same memory and time. Its text is a fixed sequence of made-up words. All stand-ins of one
+    vocabulary size share that sequence; a draft with --agreement 0.7 is right for 70 % of tokens,
+    at temperatures up to 1.5. Write a target without --agreement.
 
     \b
       ggufspec standin --like 70B-Q3_K_S target.gguf

@@ -28,6 +28,7 @@ __all__ = [
     "format_bytes",
     "free_bytes",
     "is_stream",
+    "write_all",
     "write_whole",
 ]
 
@@ -101,7 +102,7 @@ def write_whole(
             n_done = 0
             for chunk in chunks:
                 with explained:
-                    _write_all(file, chunk)
+                    write_all(file, chunk)
                 n_done += len(chunk)
                 if progress is not None:
                     progress(n_done, n_bytes)
@@ -114,6 +115,13 @@ def write_whole(
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def write_all(file: FileIO, chunk: bytes | memoryview) -> None:
+    """Write a chunk in full: a nearly full disk takes only a part at first. Raises OSError."""
+    rest = memoryview(chunk)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def check_writable(path: Path, place: _Place = USER_FOLDER) -> None:
@@ -172,10 +180,10 @@ class _Explained:
             reason = "it is a file, not a folder"
         n_free = free_bytes(folder)
         free = "an unknown amount is" if n_free is None else f"{format_bytes(n_free)} are"
+        needed = f"It needs {format_bytes(self._n_bytes)}, {free} free there. Make room, or "
         return CacheError(
             f"cannot write {self._path.name} into {self._place.name} {folder}: {reason}. "
-            f"It needs {format_bytes(self._n_bytes)}, {free} free there. Make room, or "
-            f"{self._place.other}."
+            f"{needed if self._n_bytes else 'Instead, '}{self._place.other}."
         )
 
 
@@ -208,12 +216,6 @@ def _unless_alive(temporary: Path) -> Iterator[None]:
         with FileIO(temporary, "r+") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
-
-
-def _write_all(file: FileIO, chunk: bytes | memoryview) -> None:
-    rest = memoryview(chunk)
-    while rest:
-        rest = rest[file.write(rest) :]  # a nearly full disk takes a part, and refuses the next
 
 
 def _platform_cache_dir() -> Path:

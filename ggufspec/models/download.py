@@ -15,10 +15,11 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec.common.files import format_bytes, free_bytes
+from ggufspec.common.files import format_bytes, free_bytes, write_all
 from ggufspec.errors import CacheError, DownloadError
 from ggufspec.models import hashes, hub, local
 from ggufspec.models.hub import RemoteFile
@@ -136,7 +137,7 @@ class _PartFile:
         self._n_done = n_done
         self.path = _part(file)
         with _disk(file):
-            self._open = self.path.open("ab+", buffering=0)
+            self._open = FileIO(self.path, "a+")
             if self.path.stat().st_size > file.size:
                 self._open.truncate(0)
             self._open.seek(0)
@@ -173,9 +174,7 @@ class _PartFile:
                 if stop.is_set():
                     return
                 with _disk(file):
-                    rest = memoryview(chunk)
-                    while rest:  # a nearly full disk takes only a part
-                        rest = rest[self._open.write(rest) :]
+                    write_all(self._open, chunk)
                 self._count(chunk)
                 if self.n_bytes > file.size:
                     self._discard("is longer than its size on the hub")
@@ -309,7 +308,4 @@ def _snapshot_file(file: RemoteFile) -> Path | None:
 
 
 def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+    return path.stat().st_size if path.is_file() else 0

@@ -107,6 +107,16 @@ class Header:
         return digest.hexdigest()[:16]
 
     @property
+    def is_tied(self) -> bool:
+        """Whether the output matrix is the token embedding."""
+        return all(tensor.name != "output.weight" for tensor in self.tensors)
+
+    @property
+    def n_tensor_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    @property
     def chat_template(self) -> str | None:
         """The Jinja template of its chat format, if it has one."""
         found = self.values.get("tokenizer.chat_template")
@@ -135,6 +145,13 @@ class Header:
             if layer is not None and layer < len(found):
                 found[layer] += tensor.n_bytes
         return tuple(found)
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name. Raises ModelError."""
+        for tensor in self.tensors:
+            if tensor.name == name:
+                return tensor
+        raise ModelError(f"{self.name} has no tensor {name}, so it cannot write text")
 
     def number(self, key: str, default: int | None = None) -> int:
         """A whole number by its key without the architecture. Raises ModelError."""

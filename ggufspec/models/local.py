@@ -43,18 +43,11 @@ def find(wanted: HubFiles | HubQuant) -> tuple[Path, ...] | None:
     folder = _snapshot(repo_folder(wanted.repo), wanted.revision)
     if folder is None:
         return None
-    files: tuple[str, ...] = ()
     if isinstance(wanted, HubFiles):
         files = wanted.files
     else:
-        there = {path.relative_to(folder).as_posix() for path in _gguf_files(folder)}
-        models = [model for model in quants.group(there) if not model.missing]
-        asked = wanted.quant.upper()
-        for quant in (asked, f"UD-{asked}"):
-            found = [model for model in models if model.quant == quant]
-            if found:
-                files = found[0].files if len(found) == 1 else ()
-                break
+        found = quants.of_quant(_complete_models(folder), wanted.quant)
+        files = found[0].files if len(found) == 1 else ()
     paths = tuple(folder.joinpath(*file.split("/")) for file in files)
     return paths if paths and all(path.is_file() for path in paths) else None
 
@@ -75,10 +68,8 @@ def cached_models() -> Iterator[CachedModel]:
     """Every complete GGUF model in the cache, once for each snapshot that has it."""
     for folder in sorted(hub_cache().glob("models--*--*/snapshots/*")):
         repo = folder.parts[-3].removeprefix("models--").replace("--", "/", 1)
-        there = {path.relative_to(folder).as_posix() for path in _gguf_files(folder)}
-        for model in quants.group(there):
-            if not model.missing:
-                yield CachedModel(repo, tuple(folder / file for file in model.files))
+        for model in _complete_models(folder):
+            yield CachedModel(repo, tuple(folder / file for file in model.files))
 
 
 def remove(paths: Iterable[Path]) -> int:
@@ -116,12 +107,10 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
     return snapshot if snapshot.is_dir() else None
 
 
-def _gguf_files(folder: Path) -> list[Path]:
-    return [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.suffix.lower() == ".gguf" and path.is_file()
-    ]
+def _complete_models(folder: Path) -> list[quants.ModelFiles]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    models = quants.group(path.relative_to(folder).as_posix() for path in files)
+    return [model for model in models if not model.missing]
 
 
 def _expanded(path: str) -> Path:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from ggufspec.errors import ModelError
 
-__all__ = ["ModelFiles", "choose", "group", "quant_of", "whole_split"]
+__all__ = ["ModelFiles", "choose", "group", "of_quant", "quant_of", "whole_split"]
 
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(
@@ -60,12 +60,18 @@ def group(paths: Iterable[str]) -> tuple[ModelFiles, ...]:
     )
 
 
+def of_quant(models: Iterable[ModelFiles], quant: str) -> list[ModelFiles]:
+    """The models of a quantization, else those of its dynamic variant ("UD-")."""
+    by_quant: dict[str | None, list[ModelFiles]] = {}
+    for model in models:
+        by_quant.setdefault(model.quant, []).append(model)
+    return by_quant.get(quant.upper()) or by_quant.get(f"UD-{quant.upper()}") or []
+
+
 def choose(paths: Iterable[str], quant: str, where: str) -> ModelFiles:
     """The one model of that quantization. Raises ModelError, which lists the existing ones."""
     models = group(paths)
-    wanted = quant.upper()
-    found = [model for model in models if model.quant == wanted]
-    found = found or [model for model in models if model.quant == f"UD-{wanted}"]
+    found = of_quant(models, quant)
     if len(found) > 1:
         named = ", ".join(model.files[0] for model in found)
         raise ModelError(f"{where} has several models of {quant}: name one of the files {named}")
@@ -74,7 +80,7 @@ def choose(paths: Iterable[str], quant: str, where: str) -> ModelFiles:
     known = sorted({model.quant for model in models if model.quant})
     if not models:
         raise ModelError(f"{where} has no GGUF models: name another repository")
-    near = get_close_matches(wanted, known, n=3, cutoff=0.5)
+    near = get_close_matches(quant.upper(), known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     there = ", ".join(known) or ", ".join(model.files[0] for model in models)
     raise ModelError(f"{where} has no model of {quant}; {hint}it has {there}")

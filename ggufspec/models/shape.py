@@ -89,14 +89,13 @@ def shape_of(header: Header) -> ModelShape:
     n_heads = max(header.numbers("attention.head_count", 0))
     by_layer: list[list[Tensor]] = [[] for _ in range(n_layers)]
     n_input = n_output = 0
-    is_tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
     for tensor in header.tensors:
         layer = layer_of(tensor.name)
         if layer is not None:
             by_layer[min(layer, n_layers - 1)].append(tensor)
         elif tensor.name.startswith(_INPUT):
             n_input += tensor.n_bytes
-            if is_tied and tensor.name == "token_embd.weight":
+            if header.is_tied and tensor.name == "token_embd.weight":
                 n_output += tensor.n_bytes  # also read as the output matrix
         else:
             n_output += tensor.n_bytes
@@ -112,7 +111,7 @@ def shape_of(header: Header) -> ModelShape:
         n_vocab=header.n_vocab,
         n_ctx_train=header.n_ctx,
         n_params=max(header.n_params, 1),
-        is_tied=is_tied,
+        is_tied=header.is_tied,
     )
 
 

@@ -1,7 +1,4 @@
-"""Servers of llama.cpp's RPC backend: what an address is, and whether one answers there.
-
-Knows the greeting of their protocol and nothing behind it; loads and computes nothing.
-"""
+"""Parses addresses of llama.cpp's RPC servers, and checks that a server answers there."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from ggufspec.errors import OptionError, RpcError
 
 PORT = 50052  # llama.cpp's default
 _MOST_SERVERS = 16  # GGML_RPC_MAX_SERVERS
-_SECONDS = 5.0  # to connect, and again to be greeted
+_SECONDS = 5.0  # to connect, and again for the answer
 _HOST = re.compile(r"[^\s/\\@\[\]:,;?#%]+")
 
-# From RPC_CMD_HELLO and rpc_msg_hello_rsp of ggml-rpc.cpp: a command, the size of what follows, and
-# what the client's network can do (nothing but TCP); back come a size, three numbers, and more.
+# From RPC_CMD_HELLO and rpc_msg_hello_rsp of ggml-rpc.cpp. Request: a command, the size of the
+# rest, the client's network features (none but TCP). Answer: a size, three numbers, and more.
 _HELLO = struct.pack("<BQ24x", 14, 24)
 _SIZE = struct.Struct("<Q")
 _VERSION = struct.Struct("BBB")
@@ -38,12 +35,12 @@ class Address(NamedTuple):
 
 
 def addresses(name: str, value: object) -> tuple[Address, ...]:
-    """Texts like "host:port", as llama.cpp takes them; none at all is fine. Raises OptionError."""
+    """Parse texts like "host:port", as llama.cpp takes them. Raises OptionError."""
     found: list[Address] = []
     for text in validate.texts(name, value):
         address = _address(name, text.strip())
         if address in found:
-            raise OptionError(f"{name} names {address} twice; each server is asked once")
+            raise OptionError(f"{name} names {address} twice; name each server once")
         found.append(address)
     if len(found) > _MOST_SERVERS:
         raise OptionError(
@@ -59,36 +56,36 @@ def _address(name: str, text: str) -> Address:
     elif "://" in text:
         wrong = f"{text!r} is a URL"
     elif text.startswith(("/", "./", "~", "unix:")):
-        wrong = f"{text!r} is the path of a socket, and llama.cpp's servers speak TCP"
+        wrong = f"{text!r} is the path of a socket; llama.cpp's RPC servers use TCP"
     elif "[" in text or ":" in host:
-        wrong = f"{text!r} is an IPv6 address, and llama.cpp's RPC knows IPv4 alone"
+        wrong = f"{text!r} is an IPv6 address; llama.cpp's RPC supports IPv4 only"
     elif not colon:
-        wrong = f"{text!r} has no port ({PORT} unless the server was told otherwise)"
+        wrong = f"{text!r} has no port (the default of servers is {PORT})"
     elif not _HOST.fullmatch(host):
-        wrong = f"{text!r} has no host" if not host else f"{host!r} is no name of a host"
+        wrong = f"{text!r} has no host" if not host else f"{host!r} is not a host name"
     elif not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
-        wrong = f"{port!r} is no port: that is a number from 1 to 65535"
+        wrong = f"{port!r} is not a port: use a number from 1 to 65535"
     else:
         return Address(host, int(port))
     raise OptionError(f"{name}: {wrong}. Write host:port, such as 192.168.1.20:{PORT}")
 
 
 def resolved(address: Address) -> Address:
-    """The same by number, as llama.cpp would find it. Raises RpcError."""
+    """The address with the host as a number. Raises RpcError."""
     try:
         return Address(socket.gethostbyname(address.host), address.port)
     except (OSError, UnicodeError) as error:
         raise RpcError(
             f"the RPC server {address} cannot be found: {address.host!r} has no IPv4 address "
-            f"({error}). Check the name, or give the number"
+            f"({error}). Check the name, or use the IP address"
         ) from error
 
 
 def greet(address: Address, seconds: float = _SECONDS) -> str:
-    """The version of the protocol that the server speaks, as "7.0.0". Raises RpcError.
+    """The server's version of the protocol, such as "7.0.0". Raises RpcError.
 
-    seconds: how long it may take to connect, and then to be greeted. ggml itself waits for ever for
-    a server that says nothing, and ends the process where one says something else.
+    seconds: the timeout to connect, and then to get an answer. ggml itself waits forever for a
+    silent server, and aborts the process on any other answer.
     """
     try:
         connection = socket.create_connection(address, timeout=seconds)
@@ -104,27 +101,27 @@ def greet(address: Address, seconds: float = _SECONDS) -> str:
             (n_bytes,) = _SIZE.unpack(_receive(connection, _SIZE.size, deadline))
             if not _VERSION.size <= n_bytes <= _MOST_BYTES:
                 raise RpcError(
-                    f"what listens at {address} is no RPC server of llama.cpp: it greets with "
-                    "something else. Check host and port"
+                    f"what listens at {address} is not an RPC server of llama.cpp: it does not "
+                    "speak the protocol. Check host and port"
                 )
             reply = _receive(connection, n_bytes, deadline)
         except TimeoutError as error:
             raise RpcError(
-                f"what listens at {address} takes connections and says nothing for {seconds:g} s. "
-                "An RPC server serves one process at a time: end the one that it serves, or start "
-                "another server for this one. (Or it is none: check host and port)"
+                f"the server at {address} accepted the connection but did not answer within "
+                f"{seconds:g} s. An RPC server serves one process at a time: end the other one, or "
+                "start another server. (Or it is not an RPC server: check host and port)"
             ) from error
         except OSError as error:
             raise RpcError(
-                f"what listens at {address} hangs up when it is greeted ({error}): it is no RPC "
-                "server of llama.cpp, or one of another version. Check host and port, and build it "
-                "from the llama.cpp that is in llama-cpp-python's source"
+                f"the server at {address} closed the connection at the handshake ({error}): it is "
+                "not an RPC server of llama.cpp, or has another version. Check host and port, and "
+                "build it from the llama.cpp in llama-cpp-python's source"
             ) from error
     return ".".join(map(str, _VERSION.unpack_from(reply)))
 
 
 def _receive(connection: socket.socket, n_bytes: int, deadline: float) -> bytes:
-    """Just so many bytes. Raises OSError, of which TimeoutError is one."""
+    """Exactly `n_bytes` bytes. Raises OSError, also TimeoutError."""
     found = b""
     while len(found) < n_bytes:
         connection.settimeout(max(deadline - monotonic(), 1e-3))

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from ggufspec.common.files import USER_FOLDER, Progress, write_whole
 from ggufspec.errors import ModelError, OptionError
+from ggufspec.models.header import Header
 from ggufspec.models.names import local_file
 from ggufspec.standin.blocks import LAYOUTS
 from ggufspec.standin.gguf_file import GgufFile
-from ggufspec.standin.source import SourceModel, source_of
+from ggufspec.standin.source import check_supported, source_of
 from ggufspec.standin.vocabulary import vocabulary_values
 from ggufspec.standin.weights import Weights
 
@@ -23,8 +24,8 @@ _MATRIX_TYPES = {"F32", "F16", "BF16", *LAYOUTS}
 _VECTOR_TYPES = {"F32", "F16"}
 
 
-def plan(like: str | SourceModel, agreement: float = 1.0) -> GgufFile:
-    """The stand-in for a model, by a name that `source_of` takes.
+def plan(like: str | Header, agreement: float = 1.0) -> GgufFile:
+    """The stand-in for a model, by its header or by a name that `source_of` takes.
 
     agreement: the share of tokens after which it has the successor of the table that all stand-ins
     of its vocabulary share: 1.0 for a target; for a draft, the acceptance rate of a drafted token
@@ -34,22 +35,26 @@ def plan(like: str | SourceModel, agreement: float = 1.0) -> GgufFile:
     if not 0 <= agreement <= 1:
         raise OptionError(f"agreement is {agreement}; it must be from 0 to 1")
     of = source_of(like) if isinstance(like, str) else like
-    _check(of)
+    check_supported(of)
+    n_vocab = of.tensor("token_embd.weight").shape[1]
+    _check(of, n_vocab)
+    file_type = of.values.get("general.file_type")
+    own = {key: value for key, value in of.values.items() if key.startswith(f"{of.architecture}.")}
     values = {
         "general.architecture": of.architecture,
         "general.name": f"stand-in for {of.name}: shape only, the text means nothing",
-        "general.file_type": of.file_type,
+        "general.file_type": file_type if isinstance(file_type, int) else 0,
         "general.quantization_version": 2,
         "ggufspec.standin.recipe": _RECIPE,
         "ggufspec.standin.like": of.name,
         "ggufspec.standin.agreement": float(agreement),
-        **of.values,
-        **vocabulary_values(of.n_vocab),
+        **{key: value for key, value in own.items() if value is not None},
+        **vocabulary_values(n_vocab),
     }
     return GgufFile(values, of.tensors, lambda: Weights(of, agreement).data())
 
 
-def _check(of: SourceModel) -> None:
+def _check(of: Header, n_vocab: int) -> None:
     for tensor in of.tensors:
         types = _MATRIX_TYPES if len(tensor.shape) > 1 else _VECTOR_TYPES
         if tensor.type not in types:
@@ -57,15 +62,14 @@ def _check(of: SourceModel) -> None:
                 f"{of.name} has {tensor.name} in {tensor.type}, which stand-ins do not support; "
                 f"supported are {', '.join(sorted(types))}"
             )
-    if of.n_vocab < _LEAST_VOCABULARY:
+    if n_vocab < _LEAST_VOCABULARY:
         raise ModelError(
-            f"{of.name} has {of.n_vocab} tokens: a stand-in needs at least {_LEAST_VOCABULARY}"
+            f"{of.name} has {n_vocab} tokens: a stand-in needs at least {_LEAST_VOCABULARY}"
         )
-    width = of.n_embd // (2 if of.is_tied else 1)
-    if 1 - math.sqrt(2 * math.log(of.n_vocab) / width) < _LEAST_MARGIN:
-        raise ModelError(
-            f"{of.name} is {of.n_embd} wide, too narrow to tell {of.n_vocab:,} tokens apart"
-        )
+    n_embd = of.number("embedding_length")
+    width = n_embd // (2 if of.is_tied else 1)
+    if 1 - math.sqrt(2 * math.log(n_vocab) / width) < _LEAST_MARGIN:
+        raise ModelError(f"{of.name} is {n_embd} wide, too narrow to tell {n_vocab:,} tokens apart")
 
 
 def write(

@@ -1,84 +1,34 @@
-"""What a stand-in has to be like: the tensors and the metadata of a model, without its weights."""
+"""Finds the model that a stand-in is like: its header, read from a file or made from dimensions."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
-from ggufspec.models.header import Header, layer_of, read_header
+from ggufspec.models.header import Header, read_header
 from ggufspec.models.pull import locate
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import Dimensions, Registry, load_registry
-from ggufspec.models.tensors import Tensor
 from ggufspec.standin.architectures import ARCHITECTURES
 from ggufspec.standin.quantization import FILE_TYPES, tensors_of
 
-__all__ = ["SourceModel", "source_from_dimensions", "source_from_header", "source_of"]
+__all__ = ["check_supported", "source_from_dimensions", "source_of"]
 
 _EPSILON = 1e-5
 _GEMMA_4B_WIDTH = 2560  # smaller models of Gemma 3 have a smaller window
 _OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}
 
 
-@dataclass(frozen=True)
-class SourceModel:
-    """The model that a stand-in is like.
-
-    values: the metadata of its architecture. file_type: llama_ftype.
-    """
-
-    name: str
-    architecture: str
-    values: Mapping[str, Any]
-    file_type: int
-    tensors: tuple[Tensor, ...]
-
-    @property
-    def n_vocab(self) -> int:
-        return self.tensor("token_embd.weight").shape[1]
-
-    @property
-    def n_embd(self) -> int:
-        return self.tensor("token_embd.weight").shape[0]
-
-    @property
-    def n_layers(self) -> int:
-        return 1 + max(layer_of(tensor.name) or 0 for tensor in self.tensors)
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether the output matrix is the token embedding."""
-        return all(tensor.name != "output.weight" for tensor in self.tensors)
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether its feed-forward networks have a gate."""
-        return ARCHITECTURES[self.architecture].is_gated
-
-    @property
-    def n_tensor_bytes(self) -> int:
-        """Size of all tensors."""
-        return sum(tensor.n_bytes for tensor in self.tensors)
-
-    def tensor(self, name: str) -> Tensor:
-        """The tensor of that name. Raises ModelError."""
-        for tensor in self.tensors:
-            if tensor.name == name:
-                return tensor
-        raise ModelError(f"{self.name} has no tensor {name}, so it cannot write text")
-
-
-def source_of(name: str, registry: Registry | None = None) -> SourceModel:
+def source_of(name: str, registry: Registry | None = None) -> Header:
     """The model of a name: a file, a registered model, or registered dimensions and a quantization.
 
     `70B-Q3_K_S`, `model.gguf`, `user/repo:Q4_K_M`, `llama-2-13b:Q5_K_M`. A file on this machine is
-    read. registry: None: the shipped one with the user's. Raises ModelError, also for a model of
-    which no stand-in can be made.
+    read. registry: None: the shipped one with the user's. Raises ModelError.
     """
     registry = registry or load_registry()
     known = {entry.shape.name: entry.shape for entry in registry.models.values() if entry.shape}
@@ -91,7 +41,7 @@ def source_of(name: str, registry: Registry | None = None) -> SourceModel:
     except ModelError as error:
         raise ModelError(f"{error}{_near(stem or name, known)}") from error
     if paths is not None:
-        return source_from_header(read_header(paths[0]))
+        return read_header(paths[0])
     assert not isinstance(named, names.LocalFile)
     entry = named.entry if isinstance(named, names.HubFiles) else None
     entries = [entry] if entry else registry.models.values()
@@ -113,8 +63,8 @@ def source_of(name: str, registry: Registry | None = None) -> SourceModel:
     return made
 
 
-def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> SourceModel:
-    """A model of registered dimensions, quantized as llama-quantize does.
+def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> Header:
+    """The header of a model of these dimensions, quantized as llama-quantize does.
 
     Raises ModelError for an architecture or a quantization that is not supported.
     """
@@ -144,39 +94,10 @@ def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> Sour
         values["expert_count"] = of.n_experts
         values["expert_used_count"] = of.n_experts_used or 1
         values["expert_feed_forward_length"] = of.n_ff
-    return _checked(
-        SourceModel(
-            name,
-            of.architecture,
-            {f"{of.architecture}.{key}": value for key, value in values.items()},
-            FILE_TYPES[quantization][0],
-            tensors_of(of, quantization),
-        )
-    )
-
-
-def source_from_header(header: Header) -> SourceModel:
-    """A model whose file is there: its tensors, their types and its dimensions, exactly.
-
-    Raises ModelError for an architecture or a tensor that is not supported.
-    """
-    architecture = header.architecture
-    _check_architecture(str(header.paths[0]), architecture)
-    values = {
-        key: value
-        for key, value in header.values.items()
-        if key.startswith(f"{architecture}.") and value is not None
-    }
-    file_type = header.values.get("general.file_type")
-    return _checked(
-        SourceModel(
-            header.name,
-            architecture,
-            values,
-            file_type if isinstance(file_type, int) else 0,
-            header.tensors,
-        )
-    )
+    named = {f"{of.architecture}.{key}": value for key, value in values.items()}
+    named |= {"general.architecture": of.architecture, "general.name": name}
+    named["general.file_type"] = FILE_TYPES[quantization][0]
+    return Header((), 0, named, tensors_of(of, quantization))
 
 
 _LAYERED = re.compile(
@@ -189,18 +110,19 @@ _ENDS = re.compile(
 )
 
 
-def _checked(made: SourceModel) -> SourceModel:
-    for tensor in made.tensors:
+def check_supported(of: Header) -> None:
+    """Raise ModelError for an architecture or a tensor that stand-ins do not support."""
+    _check_architecture(of.name, of.architecture)
+    for tensor in of.tensors:
         if not (_LAYERED.fullmatch(tensor.name) or _ENDS.fullmatch(tensor.name)):
             raise ModelError(
-                f"{made.name} has a tensor {tensor.name}, which stand-ins do not support"
+                f"{of.name} has a tensor {tensor.name}, which stand-ins do not support"
             )
-    if made.is_tied and any("_exps" in tensor.name for tensor in made.tensors):
+    if of.is_tied and any("_exps" in tensor.name for tensor in of.tensors):
         raise ModelError(
-            f"{made.name} is a mixture of experts whose output matrix is its embedding, which "
+            f"{of.name} is a mixture of experts whose output matrix is its embedding, which "
             "stand-ins do not support"
         )
-    return made
 
 
 def _check_architecture(name: str, architecture: str) -> None:

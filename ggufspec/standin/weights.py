@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from ggufspec.models.header import Header
 from ggufspec.models.tensors import Tensor
+from ggufspec.standin.architectures import ARCHITECTURES
 from ggufspec.standin.blocks import encode, random_pool, repeated
 from ggufspec.standin.gguf_file import Chunk
 from ggufspec.standin.next_token_table import codes, successors
-from ggufspec.standin.source import SourceModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -36,17 +37,19 @@ __all__ = ["Weights"]
 
 _LARGEST_LOGIT = 40.0  # others are some standard deviations of 40 / sqrt(width) around 0
 _CARRIED = 16.0  # how much larger the successor's code is than the token's own, in tied models
-_GATE = 8.0  # what activations let through almost as it is
+_GATE = 8.0  # large enough for an activation to leave it almost unchanged
 _POOL_BYTES = 4 << 20
-_CHUNK_VALUES = 2 << 20  # of planted rows at once; some arrays of that size are needed
+_CHUNK_VALUES = 2 << 20  # values of rows that are made at once
 _STEP = 1_000_003  # blocks; a prime, so that tensors begin at different places of a pool
 
 
 class Weights:
-    """The bytes of each tensor of a stand-in."""
+    """Makes the data of each tensor of a stand-in."""
 
-    def __init__(self, source: SourceModel, agreement: float) -> None:
+    def __init__(self, source: Header, agreement: float) -> None:
         self._of = source
+        self._n_embd, self._n_vocab = source.tensor("token_embd.weight").shape
+        self._is_gated = ARCHITECTURES[source.architecture].is_gated
         self._agreement = agreement
         self._pools: dict[tuple[str, bool], NDArray[np.uint8]] = {}
         self._n_random = 0
@@ -61,7 +64,7 @@ class Weights:
         if name == "token_embd.weight":
             return self._rows(tensor, self._embedding)
         if name == "output.weight":
-            return self._rows(tensor, lambda rows: codes(rows, self._of.n_embd))
+            return self._rows(tensor, lambda rows: codes(rows, self._n_embd))
         if self._is_carrier(name):
             return self._carried(tensor)
         if name == "output_norm.weight":
@@ -82,27 +85,26 @@ class Weights:
     @cached_property
     def _half(self) -> int:
         """The width of each of the two codes."""
-        return self._of.n_embd // 2
+        return self._n_embd // 2
 
     @cached_property
     def _successors(self) -> NDArray[np.int64]:
-        return successors(self._of.n_vocab, self._agreement)
+        return successors(self._n_vocab, self._agreement)
 
     def _embedding(self, rows: NDArray[np.int64]) -> Signs:
         import numpy as np
 
         after = self._successors[rows]
         if not self._of.is_tied:
-            return codes(after, self._of.n_embd)
-        own = codes(rows, self._of.n_embd - self._half)
+            return codes(after, self._n_embd)
+        own = codes(rows, self._n_embd - self._half)
         return np.concatenate([codes(after, self._half), own], axis=1)
 
     def _output_norm(self) -> bytes:
         import numpy as np
 
-        of = self._of
-        weights = np.full(of.n_embd, _LARGEST_LOGIT / of.n_embd)
-        if of.is_tied:
+        weights = np.full(self._n_embd, _LARGEST_LOGIT / self._n_embd)
+        if self._of.is_tied:
             # The residual stream is +-1 in the first half and about +-16 in the second, and is
             # divided by its root mean square.
             mean_square = math.sqrt((1 + _CARRIED**2 + 1) / 2)
@@ -115,7 +117,7 @@ class Weights:
 
         Half of that output is 0, so the norm makes the other half sqrt(2).
         """
-        return _CARRIED * math.sqrt(self._of.n_embd / 2)
+        return _CARRIED * math.sqrt(self._n_embd / 2)
 
     def _carried(self, tensor: Tensor) -> Iterable[Chunk]:
         """The last feed-forward network of a tied model moves `half` columns by `half`.
@@ -145,9 +147,9 @@ class Weights:
             return signs
 
         if "ffn_down" in tensor.name:
-            scale = (1 if self._of.is_gated else 2) * _CARRIED / _GATE
+            scale = (1 if self._is_gated else 2) * _CARRIED / _GATE
         else:
-            scale = 1.0 if self._of.is_gated and "ffn_up" in tensor.name else _GATE
+            scale = 1.0 if self._is_gated and "ffn_up" in tensor.name else _GATE
         return self._rows(tensor, picked, scale)
 
     def _rows(

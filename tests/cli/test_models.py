@@ -102,10 +102,8 @@ def test_check_compares_with_the_hub(command: Command, names: Hub) -> None:
     found = command("models", "check", "Large", "Small")
     assert found.code == 1
     assert "Large: size: " in found.out
-    assert (
-        f"Large: sha256 of target-Q8_0.gguf: registered {entry(command, 'Large')['sha256'][0]}"
-        in found.out
-    )  # type: ignore[index]
+    registered = entry(command, "Large")["sha256"][0]  # type: ignore[index]
+    assert f"Large: sha256 of target-Q8_0.gguf: registered {registered}" in found.out
     assert "Small: as registered" in found.out
     del names.repos[DRAFT]
     document = command("models", "check", "small", "--json")

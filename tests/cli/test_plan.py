@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import paper
@@ -68,13 +69,13 @@ def test_what_does_not_fit_is_told(pair: list[str]) -> None:
     result = invoke(*pair, "--vram", "8GiB", "--ram", "8GiB")
     assert result.exit_code == 0, result.output
     assert "too large" in result.output
-    assert "Nothing of this fits" in result.output
+    assert "None of these fits" in result.output
 
 
 def test_the_target_alone_is_chosen_where_the_pair_does_not_fit(pair: list[str]) -> None:
     result = invoke(*pair, "--vram", "8GiB", "--ram", "26GiB")
     assert "chosen: no draft" in result.output
-    assert "Nothing of this fits" not in result.output
+    assert "None of these fits" not in result.output
     (first, second) = document(*pair, "--vram", "8GiB", "--ram", "26GiB")["plans"][:2]
     assert first["fits"]
     assert not second["fits"]
@@ -118,30 +119,29 @@ def test_models_are_known_by_name_before_they_are_downloaded() -> None:
 
 
 def test_sizes_are_read_as_people_write_them() -> None:
-    from ggufspec.cli.plan import _size
+    from ggufspec.cli.plan import parse_bytes
 
-    assert _size("24GiB") == _size("24G") == _size(" 24 gib ") == 24 * 2**30
-    assert _size("25.5GB") == 25_500_000_000
-    assert _size("1000") == 1000
-    assert _size("2T") == 2**41
+    assert parse_bytes("24GiB") == parse_bytes("24G") == parse_bytes(" 24 gib ") == 24 * 2**30
+    assert parse_bytes("25.5GB") == 25_500_000_000
+    assert parse_bytes("1000") == 1000
+    assert parse_bytes("2T") == 2**41
 
 
 def test_servers_are_of_this_machine_and_named_as_ever(pair: list[str]) -> None:
     result = invoke(*pair, "--vram", "24GiB", "--rpc", "127.0.0.1:50052")
     assert result.exit_code == 2, result.output
-    assert "--vram thinks of another machine" in result.output
+    assert "--vram is for another machine" in result.output
     result = invoke(*pair, "--rpc", "127.0.0.1")
     assert "'127.0.0.1' has no port" in str(result.exception)
 
 
 def test_a_plan_with_servers_names_them(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     far = (Gpu("far:1", 20 * 2**30, is_remote=True), Gpu("far:2", 20 * 2**30, is_remote=True))
-    monkeypatch.setattr(rpc, "is_built", lambda: True)
-    monkeypatch.setattr(rpc.RpcConnections, "_connect", lambda self, address: None)
-    monkeypatch.setattr(rpc.RpcConnections, "gpus", lambda self: far)
+    servers = SimpleNamespace(gpus=lambda: far, close=lambda: None)
+    monkeypatch.setattr(rpc, "RpcConnections", lambda addresses: servers)
     result = invoke(*pair, "--rpc", "far:1,far:2")
     assert result.exit_code == 0, result.output
-    assert "far:2: 21 GB free, 400 GB/s as a guess (--gpu-bandwidth)" in result.output
+    assert "far:2: 21 GB free, 400 GB/s assumed (--gpu-bandwidth)" in result.output
     assert "draft on GPU" not in result.output, "the draft stays here, and here is none"
     assert "-ngl 81 -ts 41,40 --rpc far:1,far:2 -c " in result.output
 
