@@ -31,17 +31,19 @@ from ggufspec.cli.options import (
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.run import check_needs_no_draft, check_rule
 from ggufspec.cli.sampling_options import sampling_options, to_generate
+from ggufspec.cli.sections import SectionedCommand
 
 if TYPE_CHECKING:
-    from ggufspec.batch.prompts import Prompt
-    from ggufspec.batch.results import Results
-    from ggufspec.batch.run import News, Plan, Start
+    from ggufspec.batch.process import StartWorker
+    from ggufspec.batch.results import BatchResults
+    from ggufspec.batch.run import BatchEvent, BatchPlan
+    from ggufspec.common.prompts import Prompt
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _NOT_OF_THE_TEXT = ("n_threads", "n_threads_draft", "mmap")  # how fast, and where from
 
 
-@click.command(name="batch", short_help="Answer a file of prompts by several processes.")
+@click.command(name="batch", cls=SectionedCommand)
 @click.argument("prompt_file", metavar="PROMPTS", type=click.Path(path_type=Path))
 @click.option(
     "-o",
@@ -195,9 +197,9 @@ def command(
         "stop": list(stop),
         "ignore_eos": ignore_eos,
     }
-    from ggufspec.batch.prompts import parse_prompts
-    from ggufspec.batch.run import Plan
+    from ggufspec.batch.run import BatchPlan
     from ggufspec.batch.settings import as_json
+    from ggufspec.common.prompts import parse_prompts
     from ggufspec.engine.options import CheckedOptions
 
     CheckedOptions.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known at once
@@ -209,7 +211,7 @@ def command(
         check(address)
     prompts = parse_prompts(read_prompt_file(prompt_file), str(prompt_file))[:limit]
     target_path, draft_path = find_models(target, draft, offline=offline)
-    plan = Plan(
+    plan = BatchPlan(
         target=str(target_path),
         draft=None if draft_path is None else str(draft_path),
         load=as_json(load_settings),
@@ -223,7 +225,9 @@ def command(
         verbose=verbose,
     )
     with (
-        closing(_results(plan, prompts, output, resume=resume, again=retry_failed)) as results,
+        closing(
+            _results(plan, prompts, output, resume=resume, retry_failed=retry_failed)
+        ) as results,
         _processes(plan, address, n_gpus) as start,
     ):
         is_finished = _write(prompts, plan, results, start)
@@ -231,12 +235,13 @@ def command(
 
 
 def _results(
-    plan: Plan, prompts: Sequence[Prompt], output: Path, *, resume: bool, again: bool
-) -> Results:
+    plan: BatchPlan, prompts: Sequence[Prompt], output: Path, *, resume: bool, retry_failed: bool
+) -> BatchResults:
     """Where records go. Raises GgufspecError before anything is loaded."""
-    from ggufspec.batch.prompts import digest
-    from ggufspec.batch.results import FileResults, StreamResults, is_stream
+    from ggufspec.batch.results import FileResults, StreamResults
     from ggufspec.batch.settings import model_identity
+    from ggufspec.common.files import is_stream
+    from ggufspec.common.prompts import digest
 
     load = {name: each for name, each in plan.load.items() if name not in _NOT_OF_THE_TEXT}
     settings = {
@@ -251,18 +256,18 @@ def _results(
         **load,
     }
     if str(output) != "-" and not is_stream(output):
-        return FileResults(output, settings, len(prompts), resume=resume, again=again)
+        return FileResults(output, settings, len(prompts), resume=resume, retry_failed=retry_failed)
     if resume:
         raise click.UsageError("--resume needs a file to go on with: name it with -o")
     stream = sys.stdout.buffer if str(output) == "-" else output.open("wb")
-    return StreamResults(stream, settings, len(prompts))
+    return StreamResults(stream, settings)
 
 
 @contextmanager
-def _processes(plan: Plan, address: str | None, n_gpus: float) -> Iterator[Start]:
+def _processes(plan: BatchPlan, address: str | None, n_gpus: float) -> Iterator[StartWorker]:
     """How those of workers are started: on this machine, or on the cluster of that address."""
     if address is None:
-        from ggufspec.batch.pool import LocalProcess
+        from ggufspec.batch.process import LocalProcess
 
         yield LocalProcess
         return
@@ -275,7 +280,9 @@ def _processes(plan: Plan, address: str | None, n_gpus: float) -> Iterator[Start
         yield start
 
 
-def _write(prompts: Sequence[Prompt], plan: Plan, results: Results, start: Start) -> bool:
+def _write(
+    prompts: Sequence[Prompt], plan: BatchPlan, results: BatchResults, start: StartWorker
+) -> bool:
     """Have all prompts answered that are not yet; False where somebody stopped it."""
     from ggufspec.batch.run import Batch
 
@@ -284,18 +291,20 @@ def _write(prompts: Sequence[Prompt], plan: Plan, results: Results, start: Start
         click.echo(f"ggufspec: {n_before:,} of {len(prompts):,} prompts are done already", err=True)
     with late_bars() as bars:
         shown = _Shown(bars, n_before, len(prompts), verbose=plan.verbose)
-        batch = Batch(prompts, plan, results, shown.hear, start)
+        batch = Batch(prompts, plan, results, shown.show, start)
         with _stopped_by_signals(batch.stop):
             is_finished = batch.run()
     shown.tell_speed()
     return is_finished
 
 
-def _end(prompts: Sequence[Prompt], results: Results, output: Path, *, is_finished: bool) -> int:
+def _end(
+    prompts: Sequence[Prompt], results: BatchResults, output: Path, *, is_finished: bool
+) -> int:
     """Totals, and what to do about what is missing; the exit code."""
-    from ggufspec.batch.totals import totals
+    from ggufspec.batch.results import BatchTotals
 
-    done = totals(results.records.values())
+    done = BatchTotals.of(results.records.values())
     parts = [f"{done.n_prompts:,} of {len(prompts):,} prompts", f"{done.n_failed:,} failed"]
     if done.n_retried:
         parts.append(f"{done.n_retried:,} tried again")
@@ -326,27 +335,27 @@ class _Shown:
         self._placements: set[str] = set()
         self._started = self._talked = monotonic()
 
-    def hear(self, news: News) -> None:
-        """Something happened."""
-        where = f"{news.pid} on {news.node}" if news.node else f"{news.pid}"
-        who = f"process {news.worker} ({where})" if news.pid else f"process {news.worker}"
-        which = "" if news.index is None else f" prompt {news.index + 1}"
-        if news.what == "ready":
+    def show(self, event: BatchEvent) -> None:
+        """Show an event."""
+        where = f"{event.pid} on {event.node}" if event.node else f"{event.pid}"
+        who = f"process {event.worker} ({where})" if event.pid else f"process {event.worker}"
+        which = "" if event.index is None else f" prompt {event.index + 1}"
+        if event.what == "ready":
             if not self._n_here:
                 self._started = monotonic()  # loading is not writing
-            self._tell_placement(news.why)
+            self._tell_placement(event.reason)
             self._say(f"{who} is ready", only_if_verbose=True)
-        elif news.what == "waiting":
-            self._say(f"{who} {news.why}")
-        elif news.what == "begun":
+        elif event.what == "waiting":
+            self._say(f"{who} {event.reason}")
+        elif event.what == "begun":
             self._say(f"{who} begins{which}", only_if_verbose=True)
-        elif news.what == "died":
-            end = "; trying again" if news.again else "; giving it up" if which else ""
-            self._say(f"{which.strip() or who}: {news.why}{end}")
-        elif news.what == "lost":
-            self._say(f"{who} cannot be started again: {news.why}; going on without it")
-        elif news.record is not None:
-            self._count(news.record)
+        elif event.what == "ended":
+            end = "; trying again" if event.will_retry else "; giving it up" if which else ""
+            self._say(f"{which.strip() or who}: {event.reason}{end}")
+        elif event.what == "lost":
+            self._say(f"{who} cannot be started again: {event.reason}; going on without it")
+        elif event.record is not None:
+            self._count(event.record)
 
     def tell_speed(self) -> None:
         """How fast it went, all processes together."""

@@ -38,6 +38,7 @@ from ggufspec.cli.options import (
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.run import as_wanted, check_needs_no_draft, check_rule, read_prompt, was_given
 from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
+from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ _PROMPT = PROMPTS[2]
 _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 
 
-@click.command(name="compare", short_help="Plain and speculative decoding side by side: a race.")
+@click.command(name="compare", cls=SectionedCommand)
 @target_option(required=False)
 @draft_option("without one, only the text so far drafts")
 @offline_option
@@ -213,10 +214,9 @@ def _find(
     """The files of the pair."""
     if target is not None:
         return find_models(target, draft, offline=offline)
-    from ggufspec.standin import embedded
+    from ggufspec.standin.embedded import embedded_draft
 
-    stand_in_path = stand_in(embedded.parse_size(size), cache_dir or embedded.default_cache_dir())
-    return stand_in_path, embedded.embedded_draft()
+    return stand_in(size, cache_dir), embedded_draft()
 
 
 def _run(engine: Engine, text: str, prompt: str | list[int], settings: dict[str, Any]) -> Race:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,12 @@ from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.options import color_option, draft_n_option, room_for, show_log, verbose_option
 from ggufspec.cli.progress import late_bars
 from ggufspec.cli.run import Run, generate
+from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
     from ggufspec.engine.engine import Engine
-    from ggufspec.standin.embedded import PaddedShape
 
 PROMPTS = (
     "The prince looked at her and",
@@ -47,7 +47,7 @@ cache_dir_option = click.option(
 )
 
 
-@click.command(name="demo", short_help="Watch a large model write with a small one's help.")
+@click.command(name="demo", cls=SectionedCommand)
 @size_option
 @draft_n_option
 @click.option(
@@ -103,11 +103,11 @@ def command(
     --size parameters (a stand-in: it writes no better), is run with and without its 1.5 M draft.
     """
     from ggufspec.engine.load import load
-    from ggufspec.standin import embedded
+    from ggufspec.standin import padded
+    from ggufspec.standin.embedded import embedded_draft
 
     show_log(verbose)
-    n_params = embedded.parse_size(size)
-    target = stand_in(n_params, cache_dir or embedded.default_cache_dir())
+    target = stand_in(size, cache_dir)
     settings: dict[str, Any] = {
         "max_tokens": max_tokens,
         "n_draft": n_draft,
@@ -116,13 +116,10 @@ def command(
         "ignore_eos": True,
     }
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
-    with load(
-        target, embedded.embedded_draft(), n_threads=n_threads, **room_for(n_draft)
-    ) as engine:
+    with load(target, embedded_draft(), n_threads=n_threads, **room_for(n_draft)) as engine:
         pairs, interrupted = _perform(engine, list(PROMPTS) * runs, settings, writer)
     if pairs:
-        shape = embedded.plan_shape(n_params)
-        document = _document(pairs, shape, target, {**settings, "runs": runs})
+        document = _document(pairs, padded.parse_size(size), target, {**settings, "runs": runs})
         if as_json:
             render.echo_json(document)
         else:
@@ -130,24 +127,25 @@ def command(
     return INTERRUPTED if interrupted else 0
 
 
-def stand_in(n_params: int, folder: Path) -> Path:
+def stand_in(size: str, cache_dir: Path | None) -> Path:
     """The padded target, written first if it is not there yet."""
-    from ggufspec.standin import embedded
+    from ggufspec.common.files import default_cache_dir
+    from ggufspec.standin import padded
 
-    shape = embedded.plan_shape(n_params)
+    n_params, folder = padded.parse_size(size), cache_dir or default_cache_dir()
+    dimensions, file = padded.plan_dimensions(n_params), padded.padded_file(n_params)
     _talk(
         f"The large model is a stand-in: a model of {_EMBEDDED_PARAMS} M parameters, trained on "
-        f"old novels, padded with zeros\nto the cost of {shape.n_params / 1e6:,.0f} M "
-        f"({shape.n_layer} layers, width {shape.n_embd}). It writes what the small one "
+        f"old novels, padded with zeros\nto the cost of {file.n_params / 1e6:,.0f} M "
+        f"({dimensions.n_layers} layers, width {dimensions.n_embd}). It writes what the small one "
         "would, only slower.\n"
     )
-    found = embedded.cached_target(n_params, folder)
+    found = padded.cached_target(n_params, folder)
     if found is not None:
         return found
-    size = embedded.padded_size(n_params) / 1e6
-    _talk(f"Writing it once: {size:,.0f} MB in {folder} ...")
+    _talk(f"Writing it once: {file.n_bytes / 1e6:,.0f} MB in {folder} ...")
     with late_bars() as bars:
-        return embedded.padded_target(
+        return padded.padded_target(
             n_params, folder, lambda done, of: bars.update("Writing", done, of, unit="bytes")
         )
 
@@ -192,19 +190,21 @@ def _continue(
 
 def _document(
     pairs: list[tuple[Stats, Stats, bool]],
-    shape: PaddedShape,
+    n_params: int,
     target: Path,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    from ggufspec.bench.report import speedups, summarize_runs
+    from ggufspec.standin import padded
 
+    dimensions = padded.plan_dimensions(n_params)
     plain = [pair[0] for pair in pairs]
     speculative = [pair[1] for pair in pairs]
-    ratios = speedups(plain, speculative)
+    rates = [(one.tokens_per_second, two.tokens_per_second) for one, two, _ in pairs]
+    ratios = [two / one for one, two in rates if one > 0]
     return {
         "rows": [
-            asdict(summarize_runs("plain", plain)),
-            asdict(summarize_runs("speculative", speculative)),
+            _row("plain", plain),
+            _row("speculative", speculative),
         ],
         "speedup": median(ratios),
         "speedup_spread": [min(ratios), max(ratios)],
@@ -213,11 +213,32 @@ def _document(
         "stand_in": {
             "path": str(target),
             "n_bytes": target.stat().st_size,
-            "n_params": shape.n_params,
-            **asdict(shape),
+            "n_params": padded.padded_file(n_params).n_params,
+            "n_embd": dimensions.n_embd,
+            "n_layer": dimensions.n_layers,
+            "n_head": dimensions.n_heads,
+            "n_ff": dimensions.n_ff,
         },
         "settings": settings,
         "versions": render.versions(),
+    }
+
+
+def _row(mode: str, runs: Sequence[Stats]) -> dict[str, Any]:
+    """Medians of several texts, and the share of their time outside llama_decode."""
+    from ggufspec.bench.records import Contender, Measurement
+    from ggufspec.bench.summary import summary_of
+
+    texts = [Measurement.of_stats(stats, mode, "", run) for run, stats in enumerate(runs)]
+    row = summary_of(Contender(mode, {}), texts)
+    return {
+        "mode": mode,
+        "n_runs": row.n_texts,
+        "tokens_per_second": row.median,
+        "tokens_per_second_spread": [row.low, row.high],
+        "accepted": row.accepted,
+        "mean_length": row.mean_length,
+        "overhead": median(stats.overhead for stats in runs),
     }
 
 

@@ -61,7 +61,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit."""
-    code = _run()
+    code = run()
     try:
         sys.stdout.flush()
     except OSError:
@@ -70,7 +70,7 @@ def main() -> None:
     sys.exit(code)
 
 
-def _run() -> int:
+def run() -> int:
     _open_closed_streams()
     try:
         result = cli.main(prog_name="ggufspec", standalone_mode=False)

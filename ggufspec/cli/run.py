@@ -33,6 +33,7 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
+from ggufspec.cli.sections import SectionedCommand
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from ggufspec.engine.generation import Completion
 
 
-@click.command(name="run", short_help="Continue a prompt, or answer it.")
+@click.command(name="run", cls=SectionedCommand)
 @target_option()
 @draft_option("without one, only the text so far drafts")
 @offline_option
@@ -201,12 +202,10 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         raise click.UsageError("give the prompt with -p or with -f, not both")
     if prompt is not None:
         return prompt
-    if path is not None and str(path) != "-":
-        data, where = read_prompt_file(path), str(path)
-    else:
-        if sys.stdin.isatty():
-            raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
-        data, where = sys.stdin.buffer.read(), "stdin"
+    where = "stdin" if path is None or str(path) == "-" else str(path)
+    if where == "stdin" and sys.stdin.isatty():
+        raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
+    data = read_prompt_file(path or Path("-"))
     try:
         # Editors and echo end a file with a newline, some begin it with a byte order mark: neither
         # is part of the prompt.

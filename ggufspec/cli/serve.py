@@ -26,6 +26,7 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.run import check_needs_no_draft, check_rule
+from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
@@ -33,7 +34,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
-@click.command(name="serve", short_help="Serve a pair by OpenAI's API, and a page.")
+@click.command(name="serve", cls=SectionedCommand)
 @target_option(required=False)
 @draft_option("without one, only the text so far drafts")
 @offline_option
@@ -95,6 +96,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 )
 @click.option(
     "--max-tokens",
+    "n_tokens_max",
     type=click.IntRange(min=1),
     help="Tokens of a text at most, whatever is asked for. [default: what the context takes]",
 )
@@ -138,7 +140,7 @@ def command(
     n_slots: int,
     max_queue: int,
     timeout: float,
-    max_tokens: int | None,
+    n_tokens_max: int | None,
     max_body: int,
     grace: float,
     verbose: bool,
@@ -187,7 +189,7 @@ def command(
                     cors_origins=cors_origins,
                     hosts=_HOSTS if host in _LOOPBACK and api_key is None else None,
                     n_waiting_max=max_queue,
-                    max_tokens=max_tokens,
+                    max_tokens=n_tokens_max,
                     n_body_bytes=max_body,
                     timeout=timeout,
                     defaults=settings,  # type: ignore[arg-type]
@@ -208,10 +210,9 @@ def _files(
 ) -> tuple[Path, Path | None]:
     if target is not None:
         return find_models(target, draft, offline=offline)
-    from ggufspec.standin import embedded
+    from ggufspec.standin.embedded import embedded_draft
 
-    path = stand_in(embedded.parse_size(size), cache_dir or embedded.default_cache_dir())
-    return path, embedded.embedded_draft()
+    return stand_in(size, cache_dir), embedded_draft()
 
 
 def _show_own_log(verbose: bool) -> None:

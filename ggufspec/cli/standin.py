@@ -11,7 +11,7 @@ from ggufspec.cli.options import a_share
 from ggufspec.cli.progress import late_bars
 
 
-@click.command(name="standin", short_help="Write a file of any model's shape, to try its speed.")
+@click.command(name="standin")
 @click.option(
     "--like",
     required=True,

@@ -19,6 +19,7 @@ from ggufspec.cli.options import (
     verbose_option,
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
+from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _WAYS = {
 }
 
 
-@click.command(name="tune", short_help="Measure what passes cost, and remember what is fastest.")
+@click.command(name="tune", cls=SectionedCommand)
 @target_option(required=False)
 @draft_option("none: the target alone is measured")
 @offline_option

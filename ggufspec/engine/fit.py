@@ -14,9 +14,9 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
-from ggufspec.models.shapes import shape_of
+from ggufspec.models.shape import shape_of
 from ggufspec.placement.memory import VALUE_BYTES
-from ggufspec.placement.plan import Gpu, Machine, Wishes, plan_offload, why
+from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
 _SMALLER = 0.85  # share of the free memory of GPUs that a second attempt plans with
@@ -119,7 +119,7 @@ class Fit:
 
     def _planned(self, machine: Machine) -> LoadOptions:
         options = self._options
-        wishes = Wishes(
+        wishes = PlacementOptions(
             n_ctx=options.n_ctx,
             n_batch=options.n_batch or defaults.N_BATCH,
             type_k=options.type_k,
@@ -144,7 +144,7 @@ class Fit:
             type_v=plan.caches.type_v,
             tensor_split=options.tensor_split or (plan.split if is_split else ()),
             main_gpu=gpu_draft if options.main_gpu is None else options.main_gpu,
-            placement=why(plan, self._target, self._draft, machine),
+            placement=describe(plan, self._target, self._draft, machine),
         )
 
 

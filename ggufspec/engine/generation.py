@@ -165,7 +165,7 @@ class Generation:
             return self._asked
         if n_sharers != self._n_sharers:
             self._n_sharers = n_sharers
-            self._policy.share(n_sharers)
+            self._policy.set_n_sharers(n_sharers)
         try:
             step = next(self._loop, None)
             if step is None:
@@ -187,7 +187,7 @@ class Generation:
             round_ = self._loop.send(scored)
             assert isinstance(round_, Round)
             if isinstance(self._policy, AutoLength):
-                self._policy.clock(round_)
+                self._policy.observe_round(round_)
             self.rounds.append(round_)
             self._write(round_)
             if self.finish_reason is not None:

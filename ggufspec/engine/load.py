@@ -17,8 +17,8 @@ from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.errors import OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
-from ggufspec.llama.profile_key import facts, pair_facts
-from ggufspec.llama.rpc import Servers
+from ggufspec.llama.profile_key import pair_key, profile_key
+from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.vocab import check_same
 from ggufspec.placement.rpc_address import addresses
 
@@ -99,7 +99,7 @@ def load(
         tuned=tuned,
     )
     places = Fit(options)
-    servers = Servers(addresses("rpc", rpc))
+    servers = RpcConnections(addresses("rpc", rpc))
     try:
         places.add(servers.gpus())
         first = places.first()
@@ -115,7 +115,7 @@ def load(
         raise
 
 
-def _load(options: LoadOptions, servers: Servers, progress: LoadProgress | None) -> Engine:
+def _load(options: LoadOptions, servers: RpcConnections, progress: LoadProgress | None) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
     with ExitStack() as stack:
         target_model = Model(
@@ -147,7 +147,7 @@ def _load(options: LoadOptions, servers: Servers, progress: LoadProgress | None)
         )
         found = profile_store.TunedSettings()
         if options.tuned:
-            found = profile_store.settings(pair_facts(target_model, draft_model, shared))
+            found = profile_store.settings(pair_key(target_model, draft_model, shared))
         if options.flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
             shared = replace(shared, flash_attention=found.flash_attention)
         of_target = replace(
@@ -170,12 +170,12 @@ def _load(options: LoadOptions, servers: Servers, progress: LoadProgress | None)
             draft_context = Context(draft_model, of_draft)
             stack.callback(draft_context.close)
         resources = ExitStack()
-        profile = StoredProfile(facts(target_context, draft_context)) if options.tuned else None
+        key = profile_key(target_context, draft_context)
         engine = Engine(
             target_context,
             draft_context,
             n_draft_max=options.n_draft_max,
-            stored_profile=profile,
+            stored_profile=StoredProfile(key) if options.tuned else None,
             placement=options.placement,
             resources=resources,
         )

@@ -15,8 +15,8 @@ from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.generation import Completion, Generation
 from ggufspec.errors import ClosedError, DecodeError
-from ggufspec.llama.context import Part
-from ggufspec.llama.session import Wanted
+from ggufspec.llama.context import BatchPart
+from ggufspec.llama.session import PreparedScore
 
 if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine
@@ -26,6 +26,7 @@ _MOST_WAITED = 0.2  # seconds; a piece is made to take about half of that
 _LEAST_PIECE = 16
 
 Failures = list[tuple[Generation, Exception]]
+Prepared = list[tuple[Generation, PreparedScore]]  # by LlamaSession.prepare
 
 
 class Scheduler:
@@ -139,7 +140,7 @@ class Scheduler:
             else:
                 yield generation, scored
 
-    def _prepared(self, asks: Sequence[tuple[Generation, Ask]]) -> list[tuple[Generation, Wanted]]:
+    def _prepared(self, asks: Sequence[tuple[Generation, Ask]]) -> Prepared:
         """What the generations need of one pass; none where they cannot have one together."""
         if len(asks) < 2 or not self._engine.target.can_share_passes:
             return []
@@ -159,9 +160,9 @@ class Scheduler:
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
         return cost[0] < sum(cost[1:])
 
-    def _decode(self, together: Sequence[tuple[Generation, Wanted]]) -> bool:
+    def _decode(self, together: Prepared) -> bool:
         parts = [
-            Part(generation.session.sequence, wanted.tokens, wanted.n_rows)
+            BatchPart(generation.session.sequence, wanted.tokens, wanted.n_rows)
             for generation, wanted in together
         ]
         start = perf_counter()

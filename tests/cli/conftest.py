@@ -44,7 +44,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         monkeypatch.setattr(sys, "argv", ["ggufspec", *map(str, args)])
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), "utf-8"))
         capfd.readouterr()
-        code = main._run()
+        code = main.run()
         return Result(code, *capfd.readouterr())
 
     return call

@@ -89,7 +89,7 @@ def no_trace(err: str) -> bool:
 )
 def test_help_comes_without_the_heavy_libraries(args: list[str]) -> None:
     told = (
-        "import sys; from ggufspec.cli import main; code = main._run()\n"
+        "import sys; from ggufspec.cli import main; code = main.run()\n"
         "heavy = {'llama_cpp', 'numpy', 'rich', 'gguf', 'jinja2', 'huggingface_hub', 'fastapi'}\n"
         "print(*heavy & {*sys.modules}, file=sys.stderr); sys.exit(code)"
     )

@@ -58,7 +58,7 @@ def test_a_text_with_a_seed_may_draft_as_far_as_the_engine(engine: Engine) -> No
     """The rule of a round has the length of the cost model: it must not be shorter than a draft."""
     engine.generate("hello", seed=1, **SAMPLED)
     policy = engine.profile.policy(1.0, repeats=True, in_blocks=True)
-    assert len(policy.costs.shared(1)) == N_DRAFT_MAX + 1
+    assert len(policy.costs.per_text(1)) == N_DRAFT_MAX + 1
     assert engine.generate("hello", seed=1, **SAMPLED).stats.n_generated == 40
 
 

@@ -109,7 +109,7 @@ def test_the_next_text_starts_with_a_fresh_grammar(pair: Engine) -> None:
         ({"n_draft": True}, "must be a whole number"),
         ({"logit_bias": {5: 1e300}}, "too large"),
         ({"top_p": 1e-60}, "too small"),
-        ({"logit_bias": {-1: 1.0}}, "no such id"),
+        ({"logit_bias": {-1: 1.0}}, "token ids are from 0"),
         ({"ignore_eos": "yes"}, "True or False"),
         ({"draft_temperature": None}, "draft_temperature is None; it must be a number"),
         ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),

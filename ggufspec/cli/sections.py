@@ -1,0 +1,96 @@
+"""Groups the options of `--help` by subject; the few that most people need come first."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import click
+
+# Section titles in the order of --help, each with names of parameters in their order. An option
+# that is listed nowhere comes in the last section.
+_SECTIONS: Final = {
+    "Options": ("preset", "target", "draft", "prompt", "prompt_file", "output", "vram", "port"),
+    "Models": ("offline", "size", "cache_dir", "alias"),
+    "Prompt": ("n_prompts", "limit", "chat", "system"),
+    "Drafting": (
+        *("n_draft", "lengths", "drafter", "drafters", "verify", "rules"),
+        *("draft_temperature", "acceptance"),
+    ),
+    "Text": ("max_tokens", "n_tokens", "stop", "ignore_eos"),
+    "Sampling": (
+        *("temperature", "temperatures", "seed", "top_k", "top_p", "min_p", "typical_p"),
+        *("top_n_sigma", "repeat_last_n", "repeat_penalty", "presence_penalty"),
+        *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
+        *("dry_penalty_last_n", "dry_sequence_breakers", "logit_bias", "samplers"),
+    ),
+    "Constraints": ("grammar", "grammar_file", "json_schema", "json_schema_file"),
+    "Devices and memory": (
+        *("n_gpu_layers", "n_gpu_layers_draft", "tensor_split", "main_gpu", "rpc", "ram"),
+        *("gpu_bandwidth", "ram_bandwidth", "n_threads", "n_threads_draft", "n_ctx", "n_batch"),
+        *("flash_attention", "type_k", "type_v", "mmap"),
+    ),
+    "Server": ("host", "api_key", "cors_origins", "n_slots"),
+    "Processes": ("n_workers", "address", "n_gpus"),
+    "Limits": ("max_queue", "timeout", "n_tokens_max", "max_body", "grace", "n_retries"),
+    "Measurement": (
+        *("n_runs", "runs", "n_warm_up", "depth", "n_most", "alpha", "near_tie", "forgets"),
+        *("against", "llama_bin", "compare"),
+    ),
+    "Output": (
+        *(
+            "form",
+            "json_path",
+            "resume",
+            "retry_failed",
+            "plot_path",
+            "record",
+            "speed",
+            "color",
+            "as_json",
+        ),
+        *("as_json", "verbose", "help"),
+    ),
+}
+_SHORTER: Final = {"INTEGER RANGE": "N", "FLOAT RANGE": "X", "INTEGER": "N", "FLOAT": "X"}
+_FEW: Final = 12  # options that need no sections
+
+
+class SectionedCommand(click.Command):
+    """A command whose --help has sections."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write(self, ctx, formatter)
+
+
+class SectionedGroup(click.Group):
+    """A group whose --help has sections, and whose commands have them too."""
+
+    command_class = SectionedCommand
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        _write(self, ctx, formatter)
+        self.format_commands(ctx, formatter)
+
+
+def _write(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    records = {}
+    for option in command.get_params(ctx):
+        if option.name and (record := option.get_help_record(ctx)) is not None:
+            records[option.name] = (_shortened(record[0]), record[1])
+    if len(records) <= _FEW:
+        with formatter.section("Options"):
+            formatter.write_dl(list(records.values()))
+        return
+    for title, names in _SECTIONS.items():
+        is_last = title == list(_SECTIONS)[-1]
+        listed = [records.pop(name) for name in names if name in records]
+        listed += records.values() if is_last else []
+        if listed:
+            with formatter.section(title):
+                formatter.write_dl(listed)
+
+
+def _shortened(usage: str) -> str:
+    for long, short in _SHORTER.items():
+        usage = usage.replace(long, short)
+    return usage
