@@ -19,17 +19,17 @@ from ggufspec.errors import *  # noqa: F403
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats as Stats
     from ggufspec.engine.engine import Engine as Engine
+    from ggufspec.engine.generation import Chunk as Chunk
+    from ggufspec.engine.generation import Completion as Completion
     from ggufspec.engine.load import load as load
-    from ggufspec.engine.stream import Chunk as Chunk
-    from ggufspec.engine.stream import Completion as Completion
     from ggufspec.engine.stream import Stream as Stream
     from ggufspec.llama.draft_model import DraftModel as DraftModel
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "Chunk": "engine.stream",
-    "Completion": "engine.stream",
+    "Chunk": "engine.generation",
+    "Completion": "engine.generation",
     "DraftModel": "llama.draft_model",
     "Engine": "engine.engine",
     "Stats": "decoding.stats",

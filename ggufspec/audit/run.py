@@ -37,8 +37,11 @@ from ggufspec.audit.statistics import (
     uniform_shift,
 )
 from ggufspec.decoding import verify as rules
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import GenerateOptions
+from ggufspec.engine.generation import Generation
+from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.stream import Stream
 from ggufspec.errors import OptionError, PromptError
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, of)
@@ -151,7 +154,9 @@ class _Audit:
             at = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
             if at is not None:
                 tokens = (plain[at], speculative[at])
-                (rows,) = self._engine.logits([*prompt, *plain[:at]], [tokens[0]], whose="target")
+                (rows,) = scoring.logits(
+                    self._engine, [*prompt, *plain[:at]], [tokens[0]], whose="target"
+                )
                 gap = float(rows[0].max() - rows[0][list(tokens)].min())
                 divergences.append(Divergence(i, at, tokens, gap))
             self._report("Generating at temperature 0", i + 1, len(prompts))
@@ -210,7 +215,8 @@ class _Audit:
         }
         if greedy:
             options["temperature"] = 0.0
-        stream = self._engine.stream(prompt, **options)
+        checked = CheckedOptions.of(options, allow_test_rules=True)
+        stream = Stream(Generation(self._engine, prompt, checked))
         for _ in stream:
             pass
         text = [int(token) for round_ in stream.rounds for token in round_.tokens]
@@ -243,9 +249,9 @@ class _Audit:
         self, prompt: list[int], text: list[int], *, whose: str, n_together: int = 1
     ) -> Iterator[Distribution]:
         """A model's distribution before each token of a text."""
-        sampling = self._engine.sampling(prompt, **self._settings.options)
+        sampling = scoring.sampling(self._engine, prompt, **self._settings.options)
         tokens, at = [*prompt, *text], len(prompt)
-        for piece in self._engine.logits(prompt, text, whose=whose, n_together=n_together):
+        for piece in scoring.logits(self._engine, prompt, text, whose=whose, n_together=n_together):
             ahead = tokens[at : at + len(piece) - 1]
             yield from to_distributions(piece, sampling, tokens[:at], ahead)
             at += len(piece)

@@ -22,9 +22,11 @@ from ggufspec.batch.settings import prompt_seed
 from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
+from ggufspec.engine import scoring
+from ggufspec.engine.calibration import settle
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.generation import Completion
 from ggufspec.engine.load import load
-from ggufspec.engine.stream import Completion
 from ggufspec.engine.text import Message
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
@@ -143,7 +145,7 @@ def _load(task: Mapping[str, Any]) -> Engine:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
     draft = task["draft"] and Path(task["draft"])
     engine = load(Path(task["target"]), draft, **settings)
-    engine.sampling([], **_settings(task))  # invalid settings are reported before any prompt
+    scoring.sampling(engine, [], **_settings(task))  # invalid settings fail before any prompt
     return engine
 
 
@@ -161,8 +163,8 @@ def _profile(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | Non
     for profile in (task["profile"], profile_store.recall(key)):
         if profile is not None:
             with contextlib.suppress(ValueError):
-                return engine.settle(profile)
-    profile = engine.settle()
+                return settle(engine, profile)
+    profile = settle(engine)
     profile_store.remember(key, profile)
     return profile
 

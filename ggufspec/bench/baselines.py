@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ggufspec.bench import llama_server
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram, SpeculativeSimple
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.engine.options import Request
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptError
 from ggufspec.llama import lookup
 from ggufspec.llama.devices import free_memory
@@ -159,7 +159,7 @@ def supported(
     `available`: the options it has; None: all. Raises OptionError, which names the missing ones.
     """
     given: dict[str, Any] = dict(options)
-    request, usual = Request.of(given), Request()  # type: ignore[arg-type]
+    request, usual = CheckedOptions.of(given), CheckedOptions()  # type: ignore[arg-type]
     missing = [each for each in _UNSUPPORTED if getattr(request, each) != getattr(usual, each)]
     breakers = tuple(request.dry_sequence_breakers)
     if available is not None:

@@ -20,6 +20,7 @@ from ggufspec.bench.records import (
     TextKey,
 )
 from ggufspec.common.prompts import Prompt
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.text import Message
 from ggufspec.errors import OptionError, PromptError
@@ -127,7 +128,7 @@ class _Writer:
         self._engine = engine
         self._engines = {"pair": engine}
         if any(contender.model == "draft" for contender in experiment.contenders):
-            self._engines["draft"] = engine.draft_alone()
+            self._engines["draft"] = scoring.draft_alone(engine)
         self._baselines = {baseline.name: baseline for baseline in baselines}
         self._experiment = experiment
         self._progress = progress
@@ -354,7 +355,7 @@ def divergences(engine: Engine, experiment: Experiment, results: BenchResults) -
             prompt = prompts[text.prompt]
             before = [*writer.read(engine, prompt, prompt.turns), *other.tokens[:n_same]]
             engine.forget()
-            row = next(engine.logits(before, [other.tokens[n_same]], whose="target"))[0]
+            row = next(scoring.logits(engine, before, [other.tokens[n_same]], whose="target"))[0]
             margin = abs(float(row[other.tokens[n_same]] - row[text.tokens[n_same]]))
             found.append(Divergence(contender.name, text.prompt, n_same, margin))
     return found

@@ -200,9 +200,9 @@ def command(
     from ggufspec.batch.run import BatchPlan
     from ggufspec.batch.settings import as_json
     from ggufspec.common.prompts import parse_prompts
-    from ggufspec.engine.options import Request
+    from ggufspec.engine.options import CheckedOptions
 
-    Request.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known at once
+    CheckedOptions.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known at once
     if draft is None:
         check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=False)
     if address is not None:

@@ -197,7 +197,7 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
 def _contenders(options: BenchOptions) -> list[Contender]:
     from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT
     from ggufspec.bench.contenders import baseline_contenders, contenders
-    from ggufspec.engine.options import Request
+    from ggufspec.engine.options import CheckedOptions
 
     if "none" in options.drafters:
         raise click.UsageError(
@@ -214,7 +214,7 @@ def _contenders(options: BenchOptions) -> list[Contender]:
         has_draft=options.has_draft,
     )
     for each in made:
-        Request.of(dict(each.options))  # type: ignore[arg-type]  # report errors before loading
+        CheckedOptions.of(dict(each.options))  # type: ignore[arg-type]  # report errors before loading
     if options.against is not None:
         names = [each for each in BASELINES if options.has_draft or each not in NEED_A_DRAFT]
         made += baseline_contenders(names, temperatures=temperatures, sampling=options.sampling)

@@ -156,9 +156,9 @@ def command(
         "stop": stop,
         "ignore_eos": ignore_eos,
     }
-    from ggufspec.engine.options import Request
+    from ggufspec.engine.options import CheckedOptions
 
-    Request.of(settings)  # type: ignore[arg-type]
+    CheckedOptions.of(settings)  # type: ignore[arg-type]
     text = _PROMPT
     if target is not None or any(asked[name] is not None for name in ("prompt", "prompt_file")):
         text = read_prompt(asked["prompt"], asked["prompt_file"])

@@ -18,7 +18,7 @@ import click
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
     from ggufspec.decoding.types import Round
-    from ggufspec.engine.stream import Chunk
+    from ggufspec.engine.generation import Chunk
 
 COLOR_CHOICES = ("auto", "on", "off")
 _GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"

@@ -39,7 +39,7 @@ from ggufspec.errors import PromptError
 if TYPE_CHECKING:
     from ggufspec.decoding.types import Round
     from ggufspec.engine.engine import Engine
-    from ggufspec.engine.stream import Completion
+    from ggufspec.engine.generation import Completion
 
 
 @click.command(name="run", cls=SectionedCommand)
@@ -110,10 +110,10 @@ def command(
         "stop": stop,
         "ignore_eos": ignore_eos,
     }
-    from ggufspec.engine.options import Request
+    from ggufspec.engine.options import CheckedOptions
 
     # What is wrong with them is known before the models are read.
-    Request.of(settings)  # type: ignore[arg-type]
+    CheckedOptions.of(settings)  # type: ignore[arg-type]
     if draft is None:
         check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=compare)
     target_path, draft_path = find_models(target, draft, offline=offline)

@@ -169,11 +169,11 @@ def command(
         "verify": verify,
         "draft_temperature": draft_temperature,
     }
-    from ggufspec.engine.options import Request
+    from ggufspec.engine.options import CheckedOptions
     from ggufspec.server.app import ServerOptions, make_app, make_service
     from ggufspec.server.uvicorn_server import Server, address_of, bind
 
-    Request.of(settings)  # type: ignore[arg-type]
+    CheckedOptions.of(settings)  # type: ignore[arg-type]
     load_settings.update(room_for(n_draft))
     if target is not None and draft is None:
         check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=False)

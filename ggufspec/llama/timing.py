@@ -122,13 +122,20 @@ def time_draft(
 
 
 def measured(
-    target: Context, draft: Context | None, sizes: Sequence[int], progress: Progress | None = None
+    target: Context,
+    draft: Context | None,
+    sizes: Sequence[int],
+    progress: Progress | None = None,
+    *,
+    n_most: int,
+    n_sharers: int,
 ) -> CostModel:
-    """What a pair costs, as far as a short look tells.
+    """The cost model of a pair, from a few passes over each of `sizes` tokens.
 
+    n_most, n_sharers: see CostModel; larger passes than those measured are extrapolated.
     Raises OptionError where the context is smaller than the largest size, DecodeError, ClosedError.
     """
-    costs = CostModel(max(sizes))
+    costs = CostModel(n_most, n_sharers)
     found = time_target(target, sizes, depth=_SHORT, n_repeats=2, progress=progress)
     for size, seconds in found.items():
         costs.observe_target(size, min(seconds))

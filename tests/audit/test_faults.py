@@ -13,7 +13,7 @@ import ggufspec
 from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, Divergence, Greedy, audit
 from ggufspec.decoding import verify
 from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
-from ggufspec.engine import engine
+from ggufspec.engine import generation, scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.standin import embedded as demo
@@ -65,12 +65,12 @@ def test_a_draft_drawn_from_another_distribution_is_found_by_texts(
 
     With seeds 1 to 4, the test of whole texts had its smallest possible p.
     """
-    honest = engine.uniform_streams
+    honest = generation.uniform_streams
 
     def median(seed: int) -> object:
         return honest(seed)[0], lambda n: [0.5] * n
 
-    monkeypatch.setattr(engine, "uniform_streams", median)
+    monkeypatch.setattr(generation, "uniform_streams", median)
     report = audit(embedded, PROMPTS, LARGE)
     assert report.rule is not None
     assert not report.rule.found  # the rule is lossless; its input is not what it claims
@@ -109,15 +109,15 @@ def test_a_rule_that_accepts_everything_is_found_at_temperature_0(
 def test_a_batch_that_computes_something_else_is_found(
     pair: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Engine.logits
+    honest = scoring.logits
 
-    def off(self: Engine, *args: Sequence[int], n_together: int = 1, **how: str) -> object:
-        for rows in honest(self, *args, n_together=n_together, **how):  # type: ignore[arg-type]
+    def off(engine: Engine, *args: Sequence[int], n_together: int = 1, **how: str) -> object:
+        for rows in honest(engine, *args, n_together=n_together, **how):  # type: ignore[arg-type]
             if n_together > 1:
                 rows[:, ::2] += 0.3
             yield rows
 
-    monkeypatch.setattr(Engine, "logits", off)
+    monkeypatch.setattr(scoring, "logits", off)
     report = audit(pair, PROMPTS, SMALL)
     assert report.batch is not None
     assert report.batch.found
@@ -142,7 +142,7 @@ def test_the_gap_of_a_divergence_is_that_of_the_logits(pair: Engine, plant: Plan
     (found,) = audit(
         pair, [[1, 5]], replace(SMALL, options={"temperature": 0.0})
     ).greedy.divergences
-    (row,) = next(pair.logits([1, 5], [0], whose="target"))
+    (row,) = next(scoring.logits(pair, [1, 5], [0], whose="target"))
     assert found.position == 0
     assert found.tokens == (int(row.argmax()), 7)
     assert found.gap == pytest.approx(float(row.max() - row[7]), abs=1e-3)

@@ -13,6 +13,7 @@ from ggufspec.bench.contenders import contenders
 from ggufspec.bench.records import BenchResults, Contender, Measurement, TextKey
 from ggufspec.bench.run import Experiment
 from ggufspec.common.prompts import Prompt
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
@@ -190,7 +191,7 @@ def test_an_engine_that_forgets_reads_anew(engine: Engine) -> None:
 
 
 def test_texts_of_the_pair_and_of_the_draft_alone_may_alternate(engine: Engine) -> None:
-    alone = engine.draft_alone()
+    alone = scoring.draft_alone(engine)
     texts: dict[Engine, set[tuple[int, ...]]] = {engine: set(), alone: set()}
     for _ in range(3):
         for writer, found in texts.items():
@@ -202,4 +203,4 @@ def test_texts_of_the_pair_and_of_the_draft_alone_may_alternate(engine: Engine) 
 
 def test_without_a_draft_none_writes_alone(files: list[Path]) -> None:
     with load(files[0], n_threads=1) as engine, pytest.raises(OptionError, match="no draft"):
-        engine.draft_alone()
+        scoring.draft_alone(engine)

@@ -14,6 +14,8 @@ from time import perf_counter
 from ggufspec.decoding.stats import Stats
 from ggufspec.decoding.types import Scored
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.generation import Generation
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.llama.context import Context
 from ggufspec.llama.timing import FilledContext
 from tests.benchmarks import contender_options
@@ -69,14 +71,14 @@ class Replay:
         options = contender_options.options(
             contender, sampling=sampling, n_tokens=n_tokens, seed=seed
         )
-        stream = self._engine.stream(prompt, **options)
+        tokens = self._engine.tokenize(prompt)
+        text = Generation(self._engine, tokens, CheckedOptions.of(options))  # type: ignore[arg-type]
         before = 0
-        while not stream.is_over:
-            ask = stream.advance()
-            if ask is None:
-                continue
+        while text.is_reading:
+            text.read()
+        while (ask := text.ask()) is not None:
             size = 1 + len(ask.draft)
             seconds = self._rng.choice(self._samples[size, size == before])
-            stream.advance(Scored(stream.session.score(*ask), seconds))
+            text.answer(Scored(text.session.score(*ask), seconds))
             before = size
-        return stream.completion.stats
+        return text.completion.stats

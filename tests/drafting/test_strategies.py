@@ -16,7 +16,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
-from ggufspec.engine.options import Request
+from ggufspec.engine.options import CheckedOptions
 
 N_VOCAB = 30
 LOOP = [3, 4, 5, 6, 7, 8, 9, 10]
@@ -134,8 +134,8 @@ def test_a_grammar_holds_whoever_drafts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("n_draft", ["many", "AUTO", "3", 0, -1, np.int64(0), True, 2.5, None])
 def test_a_length_that_is_none_is_refused(n_draft: object) -> None:
     with pytest.raises(ggufspec.OptionError, match="n_draft is"):
-        Request.of({"n_draft": n_draft})  # type: ignore[typeddict-item]
+        CheckedOptions.of({"n_draft": n_draft})  # type: ignore[typeddict-item]
 
 
 def test_numpys_whole_numbers_are_lengths() -> None:
-    assert Request.of({"n_draft": np.int64(3)}).n_draft == 3  # type: ignore[typeddict-item]
+    assert CheckedOptions.of({"n_draft": np.int64(3)}).n_draft == 3  # type: ignore[typeddict-item]

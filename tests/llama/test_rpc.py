@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -20,8 +19,8 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.engine import load
-from ggufspec.engine.fit import Asked, Placing
+from ggufspec.engine import fit, load
+from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices, rpc
 from ggufspec.llama.model import Model
@@ -132,13 +131,14 @@ def test_a_draft_stays_here(
         ggufspec.load(target, main_gpu=1)
 
 
-def test_the_gpu_of_a_draft_is_counted_among_those_here(target: Path, draft: Path) -> None:
-    asked = Asked(-1, -1, None, 64, "f16", "f16", "auto")
-    places = Placing(target, draft, replace(asked, n_gpu_layers=None))
-    places._gpus = (Gpu("here", 4 * 2**30),)
+def test_the_gpu_of_a_draft_is_counted_among_those_here(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "gpus", lambda: (Gpu("here", 4 * 2**30),))
+    places = Fit(LoadOptions(target, draft, n_batch=64, n_gpu_layers_draft=-1))
     places.add([Gpu("far:1", 4 * 2**30, is_remote=True)] * 2)
     place = places.first()
-    assert place.gpu_draft == 0
+    assert place.main_gpu == 0
     assert tuple(place.tensor_split) == (0, 0, 3)
 
 
