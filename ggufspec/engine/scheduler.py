@@ -1,4 +1,4 @@
-"""Several generations at once: what they ask of the target is one pass, where that is faster.
+"""Advances several generations at once, with common passes of the target where that is faster.
 
 A pass reads the weights once for all of them. No text depends on the others: each has its own slot,
 random numbers and rows of the logits.
@@ -30,7 +30,7 @@ Prepared = list[tuple[Generation, PreparedScore]]  # by LlamaSession.prepare
 
 
 class Scheduler:
-    """Takes generations of one engine further together. `step` may be called from one thread."""
+    """Advances generations of one engine together. Used from one thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
