@@ -145,7 +145,7 @@ def _load(task: Mapping[str, Any]) -> Engine:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
     draft = task["draft"] and Path(task["draft"])
     engine = load(Path(task["target"]), draft, **settings)
-    scoring.sampling(engine, [], **_settings(task))  # invalid settings fail before any prompt
+    scoring.sampling(engine, [], **_settings(task))  # errors before any prompt
     return engine
 
 

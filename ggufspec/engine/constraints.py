@@ -1,4 +1,4 @@
-"""What a request lets be written, by the tokens of a vocabulary: biases, breakers, grammars."""
+"""The sampling of one generation: bans, DRY sequence breakers and grammars, as token ids."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ggufspec.structured.json_schema import gbnf_of_schema
 
 
 def sampling_of(options: CheckedOptions, vocab: Vocab, n_prompt: int) -> Sampling:
-    """The sampling of a request behind `n_prompt` tokens, with what only the vocabulary knows.
+    """The sampling of options, completed with tokens of `vocab`. Raises OptionError.
 
-    Raises OptionError.
+    `n_prompt`: tokens before the text, which a grammar does not apply to.
     """
     sampling = options.sampling
     for token in sampling.logit_bias:
         if not 0 <= token < vocab.n_tokens:
             raise OptionError(
-                f"logit_bias names token {token}; the vocabulary has {vocab.n_tokens:,}"
+                f"logit_bias names token {token}; the vocabulary has {vocab.n_tokens:,} tokens"
             )
     if options.ignore_eos:
         banned = dict.fromkeys(vocab.stop_tokens, -math.inf)
@@ -37,13 +37,13 @@ def sampling_of(options: CheckedOptions, vocab: Vocab, n_prompt: int) -> Samplin
         return sampling
     if not vocab.stop_tokens:
         raise OptionError(
-            "this vocabulary has no token that ends a text, so that none could be complete by "
-            "a grammar; use a model that has one"
+            "this vocabulary has no token that ends a text, so no text could be complete under a "
+            "grammar; use a model that has one"
         )
     grammar = Grammar(vocab, gbnf)
     grammar.begin(n_prompt)
     if not grammar.names_tokens:
-        # They show nothing, so nothing that a grammar asks for is written by them.
+        # Control tokens have no text: they cannot contribute to what the grammar requires.
         silent = dict.fromkeys(vocab.control_tokens, -math.inf)
         sampling = replace(sampling, logit_bias={**silent, **sampling.logit_bias})
     return replace(sampling, grammar=grammar.native)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
 from typing_extensions import Unpack
 
@@ -46,12 +45,12 @@ class Engine:
         self.draft = draft
         self.n_ctx = target.n_ctx
         self.n_draft_max = n_draft_max
+        self.n_slots = target.n_sequences  # texts that can be written at the same time
         # For the modules of this package, which hold the lock while they use them.
         self.lock = EngineLock() if lock is None else lock
         self.slots = Slots(target, draft)
-        n_most, n_sharers = n_draft_max + 1, target.n_sequences
-        known = stored_profile and stored_profile.recall(n_most, n_sharers)
-        self.profile = known or PairProfile(CostModel(n_most, n_sharers))
+        known = stored_profile and stored_profile.recall(n_draft_max + 1, self.n_slots)
+        self.profile = known or PairProfile(CostModel(n_draft_max + 1, self.n_slots))
         self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
         self._stored_profile = stored_profile
         self._resources = resources
@@ -100,11 +99,6 @@ class Engine:
         generations = (generation(i, tokens) for i, tokens in enumerate(all_tokens))
         return Scheduler(self).write_all(generations)
 
-    @property
-    def n_slots(self) -> int:
-        """How many texts can be written at the same time, each in its own slot."""
-        return len(self.slots)
-
     def render(
         self,
         messages: Sequence[Message],
@@ -124,14 +118,8 @@ class Engine:
                 f"{model.path} has no chat template: it is not a chat model. "
                 "Use a plain prompt, or pass a template of your own"
             )
-        bos_text = vocab.special_text(vocab.bos)
-        text = render_chat(
-            template,
-            messages,
-            bos_text=bos_text,
-            eos_text=vocab.special_text(vocab.eos),
-            tools=tools,
-        )
+        bos_text, eos_text = vocab.special_text(vocab.bos), vocab.special_text(vocab.eos)
+        text = render_chat(template, messages, bos_text=bos_text, eos_text=eos_text, tools=tools)
         has_bos = bool(bos_text) and text.startswith(bos_text)
         return vocab.tokenize(text, add_special=not has_bos, parse_special=True)
 
@@ -142,27 +130,25 @@ class Engine:
         Raises PromptError for a prompt that is empty, or that fills the context.
         """
         if isinstance(prompt, str):
-            wanted = "the prompt is empty; give at least one character to continue"
             tokens = (
                 self.vocab.tokenize(prompt, add_special=True, parse_special=True) if prompt else []
             )
+        elif isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+            raise PromptError(
+                f"the prompt is of type {type(prompt).__name__}; give a text, or token ids"
+            )
         else:
-            wanted = "the prompt has no tokens; give at least one to continue"
-            if isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
-                raise PromptError(
-                    f"the prompt is of type {type(prompt).__name__}; give a text, or token ids"
-                )
             try:
                 tokens = [validate.whole("a token of the prompt", token) for token in prompt]
             except OptionError as error:
                 raise PromptError(str(error)) from error
             check_tokens(tokens, self.vocab)
         if not tokens:
-            raise PromptError(wanted)
+            raise PromptError("the prompt is empty; give at least one character or token")
         if len(tokens) >= self.n_ctx:
             raise PromptError(
                 f"the prompt has {len(tokens):,} tokens, the context {self.n_ctx:,}, and at least "
-                "one must be left to write; shorten the prompt, or load with a larger context "
+                "one must be left for the text; shorten the prompt, or load with a larger context "
                 "(n_ctx, -c)"
             )
         return tokens
@@ -201,10 +187,5 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

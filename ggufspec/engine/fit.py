@@ -149,7 +149,7 @@ class Fit:
 
 
 def layers(name: str, value: int | str) -> int | None:
-    """A number of layers, or None for "auto". Raises OptionError."""
+    """A number of layers; None for "auto". Raises OptionError."""
     if value == defaults.N_GPU_LAYERS:
         return None
     if isinstance(value, str):
@@ -168,9 +168,9 @@ class HostSpeed(NamedTuple):
 
 
 def measured_host() -> HostSpeed | None:
-    """From what is remembered of the pair with the largest target; None where there is nothing.
+    """From the stored profile of the pair with the largest target; None where there is none.
 
-    The largest, since small models live in caches.
+    The largest, because small models fit into the processor's caches.
     """
     best: tuple[int, HostSpeed] | None = None
     here = machine()
@@ -190,7 +190,7 @@ def measured_host() -> HostSpeed | None:
 
 
 def _pass_seconds(document: Mapping[str, Any]) -> dict[int, float]:
-    """By size, as a record has them; nothing where it has none that can be trusted."""
+    """Seconds by tokens of a pass, from a stored profile; empty where it is damaged."""
     try:
         costs = CostModel.of_document(document["costs"], _FEW)
     except (KeyError, TypeError, ValueError):

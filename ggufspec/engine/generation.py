@@ -1,6 +1,6 @@
-"""One generation, from a prompt's tokens to the end of the text, taken further step by step.
+"""One generation, from the tokens of a prompt to the end of the text, in steps.
 
-Who takes it further (a Stream alone, a Scheduler several together) is left to others.
+A Stream calls the steps of one generation, a Scheduler those of several.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Generation:
         self.finish_reason: FinishReason | None = None
         self.is_over = False  # no further chunks will be added
         self.is_reading = True  # its prompt is not processed yet
-        self.has_begun = False  # it has a slot,
-        self.session: LlamaSession  # and this is the target's session of it
+        self.has_begun = False  # it has a slot
+        self.session: LlamaSession  # of the target, once it has begun
         self.chunks: deque[Chunk] = deque()  # not taken yet
         self.rounds: list[Round] = []
         self.lock = engine.lock
@@ -236,7 +236,7 @@ class Generation:
         return Completion(text, tokens, self.finish_reason, stats, self._policy.advice())
 
     def _auto_length(self, options: CheckedOptions, *, repeats: bool) -> AutoLength:
-        """A policy from what is known of the pair; one that `repeats` begins as all of its kind."""
+        """The policy of a text; with `repeats`, it starts from the settled costs of the pair."""
         repeats = repeats and (self._temperature > 0 or self._engine.repeats_greedy_texts)
         if repeats:
             calibrate(self._engine, options.progress)

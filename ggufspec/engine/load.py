@@ -170,14 +170,12 @@ def _load(options: LoadOptions, servers: RpcConnections, progress: LoadProgress 
             draft_context = Context(draft_model, of_draft)
             stack.callback(draft_context.close)
         resources = ExitStack()
-        profile = (
-            StoredProfile(profile_key(target_context, draft_context)) if options.tuned else None
-        )
+        key = profile_key(target_context, draft_context)
         engine = Engine(
             target_context,
             draft_context,
             n_draft_max=options.n_draft_max,
-            stored_profile=profile,
+            stored_profile=StoredProfile(key) if options.tuned else None,
             placement=options.placement,
             resources=resources,
         )

@@ -88,27 +88,6 @@ class CheckedOptions:
         return "model" if has_draft else "none"
 
     def __post_init__(self) -> None:
-        self._check_types()
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise OptionError(f"max_tokens is {self.max_tokens}; it must be at least 1")
-        if isinstance(self.n_draft, int) and self.n_draft < 1:
-            raise OptionError(
-                f"n_draft is {self.n_draft}; it must be at least 1, or 'auto'. "
-                "To decode without a draft, choose the drafter 'none'"
-            )
-        rules.rule(self.verify)
-        DraftTemperature(self.sampling.temperature, self.draft_temperature)
-        if self.grammar is not None and self.json_schema is not None:
-            raise OptionError("both a grammar and a JSON schema are given; give one of them")
-        if self.ignore_eos and (self.grammar is not None or self.json_schema is not None):
-            raise OptionError(
-                "ignore_eos bans the tokens that end a text, but a text under a grammar or JSON "
-                "schema has to end; leave one of them out"
-            )
-        if self.seed is not None and self.seed < 0:
-            raise OptionError(f"seed is {self.seed}; it must be 0 or more")
-
-    def _check_types(self) -> None:
         if isinstance(self.n_draft, str):
             if self.n_draft != "auto":
                 raise OptionError(
@@ -116,13 +95,19 @@ class CheckedOptions:
                 )
         else:
             object.__setattr__(self, "n_draft", validate.whole("n_draft", self.n_draft))
-        for name in ("max_tokens", "seed"):
-            if getattr(self, name) is not None:
-                validate.whole(name, getattr(self, name))
+            if self.n_draft < 1:
+                raise OptionError(
+                    f"n_draft is {self.n_draft}; it must be at least 1, or 'auto'. "
+                    "To decode without drafting, use the drafter 'none'"
+                )
+        for name, least in (("max_tokens", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if value is not None and validate.whole(name, value) < least:
+                raise OptionError(f"{name} is {value}; it must be at least {least}")
         for name in ("grammar", "drafter"):
             if getattr(self, name) is not None:
                 validate.text(name, getattr(self, name))
-        validate.text("verify", self.verify)
+        rules.rule(validate.text("verify", self.verify))
         validate.switch("ignore_eos", self.ignore_eos)
         if self.progress is not None and not callable(self.progress):
             raise OptionError(f"progress is {self.progress!r}; it must be a function")
@@ -133,3 +118,11 @@ class CheckedOptions:
         validate.texts("dry_sequence_breakers", self.dry_sequence_breakers)
         if not isinstance(self.stop, str):
             validate.texts("stop", self.stop)
+        DraftTemperature(self.sampling.temperature, self.draft_temperature)
+        if self.grammar is not None and self.json_schema is not None:
+            raise OptionError("both a grammar and a JSON schema are given; give one of them")
+        if self.ignore_eos and (self.grammar is not None or self.json_schema is not None):
+            raise OptionError(
+                "ignore_eos bans the tokens that end a text, but a text under a grammar or JSON "
+                "schema has to end; leave one of them out"
+            )

@@ -1,4 +1,4 @@
-"""Several generations at once: what they ask of the target is one pass, where that is faster.
+"""Advances several generations at once, with common passes of the target where that is faster.
 
 A pass reads the weights once for all of them. No text depends on the others: each has its own slot,
 random numbers and rows of the logits.
@@ -26,10 +26,11 @@ _MOST_WAITED = 0.2  # seconds; a piece is made to take about half of that
 _LEAST_PIECE = 16
 
 Failures = list[tuple[Generation, Exception]]
+Prepared = list[tuple[Generation, PreparedScore]]  # by LlamaSession.prepare
 
 
 class Scheduler:
-    """Takes generations of one engine further together. `step` may be called from one thread."""
+    """Advances generations of one engine together. Used from one thread."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -139,9 +140,7 @@ class Scheduler:
             else:
                 yield generation, scored
 
-    def _prepared(
-        self, asks: Sequence[tuple[Generation, Ask]]
-    ) -> list[tuple[Generation, PreparedScore]]:
+    def _prepared(self, asks: Sequence[tuple[Generation, Ask]]) -> Prepared:
         """What the generations need of one pass; none where they cannot have one together."""
         if len(asks) < 2 or not self._engine.target.can_share_passes:
             return []
@@ -161,7 +160,7 @@ class Scheduler:
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
         return cost[0] < sum(cost[1:])
 
-    def _decode(self, together: Sequence[tuple[Generation, PreparedScore]]) -> bool:
+    def _decode(self, together: Prepared) -> bool:
         parts = [
             BatchPart(generation.session.sequence, wanted.tokens, wanted.n_rows)
             for generation, wanted in together

@@ -47,7 +47,7 @@ class Slots:
             for i in range(target.n_sequences)
         ]
         self._can_borrow = target.can_share_passes
-        self._clock = count(1)
+        self.clock = count(1)  # of used_at
 
     def __len__(self) -> int:
         return len(self._all)
@@ -77,14 +77,9 @@ class Slots:
             chosen = min(free, key=lambda slot: slot.used_at)
             if self._can_borrow and not n_users:
                 self._borrow(chosen, tokens)
-        chosen.used_at = next(self._clock)
+        chosen.used_at = next(self.clock)
         chosen.leases.add(lease)
         return chosen
-
-    def leave(self, lease: SlotLease, slot: Slot) -> None:
-        """A generation has ended."""
-        slot.leases.discard(lease)
-        slot.used_at = next(self._clock)
 
     def nearest(self, tokens: Sequence[int]) -> Slot:
         """The slot that holds the longest beginning of a text."""
@@ -129,7 +124,8 @@ class SlotLease:
         """The generation has ended. Twice is fine."""
         slot, self._slot = self._slot, None
         if slot is not None:
-            self._slots.leave(self, slot)
+            slot.leases.discard(self)
+            slot.used_at = next(self._slots.clock)
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """The draft's logits: see decoding.types.Session."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 
 from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Round
@@ -75,10 +74,5 @@ class Stream(Iterator[Chunk]):
     def __enter__(self) -> Stream:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()

@@ -1,4 +1,4 @@
-"""Bytes of tokens -> text, and messages -> prompt. Knows UTF-8, stop strings, Jinja; no logits."""
+"""Bytes of tokens to text, with stop strings; and chat messages to a prompt."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ggufspec.errors import OptionError, PromptError
 
-Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and what else a template may know
+Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and other keys that a template uses
 
 
 class TextStream:
     """Turns the bytes of tokens into text as they come.
 
-    Holds back what could still become something else: the first bytes of a character, the first
-    letters of a stop string. `stopped` turns true when a stop string is complete; it and all
-    behind it is never given out.
+    Holds back what is not certain yet: the first bytes of a character, and text that may be the
+    start of a stop string. `stopped` becomes true when a stop string is complete; it and all text
+    after it is never returned.
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         if "" in stop:
-            raise OptionError("a stop string is empty; it would stop before the first letter")
+            raise OptionError("a stop string is empty; give at least one character")
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
@@ -37,7 +37,7 @@ class TextStream:
         return self._release(self._decoder.decode(data))
 
     def finish(self) -> str:
-        """What was still held back; a broken character becomes U+FFFD."""
+        """The text that was still held back; a broken character becomes U+FFFD."""
         if self.stopped:
             return ""
         text = self._release(self._decoder.decode(b"", final=True))
@@ -62,7 +62,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many letters at the end of `text` begin `stop`."""
+    """How many characters at the end of `text` are the start of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 

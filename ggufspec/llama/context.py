@@ -173,7 +173,8 @@ class Context:
         return self._pointer
 
     def _open(self) -> _native.Context:
-        self.pointer  # noqa: B018  (raises if closed)
+        if self._pointer is None:
+            self.pointer  # noqa: B018  (raises)
         return self._native
 
     def n_cells(self, sequence: int = 0) -> int:

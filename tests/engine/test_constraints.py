@@ -146,7 +146,7 @@ def test_a_vocabulary_without_an_end_is_refused_under_a_grammar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ggufspec.load(tiny.write_llama(tmp_path / "m.gguf"), n_threads=1) as engine:
-        monkeypatch.setitem(engine.vocab.__dict__, "stop_tokens", frozenset())
+        monkeypatch.setattr(engine.vocab, "stop_tokens", frozenset())
         with pytest.raises(OptionError, match="no token that ends a text"):
             engine.generate("a", grammar='root ::= "a"')
 

@@ -269,7 +269,7 @@ def test_streams_in_several_threads_take_turns(pair: Engine) -> None:
     assert [found[i] for i in range(4)] == expected
 
 
-def test_a_stream_that_is_left_behind_disturbs_nobody(pair: Engine) -> None:
+def test_an_abandoned_stream_does_not_disturb_others(pair: Engine) -> None:
     expected = pair.generate(PROMPTS[2], max_tokens=20, temperature=0).tokens
     abandoned = pair.stream(PROMPTS[5], temperature=1, seed=0)
     next(abandoned)
