@@ -1,4 +1,4 @@
-"""The loop: propose, score, judge, learn. Token ids only; no text, no cache, no progress.
+"""The decoding loop: draft, score with the target, verify, learn; on token ids only.
 
 Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.org/abs/2302.01318
 """
@@ -15,7 +15,7 @@ Steps = Generator[Ask | Round, Scored | None, None]  # each Ask is answered, the
 
 
 def timed(score: Callable[[Sequence[int], Sequence[int]], Logits], ask: Ask) -> Scored:
-    """The answer to an Ask of a text that has its passes to itself."""
+    """The answer to an Ask of a text that shares its passes with no other."""
     start = perf_counter()
     logits = score(ask.tokens, ask.draft)
     return Scored(logits, perf_counter() - start)

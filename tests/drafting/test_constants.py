@@ -39,7 +39,7 @@ def test_no_other_module_has_tuned_numbers(path: Path) -> None:
 def test_the_table_has_the_constants_of_the_extension() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in NATIVE)
     pattern = r"constexpr (?:double|size_t|int|uint64_t) (k\w+) = ([\w.-]+);"
-    found = {name: value for name, value in re.findall(pattern, text)}
+    found = dict(re.findall(pattern, text))
     tuned = {name: float(v) for name, v in found.items() if name not in NOT_TUNED_NATIVE}
     tuned.pop("kSpansN", None)
     assert tuned == constants.NATIVE
