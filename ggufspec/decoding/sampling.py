@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -24,7 +25,23 @@ _REFUSED = {
     "infill": "infill merges tokens by their texts",
 }
 
-
+_ABOVE_0, _FINITE, _INT32 = sys.float_info.min, sys.float_info.max, 2**31 - 1
+_RANGES = {
+    "temperature": (0, _FINITE, "0 (greedy) or more, and finite"),
+    "top_k": (0, _INT32, f"0 (off) or up to {_INT32}"),
+    "top_p": (_ABOVE_0, 1, "above 0 and at most 1 (off)"),
+    "min_p": (0, 1, "from 0 (off) to 1"),
+    "typical_p": (_ABOVE_0, 1, "above 0 and at most 1 (off)"),
+    "top_n_sigma": (-_FINITE, _FINITE, "finite; 0 or less is off"),
+    "repeat_last_n": (-1, _INT32, "-1 (all), 0 (off) or more"),
+    "repeat_penalty": (_ABOVE_0, _FINITE, "above 0 (1 is off) and finite"),
+    "frequency_penalty": (-_FINITE, _FINITE, "finite; 0 is off"),
+    "presence_penalty": (-_FINITE, _FINITE, "finite; 0 is off"),
+    "dry_multiplier": (0, _FINITE, "0 (off) or more, and finite"),
+    "dry_base": (1, _FINITE, "1 or more, and finite"),
+    "dry_allowed_length": (0, _INT32, "0 or more"),
+    "dry_penalty_last_n": (-1, _INT32, "-1 (all), 0 (off) or more"),
+}
 _CHECKS: dict[str, Callable[[str, object], object]] = {
     "float": validate.number32,
     "int": validate.whole,
@@ -96,42 +113,10 @@ class Sampling:
             if check is not None:
                 checked = check(field_.name, getattr(self, field_.name))
                 object.__setattr__(self, field_.name, checked)
-        most = 2**31 - 1
-        finite = math.isfinite
-        for name, holds, wanted in (
-            (
-                "temperature",
-                finite(self.temperature) and self.temperature >= 0,
-                "0 (greedy) or more",
-            ),
-            ("top_k", 0 <= self.top_k <= most, f"0 (off) or up to {most}"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
-            ("min_p", 0 <= self.min_p <= 1, "from 0 (off) to 1"),
-            ("typical_p", 0 < self.typical_p <= 1, "above 0 and at most 1 (off)"),
-            ("top_n_sigma", finite(self.top_n_sigma), "finite; 0 or less is off"),
-            ("repeat_last_n", -1 <= self.repeat_last_n <= most, "-1 (all), 0 (off) or more"),
-            (
-                "repeat_penalty",
-                finite(self.repeat_penalty) and self.repeat_penalty > 0,
-                "above 0 (1 is off) and finite",
-            ),
-            ("frequency_penalty", finite(self.frequency_penalty), "finite; 0 is off"),
-            ("presence_penalty", finite(self.presence_penalty), "finite; 0 is off"),
-            (
-                "dry_multiplier",
-                finite(self.dry_multiplier) and self.dry_multiplier >= 0,
-                "0 (off) or more, and finite",
-            ),
-            ("dry_base", finite(self.dry_base) and self.dry_base >= 1, "1 or more, and finite"),
-            ("dry_allowed_length", 0 <= self.dry_allowed_length <= most, "0 or more"),
-            (
-                "dry_penalty_last_n",
-                -1 <= self.dry_penalty_last_n <= most,
-                "-1 (all), 0 (off) or more",
-            ),
-        ):
-            if not holds:
-                raise OptionError(f"{name} is {getattr(self, name)}; it must be {wanted}")
+        for name, (least, most, wanted) in _RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise OptionError(f"{name} is {value}; it must be {wanted}")
         for token, bias in self.logit_bias.items():
             if math.isnan(bias) or bias == math.inf:
                 raise OptionError(
@@ -143,8 +128,8 @@ class Sampling:
         for name in self.samplers:
             if name in _REFUSED:
                 raise OptionError(
-                    f"the sampler {name!r} cannot be used: {_REFUSED[name]}, so it does not "
-                    "define a distribution to verify drafts with; leave it out"
+                    f"the sampler {name!r} cannot be used: {_REFUSED[name]}, so it "
+                    "defines no distribution to verify drafts with; leave it out"
                 )
             if name not in defaults.SAMPLERS:
                 raise OptionError(
