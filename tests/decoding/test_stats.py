@@ -9,7 +9,7 @@ from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Round
 
 
-def turn(n_drafted: int, n_accepted: int) -> Round:
+def round_(n_drafted: int, n_accepted: int) -> Round:
     return Round([0] * (n_accepted + 1), n_drafted, n_accepted, 0.25, 0.5, 0.125)
 
 
@@ -18,7 +18,7 @@ def stats(rounds: list[Round], seconds: float = 4.0) -> Stats:
         rounds,
         n_prompt=5,
         n_prompt_reused=2,
-        n_generated=sum(len(turn.tokens) for turn in rounds),
+        n_generated=sum(len(round_.tokens) for round_ in rounds),
         prompt_seconds=1.0,
         generation_seconds=seconds,
         decode_seconds=2.0,
@@ -26,7 +26,7 @@ def stats(rounds: list[Round], seconds: float = 4.0) -> Stats:
 
 
 def test_counts_and_seconds_add_up() -> None:
-    found = stats([turn(3, 3), turn(3, 0), turn(1, 1), turn(0, 0)])
+    found = stats([round_(3, 3), round_(3, 0), round_(1, 1), round_(0, 0)])
     assert (found.n_rounds, found.n_generated, found.n_drafted, found.n_accepted) == (4, 8, 7, 4)
     assert found.drafted_by_position == (3, 2, 2)
     assert found.accepted_by_position == (2, 1, 1)
@@ -50,8 +50,8 @@ def test_nothing_generated_divides_by_nothing() -> None:
 
 
 def test_a_row_tells_medians_and_the_spread() -> None:
-    plain = [stats([turn(0, 0)] * 4, seconds) for seconds in (4.0, 16.0, 8.0)]
-    fast = [stats([turn(3, 3)] * 2, seconds) for seconds in (4.0, 4.0, 2.0)]
+    plain = [stats([round_(0, 0)] * 4, seconds) for seconds in (4.0, 16.0, 8.0)]
+    fast = [stats([round_(3, 3)] * 2, seconds) for seconds in (4.0, 4.0, 2.0)]
     row = summarize_runs("plain", plain)
     assert (row.tokens_per_second, row.tokens_per_second_spread) == (0.5, (0.25, 1.0))
     assert row.accepted is None
