@@ -125,4 +125,5 @@ NATIVE: Final = {
     "kMostMatch": 32,  # tokens compared; a longer match says no more [judgement]
     "kMostSources": 32,  # earlier occurrences examined, per length of runs [limit on time]
     "kMostPredicted": 1024,  # tokens of a prediction [limit]
+    "kMostWeight": 2,  # limit of importance weights, for the draft temperature [judgement]
 }
