@@ -378,7 +378,7 @@ def test_what_a_text_teaches_the_next_one_knows(
         monkeypatch.setattr(fresh, "stream", lambda *a, **k: made.append(real(*a, **k)) or made[-1])
         options = {**LENGTHS, "n_draft": "auto", "drafter": "model", "seed": None}
         fresh.generate_batch(PROMPTS, **options)
-    began_blindly = [any("not known" in turn.why for turn in each.rounds) for each in made]
+    began_blindly = [any("not been measured" in turn.why for turn in each.rounds) for each in made]
     assert began_blindly[:2] == [True, True]
     assert not any(began_blindly[4:])
 
