@@ -1,4 +1,4 @@
-// Types, shapes and the GIL. No arithmetic.
+// Python bindings: types, shapes and the GIL; no arithmetic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -88,7 +88,7 @@ void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & s
 struct Rows {
     std::vector<ggufspec::Row> rows;
     size_t n = 0, n_vocab;
-    bool has_declined = false;  // behind the last of them lies one that nobody wanted to draw from
+    bool has_declined = false;  // the row after the last was computed, but not drawn from
     ConstMatrix logits;
 
     Rows(size_t n_most, size_t n_vocab) : rows(n_most), n_vocab(n_vocab) { require(n_vocab > 0, "Rows: a row has no tokens"); }
@@ -126,7 +126,7 @@ struct Rows {
             for (size_t i = 0; i < n_new && bad_row == n_new; i++) {
                 const ggufspec::Text before{seen.data(), window != 0 ? n_seen + i : 0};
                 if (rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, grammar, keep)) continue;
-                // Behind a drafted token that leads nowhere, nothing can be drawn: a matter for who accepts it.
+                // After a drafted token that the grammar forbids nothing can be drawn; an error only if it is accepted.
                 if (grammar && i > 0) rows[n + i] = ggufspec::Row::certain(-1);
                 else bad_row = i;
             }
@@ -325,8 +325,8 @@ ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-    m.doc() = "Sampling, verification and KV truncation, on plain rows of floats.";
-    nb::class_<ggufspec::Sampling>(m, "Sampling", "What turns logits into a distribution.")
+    m.doc() = "Sampling, verification, draft length, n-grams, batches and grammars.";
+    nb::class_<ggufspec::Sampling>(m, "Sampling", "How logits become a distribution.")
         .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
              "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a,
              "presence_penalty"_a, "dry_multiplier"_a, "dry_base"_a, "dry_allowed_length"_a, "dry_last_n"_a,
@@ -344,7 +344,7 @@ NB_MODULE(_native, m) {
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "grammar"_a.none(),
             "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
-            "The logits are read where they lie, then and later: the rows are valid as long as they are.")
+            "The logits are read in place, then and later: the rows are valid as long as they are.")
         .def(
             "append",
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, ggufspec::Grammar * grammar) {
@@ -393,9 +393,9 @@ NB_MODULE(_native, m) {
                 require(j < draft.n + draft.has_declined, "overlap: the draft has no such row");
                 return self.at(i).overlap(1.0f, draft.rows[j]);
             },
-            "i"_a, "draft"_a, "j"_a, "The chance that a token from row j of a draft stands before row i of its target.")
+            "i"_a, "draft"_a, "j"_a, "The probability that a token drawn from row j of a draft is accepted by row i of its target.")
         .def_prop_ro("has_declined", [](const Rows & self) { return self.has_declined; },
-                     "Whether overlap knows a row behind the last: see draw.")
+                     "Whether overlap can read a row after the last: see draw.")
         .def(
             "of",
             [](const Rows & self, size_t i, int32_t token) {
@@ -404,7 +404,7 @@ NB_MODULE(_native, m) {
             },
             "i"_a, "token"_a, "The probability of a token in row i.")
         .def("pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
-             "Draw a token from row i with a uniform in [0, 1); -1 where a grammar lets nothing follow.");
+             "Draw a token from row i with a uniform in [0, 1); -1 if the grammar allows none.");
     m.def(
         "gap",
         [](ConstMatrix logits, size_t i) {
@@ -415,14 +415,14 @@ NB_MODULE(_native, m) {
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as what lies there is.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
-          "Judge by equality with the target's own draws: (n_accepted, next_token).");
+          "Verify by equality with the target's own draws: (n_accepted, next_token).");
     m.def("rejection", &verdict<ggufspec::rejection>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
-          "Judge by token-wise rejection sampling: (n_accepted, next_token).");
+          "Verify by token-wise rejection sampling: (n_accepted, next_token).");
     m.def("block", &verdict<ggufspec::block>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
-          "Judge by block verification: (n_accepted, next_token).");
+          "Verify by block verification: (n_accepted, next_token).");
     m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
-          "What the block rule would keep, on average, of the first `horizon` tokens if the draft had had each of these\n"
-          "temperatures: estimates from the tokens that it drew.");
+          "How many of the first `horizon` tokens block verification would accept, on average, if the draft had been drawn\n"
+          "at each of these temperatures: estimated from the tokens that were drawn.");
     nb::class_<ggufspec::LengthRule>(m, "LengthRule", "When one round of drafting stops: see native/draft_length.h. Before the first update, at n_max.")
         .def(
             "__init__",
@@ -505,7 +505,7 @@ NB_MODULE(_native, m) {
     nb::class_<ggufspec::Grammar>(m, "Grammar", "A grammar over tokens through borrowed addresses: text in, what may follow out.")
         .def("__init__", &make_grammar, "start"_a, "vocab"_a, "n_vocab"_a, nb::kw_only(), "llama_sampler_accept"_a,
              "llama_sampler_apply"_a, "llama_sampler_clone"_a, "llama_sampler_free"_a, "llama_vocab_is_eog"_a)
-        .def("begin", &ggufspec::Grammar::begin, "n_start"_a, "The text under the grammar is what stands behind n_start tokens.")
+        .def("begin", &ggufspec::Grammar::begin, "n_start"_a, "The text that the grammar applies to begins after n_start tokens.")
         .def("allowed", &allowed, "tokens"_a.noconvert(), "candidates"_a.noconvert(),
              "Whether each of candidates (m,) may follow tokens (n,); None where nothing can: the text has left or ended.");
     nb::class_<ggufspec::Ngrams>(m, "Ngrams", "Predicts how a text continues from what followed the same tokens earlier in it.\n\n"

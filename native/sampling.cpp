@@ -12,8 +12,8 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 constexpr float kLog2E = 1.44269504f;
-constexpr size_t kBlock = 1024;    // a draw looks at the sums of so many tokens first
-constexpr float kColdest = 1e-30f;  // below it, a quotient of logits is no number: as good as 0
+constexpr size_t kBlock = 1024;    // tokens a block, whose sums a draw reads first
+constexpr float kColdest = 1e-30f;  // below it, logits / temperature overflow: greedy
 constexpr size_t kMostFast = 128;  // up to here, llama.cpp sorts in place
 
 void all_of(const float * row, size_t n_vocab, Candidates & candidates) {
@@ -148,7 +148,7 @@ size_t index_at(double goal, size_t n, const Weight & weight) {
     return last;
 }
 
-// A draw from weights that are known by blocks: sums[i] of a block, fill(begin, end, weights) within one. -1: what the
+// A draw from weights with known sums of blocks: sums[i] of a block, fill(begin, end, weights) within one. -1: what the
 // sum has is rounding, and no weight is above 0.
 template <typename Fill>
 int32_t pick_block(const std::vector<double> & sums, size_t n_vocab, double uniform, const Fill & fill) {
@@ -213,12 +213,12 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
     if (!std::isfinite(largest_)) return false;
 
     if (is_list_) {
-        const auto looks_at_order = [](Sampler sampler) {
+        const auto depends_on_order = [](Sampler sampler) {
             return sampler == Sampler::penalties || sampler == Sampler::dry || sampler == Sampler::typical_p;
         };
         const auto ties_matter = [&] {
             if (candidates.cut_a_tie || candidates.is_short) return true;
-            return candidates.has_ties && (job.is_greedy || std::any_of(samplers.begin(), samplers.end(), looks_at_order));
+            return candidates.has_ties && (job.is_greedy || std::any_of(samplers.begin(), samplers.end(), depends_on_order));
         };
         truncate(job, is_fast ? &large : nullptr, candidates);
         if (is_fast && ties_matter()) truncate(job, nullptr, candidates);
@@ -229,7 +229,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
             own_.assign(logits, logits + n_vocab);
             row_ = own_.data();
         }
-        likeliest_ = -1;  // not looked for yet
+        likeliest_ = -1;  // searched for when needed
     }
     set_temperature(temperature);
     return true;

@@ -1,4 +1,4 @@
-// Logits -> distributions -> tokens. Knows rows of floats; no Python, no RNG, no llama.cpp.
+// From logits to distributions to tokens; random numbers are arguments.
 #pragma once
 
 #include <cstddef>
@@ -11,18 +11,18 @@
 
 namespace ggufspec {
 
-// A distribution over the vocabulary. What truncation leaves is few tokens, and a list; what nothing truncates is a
-// function of the logits, evaluated where it is asked. So nobody writes, or reads, a hundred thousand probabilities.
+// A distribution over the vocabulary: a list of the tokens that truncation leaves or, without truncation, a function of
+// the logits that is evaluated when it is read. So a hundred thousand probabilities are never written or read.
 class Row {
 public:
-    // The distribution of a row of logits after `text`, under a grammar or none (null). Unless `keep`, the logits have to
-    // outlive it. False where no token can be drawn: the grammar leaves none, all are -infinity or NaN, one is infinite.
+    // The distribution of a row of logits after `text`, with a grammar or none (null). Unless `keep`, the logits must outlive
+    // it. False if no token can be drawn: the grammar leaves none, all are -infinity or NaN, or one is infinite.
     bool set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, Grammar * grammar, bool keep);
 
-    // The distribution in proportion to these weights (n_vocab). False where they are all 0.
+    // The distribution in proportion to these weights (n_vocab). False if they are all 0.
     bool set_weights(const float * weights, size_t n_vocab);
 
-    // The same tokens at another temperature of the last sampler; 0: the likeliest for certain.
+    // The same tokens at another temperature of the last sampler; 0: the most likely one for certain.
     void set_temperature(float temperature);
 
     // One token for certain; -1: none can be drawn.
@@ -45,8 +45,8 @@ public:
     // The sum over all tokens of min(factor * this, draft).
     double overlap(float factor, const Row & draft) const;
 
-    // A draw from max(factor * this - draft, 0), normalised. Where rounding leaves nothing of that, the two are equal,
-    // and a draw from this one is the same draw.
+    // A draw from max(factor * this - draft, 0), normalised. If rounding leaves nothing, the two are equal, and the
+    // draw is from this one.
     int32_t pick_excess(float factor, const Row & draft, double uniform) const;
 
 private:
@@ -54,16 +54,16 @@ private:
     void excess(size_t begin, size_t end, float factor, const Row & draft, float * weights) const;
 
     size_t n_vocab_ = 0;
-    // What there is to draw from: a list of tokens, rising, and their logits; or, without a list, every token.
+    // The tokens to draw from: a sorted list with its logits or, without a list, all.
     bool is_list_ = false;
     std::vector<int32_t> tokens_;
     std::vector<float> logits_;
     const float * row_ = nullptr;
-    std::vector<float> own_;  // where the row lies, if it was changed or kept
+    std::vector<float> own_;  // the row, if it was changed or kept
     float largest_ = 0;
     int32_t likeliest_ = 0;
 
-    // And how: for certain, or with these probabilities of the list, or with those of the row, whose blocks have sums.
+    // Their probabilities: one token for certain, those of the list, or those of the row with sums by blocks.
     bool is_certain_ = false;
     std::vector<float> probs_;
     Softmax softmax_{};

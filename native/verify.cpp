@@ -6,7 +6,7 @@
 namespace ggufspec {
 namespace {
 
-constexpr double kMostWeight = 2;  // of a way that another temperature takes more often
+constexpr double kMostWeight = 2;  // see ggufspec/drafting/constants.py, NATIVE
 
 double drafted(const Judged & judged, size_t i) { return judged.draft ? judged.draft[i].of(judged.tokens[i]) : 1.0; }
 
@@ -26,18 +26,18 @@ Verdict match(const Judged & judged) {
 }
 
 Verdict rejection(const Judged & judged) {
-    const double last_coin = judged.uniforms[judged.n_draft];
+    const double last_uniform = judged.uniforms[judged.n_draft];
     for (size_t i = 0; i < judged.n_draft; i++) {
         if (judged.uniforms[i] * drafted(judged, i) >= judged.target[i].of(judged.tokens[i])) {
-            return {static_cast<int32_t>(i), replacement(judged, i, 1.0, last_coin)};
+            return {static_cast<int32_t>(i), replacement(judged, i, 1.0, last_uniform)};
         }
     }
-    return {static_cast<int32_t>(judged.n_draft), judged.target[judged.n_draft].pick(last_coin)};
+    return {static_cast<int32_t>(judged.n_draft), judged.target[judged.n_draft].pick(last_uniform)};
 }
 
 Verdict block(const Judged & judged) {
     const size_t n = judged.n_draft;
-    const double last_coin = judged.uniforms[n];
+    const double last_uniform = judged.uniforms[n];
     // ratios[i]: how much of the first i tokens' probability under the draft the target covers, at most all.
     thread_local std::vector<double> ratios;
     ratios.assign(1, 1.0);
@@ -46,8 +46,8 @@ Verdict block(const Judged & judged) {
         const double covered = ratios[i] * judged.target[i].of(judged.tokens[i]);
         ratios.push_back(covered < draft ? covered / draft : 1.0);
     }
-    // The longest prefix that passes stands, so ask from behind; most rounds never look at a whole distribution.
-    if (n > 0 && judged.uniforms[n - 1] < ratios[n]) return {static_cast<int32_t>(n), judged.target[n].pick(last_coin)};
+    // The longest prefix that passes is accepted, so start with the longest; most rounds never read a whole distribution.
+    if (n > 0 && judged.uniforms[n - 1] < ratios[n]) return {static_cast<int32_t>(n), judged.target[n].pick(last_uniform)};
     for (size_t i = n; i-- > 0;) {
         if (i > 0) {
             // The excess of a factor at most 1 over the draft: the target's whole minus what they share.
@@ -57,9 +57,9 @@ Verdict block(const Judged & judged) {
             const double rest = excess + 1 - ratios[i];
             if (rest > 0 && judged.uniforms[i - 1] * rest >= excess) continue;
         }
-        return {static_cast<int32_t>(i), replacement(judged, i, ratios[i], last_coin)};
+        return {static_cast<int32_t>(i), replacement(judged, i, ratios[i], last_uniform)};
     }
-    return {0, judged.target[0].pick(last_coin)};  // nothing was drafted
+    return {0, judged.target[0].pick(last_uniform)};  // nothing was drafted
 }
 
 double expected_length(const Judged & judged, float temperature) {

@@ -1,4 +1,4 @@
-// The verification rules over distributions, uniforms in. Knows no strategy names, no RNG, no models.
+// The verification rules: which drafted tokens are accepted. Random numbers are arguments.
 #pragma once
 
 #include <cstddef>
@@ -8,13 +8,13 @@
 
 namespace ggufspec {
 
-// What the target says of a draft: how many tokens of it stand, and the token that the target adds itself.
+// How many drafted tokens are accepted, and the token that the target adds.
 struct Verdict {
     int32_t n_accepted;
     int32_t next_token;
 };
 
-// One round to be judged.
+// One round to verify.
 struct Judged {
     const int32_t * tokens;  // (n_draft): the drafted tokens
     const Row * draft;       // (n_draft): what they were drawn from; null: every token was certain
@@ -23,21 +23,21 @@ struct Judged {
     size_t n_draft;
 };
 
-// Draws from the target at each position; a drafted token stands while it is the one that was drawn.
+// Draws from the target at each position; accepts drafted tokens as long as they equal the draws.
 Verdict match(const Judged & judged);
 
-// Token-wise rejection sampling: token x stands with probability min(1, target(x) / draft(x)); the first
-// that falls is replaced by a draw from max(target - draft, 0), normalised.
+// Token-wise rejection sampling: token x is accepted with probability min(1, target(x) / draft(x)); the
+// first rejected one is replaced by a draw from max(target - draft, 0), normalised.
 // Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.org/abs/2302.01318
 Verdict rejection(const Judged & judged);
 
-// Block verification: the draft is judged as a whole, and its longest prefix that passes stands.
+// Block verification: judges the draft as a whole and accepts its longest prefix that passes.
 // Sun et al., https://arxiv.org/abs/2403.10444
 Verdict block(const Judged & judged);
 
-// An estimate of how many tokens the block rule would keep if the draft had another temperature, from the tokens that
-// were drawn at this one: importance weights for the way there, whole distributions for each step. The weights are cut,
-// since a rare way with a large one would drown all others; so it errs, if at all, on the low side.
+// Estimates how many tokens block verification would accept if the draft had another temperature, from the tokens drawn at
+// this one: importance weights for the prefix, whole distributions for each step. The weights are limited, since a rare
+// prefix with a large one would dominate the mean; so the estimate is rather too low than too high.
 double expected_length(const Judged & judged, float temperature);
 
 }  // namespace ggufspec

@@ -50,7 +50,7 @@ def pick(probs: Row, uniform: float) -> int:
 
 # A rule is told by two things: with what chance each prefix of the draft passes, if the rule comes
 # to ask, and what the next token is drawn from behind each prefix. Uniforms make verdicts of it,
-# sums make its exact law.
+# sums make its exact distribution.
 
 
 def excess(target: Row, draft: Row, factor: float = 1.0) -> Row:
@@ -72,7 +72,7 @@ class Judgement:
 
     chances: list[float]
     rests: list[Row]
-    from_behind: bool  # the longest that passes stands, or all before the first that does not
+    from_behind: bool  # the longest that passes is accepted, or all before the first that fails
 
     def verdict(self, uniforms: Row) -> tuple[int, int]:
         """`uniforms` (n_draft + 1): one for each prefix, the last for the draw."""
@@ -85,8 +85,8 @@ class Judgement:
             n = next((i for i, passed in enumerate(passes) if not passed), len(passes))
         return n, pick(self.rests[n], uniforms[-1])
 
-    def law(self) -> list[float]:
-        """The probability that exactly n tokens stand, n from 0 to n_draft."""
+    def length_probs(self) -> list[float]:
+        """The probability that exactly n tokens are accepted, n from 0 to n_draft."""
         n_draft = len(self.chances)
         kept = np.array([1.0, *self.chances])
         fails = np.array([*(1 - chance for chance in self.chances), 1.0])
@@ -107,7 +107,7 @@ def rejection(
 def match(
     tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
 ) -> Judgement:
-    """As a law; its uniforms mean something else (see match_verdict)."""
+    """Its distribution; its uniforms mean something else (see match_verdict)."""
     certain = np.eye(target.shape[1])[tokens]
     chances = [float(target[i, x]) for i, x in enumerate(tokens)]
     rests = [excess(target[i], certain[i]) for i in range(len(tokens))]

@@ -1,4 +1,4 @@
-"""What the README shows is true."""
+"""The examples of the README, and of the guide to drafting, work."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from fakes import FakeSession, scripted_logits, speculated
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Sampling
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+GUIDE = ROOT / "ggufspec" / "drafting" / "README.md"
 
 
-def python_blocks() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+def python_blocks(path: Path = README) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_the_drafter_of_the_readme_drafts() -> None:
-    (block,) = [block for block in python_blocks() if "class Echo" in block]
+def test_the_strategy_of_the_guide_drafts() -> None:
+    (block,) = [block for block in python_blocks(GUIDE) if "class Echo" in block]
     room: dict[str, object] = {}
     exec(block, room)
     tokens = [1, 2]
@@ -34,7 +36,7 @@ def test_the_drafter_of_the_readme_drafts() -> None:
         n_draft=3,
         n_end=12,
     )
-    assert sum(turn.n_accepted for turn in rounds) == 5
+    assert sum(round_.n_accepted for round_ in rounds) == 5
     assert tokens == [1, 2] * 6
 
 

@@ -1,10 +1,10 @@
-"""Where chance comes from: streams of uniforms made by a seed, for the rule and the draft."""
+"""Streams of uniform random numbers from a seed: one for verification, one for the draft."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# Here, not at its first use: while compiled code is imported, a Ctrl-C may be lost.
+# Imported here, not at its first use: a Ctrl-C during the import of compiled code may be lost.
 from numpy.random import Generator, SeedSequence, default_rng
 
 from ggufspec.decoding.types import Uniforms
@@ -13,13 +13,13 @@ _N_AHEAD = 4096
 
 
 def uniform_streams(seed: int) -> tuple[Callable[[int], Uniforms], Callable[[int], Uniforms]]:
-    """Two independent streams of uniforms in [0, 1): for the rule, and for the draft."""
+    """Two independent streams of uniforms in [0, 1): for verification, and for the draft."""
     verify, draft = (default_rng(part) for part in SeedSequence(seed).spawn(2))
     return _drawn_ahead(verify), _drawn_ahead(draft)
 
 
 def _drawn_ahead(generator: Generator) -> Callable[[int], Uniforms]:
-    """Uniforms from a store of many: asking the generator takes longer than drawing them."""
+    """Uniforms drawn ahead: a call of the generator takes longer than the numbers themselves."""
     stored: list[float] = []
     n_used = 0
 

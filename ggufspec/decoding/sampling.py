@@ -1,8 +1,9 @@
-"""Logits -> distribution -> token. Random numbers are arguments; there is no model here."""
+"""From logits to distributions to tokens; random numbers are arguments."""
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -15,16 +16,32 @@ from ggufspec.common import defaults, validate
 from ggufspec.decoding.types import Draft, Logits, Probs, token_array
 from ggufspec.errors import DecodeError, OptionError
 
-Rows = _native.Rows  # distributions as the extension has them; numpy.asarray gives (n, n_vocab)
+Rows = _native.Rows  # distributions in the extension; numpy.asarray gives (n, n_vocab)
 
 _REFUSED = {
-    "xtc": "xtc tosses a uniform of its own at each token",
-    "mirostat": "mirostat steers by the tokens that it drew before",
-    "adaptive_p": "adaptive_p steers by the tokens that it drew before",
+    "xtc": "xtc draws a random number of its own at each token",
+    "mirostat": "mirostat depends on the tokens that it drew before",
+    "adaptive_p": "adaptive_p depends on the tokens that it drew before",
     "infill": "infill merges tokens by their texts",
 }
 
-
+_ABOVE_0, _FINITE, _INT32 = sys.float_info.min, sys.float_info.max, 2**31 - 1
+_RANGES = {
+    "temperature": (0, _FINITE, "0 (greedy) or more, and finite"),
+    "top_k": (0, _INT32, f"0 (off) or up to {_INT32}"),
+    "top_p": (_ABOVE_0, 1, "above 0 and at most 1 (off)"),
+    "min_p": (0, 1, "from 0 (off) to 1"),
+    "typical_p": (_ABOVE_0, 1, "above 0 and at most 1 (off)"),
+    "top_n_sigma": (-_FINITE, _FINITE, "finite; 0 or less is off"),
+    "repeat_last_n": (-1, _INT32, "-1 (all), 0 (off) or more"),
+    "repeat_penalty": (_ABOVE_0, _FINITE, "above 0 (1 is off) and finite"),
+    "frequency_penalty": (-_FINITE, _FINITE, "finite; 0 is off"),
+    "presence_penalty": (-_FINITE, _FINITE, "finite; 0 is off"),
+    "dry_multiplier": (0, _FINITE, "0 (off) or more, and finite"),
+    "dry_base": (1, _FINITE, "1 or more, and finite"),
+    "dry_allowed_length": (0, _INT32, "0 or more"),
+    "dry_penalty_last_n": (-1, _INT32, "-1 (all), 0 (off) or more"),
+}
 _CHECKS: dict[str, Callable[[str, object], object]] = {
     "float": validate.number32,
     "int": validate.whole,
@@ -36,7 +53,7 @@ _BY_NAME: dict[str, Callable[[str, object], object]] = {
 
 
 class SamplingOptions(TypedDict, total=False):
-    """What turns logits into a distribution, by the names of llama.cpp's server; see Sampling."""
+    """Sampling options, by the names of llama.cpp's server; see Sampling."""
 
     temperature: float  # 0: greedy
     top_k: int  # 0: off
@@ -44,28 +61,28 @@ class SamplingOptions(TypedDict, total=False):
     min_p: float  # 0: off
     typical_p: float  # 1: off
     top_n_sigma: float  # 0 or less: off
-    repeat_last_n: int  # tokens that the penalties look back upon; 0: off, -1: all
+    repeat_last_n: int  # tokens that the penalties look back on; 0: off, -1: all
     repeat_penalty: float  # 1: off
     frequency_penalty: float
     presence_penalty: float
     dry_multiplier: float  # 0: off
     dry_base: float
     dry_allowed_length: int
-    dry_penalty_last_n: int  # tokens that DRY looks back upon; 0: off, -1: all
+    dry_penalty_last_n: int  # tokens that DRY looks back on; 0: off, -1: all
     logit_bias: Mapping[int, float]  # added to the logits of tokens; -inf bans one
     samplers: Sequence[str]  # which, and in what order
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What turns logits into a distribution; defaults, order and meaning are llama.cpp's.
+    """How logits become a distribution; defaults, order and meaning are llama.cpp's.
 
     The grammar comes first, then `logit_bias`, then `samplers` in their order. The penalties
-    (repeat, frequency, presence) and DRY look at the text before each position, drafted tokens
-    among it.
+    (repeat, frequency, presence) and DRY depend on the text before each position, including drafted
+    tokens.
     Temperature 0 is a one-hot distribution at the largest logit.
 
-    Raises OptionError for values outside their range, and for samplers that are no distribution.
+    Raises OptionError for values out of range, and for samplers that define no distribution.
     Source: llama.cpp's src/llama-sampler.cpp.
     """
 
@@ -85,9 +102,9 @@ class Sampling:
     dry_penalty_last_n: int = defaults.DRY_PENALTY_LAST_N
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     samplers: Sequence[str] = defaults.SAMPLERS
-    # Each sequence breaker of DRY as a token and those that have to follow it: see llama.vocab.
+    # Each sequence breaker of DRY: a token and those that must follow it; see llama.vocab.
     dry_breakers: Sequence[tuple[int, Sequence[int]]] = ()
-    # What may follow a text at all: see llama.grammar. Asked before everything else.
+    # Which tokens are allowed next; applied first.
     grammar: _native.Grammar | None = None
 
     def __post_init__(self) -> None:
@@ -96,42 +113,10 @@ class Sampling:
             if check is not None:
                 checked = check(field_.name, getattr(self, field_.name))
                 object.__setattr__(self, field_.name, checked)
-        most = 2**31 - 1
-        finite = math.isfinite
-        for name, holds, wanted in (
-            (
-                "temperature",
-                finite(self.temperature) and self.temperature >= 0,
-                "0 (greedy) or more",
-            ),
-            ("top_k", 0 <= self.top_k <= most, f"0 (off) or up to {most}"),
-            ("top_p", 0 < self.top_p <= 1, "above 0 and at most 1 (off)"),
-            ("min_p", 0 <= self.min_p <= 1, "from 0 (off) to 1"),
-            ("typical_p", 0 < self.typical_p <= 1, "above 0 and at most 1 (off)"),
-            ("top_n_sigma", finite(self.top_n_sigma), "finite; 0 or less is off"),
-            ("repeat_last_n", -1 <= self.repeat_last_n <= most, "-1 (all), 0 (off) or more"),
-            (
-                "repeat_penalty",
-                finite(self.repeat_penalty) and self.repeat_penalty > 0,
-                "above 0 (1 is off) and finite",
-            ),
-            ("frequency_penalty", finite(self.frequency_penalty), "finite; 0 is off"),
-            ("presence_penalty", finite(self.presence_penalty), "finite; 0 is off"),
-            (
-                "dry_multiplier",
-                finite(self.dry_multiplier) and self.dry_multiplier >= 0,
-                "0 (off) or more, and finite",
-            ),
-            ("dry_base", finite(self.dry_base) and self.dry_base >= 1, "1 or more, and finite"),
-            ("dry_allowed_length", 0 <= self.dry_allowed_length <= most, "0 or more"),
-            (
-                "dry_penalty_last_n",
-                -1 <= self.dry_penalty_last_n <= most,
-                "-1 (all), 0 (off) or more",
-            ),
-        ):
-            if not holds:
-                raise OptionError(f"{name} is {getattr(self, name)}; it must be {wanted}")
+        for name, (least, most, wanted) in _RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise OptionError(f"{name} is {value}; it must be {wanted}")
         for token, bias in self.logit_bias.items():
             if math.isnan(bias) or bias == math.inf:
                 raise OptionError(
@@ -143,8 +128,8 @@ class Sampling:
         for name in self.samplers:
             if name in _REFUSED:
                 raise OptionError(
-                    f"the sampler {name!r} cannot be used: {_REFUSED[name]}, so that it is no "
-                    "distribution that a draft could be judged by; leave it out"
+                    f"the sampler {name!r} cannot be used: {_REFUSED[name]}, so it "
+                    "defines no distribution to verify drafts with; leave it out"
                 )
             if name not in defaults.SAMPLERS:
                 raise OptionError(
@@ -153,7 +138,7 @@ class Sampling:
 
     @cached_property
     def native(self) -> _native.Sampling:
-        """The same, as the extension has it."""
+        """The same for the extension."""
         return _native.Sampling(
             samplers=list(self.samplers),
             temperature=self.temperature,
@@ -185,8 +170,8 @@ def to_probs(
 ) -> Rows:
     """The distributions (n_draft + 1, n_vocab) after `tokens`, then after each of `draft`.
 
-    Written into `out` where it is given. They are evaluated where they are asked for, from the
-    logits in place: valid as long as these are.
+    Written into `out` if given. They are evaluated when they are read, from the logits in place:
+    valid as long as these are.
     Raises DecodeError for a row without any finite logit: damaged weights or a broken backend.
     """
     rows = Rows(len(logits), logits.shape[1]) if out is None else out
@@ -198,7 +183,7 @@ def to_probs(
 
 
 def append_probs(rows: Rows, logits: Logits, sampling: Sampling, tokens: Sequence[int]) -> None:
-    """Add the distribution of logits (1, n_vocab) after `tokens`, with a copy of what it needs.
+    """Add the distribution of logits (1, n_vocab) after `tokens`; they may change afterwards.
 
     Raises DecodeError as to_probs does.
     """
@@ -218,8 +203,7 @@ def draw(
 ) -> int:
     """Add the distribution of logits (1, n_vocab) after `tokens`, and draw a token from it.
 
-    Returns -1, and adds no row, where `length_rule` wants no further token. Raises DecodeError as
-    to_probs does.
+    Returns -1, and adds no row, if `length_rule` ends the draft. Raises as to_probs does.
     """
     try:
         text = token_array(tokens)
@@ -229,7 +213,7 @@ def draw(
 
 
 def as_rows(probs: Probs) -> Rows:
-    """The same distributions as the extension has them; from an array, those of its weights."""
+    """The same distributions for the extension; an array holds weights to normalise."""
     if isinstance(probs, Rows):
         return probs
     weights = np.ascontiguousarray(probs, np.float32)
@@ -239,37 +223,37 @@ def as_rows(probs: Probs) -> Rows:
 
 
 def gap(logits: Logits, i: int = 0) -> float:
-    """By how much the largest logit of row i exceeds the second largest: how sure a model is."""
+    """By how much the largest logit of row i exceeds the second largest."""
     return _native.gap(logits, i)
 
 
 def expected_lengths(
     draft: Draft, target_probs: Probs, horizon: int, temperatures: Sequence[float]
 ) -> list[float]:
-    """How many of the first `horizon` tokens the block rule would keep, on average, if the draft
-    had been drawn at each of these temperatures.
+    """How many of the first `horizon` tokens block verification would accept, on average, if the
+    draft had been drawn at each of these temperatures.
 
-    Estimates from the tokens that were drawn, on the low side for temperatures far from theirs;
-    `draft` needs its probs.
+    Estimated from the tokens that were drawn; too low for temperatures far from theirs. `draft`
+    needs its probs.
     """
     if draft.probs is None:
-        raise ValueError("expected_lengths: certain tokens tell nothing of other temperatures")
+        raise ValueError("expected_lengths: a draft without probs has no other temperatures")
     return _native.expected_lengths(
         as_rows(target_probs), as_rows(draft.probs), draft.tokens, horizon, temperatures
     )
 
 
 def unusable(complaint: str, sampling: Sampling) -> DecodeError:
-    """The error for rows that no token can be drawn from."""
+    """The error for rows from which no token can be drawn."""
     if sampling.grammar is not None:
         return DecodeError(
-            f"the text cannot go on ({complaint}): the grammar wants what no token of this "
+            f"the text cannot go on ({complaint}): the grammar requires what no token of this "
             "vocabulary can write, or what logit_bias bans; change the grammar"
         )
     if sampling.logit_bias:
         return DecodeError(
-            f"no token can be drawn ({complaint}): logit_bias, or ignore_eos, may ban all that the "
-            "model allows; if it does not, the model file may be damaged"
+            f"no token can be drawn ({complaint}): logit_bias or ignore_eos may ban every "
+            "token that the model allows; otherwise the model file may be damaged"
         )
     return DecodeError(
         f"the model's output cannot be sampled ({complaint}); "

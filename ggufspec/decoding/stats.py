@@ -1,4 +1,4 @@
-"""Rounds -> acceptance, mean length, tokens per second. Pure: no printing, no clocks."""
+"""Statistics of a generation: acceptance, mean length, tokens per second."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ggufspec.decoding.types import Round
 
 @dataclass(frozen=True)
 class Seconds:
-    """Where the time of a generation went. `prompt` lies before the others, not among them.
+    """Where the time of a generation went. `prompt` comes before the others, not among them.
 
-    Of passes that it shared, its part is in `target`, and that of the others in `other`. `decode`
-    is the part of draft + target that was spent inside llama_decode.
+    Of passes shared with other texts, `target` has this text's share and `other` the rest. `decode`
+    is the part of draft + target inside llama_decode.
     """
 
     prompt: float
@@ -30,7 +30,7 @@ class Seconds:
 
     @property
     def own(self) -> float:
-        """What was spent on this text, and not on others that were written beside it."""
+        """What was spent on this text, and not on others generated at the same time."""
         return self.draft + self.target + self.verify
 
 
@@ -39,26 +39,26 @@ class Stats:
     """What a generation did. Counts are of tokens, except `n_rounds`."""
 
     n_prompt: int
-    n_prompt_reused: int  # of the prompt, how many the target still held from before
+    n_prompt_reused: int  # tokens of the prompt that were in the target's KV cache already
     n_generated: int
     n_rounds: int
     n_drafted: int
     n_accepted: int
-    n_expected: float | None  # accepted tokens, as they were expected; None: nobody could tell
+    n_expected: float | None  # accepted tokens as predicted before verification; None: unknown
     n_rounds_without_draft: int
     drafted_by_position: tuple[int, ...]
     accepted_by_position: tuple[int, ...]
     seconds: Seconds
-    notes: Mapping[str, float]  # what the drafter tells of itself, such as draft_temperature
+    notes: Mapping[str, float]  # reported by the drafter, such as draft_temperature
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second of wall time, the prompt's time left out."""
+        """Generated tokens per second of wall time, the without the prompt's time."""
         return _ratio(self.n_generated, self.seconds.generation)
 
     @property
     def acceptance(self) -> float:
-        """The share of drafted tokens that was accepted; 0 where nothing was drafted."""
+        """The share of drafted tokens that was accepted; 0 if nothing was drafted."""
         return _ratio(self.n_accepted, self.n_drafted)
 
     @property
@@ -84,21 +84,21 @@ def summarize(
     notes: Mapping[str, float] | None = None,
 ) -> Stats:
     """Add up the rounds of one generation."""
-    draft = sum(turn.draft_seconds for turn in rounds)
-    target = sum(turn.target_seconds / turn.n_sharers for turn in rounds)
-    verify = sum(turn.verify_seconds for turn in rounds)
-    n_positions = max((turn.n_drafted for turn in rounds), default=0)
+    draft = sum(round_.draft_seconds for round_ in rounds)
+    target = sum(round_.target_seconds / round_.n_sharers for round_ in rounds)
+    verify = sum(round_.verify_seconds for round_ in rounds)
+    n_positions = max((round_.n_drafted for round_ in rounds), default=0)
     return Stats(
         n_prompt=n_prompt,
         n_prompt_reused=n_prompt_reused,
         n_generated=n_generated,
         n_rounds=len(rounds),
-        n_drafted=sum(turn.n_drafted for turn in rounds),
-        n_accepted=sum(turn.n_accepted for turn in rounds),
+        n_drafted=sum(round_.n_drafted for round_ in rounds),
+        n_accepted=sum(round_.n_accepted for round_ in rounds),
         n_expected=sum(expected) if (expected := _known(rounds)) else None,
-        n_rounds_without_draft=sum(not turn.n_drafted for turn in rounds),
-        drafted_by_position=_reach((turn.n_drafted for turn in rounds), n_positions),
-        accepted_by_position=_reach((turn.n_accepted for turn in rounds), n_positions),
+        n_rounds_without_draft=sum(not round_.n_drafted for round_ in rounds),
+        drafted_by_position=_reach((round_.n_drafted for round_ in rounds), n_positions),
+        accepted_by_position=_reach((round_.n_accepted for round_ in rounds), n_positions),
         seconds=Seconds(
             prompt=prompt_seconds,
             draft=draft,
@@ -112,7 +112,7 @@ def summarize(
 
 
 def _known(rounds: Iterable[Round]) -> list[float]:
-    return [turn.expected for turn in rounds if turn.expected is not None]
+    return [round_.expected for round_ in rounds if round_.expected is not None]
 
 
 def _reach(lengths: Iterable[int], n_positions: int) -> tuple[int, ...]:

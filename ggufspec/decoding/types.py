@@ -1,4 +1,4 @@
-"""The nouns and the seams of speculative decoding. Knows token ids and arrays; no behaviour."""
+"""The data and the interfaces of speculative decoding."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Uniforms = Sequence[float]  # (n), uniforms in [0, 1)
 class Probs(Protocol):
     """Distributions over the vocabulary, one a row; numpy.asarray(probs): (n, n_vocab) float32.
 
-    A numpy array is one. The rows that come from `to_probs` are evaluated where they are asked for.
+    A numpy array is one. Rows from `to_probs` are evaluated when they are read.
     """
 
     def __len__(self) -> int: ...
@@ -24,29 +24,28 @@ class Probs(Protocol):
     def __array__(self, dtype: Any = ..., /) -> NDArray[Any]: ...
 
 
-# After a pass over gigabytes of weights, nothing of Python is left in the processor's caches. So a
-# text is an array, not a list of a thousand int objects, and the facts of a round are tuples.
+# A pass over gigabytes of weights empties the processor's caches. So a text is an array, not a list
+# of a thousand int objects, and the facts of a round are tuples.
 
 
 def token_array(tokens: Iterable[int] = ()) -> array[int]:
-    """Tokens side by side as int32; the same object where they are so already."""
+    """Tokens as an array of int32; the same object if they are one already."""
     if isinstance(tokens, array) and tokens.typecode == "i":
         return tokens
     return array("i", tokens)
 
 
 def first_rows(rows: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """The views rows[:0], rows[:1] ... rows, made once: at each round, a slice would cost more."""
+    """The views rows[:0], rows[:1] ... rows, made once: cheaper than a slice in each round."""
     return [rows[:n] for n in range(len(rows) + 1)]
 
 
 class Draft(NamedTuple):
     """Tokens that a drafter proposes.
 
-    `probs` (n_draft, n_vocab) are the distributions that the tokens were really drawn from, after
-    temperature and truncation; None says that every token was certain (argmax, n-gram).
-    The array is valid until the drafter's next draft.
-    `expected`: how many of them stand on average, where the drafter can tell. `why`: why no more.
+    `probs` (n_draft, n_vocab): the distributions that the tokens were drawn from, after temperature
+    and truncation; None: every token was certain (argmax, n-gram). Valid until the next draft.
+    `expected`: how many are accepted on average, if known. `why`: the reason for its length.
     """
 
     tokens: Sequence[int]
@@ -56,21 +55,21 @@ class Draft(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """What the target says of a draft: its first `n_accepted` stand, `next_token` follows."""
+    """The first `n_accepted` drafted tokens are accepted, `next_token` follows."""
 
     n_accepted: int
     next_token: int
 
 
 class Ask(NamedTuple):
-    """What a text needs of the target next: logits as `Session.score(tokens, draft)` gives them."""
+    """What a text needs next: the target's logits, as from `Session.score(tokens, draft)`."""
 
     tokens: Sequence[int]
     draft: Sequence[int]
 
 
 class Scored(NamedTuple):
-    """What came of it. `seconds`: of the pass, which `n_sharers` texts had together."""
+    """The answer to an Ask. `seconds`: of the pass, which `n_sharers` texts shared."""
 
     logits: Logits
     seconds: float
@@ -78,9 +77,9 @@ class Scored(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One turn of the loop. The last of `tokens` is the target's own, unless a stop came first.
+    """One round. The last of `tokens` is the target's own, unless a stop token came first.
 
-    `target_seconds` are those of the pass, which `n_sharers` texts had together.
+    `target_seconds` are those of the pass, which `n_sharers` texts shared.
     """
 
     tokens: Sequence[int]
@@ -95,12 +94,12 @@ class Round(NamedTuple):
 
     @property
     def drafted(self) -> Sequence[bool]:
-        """For each token, whether the drafter wrote it (and the target let it stand)."""
+        """For each token, whether it was drafted and accepted."""
         return [i < self.n_accepted for i in range(len(self.tokens))]
 
 
 class Session(Protocol):
-    """A model as a function from tokens to logits; what it remembers is its own affair."""
+    """A model as a function from tokens to logits; its KV cache is its own business."""
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
@@ -111,19 +110,19 @@ class Session(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes tokens, and may learn from what became of them."""
+    """Proposes tokens, and may learn from the verdicts."""
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         """Propose 0 to `n_max` tokens to follow `tokens`."""
         ...
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
-        """Learn what the target thought of the draft, and what came of it."""
+        """Learn from the target's distributions and from the verdict on the draft."""
         ...
 
 
 class Verify(Protocol):
-    """A pure rule: which drafted tokens stand, and what follows them."""
+    """A pure rule: which drafted tokens are accepted, and what follows them."""
 
     def __call__(self, draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         """Judge `draft` by `target_probs` (n_draft + 1, n_vocab) and `uniforms` (n_draft + 1)."""

@@ -1,8 +1,9 @@
 """Every tuned number of drafting, with its meaning, its unit and the evidence for its value.
 
-Evidence in brackets: [measured] on real models, [simulated] by tests/benchmarks/constants.py or a
-replay, [derived], [limit] of what is sensible, [judgement]: not measured. Other modules of this
-room contain no such numbers (tests/drafting/test_constants.py).
+Evidence: [measured] on real models; [simulated: A, B] by `python -m tests.benchmarks.constants`: it
+takes A times as long with half of the value, B times with twice; [insensitive]: both within 1 %;
+[derived]; [limit] of what is sensible; [judgement]: not measured. Other modules of this room
+contain no such numbers (tests/drafting/test_constants.py).
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ GREEDY_INTERCEPT: Final = 0.4  # log-odds
 GREEDY_SLOPE: Final = 2.0  # log-odds per logit
 SAMPLED_INTERCEPT: Final = 0.8
 SAMPLED_SLOPE: Final = 0.6
-PRIOR_WEIGHT: Final = 12.0  # observations that the prior counts as [judgement]
-GREEDY_MEMORY: Final = 100.0  # observations until one has lost most of its weight [judgement]
-SAMPLED_MEMORY: Final = 300.0  # longer, as sampled acceptance depends less on the text [judgement]
-FIRST_PROBE_WEIGHT: Final = 2  # observations that a first probe's token counts as [judgement]
+PRIOR_WEIGHT: Final = 12.0  # observations that the prior counts as [insensitive]
+GREEDY_MEMORY: Final = 100.0  # observations until one has lost most of its weight [insensitive]
+# Longer, as the acceptance of sampled drafts depends less on the text [simulated: 1.02, 1.00].
+SAMPLED_MEMORY: Final = 300.0
 MAX_COEFFICIENT: Final = 100  # of a stored model; more is a damaged file [limit]
 N_TO_KEEP: Final = 8  # observations of a text that the next one starts from: one probe [derived]
 
@@ -27,26 +28,25 @@ N_TO_KEEP: Final = 8  # observations of a text that the next one starts from: on
 # 0.12, 0.20, 0.32 and 0.41 tokens more in rounds of 3, 4, 5 and 6 at temperature 1; 0.15 and 0.27
 # in those of 3 and 5 at 0.7]
 BLOCK_BONUS: Final = 0.07  # share of a token's probability, per token before it; learned further
-BLOCK_BONUS_WEIGHT: Final = (
-    400.0  # of that prior; a round of three tokens weighs 2 or 3 [judgement]
-)
+# The weight of that prior; a round of three tokens has a weight of 2 or 3 [insensitive].
+BLOCK_BONUS_WEIGHT: Final = 400.0
 MAX_BLOCK_BONUS: Final = 0.5  # [limit]
 
 # The distribution of gaps that the next tokens are expected to have.
-N_GAPS: Final = 48  # last gaps that are kept [judgement]
-N_GAP_LEVELS: Final = 8  # quantiles of them that the rule computes with [judgement]
+N_GAPS: Final = 48  # last gaps that are kept [insensitive]
+N_GAP_LEVELS: Final = 8  # quantiles of them that the rule computes with [insensitive]
 PRIOR_GAPS: Final = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)  # logits, of a new draft [judgement]
 # Own gaps after which those are dropped [simulated: kept for 48 gaps, a draft of random weights
 # took 5 % of the first 64 tokens' time instead of 3 %].
 N_OWN_GAPS: Final = 16
 
 # When the rule is computed anew, and what is measured in between.
-N_EARLY: Final = 24  # first rounds, in which it is done more often [judgement]
-UPDATE_EVERY_EARLY: Final = 2  # rounds [judgement]
-UPDATE_EVERY: Final = 8  # rounds [judgement]
+N_EARLY: Final = 24  # first rounds, in which it is done more often [insensitive]
+UPDATE_EVERY_EARLY: Final = 2  # rounds [simulated: 1.00, 1.03]
+UPDATE_EVERY: Final = 8  # rounds [insensitive]
 N_PLAIN: Final = 2  # single-token passes before anything is compared with them [judgement]
-PLAIN_EVERY: Final = 64  # rounds until another is measured, if the speed-up is small [judgement]
-SMALL_SPEED_UP: Final = 1.4  # over plain decoding [judgement]
+PLAIN_EVERY: Final = 64  # rounds until another is measured, if the speed-up is small [insensitive]
+SMALL_SPEED_UP: Final = 1.4  # over plain decoding [insensitive]
 PROBE_SHARE: Final = 0.015  # of all time, at most, for probes of a draft that does not pay [limit]
 N_UNREAD_USUAL: Final = 2  # tokens: all accepted, bonus token; with more a first step is longer
 # The next round has to bring this share of the last rounds' tokens per second: without the margin
@@ -61,18 +61,21 @@ MAX_STEP_SHARE: Final = 0.5  # of a pass; a longer draft step cannot pay [derive
 
 # Costs of passes (cost_model.py).
 N_FIRST_MEASUREMENTS: Final = 3  # of a size, of which the fastest counts: first passes are slow
-COST_LEARNING_RATE: Final = 0.12  # of later ones, in a moving average [judgement]
-OUTLIER: Final = 1.7  # times the known cost: a slower pass was disturbed and counts as that much
-DRIFT_SHARE: Final = 0.5  # exponent: how far a change of one size holds for the others [judgement]
-UNMEASURED_SLOPE: Final = 0.3  # cost of another token in a batch, over that of one [judgement]
-UNMEASURED_STEP: Final = 0.08  # a draft step, in target passes [judgement]
+COST_LEARNING_RATE: Final = 0.12  # of later ones, in a moving average [insensitive]
+# A pass slower than so many times the known cost was disturbed, and counts as that [simulated:
+# 1.04, 1.00].
+OUTLIER: Final = 1.7
+DRIFT_SHARE: Final = 0.5  # exponent: a change of one size holds for the others so far [insensitive]
+# The cost of another token in a batch, over that of one [simulated: 1.01, 1.07].
+UNMEASURED_SLOPE: Final = 0.3
+UNMEASURED_STEP: Final = 0.08  # a draft step, in target passes [insensitive]
 UNMEASURED_READ: Final = 0.25  # a token that the draft model reads in a batch, in steps [judgement]
 # Rows that processors' kernels compute at a time: batches of 4, 8, 12 are cheap [measured: Q4_0 on
-# AVX-512, Qwen2.5-Coder-1.5B: 51 ms for three tokens, 36 for four].
+# AVX-512, Qwen2.5-Coder-1.5B: 51 ms for three tokens, 36 for four; simulated: 1.08, 1.04].
 KERNEL_ROWS: Final = 4
 # Old measurements are discounted so that a size is tried again. The more often it was measured, the
 # slower [simulated at measured costs: tries went from one round in 25 to one in 100].
-N_FRESH_PASSES: Final = 32  # passes over other sizes before that [judgement]
+N_FRESH_PASSES: Final = 32  # passes over other sizes before that [insensitive]
 DISCOUNT_PER_PASS: Final = 0.001
 MIN_DISCOUNT: Final = 0.88
 MIN_DISCOUNT_OF_FEW: Final = 0.65  # if measured once or twice: one bad moment kept a size away
@@ -122,4 +125,5 @@ NATIVE: Final = {
     "kMostMatch": 32,  # tokens compared; a longer match says no more [judgement]
     "kMostSources": 32,  # earlier occurrences examined, per length of runs [limit on time]
     "kMostPredicted": 1024,  # tokens of a prediction [limit]
+    "kMostWeight": 2,  # limit of importance weights, for the draft temperature [judgement]
 }

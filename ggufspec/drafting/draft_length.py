@@ -275,10 +275,8 @@ class AutoLength:
         self.rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
 
     def observe_probe(self, gaps: Sequence[float], acceptances: Sequence[float]) -> None:
-        n_times = 1 if self._is_measured else constants.FIRST_PROBE_WEIGHT
         for gap, acceptance in zip(gaps, acceptances, strict=True):
-            for _ in range(n_times):
-                self.rule.observe_token(gap, acceptance)
+            self.rule.observe_token(gap, acceptance)
         self._n_probed, self._is_measured = self._n_unread, True
         self.n_observed += len(gaps)
         self._gaps.extend(gaps)

@@ -53,14 +53,17 @@ class PairProfile:
         """
         costs = _copy(self._first_costs) if repeats else self.costs
         costs.is_frozen = repeats
+        weight = constants.PRIOR_WEIGHT
+        prior = AcceptancePrior(
+            constants.GREEDY_INTERCEPT, constants.GREEDY_SLOPE, weight, constants.GREEDY_MEMORY
+        )
         if temperature > 0:
             prior = AcceptancePrior(
                 constants.SAMPLED_INTERCEPT,
                 constants.SAMPLED_SLOPE,
-                memory=constants.SAMPLED_MEMORY,
+                weight,
+                constants.SAMPLED_MEMORY,
             )
-        else:
-            prior = AcceptancePrior(constants.GREEDY_INTERCEPT, constants.GREEDY_SLOPE)
         known = (self._first_acceptance if repeats else self._acceptance).get(_key(temperature))
         if known is not None:
             prior = prior._replace(intercept=known[0], slope=known[1])

@@ -1,7 +1,7 @@
-"""What was measured in earlier processes: a folder of small JSON files. Knows no models, no clocks.
+"""Stores measurements between processes: a folder of small JSON files.
 
-A file holds the facts that its content depends on, in readable form, and is named by their hash.
-It is a convenience: what cannot be read is not known, what cannot be written is not remembered.
+Each file contains the facts that its content depends on, and is named by their hash. Files that
+cannot be read or written are ignored.
 """
 
 from __future__ import annotations
@@ -17,23 +17,9 @@ from typing import Any
 from ggufspec.common.files import default_cache_dir, write_whole
 from ggufspec.errors import CacheError
 
-__all__ = [
-    "Record",
-    "TunedSettings",
-    "fingerprint",
-    "folder",
-    "forget",
-    "key",
-    "recall",
-    "records",
-    "remember",
-    "remember_settings",
-    "settings",
-]
-
-_FORMAT = 1  # a file of another one is not ours to read
+_FORMAT = 1  # files of other formats are ignored
 _N_KEY_DIGITS = 32
-_MOST_BYTES = 2**20  # no file of ours is near that
+_MOST_BYTES = 2**20  # far more than any file needs
 _END_BYTES = 64 * 1024
 _FLASH_ATTENTION = ("auto", "on", "off")
 _MOST_THREADS = 512
@@ -41,13 +27,13 @@ _MOST_OF_A_BATCH = 2**20
 
 
 def key(facts: Mapping[str, object]) -> str:
-    """The name of what depends on these facts (of JSON's types): the same in every process."""
+    """The file name for these facts (of JSON's types), the same in every process."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_N_KEY_DIGITS]
 
 
 def remember(facts: Mapping[str, object], document: Mapping[str, object]) -> bool:
-    """Keep a document under its facts, whole or not at all; False where it cannot be written."""
+    """Store a document under its facts, atomically; False if it cannot be written."""
     content = {"format": _FORMAT, "facts": facts, "document": document}
     data = (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
     try:
@@ -58,7 +44,7 @@ def remember(facts: Mapping[str, object], document: Mapping[str, object]) -> boo
 
 
 def recall(facts: Mapping[str, object]) -> dict[str, Any] | None:
-    """The document that was kept under these facts; None where there is none to be trusted."""
+    """The document stored under these facts; None if there is no valid one."""
     try:
         record = _read(_path(key(facts)))
     except CacheError:
@@ -68,7 +54,7 @@ def recall(facts: Mapping[str, object]) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Record:
-    """A file as it is."""
+    """The content of a file."""
 
     key: str
     facts: dict[str, Any]
@@ -76,7 +62,7 @@ class Record:
 
 
 def records() -> Iterator[Record]:
-    """All that is remembered and readable."""
+    """All readable records."""
     for path in _files():
         record = _read(path)
         if record is not None:
@@ -84,7 +70,7 @@ def records() -> Iterator[Record]:
 
 
 def forget(key: str | None = None) -> int:
-    """Remove one record, or all, unreadable ones too; returns how many there were."""
+    """Remove one record, or all, including unreadable ones; returns how many there were."""
     n_removed = 0
     for path in _files():
         if key is None or path.stem == key:
@@ -95,15 +81,12 @@ def forget(key: str | None = None) -> int:
 
 
 def folder() -> Path:
-    """Where the files are. Raises CacheError where there is no home folder."""
+    """Where the files are. Raises CacheError if there is no home folder."""
     return default_cache_dir() / "pairs"
 
 
 def fingerprint(path: Path) -> str | None:
-    """Tells a model file from others wherever it lies: a hash of its size, start and end.
-
-    None where the file cannot be read (any more).
-    """
+    """A hash of a model file's size, start and end; None if it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
@@ -118,7 +101,7 @@ def fingerprint(path: Path) -> str | None:
 
 @dataclass(frozen=True)
 class TunedSettings:
-    """How a pair was found to be fastest. None: nothing was found out."""
+    """The fastest settings that tune found for a pair; None: not measured."""
 
     n_threads: int | None = None
     n_threads_draft: int | None = None
@@ -128,7 +111,7 @@ class TunedSettings:
 
 
 def settings(facts: Mapping[str, object]) -> TunedSettings:
-    """The settings that were remembered for a pair on a machine; facts know no settings."""
+    """The settings stored for a pair on a machine; `facts` contain no settings."""
     found = recall(_about_settings(facts)) or {}
     flash_attention = found.get("flash_attention")
     return TunedSettings(
@@ -141,7 +124,7 @@ def settings(facts: Mapping[str, object]) -> TunedSettings:
 
 
 def remember_settings(facts: Mapping[str, object], found: TunedSettings) -> bool:
-    """Keep settings for a pair on a machine; what is None now stays as it was known before."""
+    """Store settings for a pair on a machine; those that are None stay as they were."""
     known = {name: value for name, value in asdict(settings(facts)).items() if value is not None}
     known |= {name: value for name, value in asdict(found).items() if value is not None}
     return remember(_about_settings(facts), known)
@@ -169,7 +152,7 @@ def _files() -> list[Path]:
 
 
 def _read(path: Path) -> Record | None:
-    """A file of ours, if it is whole: its name is the hash of the facts within."""
+    """The record in a file; None unless its name is the hash of the facts within."""
     try:
         with path.open("rb") as file:
             content = json.loads(file.read(_MOST_BYTES))

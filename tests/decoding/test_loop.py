@@ -74,7 +74,7 @@ def test_greedy_text_is_that_of_plain_decoding(rule: str, n_draft: int) -> None:
         text, rounds = run(target, drafter, n_draft=n_draft, rule=rule)
         assert text == plain
         if draft_seed == 1:
-            assert all(turn.n_accepted == turn.n_drafted for turn in rounds)
+            assert all(round_.n_accepted == round_.n_drafted for round_ in rounds)
             assert target.n_scores == -(-40 // (n_draft + 1))
 
 
@@ -82,8 +82,8 @@ def test_greedy_text_is_that_of_plain_decoding(rule: str, n_draft: int) -> None:
 def test_exactly_the_tokens_that_were_asked_for(n_tokens: int) -> None:
     target = FakeSession(hashed_logits(N_VOCAB, 1), n_ctx=2 + n_tokens)
     text, rounds = run(target, model_drafter(hashed_logits(N_VOCAB, 1)), n_tokens=n_tokens)
-    assert len(text) == n_tokens == sum(len(turn.tokens) for turn in rounds)
-    assert sum(turn.n_drafted for turn in rounds) < n_tokens
+    assert len(text) == n_tokens == sum(len(round_.tokens) for round_ in rounds)
+    assert sum(round_.n_drafted for round_ in rounds) < n_tokens
 
 
 def test_nothing_is_decoded_only_to_be_thrown_away() -> None:
@@ -102,8 +102,8 @@ def test_a_stop_token_inside_a_draft_ends_the_text_there(stop_at: int) -> None:
     assert text == script[2 : 2 + stop_at]
     assert text[-1] == 9
     # Nothing is drafted behind the stop token, and what is counted as accepted was written.
-    assert sum(turn.n_drafted for turn in rounds) <= len(text)
-    assert all(turn.n_accepted <= len(turn.tokens) for turn in rounds)
+    assert sum(round_.n_drafted for round_ in rounds) <= len(text)
+    assert all(round_.n_accepted <= len(round_.tokens) for round_ in rounds)
 
 
 def test_a_draft_that_runs_past_a_stop_token_is_cut() -> None:
@@ -138,7 +138,7 @@ def test_the_drafter_hears_every_verdict_and_knows_no_more_than_the_text() -> No
 
 
 @pytest.mark.parametrize("rule", verify.names())
-def test_sampled_text_has_the_targets_law(rule: str) -> None:
+def test_sampled_text_has_the_targets_distribution(rule: str) -> None:
     """Pairs of tokens over 20,000 short texts: the standard error is at most 0.0035."""
     n_vocab, n_runs = 3, 20_000
     sampling = Sampling(temperature=0.9, top_k=0, top_p=1, min_p=0)
@@ -173,11 +173,11 @@ def test_sampled_text_has_the_targets_law(rule: str) -> None:
             pass
         counts[tokens[1], tokens[2]] += 1
 
-    def law(prefix: tuple[int, ...]) -> np.ndarray:
+    def distribution(prefix: tuple[int, ...]) -> np.ndarray:
         weights = np.exp(target(prefix) / 0.9)
         return weights / weights.sum()
 
-    expected = np.array([law((0,))[a] * law((0, a)) for a in range(n_vocab)])
+    expected = np.array([distribution((0,))[a] * distribution((0, a)) for a in range(n_vocab)])
     np.testing.assert_allclose(counts / n_runs, expected, atol=0.0175)
 
 

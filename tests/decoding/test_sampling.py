@@ -156,7 +156,7 @@ def test_values_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["xtc", "mirostat", "adaptive_p", "infill"])
-def test_samplers_that_are_no_distribution_are_refused_with_the_reason(name: str) -> None:
+def test_samplers_without_a_distribution_are_refused_with_the_reason(name: str) -> None:
     with pytest.raises(OptionError, match=f"{name}.*no distribution"):
         Sampling(samplers=("top_k", name))
     with pytest.raises(OptionError, match="choose from penalties, dry"):

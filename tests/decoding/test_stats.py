@@ -8,7 +8,7 @@ from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Round
 
 
-def turn(n_drafted: int, n_accepted: int) -> Round:
+def round_(n_drafted: int, n_accepted: int) -> Round:
     return Round([0] * (n_accepted + 1), n_drafted, n_accepted, 0.25, 0.5, 0.125)
 
 
@@ -17,7 +17,7 @@ def stats(rounds: list[Round], seconds: float = 4.0) -> Stats:
         rounds,
         n_prompt=5,
         n_prompt_reused=2,
-        n_generated=sum(len(turn.tokens) for turn in rounds),
+        n_generated=sum(len(round_.tokens) for round_ in rounds),
         prompt_seconds=1.0,
         generation_seconds=seconds,
         decode_seconds=2.0,
@@ -25,7 +25,7 @@ def stats(rounds: list[Round], seconds: float = 4.0) -> Stats:
 
 
 def test_counts_and_seconds_add_up() -> None:
-    found = stats([turn(3, 3), turn(3, 0), turn(1, 1), turn(0, 0)])
+    found = stats([round_(3, 3), round_(3, 0), round_(1, 1), round_(0, 0)])
     assert (found.n_rounds, found.n_generated, found.n_drafted, found.n_accepted) == (4, 8, 7, 4)
     assert found.drafted_by_position == (3, 2, 2)
     assert found.accepted_by_position == (2, 1, 1)

@@ -96,7 +96,7 @@ def test_all_forms_of_rows_are_judged_alike(name: str, draft_is: str, target_is:
     assert n_unlike <= 2  # uniforms so near an edge that rounding decides
 
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 Tree = dict[tuple[int, ...], np.ndarray]
 RULE_TWINS = {
     "match": reference.match,
@@ -118,28 +118,30 @@ def random_tree(rng: np.random.Generator, n_vocab: int, depth: int, certain: str
     return tree
 
 
-def law_of(tree: Tree, n: int) -> Law:
+def distribution_of(tree: Tree, n: int) -> Distribution:
     """The probability of every text of n tokens."""
-    law: Law = {(): 1.0}
+    distribution: Distribution = {(): 1.0}
     for _ in range(n):
-        law = {(*t, x): p * q for t, p in law.items() for x, q in enumerate(tree[t]) if q > 0}
-    return law
+        distribution = {
+            (*t, x): p * q for t, p in distribution.items() for x, q in enumerate(tree[t]) if q > 0
+        }
+    return distribution
 
 
-def law_by_rule(
+def distribution_by_rule(
     rule: Callable[..., reference.Judgement], target: Tree, draft: Tree, stops: set[tuple[int, ...]]
-) -> tuple[Law, float]:
-    """The exact law of a text after one round, continued by the target alone; and E[accepted].
+) -> tuple[Distribution, float]:
+    """The exact distribution of a text after one round, then of the target alone; and E[accepted].
 
     A draft goes on until its prefix is one of `stops`.
     """
     depth = max(len(prefix) for prefix in stops) + 1
-    law: Law = {}
+    distribution: Distribution = {}
     length = 0.0
 
     def go_on(text: tuple[int, ...], p: float) -> None:
         if len(text) == depth:
-            law[text] = law.get(text, 0.0) + p
+            distribution[text] = distribution.get(text, 0.0) + p
             return
         for x, q in enumerate(target[text]):
             if q > 0:
@@ -158,14 +160,14 @@ def law_by_rule(
             np.array([draft[prefix] for prefix in prefixes[:-1]]).reshape(len(tokens), -1),
             np.array([target[prefix] for prefix in prefixes]),
         )
-        for n, chance in enumerate(judged.law()):
+        for n, chance in enumerate(judged.length_probs()):
             length += p * chance * n
             for x, q in enumerate(judged.rests[n]):
                 if chance * q > 0:
                     go_on((*tokens[:n], x), p * chance * q)
 
     draft_on((), 1.0)
-    return law, length
+    return distribution, length
 
 
 def stops_of(
@@ -192,7 +194,7 @@ def cases(certain: str = "none") -> Iterator[tuple[Tree, Tree, set[tuple[int, ..
                 yield target, draft, stops_of(rng, n_vocab, n_draft, early)
 
 
-def distance(one: Law, other: Law) -> float:
+def distance(one: Distribution, other: Distribution) -> float:
     return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})
 
 
@@ -201,8 +203,8 @@ def distance(one: Law, other: Law) -> float:
 def test_every_text_has_exactly_the_targets_probability(name: str, certain: str) -> None:
     """By enumeration of all drafts, whose length depends on what was drawn, and all verdicts."""
     for target, draft, stops in cases(certain):
-        law, _ = law_by_rule(RULE_TWINS[name], target, draft, stops)
-        assert distance(law, law_of(target, len(max(stops, key=len)) + 1)) < 1e-12
+        distribution, _ = distribution_by_rule(RULE_TWINS[name], target, draft, stops)
+        assert distance(distribution, distribution_of(target, len(max(stops, key=len)) + 1)) < 1e-12
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -211,8 +213,8 @@ def test_the_known_wrong_versions_of_block_verification_are_caught(
 ) -> None:
     worst = max(
         distance(
-            law_by_rule(mutant, target, draft, stops)[0],
-            law_of(target, len(max(stops, key=len)) + 1),
+            distribution_by_rule(mutant, target, draft, stops)[0],
+            distribution_of(target, len(max(stops, key=len)) + 1),
         )
         for target, draft, stops in cases()
     )
@@ -223,7 +225,7 @@ def test_the_known_wrong_versions_of_block_verification_are_caught(
 def test_block_never_keeps_less_than_token_wise_rejection(certain: str) -> None:
     gains = []
     for case in cases(certain):
-        by_name = {name: law_by_rule(rule, *case)[1] for name, rule in RULE_TWINS.items()}
+        by_name = {name: distribution_by_rule(rule, *case)[1] for name, rule in RULE_TWINS.items()}
         gains.append(by_name["block"] - by_name["rejection"])
         assert by_name["rejection"] >= by_name["match"] - 1e-12
         if certain == "all":  # whatever the rule, no more than the target's own probability
@@ -232,7 +234,7 @@ def test_block_never_keeps_less_than_token_wise_rejection(certain: str) -> None:
     assert max(gains) > 0.01 or certain == "all"
 
 
-def law_of_first_token(
+def distribution_of_first_token(
     rule: Verify, target: np.ndarray, draft: np.ndarray, certain: bool, n_runs: int
 ) -> np.ndarray:
     """How often each token comes first, with n_draft = 1, over many seeded uniforms."""
@@ -246,22 +248,22 @@ def law_of_first_token(
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_the_first_token_has_the_targets_law(name: str) -> None:
+def test_the_first_token_has_the_targets_distribution(name: str) -> None:
     """40,000 runs: the standard error of a frequency is at most 0.0025, the bound is 5 of them.
 
     Accepting with min(1, 2 * target / draft) instead misses by 0.1 on these rows.
     """
     target = np.array([[0.5, 0.2, 0.2, 0.1, 0.0], [0.2, 0.2, 0.2, 0.2, 0.2]], np.float32)
     draft = np.array([[0.1, 0.5, 0.1, 0.2, 0.1]], np.float32)
-    law = law_of_first_token(verify.rule(name), target, draft, False, 40_000)
-    np.testing.assert_allclose(law, target[0], atol=0.0125)
+    distribution = distribution_of_first_token(verify.rule(name), target, draft, False, 40_000)
+    np.testing.assert_allclose(distribution, target[0], atol=0.0125)
     certain = np.array([[0.0, 1.0, 0.0, 0.0, 0.0]], np.float32)
-    law = law_of_first_token(verify.rule(name), target, certain, True, 40_000)
-    np.testing.assert_allclose(law, target[0], atol=0.0125)
+    distribution = distribution_of_first_token(verify.rule(name), target, certain, True, 40_000)
+    np.testing.assert_allclose(distribution, target[0], atol=0.0125)
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_sequences_have_the_targets_law(name: str) -> None:
+def test_sequences_have_the_targets_distribution(name: str) -> None:
     """Texts of two tokens, drafted two at a time from prefix-dependent rows, against exact laws."""
     n_vocab, n_draft, n_runs = 3, 2, 60_000
     rng = np.random.default_rng(2)

@@ -17,7 +17,9 @@ ROOM = ROOT / "ggufspec" / "drafting"
 OTHERS = {"constants.py", "profile_store.py"}  # the latter's numbers are limits of a file format
 MODULES = [path for path in sorted(ROOM.rglob("*.py")) if path.name not in OTHERS]
 NOT_TUNED = {0, 1, 2, -1, 40}  # identities, indices, halves; 40 columns of a message
-NATIVE = [ROOT / "native" / name for name in ("draft_length.cpp", "ngrams.cpp", "ngrams.h")]
+NATIVE = [
+    ROOT / "native" / name for name in ("draft_length.cpp", "ngrams.cpp", "ngrams.h", "verify.cpp")
+]
 NOT_TUNED_NATIVE = {"kNever", "kBase", "kMix", "kSlotBitsFirst"}  # a sentinel; hashing
 
 

@@ -1,4 +1,4 @@
-"""What passes cost is learned from passes, and guessed between them."""
+"""The cost of passes is learned from measurements, and interpolated between them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_sizes_between_known_ones_lie_on_a_line() -> None:
     )
 
 
-def test_a_landing_is_lower_than_the_stair_before_it() -> None:
+def test_a_batch_of_four_may_cost_less_than_three() -> None:
     curve = costs_of(n1=1.0, n3=2.3, n4=1.5).curve
     assert curve[2] > curve[3] > curve[1] - 0.2
 
 
-def test_a_landing_that_nobody_has_tried_is_believed_in() -> None:
+def test_an_unmeasured_multiple_of_four_is_assumed_no_dearer_than_the_size_below() -> None:
     costs = CostModel(12)
     for n, seconds in ((1, 1.0), (2, 1.7), (3, 2.4)):
         costs.observe_target(n, seconds)
@@ -37,7 +37,7 @@ def test_a_landing_that_nobody_has_tried_is_believed_in() -> None:
     assert costs.curve[3] == pytest.approx(3.1), "until it was tried"
 
 
-def test_what_was_slow_long_ago_is_worth_another_try() -> None:
+def test_an_old_measurement_is_discounted() -> None:
     costs = CostModel(4)
     costs.observe_target(1, 1.0)
     for _ in range(3):
@@ -52,7 +52,7 @@ def test_what_was_slow_long_ago_is_worth_another_try() -> None:
     assert costs.curve[3] == pytest.approx(3.0)
 
 
-def test_what_was_tried_often_is_believed_longer() -> None:
+def test_a_size_measured_often_is_discounted_more_slowly() -> None:
     costs = CostModel(4)
     for n, size in ((3, 2), (12, 3)):
         for _ in range(n):
@@ -63,7 +63,7 @@ def test_what_was_tried_often_is_believed_longer() -> None:
     assert 0.15 * doubts[0] < doubts[1] < 0.3 * doubts[0]
 
 
-def test_what_was_slow_once_or_twice_is_worth_it_sooner() -> None:
+def test_a_size_measured_once_or_twice_is_discounted_further() -> None:
     costs = CostModel(4)
     costs.observe_target(1, 1.0)
     costs.observe_target(4, 3.9)
@@ -73,14 +73,14 @@ def test_what_was_slow_once_or_twice_is_worth_it_sooner() -> None:
     assert costs.curve[3] < 0.7 * 3.8
 
 
-def test_no_pass_is_believed_to_take_longer_than_as_many_over_one_token() -> None:
+def test_no_pass_takes_longer_than_as_many_passes_over_one_token() -> None:
     costs = costs_of(n1=0.01, n2=1.1, n3=0.03)
     assert costs.curve[1] == pytest.approx(0.02)
     costs.observe_target(2, 0.015)
     assert costs.curve[1] == pytest.approx(0.015)
 
 
-def test_what_texts_share_is_known_beyond_what_one_may_draft() -> None:
+def test_shared_passes_are_measured_beyond_what_one_text_may_draft() -> None:
     costs = CostModel(4, n_sharers=3)
     for n, seconds in ((1, 1.0), (4, 2.0), (12, 3.0)):
         costs.observe_target(n, seconds)
@@ -93,13 +93,13 @@ def test_what_texts_share_is_known_beyond_what_one_may_draft() -> None:
     assert CostModel.of_document(costs.to_document(), 4).n_measured(12) == 0
 
 
-def test_nothing_known_is_a_guess_that_rises() -> None:
+def test_an_unmeasured_curve_increases() -> None:
     curve = list(CostModel(8).curve)
     assert curve == sorted(curve)
     assert curve[0] > 0
 
 
-def test_a_first_pass_that_was_slow_is_forgotten_at_once() -> None:
+def test_a_slow_first_pass_is_replaced_at_once() -> None:
     costs = costs_of(n1=600.0)
     costs.observe_target(1, 1.0)
     assert costs.curve[0] == 1.0
@@ -112,7 +112,7 @@ def test_one_disturbed_pass_changes_little() -> None:
     assert costs.curve[0] < 1.1
 
 
-def test_a_machine_that_grows_slower_is_followed() -> None:
+def test_costs_follow_a_machine_that_becomes_slower() -> None:
     costs = costs_of(n1=1.0, n4=2.0)
     for _ in range(60):
         costs.observe_target(1, 1.5)
@@ -121,7 +121,7 @@ def test_a_machine_that_grows_slower_is_followed() -> None:
     assert costs.curve[3] == pytest.approx(3.0, rel=0.05)
 
 
-def test_what_one_size_has_changed_is_believed_of_the_others_in_part() -> None:
+def test_a_change_of_one_size_is_assumed_of_the_others_in_part() -> None:
     costs = costs_of(n1=1.0, n4=2.0)
     for _ in range(60):
         costs.observe_target(4, 4.0)
@@ -129,7 +129,7 @@ def test_what_one_size_has_changed_is_believed_of_the_others_in_part() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan")])
-def test_seconds_that_are_none_teach_nothing(seconds: float) -> None:
+def test_invalid_seconds_are_ignored(seconds: float) -> None:
     costs = costs_of(n1=1.0)
     costs.observe_target(1, seconds)
     costs.observe_draft(1, seconds)
@@ -138,7 +138,7 @@ def test_seconds_that_are_none_teach_nothing(seconds: float) -> None:
     assert costs.step < 1.0
 
 
-def test_frozen_costs_stay_and_copies_go_their_own_way() -> None:
+def test_frozen_costs_do_not_change_and_copies_are_independent() -> None:
     costs = costs_of(n1=1.0)
     costs.is_frozen = True
     costs.observe_target(1, 0.5)
@@ -148,7 +148,7 @@ def test_frozen_costs_stay_and_copies_go_their_own_way() -> None:
     assert (costs.curve[0], copy.curve[0]) == (1.0, 0.5)
 
 
-def test_a_document_tells_all_of_it() -> None:
+def test_a_document_restores_the_costs() -> None:
     costs = costs_of(n1=1.0, n4=1.5)
     costs.observe_draft(4, 0.4)
     costs.observe_reading(10, 0.2)
@@ -173,6 +173,6 @@ def test_a_document_tells_all_of_it() -> None:
     ],
     ids=str,
 )
-def test_what_is_no_document_is_refused(document: dict[str, object]) -> None:
+def test_an_invalid_document_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="seconds"):
         CostModel.of_document(document, 8)

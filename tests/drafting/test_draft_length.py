@@ -1,4 +1,4 @@
-"""Drafts are as long as pays: never much slower than the best fixed length, or than none."""
+"""The chosen length is never much slower than the best fixed one, or than plain decoding."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_no_fixed_length_brings_more(seed: int) -> None:
     assert tokens / seconds > 0.99 * fixed.max()
 
 
-def test_it_looks_past_a_stair_to_the_landing() -> None:
-    """Three tokens cost more than four: whoever has drafted one goes on to the third."""
+def test_it_looks_beyond_an_expensive_size_to_a_cheaper_one() -> None:
+    """Three tokens cost more than four: after one token it goes on to the third."""
     _, draw_from, tokens, _ = _native.best_rule([3.6, 5.8, 8.3, 5.5, 30.0], 0.1, [0.7] * 8)
     assert tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3, rel=0.01)
     assert draw_from[3] > 1  # and there it stays
@@ -311,7 +311,7 @@ def test_it_comes_back_when_the_text_changes() -> None:
     assert sum(n > 0 for n in lengths[250:]) > 100
 
 
-def test_what_was_expected_is_what_came() -> None:
+def test_the_expected_number_is_accepted_on_average() -> None:
     curve = CURVES["stairs"]
     policy = chosen(curve, 0.1)
     rounds = rounds_of(
@@ -322,7 +322,7 @@ def test_what_was_expected_is_what_came() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_nobody_drew_teaches_too(temperature: float) -> None:
+def test_distributions_that_were_not_drawn_from_are_learned_from(temperature: float) -> None:
     """A draft that was thought hopeless, looked at and left: the target's word still counts."""
     prior = AcceptancePrior(-3.0, 0.0, 12.0)
     curve = [1.0, 1.6, *(1.6 + 0.6 * n for n in range(1, N_MOST))]

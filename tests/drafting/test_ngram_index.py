@@ -245,7 +245,7 @@ def test_more_than_was_predicted_cannot_be_observed(n_accepted: int, n_tried: in
 
 
 def rounds(ngram_index: NgramIndex, length: int, truth: float, n: int, seed: int = 0) -> Prediction:
-    """Each round a new text whose end has one match; its one token stands with that chance."""
+    """Each round a new text whose end has one match, which is right with probability `truth`."""
     rng = np.random.default_rng(seed)
     for i in range(n):
         run = [10 * i + j for j in range(length)]
@@ -278,7 +278,7 @@ def test_chances_follow_a_text_that_changes() -> None:
     assert rounds(ngram_index, 4, 0.05, 300).probs[0] < 0.25
 
 
-def test_what_stands_elsewhere_speaks_for_kinds_not_seen_yet() -> None:
+def test_acceptance_of_some_matches_shifts_the_probability_of_unseen_ones() -> None:
     def unseen(ngram_index: NgramIndex) -> float:
         return ngram_index.predict([1, 2, 3, 4, 5, 6, -1, 1, 2, 3, 4, 5, 6], 1).probs[0]
 

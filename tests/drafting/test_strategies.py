@@ -117,7 +117,7 @@ def test_auto_is_what_an_engine_does(with_draft: bool, tmp_path: Path) -> None:
     assert same > 20  # batches of other sizes round differently: a near-tie may part them
 
 
-def test_a_grammar_holds_whoever_drafts(tmp_path: Path) -> None:
+def test_a_grammar_holds_with_every_strategy(tmp_path: Path) -> None:
     target = tiny.write_llama(tmp_path / "target.gguf")
     with ggufspec.load(target, n_ctx=512, n_threads=1) as engine:
         for drafter in ("ngram", "auto"):

@@ -1,7 +1,4 @@
-"""The verification rules, found by file name: one file a rule, each with a function `verify`.
-
-Knows which rules exist. No RNG, no state, no sessions.
-"""
+"""The verification rules, found by file name: one file each, with a function `verify`."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from ggufspec.errors import OptionError
 
 
 def names() -> list[str]:
-    """The rules that there are; those that begin with an underscore are not for use."""
+    """The names of all rules. Those with an underscore, which tests add, are not listed."""
     return [name for name in _all_names() if not name.startswith("_")]
 
 

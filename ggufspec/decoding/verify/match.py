@@ -1,4 +1,4 @@
-"""Equality with the target's own draw at each position, as in llama.cpp. Lossless for any draft."""
+"""Accepts tokens that equal the target's own draws, as llama.cpp does; lossless for any draft."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 
 
 def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-    """Draw from the target at each position; a drafted token stands while it is the one drawn."""
+    """Draw from the target at each position; accept drafted tokens as long as they are the same."""
     return Verdict(*_native.match(draft.tokens, None, as_rows(target_probs), uniforms))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import repeat
 
 from ggufspec.common import defaults
-from ggufspec.decoding.sampling import Rows, append_probs, as_rows, draw, gap
+from ggufspec.decoding.sampling import Rows, append_probs, as_rows, draw, gap, to_probs
 from ggufspec.decoding.types import Draft, Logits, Probs, Session, Verdict, token_array
 from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.strategies import Materials
@@ -147,15 +147,14 @@ class ModelDrafter:
         """
         tokens = token_array(tokens)
         n = min(len(self._unread), len(tokens) - 1)
-        ahead = tokens[len(tokens) - n :]
-        logits = self._session.score(tokens[: len(tokens) - n], ahead[:-1])
-        rows = Rows(n, logits.shape[1])
+        before, after = tokens[: len(tokens) - n], tokens[len(tokens) - n :]
+        logits = self._session.score(before, after[:-1])
         sampling = self._samplings[self._draft_temperature.temperature]
+        rows = to_probs(logits, sampling, before, after[:-1])
         gaps, acceptances = [], []
         for i, target_prob in enumerate(list(self._unread)[-n:]):
-            append_probs(rows, logits[i : i + 1], sampling, tokens[: len(tokens) - n + i])
             gaps.append(gap(logits, i))
-            draft_prob = rows.of(i, ahead[i])
+            draft_prob = rows.of(i, after[i])
             acceptances.append(min(1.0, draft_prob / target_prob) if target_prob > 0 else 0.0)
         self._n_read = len(tokens)
         self._unread.clear()

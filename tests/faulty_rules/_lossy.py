@@ -1,6 +1,6 @@
-"""A planted fault: accepts 1.3 times as often as is lossless. For the audit to find, not for use.
+"""A faulty verification rule for tests of the audit: it accepts 1.3 times as often as is lossless.
 
-Names that begin with an underscore are left out of `names()`; `--verify _lossy` reaches this one.
+tests/conftest.py adds this folder to those where rules are found, so that `_lossy` is one by name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _GREED = 1.3
 
 
 def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-    """As `rejection`, but token x stands with probability min(1, 1.3 * target(x) / draft(x))."""
+    """As `rejection`, but accepts token x with probability min(1, 1.3 * target(x) / draft(x))."""
     target = np.asarray(target_probs).astype(np.float64)
     tokens = [int(token) for token in draft.tokens]
     for i, token in enumerate(tokens):
