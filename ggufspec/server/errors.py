@@ -1,82 +1,96 @@
-"""What goes wrong between a client and the engine, and how OpenAI's clients are told of it.
-
-Knows HTTP's status codes; neither requests nor models. Nothing that is told holds a path or a
-prompt.
-"""
+"""The errors of the server, and the error responses that clients get for them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 from ggufspec.errors import GgufspecError, OptionError, PromptError
 
 
-class BusyError(GgufspecError):
-    """As many requests wait as may wait."""
+class QueueFullError(GgufspecError):
+    """As many requests are waiting as the queue takes."""
 
     def __init__(self, n_waiting: int, retry_seconds: float) -> None:
-        super().__init__(f"{n_waiting} requests are waiting, and no more may; try again later")
+        super().__init__(
+            f"the queue is full ({n_waiting} requests are waiting); retry after the seconds in "
+            "Retry-After"
+        )
         self.retry_seconds = retry_seconds
 
 
-class StoppingError(GgufspecError):
-    """The server stops: what did not end in time is told so."""
+class ServerStoppingError(GgufspecError):
+    """The server is stopping and the request was not finished in time."""
 
     def __init__(self) -> None:
-        super().__init__("the server is stopping; ask again when it is back")
+        super().__init__("the server is stopping; retry once it has restarted")
 
 
-class TooSlowError(GgufspecError):
-    """A request took longer than one may take, waiting included."""
+class RequestTimeoutError(GgufspecError):
+    """A request took longer than --timeout, its time in the queue included."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"the request took longer than {seconds:g} s; ask for fewer tokens, or raise --timeout"
+            f"the request took longer than {seconds:g} s; ask for fewer tokens, or start the "
+            "server with a larger --timeout"
         )
 
 
 class InternalError(GgufspecError):
-    """A mistake of ours. What it was stands in the log, by its kind alone."""
+    """An unexpected exception. The log has its type; its message may quote a prompt."""
 
     def __init__(self) -> None:
-        super().__init__("the request met an error of the server's own; the next one may not")
+        super().__init__("internal error while processing this request; see the server's log")
 
 
-@dataclass(eq=False)
-class Problem(Exception):
-    """An answer that is an error, in OpenAI's form."""
+class WorkerFailedError(GgufspecError):
+    """The engine worker's thread has ended, so no request can be processed any more."""
 
-    status: int
-    message: str
-    kind: str = "invalid_request_error"
-    param: str | None = None
-    code: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """{"error": {"message", "type", "param", "code"}}"""
-        told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": told}
+    def __init__(self) -> None:
+        super().__init__("the engine worker has failed; restart the server")
 
 
-def problem_of(error: GgufspecError) -> Problem:
-    """What a client is told of an error."""
+class ApiError(HTTPException):
+    """An error response in OpenAI's format. Its message holds neither paths nor prompts."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        self.body = {"error": error}
+
+    def response(self) -> JSONResponse:
+        """The response with this status, body and these headers."""
+        return JSONResponse(self.body, self.status_code, self.headers)
+
+
+def api_error_of(error: GgufspecError) -> ApiError:
+    """The response for an error of the engine or of the server."""
     message = str(error)
-    if isinstance(error, BusyError):
+    if isinstance(error, QueueFullError):
         wait = {"Retry-After": str(max(1, math.ceil(error.retry_seconds)))}
-        return Problem(429, message, "rate_limit_error", code="queue_full", headers=wait)
-    if isinstance(error, StoppingError):
-        return Problem(503, message, "server_error", code="stopping")
-    if isinstance(error, TooSlowError):
-        # Asked once more it would take as long again: OpenAI's clients would, if not told.
-        never = {"x-should-retry": "false"}
-        return Problem(504, message, "timeout_error", code="timeout", headers=never)
+        return ApiError(429, message, "rate_limit_error", code="queue_full", headers=wait)
+    if isinstance(error, ServerStoppingError):
+        return ApiError(503, message, "server_error", code="stopping")
+    if isinstance(error, WorkerFailedError):
+        return ApiError(503, message, "server_error", code="worker_failed")
+    if isinstance(error, RequestTimeoutError):
+        # OpenAI's clients retry a 504 by default, and the retry would take as long again.
+        no_retry = {"x-should-retry": "false"}
+        return ApiError(504, message, "timeout_error", code="timeout", headers=no_retry)
     if isinstance(error, PromptError):
-        return Problem(400, message, code="invalid_prompt")
+        return ApiError(400, message, code="invalid_prompt")
     if isinstance(error, OptionError):
-        return Problem(400, message, code="invalid_value")
-    return Problem(500, message, "server_error", code="failed")
+        return ApiError(400, message, code="invalid_value")
+    return ApiError(500, message, "server_error", code="failed")

@@ -1,318 +1,230 @@
-"""The one thread that owns the engine, and the queue before it. Knows no HTTP and no JSON.
-
-Requests are begun in the order they came, as many at once as the engine has slots; what is free
-then goes to further texts of those that run. All that is under way shares passes. Whoever asked is
-told by a callback, in the worker's thread; who has gone away is noticed within one round.
-"""
+"""The thread that drives the engine, one round at a time, for all running requests."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
-from typing import NamedTuple
+from typing import Literal
 
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
-from ggufspec.engine.stream import Completion, Stream
+from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
-from ggufspec.server.errors import BusyError, InternalError, StoppingError
+from ggufspec.server.errors import InternalError, ServerStoppingError, WorkerFailedError
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
+from ggufspec.server.queue import (
+    ChoiceDelta,
+    ChoiceFinished,
+    ParsedRequest,
+    QueuedRequest,
+    RequestEnded,
+    RequestEvent,
+    RequestQueue,
+    RunningChoice,
+    RunningRequest,
+)
 
 LOG = logging.getLogger("ggufspec.server")
 
-_LONGEST_RETRY_SECONDS = 60.0
 _N_SEEDS = 2**64
 
 
-@dataclass(frozen=True)
-class Task:
-    """Prompts, each to be continued `n` times; text i has the seed `seed + i`.
+class EngineWorker:
+    """Runs as many requests at a time as the engine has slots; free slots go to further choices.
 
-    `n_top`: how many of the likeliest tokens are told at each place; None: no log-probabilities.
+    An error of one request ends that request only. A cancelled request ends within one round.
     """
-
-    prompts: Sequence[Sequence[int]]
-    options: GenerateOptions
-    n: int = 1
-    seed: int | None = None
-    n_top: int | None = None
-
-    @property
-    def n_prompt(self) -> int:
-        """Tokens of all prompts."""
-        return sum(map(len, self.prompts))
-
-
-class Piece(NamedTuple):
-    """More of a text: of the first, second ... of its task."""
-
-    which: int
-    text: str
-    tokens: Sequence[int]
-    drafted: Sequence[bool]
-    logprobs: Sequence[TokenLogprobs]
-
-
-class Ended(NamedTuple):
-    """A text is complete."""
-
-    which: int
-    completion: Completion
-
-
-class Done(NamedTuple):
-    """All texts of the task are."""
-
-
-class Failed(NamedTuple):
-    """Nothing more will come."""
-
-    error: GgufspecError
-
-
-News = Piece | Ended | Done
-Event = News | Failed
-
-
-class Ticket:
-    """A task in the queue, and who is to hear of it."""
-
-    def __init__(self, task: Task, tell: Callable[[Event], None]) -> None:
-        self.task = task
-        self.tell = tell
-        self.asked_at = perf_counter()
-        self.is_given_up = False
-
-    def check(self) -> None:
-        """Raise _GivenUp once nobody waits any more."""
-        if self.is_given_up:
-            raise _GivenUp
-
-
-class Text:
-    """One of the texts of a ticket, under way."""
-
-    def __init__(self, job: Job, which: int, prompt: Sequence[int], stream: Stream) -> None:
-        self.job = job
-        self.which = which
-        self.prompt = prompt
-        self.stream = stream
-        self.tokens: list[int] = []
-
-
-class Job:
-    """A ticket that has been begun: the texts that are left of it, and those under way."""
-
-    def __init__(self, ticket: Ticket) -> None:
-        self.ticket = ticket
-        self.started_at = perf_counter()
-        self.writing: list[Text] = []
-        task = ticket.task
-        self.left = deque(enumerate(prompt for prompt in task.prompts for _ in range(task.n)))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all its texts are written."""
-        return not self.left and not self.writing
-
-
-class Worker:
-    """A queue of at most `n_waiting_max` tasks behind those that run."""
 
     def __init__(self, engine: Engine, *, n_waiting_max: int, metrics: Metrics) -> None:
         self._engine = engine
-        self._n_waiting_max = n_waiting_max
         self._metrics = metrics
-        self._waiting: deque[Ticket] = deque()
-        self._running: list[Job] = []
-        self._stopping = False
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="ggufspec-worker", daemon=True)
-
-    def start(self) -> None:
-        """Begin to work."""
-        self._thread.start()
+        self._queue = RequestQueue(engine.n_slots, n_waiting_max)
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="ggufspec-worker", daemon=True)
+        metrics.n_waiting.set_function(lambda: self.n_waiting)
+        metrics.n_running.set_function(lambda: self.n_running)
 
     @property
     def n_waiting(self) -> int:
-        """Tasks whose turn has not come."""
-        return len(self._waiting)
+        """Requests that have not started."""
+        return self._queue.n_waiting
 
     @property
     def n_running(self) -> int:
-        """Tasks that are worked on."""
-        return len(self._running)
+        """Requests that have started and not ended."""
+        return len(self._queue.running)
 
     @property
-    def is_stopping(self) -> bool:
-        """Whether nothing new is taken."""
-        return self._stopping
+    def status(self) -> Literal["ok", "stopping", "failed"]:
+        """Whether requests are accepted; "failed" if the thread has died."""
+        if self._has_failed:
+            return "failed"
+        return "stopping" if self._queue.is_closed else "ok"
 
-    def ask(self, task: Task, tell: Callable[[Event], None]) -> Ticket:
-        """Put a task into the queue. Raises BusyError, StoppingError."""
-        ticket = Ticket(task, tell)
-        with self._changed:
-            if self._stopping:
-                raise StoppingError
-            n_slots = self._engine.n_slots
-            n_free = n_slots - len(self._running)
-            if len(self._waiting) >= self._n_waiting_max + max(n_free, 0):
-                seconds = self._metrics.mean_task_seconds * (len(self._waiting) + 1) / n_slots
-                raise BusyError(len(self._waiting), min(seconds, _LONGEST_RETRY_SECONDS))
-            self._waiting.append(ticket)
-            self._changed.notify_all()
-        return ticket
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._thread.start()
 
-    def give_up(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more: it leaves the queue, or ends within a round."""
-        with self._changed:
-            ticket.is_given_up = True
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-                self._metrics.ended("cancelled", 0.0)
+    def submit(
+        self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]
+    ) -> QueuedRequest:
+        """Queue a request. Raises QueueFullError, ServerStoppingError, WorkerFailedError."""
+        queued = QueuedRequest(parsed, on_event)
+        self._queue.put(queued)
+        return queued
+
+    def cancel(self, queued: QueuedRequest) -> None:
+        """Drop a request: from the queue at once, otherwise at the end of the round."""
+        queued.is_cancelled = True
+        if self._queue.discard(queued):
+            self._metrics.generations.labels("cancelled").inc()
 
     def finish(self) -> None:
-        """Take nothing new, and tell those who wait; what runs goes on."""
-        with self._changed:
-            self._stopping = True
-            waiting = list(self._waiting)
-            self._waiting.clear()
-            self._changed.notify_all()
-        for ticket in waiting:
-            ticket.tell(Failed(StoppingError()))
+        """Refuse new requests and fail those that wait; running ones continue."""
+        for queued in self._queue.close(ServerStoppingError()):
+            self._send_end(queued, ServerStoppingError())
 
     def abort(self) -> None:
-        """The same, and what runs is told too."""
+        """As `finish`, and fail the running requests too."""
         self.finish()
-        for job in list(self._running):
-            if not job.ticket.is_given_up:
-                job.ticket.is_given_up = True
-                job.ticket.tell(Failed(StoppingError()))
+        for request in self._queue.running:
+            if not request.queued.is_cancelled:
+                request.queued.is_cancelled = True
+                self._send_end(request.queued, ServerStoppingError())
 
     def join(self, seconds: float | None = None) -> bool:
-        """Wait for the thread to end, after `finish` or `abort`; whether it has."""
+        """Wait for the thread to end, after `finish` or `abort`; returns whether it has."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _work(self) -> None:
-        scheduler = self._engine.scheduler()
-        while self._wait():
-            self._begin_texts()
-            texts = [text for job in self._running for text in job.writing]
-            by_stream = {text.stream: text for text in texts}
-            try:
-                errors = scheduler.step(list(by_stream))
-            except Exception as error:  # the thread lives on for who comes next
-                errors = [(stream, error) for stream in by_stream]
-            failed = {by_stream[stream]: error for stream, error in errors}
-            for text in texts:
-                if text in text.job.writing:  # not of a job that has failed just now
-                    self._hear(text, failed.get(text))
-            for job in [job for job in self._running if job.is_over]:
-                job.ticket.tell(Done())
-                self._end(job, "done")
-
-    def _wait(self) -> bool:
-        """For something to do. False when there will be nothing."""
-        with self._changed:
-            while not (self._running or self._waiting or self._stopping):
-                self._changed.wait()
-            n_free = self._engine.n_slots - len(self._running)
-            for _ in range(min(n_free, len(self._waiting))):
-                self._running.append(Job(self._waiting.popleft()))
-            return bool(self._running)
-
-    def _begin_texts(self) -> None:
-        """One of each task; then, where there is room, more of those that have more."""
-        n_free = self._engine.n_slots - sum(len(job.writing) for job in self._running)
-        for job in [job for job in self._running if not job.writing]:
-            n_free -= 1
-            self._begin(job)
-        while n_free > 0 and (hungry := [job for job in self._running if job.left]):
-            n_free -= 1
-            self._begin(hungry[0])
-
-    def _begin(self, job: Job) -> None:
-        """The next text of a task."""
-        task = job.ticket.task
-        which, prompt = job.left.popleft()
-        seed = None if task.seed is None else (task.seed + which) % _N_SEEDS
-        options: GenerateOptions = {**task.options, "seed": seed}
+    def _run(self) -> None:
         try:
-            job.ticket.check()
-            stream = self._engine.stream(prompt, **options)
+            scheduler = self._engine.scheduler()
+            while running := self._queue.next_running():
+                self._round(scheduler, running)
+        except BaseException as error:
+            self._has_failed = True
+            _log("the engine worker has failed; restart the server", error)
+            for queued in self._queue.close(WorkerFailedError()):
+                self._send_end(queued, WorkerFailedError())
+            for request in self._queue.running:
+                self._end(request, "failed", InternalError())
+
+    def _round(self, scheduler: Scheduler, running: Sequence[RunningRequest]) -> None:
+        for request in running:
+            if request.queued.is_cancelled:
+                self._end(request, "cancelled")
+        self._start_choices(self._queue.running)
+        choices = [choice for request in self._queue.running for choice in request.choices]
+        by_stream = {choice.stream: choice for choice in choices}
+        try:
+            errors = dict(scheduler.step(list(by_stream)))
         except Exception as error:
-            self._fail(job, error)
-        else:
-            job.writing.append(Text(job, which, prompt, stream))
+            errors = dict.fromkeys(by_stream, error)
+        for choice in choices:
+            if choice in choice.owner.choices:  # an earlier choice may have ended the request
+                with self._ends_on_error(choice.owner):
+                    self._deliver(choice, errors.get(choice.stream))
+        for request in self._queue.running:
+            if request.is_finished:
+                self._end(request, "completed")
 
-    def _hear(self, text: Text, error: Exception | None) -> None:
-        """A round of a text has gone by: tell what there is, and whether it has ended."""
-        ticket, stream = text.job.ticket, text.stream
-        try:
-            ticket.check()
-            if error is not None:
-                raise error
-            for chunk in stream.taken():
-                if not text.which and not text.tokens:
-                    self._metrics.first_text(perf_counter() - ticket.asked_at)
-                found = self._logprobs(ticket.task, text.prompt, text.tokens, chunk.tokens)
-                text.tokens += chunk.tokens
-                ticket.tell(Piece(text.which, chunk.text, chunk.tokens, chunk.drafted, found))
-        except Exception as failure:
-            self._fail(text.job, failure)
-            return
-        if stream.is_over:
-            self._let_go(text)
-            ticket.tell(Ended(text.which, stream.completion))
+    def _start_choices(self, running: Sequence[RunningRequest]) -> None:
+        """One choice of each request; then further ones, while slots are free."""
+        n_free = self._engine.n_slots - sum(len(request.choices) for request in running)
+        for request in running:
+            if not request.choices:
+                n_free -= 1
+                self._start_choice(request)
+        while n_free > 0 and (left := [request for request in running if request.pending]):
+            n_free -= 1
+            self._start_choice(left[0])
 
-    def _fail(self, job: Job, error: Exception) -> None:
-        """Whatever one request meets, the others are served."""
-        how = "failed"
-        if isinstance(error, _GivenUp):
-            how = "cancelled"
-        elif isinstance(error, GgufspecError):
-            job.ticket.tell(Failed(error))
-        else:
-            LOG.error("a request failed: %s", type(error).__name__)
-            LOG.debug("it was", exc_info=error)
-            job.ticket.tell(Failed(InternalError()))
-        self._end(job, how)
+    def _start_choice(self, request: RunningRequest) -> None:
+        index = request.pending.popleft()
+        seed = request.parsed.seed
+        if seed is not None:
+            seed = (seed + index) % _N_SEEDS
+        options: GenerateOptions = {**request.parsed.options, "seed": seed}
+        with self._ends_on_error(request):
+            stream = self._engine.stream(request.prompt_of(index), **options)
+            request.choices.append(RunningChoice(request, index, stream))
 
-    def _end(self, job: Job, how: str) -> None:
-        for text in list(job.writing):
-            self._let_go(text)
-        job.left.clear()
-        with self._changed:
-            if job in self._running:
-                self._running.remove(job)
-        self._metrics.ended(how, perf_counter() - job.started_at)
+    def _deliver(self, choice: RunningChoice, error: Exception | None) -> None:
+        """Report what the last round has added to a choice, and whether it is complete."""
+        if error is not None:
+            raise error
+        queued = choice.owner.queued
+        for chunk in choice.stream.taken():
+            if not choice.index and not choice.tokens:
+                self._metrics.time_to_first_token.observe(perf_counter() - queued.arrived_at)
+            logprobs = self._logprobs(choice, chunk.tokens)
+            choice.tokens += chunk.tokens
+            delta = ChoiceDelta(choice.index, chunk.text, chunk.tokens, chunk.drafted, logprobs)
+            queued.on_event(delta)
+        if choice.stream.is_over:
+            self._release(choice)
+            queued.on_event(ChoiceFinished(choice.index, choice.stream.completion))
 
-    def _let_go(self, text: Text) -> None:
-        text.job.writing.remove(text)
-        text.stream.close()
-        self._metrics.wrote(text.stream.completion.stats, self._engine.plain_seconds)
-
-    def _logprobs(
-        self, task: Task, prompt: Sequence[int], before: Sequence[int], tokens: Sequence[int]
-    ) -> list[TokenLogprobs]:
-        """Of the target itself, before sampling: it reads the tokens a second time for that."""
-        if task.n_top is None or not tokens:
+    def _logprobs(self, choice: RunningChoice, tokens: Sequence[int]) -> list[TokenLogprobs]:
+        """Of the target before sampling, which scores the tokens a second time for them."""
+        n_top = choice.owner.parsed.n_top
+        if n_top is None or not tokens:
             return []
         engine = self._engine
+        before = [*choice.owner.prompt_of(choice.index), *choice.tokens]
         n_together = min(len(tokens), engine.n_draft_max + 1)
-        pieces = engine.logits([*prompt, *before], tokens, whose="target", n_together=n_together)
+        pieces = engine.logits(before, tokens, whose="target", n_together=n_together)
         rows = [row for piece in pieces for row in piece]
         return [
-            logprobs_of(row, token, task.n_top, engine.vocab)
+            logprobs_of(row, token, n_top, engine.vocab)
             for row, token in zip(rows, tokens, strict=True)
         ]
 
+    def _release(self, choice: RunningChoice) -> None:
+        """Give back what a choice holds, and count its tokens."""
+        choice.owner.choices.remove(choice)
+        choice.stream.close()
+        self._metrics.observe(choice.stream.completion.stats, self._engine.plain_seconds)
 
-class _GivenUp(Exception):
-    """Nobody waits for this text any more."""
+    @contextmanager
+    def _ends_on_error(self, request: RunningRequest) -> Iterator[None]:
+        """Whatever is raised inside ends this request, and none of the others."""
+        try:
+            yield
+        except GgufspecError as error:
+            self._end(request, "failed", error)
+        except Exception as error:
+            _log("a request failed", error)
+            self._end(request, "failed", InternalError())
+
+    def _end(
+        self, request: RunningRequest, outcome: str, error: GgufspecError | None = None
+    ) -> None:
+        """Release a request and send its last event. Raises no Exception."""
+        request.pending.clear()
+        for choice in list(request.choices):
+            try:
+                self._release(choice)
+            except Exception as failure:
+                _log("a text could not be closed", failure)
+        self._queue.remove(request)
+        self._metrics.generations.labels(outcome).inc()
+        if not request.queued.is_cancelled:
+            self._send_end(request.queued, error)
+
+    def _send_end(self, queued: QueuedRequest, error: GgufspecError | None) -> None:
+        try:
+            queued.on_event(RequestEnded(error))
+        except Exception as failure:
+            _log("a client could not be notified", failure)
+
+
+def _log(what: str, error: BaseException) -> None:
+    """The type alone at the default level: the message may quote a prompt or a path."""
+    LOG.error("%s: %s", what, type(error).__name__)
+    LOG.debug("traceback", exc_info=error)

@@ -1,37 +1,41 @@
-"""Who has plenty to hear is told in time that it is over."""
+"""A stream with many events does not delay a timeout or the detection of a disconnect."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
+from starlette.requests import ClientDisconnect
 
-from ggufspec.server.errors import TooSlowError
-from ggufspec.server.job import Asked, GoneError, Patience
-from ggufspec.server.worker import Event, Piece, Task
+from ggufspec.server.errors import RequestTimeoutError
+from ggufspec.server.options import ServerOptions
+from ggufspec.server.queue import ChoiceDelta, ParsedRequest, RequestEvent
+from ggufspec.server.submission import submit
 
 
-class Flood:
-    """A worker that has told more than anybody will hear, before it is asked a second time."""
+class FloodingWorker:
+    """Has sent more events than anybody reads before `submit` returns."""
 
     def __init__(self) -> None:
-        self.n_given_up = 0
+        self.n_cancelled = 0
 
-    def ask(self, task: Task, tell: Callable[[Event], None]) -> object:
+    def submit(self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]) -> object:
         for _ in range(1000):
-            tell(Piece(0, "a", (1,), (False,), ()))
+            on_event(ChoiceDelta(0, "a", (1,), (False,), ()))
         return self
 
-    def give_up(self, ticket: object) -> None:
-        self.n_given_up += 1
+    def cancel(self, queued: object) -> None:
+        self.n_cancelled += 1
 
 
 @pytest.mark.parametrize(
-    ("timeout", "is_gone", "error"), [(0.0, False, TooSlowError), (60.0, True, GoneError)]
+    ("timeout", "is_gone", "error"),
+    [(0.005, False, RequestTimeoutError), (60.0, True, ClientDisconnect)],
 )
-def test_what_is_there_to_hear_delays_no_end(
+def test_many_events_do_not_delay_the_end(
     timeout: float, is_gone: bool, error: type[Exception]
 ) -> None:
     async def receive() -> Any:
@@ -39,17 +43,19 @@ def test_what_is_there_to_hear_delays_no_end(
             await asyncio.sleep(60)
         return {"type": "http.disconnect"}
 
-    async def ask(worker: Any) -> int:
-        n_heard = 0
-        with Asked(worker, Task([[1]], {}), Patience(timeout, 1.0), receive) as asked:
-            await asyncio.sleep(0.01)
+    async def read(worker: Any) -> int:
+        n_read = 0
+        options = ServerOptions("tiny", timeout=timeout)
+        events = submit(worker, ParsedRequest([[1]], {}), options, receive)
+        async with aclosing(events):
             try:
-                async for _ in asked.events():
-                    n_heard += 1
+                async for _ in events:
+                    n_read += 1
+                    await asyncio.sleep(0.001)
             except error:
-                return n_heard
+                return n_read
         return -1
 
-    flood = Flood()
-    assert 0 <= asyncio.run(ask(flood)) < 10
-    assert flood.n_given_up == 1
+    worker = FloodingWorker()
+    assert 0 <= asyncio.run(read(worker)) < 10
+    assert worker.n_cancelled == 1
