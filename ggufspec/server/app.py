@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from ggufspec import __version__
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import GgufspecError
-from ggufspec.server.errors import ApiError, InternalError, api_error_of
+from ggufspec.server.errors import ApiError, api_error_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
 from ggufspec.server.options import ServerOptions
@@ -271,10 +271,10 @@ async def _frames(
         if usage is not None:
             yield frame(usage)
         yield DONE
-    except GgufspecError as error:
+    except ApiError as error:
         if not has_begun:
             raise
-        yield frame(api_error_of(error).body)
+        yield frame(error.body)
 
 
 # Errors, all in OpenAI's format
@@ -299,13 +299,10 @@ def _add_error_handlers(app: FastAPI) -> None:
         return ApiError(400, message, param=place or None).response()
 
     @app.exception_handler(GgufspecError)
-    async def engine_error(request: Request, error: GgufspecError) -> Response:
+    @app.exception_handler(Exception)
+    async def other_error(request: Request, error: Exception) -> Response:
         return api_error_of(error).response()
 
     @app.exception_handler(ClientDisconnect)
     async def disconnected(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=CLIENT_DISCONNECTED)
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return api_error_of(InternalError()).response()

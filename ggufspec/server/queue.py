@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.engine.stream import Completion, Stream
-from ggufspec.errors import GgufspecError
-from ggufspec.server.errors import QueueFullError, ServerStoppingError, WorkerFailedError
+from ggufspec.server.errors import ApiError, queue_full
 from ggufspec.server.logprobs import TokenLogprobs
 
 _MAX_RETRY_SECONDS = 60.0
@@ -54,7 +53,7 @@ class ChoiceFinished(NamedTuple):
 class RequestEnded(NamedTuple):
     """The last event: all choices are complete, or the request has failed."""
 
-    error: GgufspecError | None
+    error: ApiError | None
 
 
 RequestEvent = ChoiceDelta | ChoiceFinished | RequestEnded
@@ -111,7 +110,7 @@ class RequestQueue:
         self._n_waiting_max = n_waiting_max
         self._waiting: deque[QueuedRequest] = deque()
         self._running: list[RunningRequest] = []
-        self._closed: GgufspecError | None = None
+        self._closed: Callable[[], ApiError] | None = None
         self._changed = threading.Condition()
         self._n_ended = 0
         self._seconds = 0.0  # of those that have ended
@@ -133,15 +132,15 @@ class RequestQueue:
         return self._closed is not None
 
     def put(self, queued: QueuedRequest) -> None:
-        """Append a request. Raises QueueFullError, ServerStoppingError, WorkerFailedError."""
+        """Append a request. Raises ApiError where the queue is full or closed."""
         with self._changed:
             if self._closed is not None:
-                raise self._closed
+                raise self._closed()
             n_free = self._n_slots - len(self._running)
             if len(self._waiting) >= self._n_waiting_max + max(n_free, 0):
                 mean = self._seconds / self._n_ended if self._n_ended else 1.0
                 seconds = mean * (len(self._waiting) + 1) / self._n_slots
-                raise QueueFullError(len(self._waiting), min(seconds, _MAX_RETRY_SECONDS))
+                raise queue_full(len(self._waiting), min(seconds, _MAX_RETRY_SECONDS))
             self._waiting.append(queued)
             self._changed.notify_all()
 
@@ -173,8 +172,8 @@ class RequestQueue:
             self._n_ended += 1
             self._seconds += perf_counter() - request.started_at
 
-    def close(self, reason: ServerStoppingError | WorkerFailedError) -> list[QueuedRequest]:
-        """Refuse new requests from now on; returns those that were waiting."""
+    def close(self, reason: Callable[[], ApiError]) -> list[QueuedRequest]:
+        """Refuse new requests from now on, with `reason()`; returns those that were waiting."""
         with self._changed:
             self._closed = reason
             waiting = list(self._waiting)

@@ -16,7 +16,6 @@ from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.queue import ParsedRequest
 from ggufspec.server.schema import (
-    N_PROMPTS,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
@@ -104,8 +103,6 @@ def _parsed(
 def _prompts_of(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return [cast("str | Sequence[int]", prompt)]
-    if len(prompt) > N_PROMPTS:
-        raise OptionError(f"there are {len(prompt)} prompts; send at most {N_PROMPTS}")
     return prompt
 
 

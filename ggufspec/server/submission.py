@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from ggufspec.server.errors import RequestTimeoutError
+from ggufspec.server.errors import request_timeout
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.queue import (
     ChoiceDelta,
@@ -38,7 +38,7 @@ async def submit(
 ) -> AsyncGenerator[Progress, None]:
     """The events of a request, up to its end; closing the generator cancels the request.
 
-    `receive` reports a client that disconnects. Raises GgufspecError, ClientDisconnect.
+    `receive` reports a client that disconnects. Raises ApiError, ClientDisconnect.
     """
     loop = asyncio.get_running_loop()
     events: asyncio.Queue[RequestEvent] = asyncio.Queue()
@@ -58,7 +58,7 @@ async def submit(
                 raise ClientDisconnect
             left = deadline - monotonic()
             if left <= 0:
-                raise RequestTimeoutError(options.timeout)
+                raise request_timeout(options.timeout)
             waited_for: set[asyncio.Future[Any]] = {pending, disconnected}
             await asyncio.wait(
                 waited_for,

@@ -13,7 +13,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
-from ggufspec.server.errors import InternalError, ServerStoppingError, WorkerFailedError
+from ggufspec.server.errors import ApiError, api_error_of, server_stopping, worker_failed
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.queue import (
@@ -72,7 +72,7 @@ class EngineWorker:
     def submit(
         self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]
     ) -> QueuedRequest:
-        """Queue a request. Raises QueueFullError, ServerStoppingError, WorkerFailedError."""
+        """Queue a request. Raises ApiError where the queue is full or closed."""
         queued = QueuedRequest(parsed, on_event)
         self._queue.put(queued)
         return queued
@@ -85,8 +85,8 @@ class EngineWorker:
 
     def finish(self) -> None:
         """Refuse new requests and fail those that wait; running ones continue."""
-        for queued in self._queue.close(ServerStoppingError()):
-            self._send_end(queued, ServerStoppingError())
+        for queued in self._queue.close(server_stopping):
+            self._send_end(queued, server_stopping())
 
     def abort(self) -> None:
         """As `finish`, and fail the running requests too."""
@@ -94,7 +94,7 @@ class EngineWorker:
         for request in self._queue.running:
             if not request.queued.is_cancelled:
                 request.queued.is_cancelled = True
-                self._send_end(request.queued, ServerStoppingError())
+                self._send_end(request.queued, server_stopping())
 
     def join(self, seconds: float | None = None) -> bool:
         """Wait for the thread to end, after `finish` or `abort`; returns whether it has."""
@@ -109,10 +109,10 @@ class EngineWorker:
         except BaseException as error:
             self._has_failed = True
             _log("the engine worker has failed; restart the server", error)
-            for queued in self._queue.close(WorkerFailedError()):
-                self._send_end(queued, WorkerFailedError())
+            for queued in self._queue.close(worker_failed):
+                self._send_end(queued, worker_failed())
             for request in self._queue.running:
-                self._end(request, "failed", InternalError())
+                self._end(request, "failed", error)
 
     def _round(self, scheduler: Scheduler, running: Sequence[RunningRequest]) -> None:
         for request in running:
@@ -196,14 +196,13 @@ class EngineWorker:
         """Whatever is raised inside ends this request, and none of the others."""
         try:
             yield
-        except GgufspecError as error:
-            self._end(request, "failed", error)
         except Exception as error:
-            _log("a request failed", error)
-            self._end(request, "failed", InternalError())
+            if not isinstance(error, GgufspecError):
+                _log("a request failed", error)
+            self._end(request, "failed", error)
 
     def _end(
-        self, request: RunningRequest, outcome: str, error: GgufspecError | None = None
+        self, request: RunningRequest, outcome: str, error: BaseException | None = None
     ) -> None:
         """Release a request and send its last event. Raises no Exception."""
         request.pending.clear()
@@ -215,9 +214,9 @@ class EngineWorker:
         self._queue.remove(request)
         self._metrics.generations.labels(outcome).inc()
         if not request.queued.is_cancelled:
-            self._send_end(request.queued, error)
+            self._send_end(request.queued, None if error is None else api_error_of(error))
 
-    def _send_end(self, queued: QueuedRequest, error: GgufspecError | None) -> None:
+    def _send_end(self, queued: QueuedRequest, error: ApiError | None) -> None:
         try:
             queued.on_event(RequestEnded(error))
         except Exception as failure:

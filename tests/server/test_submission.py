@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import ClientDisconnect
 
-from ggufspec.server.errors import RequestTimeoutError
+from ggufspec.server.errors import ApiError
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.queue import ChoiceDelta, ParsedRequest, RequestEvent
 from ggufspec.server.submission import submit
@@ -33,7 +33,7 @@ class FloodingWorker:
 
 @pytest.mark.parametrize(
     ("timeout", "is_gone", "error"),
-    [(0.005, False, RequestTimeoutError), (60.0, True, ClientDisconnect)],
+    [(0.005, False, ApiError), (60.0, True, ClientDisconnect)],
 )
 def test_many_events_do_not_delay_the_end(
     timeout: float, is_gone: bool, error: type[Exception]
