@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import Any
 
 from ggufspec.server.errors import ApiError
 
 _MAX_DEPTH = 64
 _MAX_DIGITS = 19
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_json(body: bytes) -> Any:
@@ -48,16 +50,12 @@ def _check_depth_and_text(document: object) -> None:
                 below += value.values()
             elif isinstance(value, list):
                 below += value
-            elif isinstance(value, str) and not _is_encodable(value):
+            elif isinstance(value, str) and _SURROGATE.search(value):
                 raise _invalid("a string has half of a surrogate pair")
         if not below:
             return
         level = below
     raise _too_deep()
-
-
-def _is_encodable(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def _refuse_constant(name: str) -> object:

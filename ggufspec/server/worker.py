@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
@@ -13,7 +14,13 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
-from ggufspec.server.errors import ApiError, api_error_of, server_stopping, worker_failed
+from ggufspec.server.errors import (
+    ApiError,
+    api_error_of,
+    queue_full,
+    server_stopping,
+    worker_failed,
+)
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.queue import (
@@ -23,27 +30,33 @@ from ggufspec.server.queue import (
     QueuedRequest,
     RequestEnded,
     RequestEvent,
-    RequestQueue,
     RunningChoice,
     RunningRequest,
 )
 
 LOG = logging.getLogger("ggufspec.server")
 
+_MAX_RETRY = 60.0  # seconds, in Retry-After
 _N_SEEDS = 2**64
 
 
 class EngineWorker:
     """Runs as many requests at a time as the engine has slots; free slots go to further choices.
 
-    An error of one request ends that request only. A cancelled request ends within one round.
+    Requests start in the order of arrival; at most `n_waiting_max` wait. An error of one request
+    ends that request only. A cancelled request ends within one round.
     """
 
     def __init__(self, engine: Engine, *, n_waiting_max: int, metrics: Metrics) -> None:
         self._engine = engine
+        self._n_waiting_max = n_waiting_max
         self._metrics = metrics
-        self._queue = RequestQueue(engine.n_slots, n_waiting_max)
-        self._has_failed = False
+        self._waiting: deque[QueuedRequest] = deque()
+        self._running: list[RunningRequest] = []
+        self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
+        self._changed = threading.Condition()
+        self._n_ended = 0
+        self._ended_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="ggufspec-worker", daemon=True)
         metrics.n_waiting.set_function(lambda: self.n_waiting)
         metrics.n_running.set_function(lambda: self.n_running)
@@ -51,19 +64,19 @@ class EngineWorker:
     @property
     def n_waiting(self) -> int:
         """Requests that have not started."""
-        return self._queue.n_waiting
+        return len(self._waiting)
 
     @property
     def n_running(self) -> int:
         """Requests that have started and not ended."""
-        return len(self._queue.running)
+        return len(self._running)
 
     @property
     def status(self) -> Literal["ok", "stopping", "failed"]:
         """Whether requests are accepted; "failed" if the thread has died."""
-        if self._has_failed:
-            return "failed"
-        return "stopping" if self._queue.is_closed else "ok"
+        if self._refuse is None:
+            return "ok"
+        return "failed" if self._refuse is worker_failed else "stopping"
 
     def start(self) -> None:
         """Start the thread; once."""
@@ -74,24 +87,33 @@ class EngineWorker:
     ) -> QueuedRequest:
         """Queue a request. Raises ApiError where the queue is full or closed."""
         queued = QueuedRequest(parsed, on_event)
-        self._queue.put(queued)
+        with self._changed:
+            if self._refuse is not None:
+                raise self._refuse()
+            n_waiting, n_slots = len(self._waiting), self._engine.n_slots
+            if n_waiting >= self._n_waiting_max + max(n_slots - len(self._running), 0):
+                mean = self._ended_seconds / self._n_ended if self._n_ended else 1.0
+                raise queue_full(n_waiting, min(mean * (n_waiting + 1) / n_slots, _MAX_RETRY))
+            self._waiting.append(queued)
+            self._changed.notify_all()
         return queued
 
     def cancel(self, queued: QueuedRequest) -> None:
         """Drop a request: from the queue at once, otherwise at the end of the round."""
-        queued.is_cancelled = True
-        if self._queue.discard(queued):
-            self._metrics.generations.labels("cancelled").inc()
+        with self._changed:
+            queued.is_cancelled = True
+            if queued in self._waiting:
+                self._waiting.remove(queued)
+                self._metrics.generations.labels("cancelled").inc()
 
     def finish(self) -> None:
         """Refuse new requests and fail those that wait; running ones continue."""
-        for queued in self._queue.close(server_stopping):
-            self._send_end(queued, server_stopping())
+        self._close(server_stopping)
 
     def abort(self) -> None:
         """As `finish`, and fail the running requests too."""
         self.finish()
-        for request in self._queue.running:
+        for request in list(self._running):
             if not request.queued.is_cancelled:
                 request.queued.is_cancelled = True
                 self._send_end(request.queued, server_stopping())
@@ -104,22 +126,40 @@ class EngineWorker:
     def _run(self) -> None:
         try:
             scheduler = self._engine.scheduler()
-            while running := self._queue.next_running():
-                self._round(scheduler, running)
+            while self._start_requests():
+                self._round(scheduler)
         except BaseException as error:
-            self._has_failed = True
             _log("the engine worker has failed; restart the server", error)
-            for queued in self._queue.close(worker_failed):
-                self._send_end(queued, worker_failed())
-            for request in self._queue.running:
+            self._close(worker_failed)
+            for request in list(self._running):
                 self._end(request, "failed", error)
 
-    def _round(self, scheduler: Scheduler, running: Sequence[RunningRequest]) -> None:
-        for request in running:
+    def _close(self, reason: Callable[[], ApiError]) -> None:
+        with self._changed:
+            if self._refuse is not worker_failed:
+                self._refuse = reason
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for queued in waiting:
+            self._send_end(queued, reason())
+
+    def _start_requests(self) -> bool:
+        """Wait until something runs; False once the queue is closed and nothing does."""
+        with self._changed:
+            while not (self._running or self._waiting or self._refuse):
+                self._changed.wait()
+            n_free = self._engine.n_slots - len(self._running)
+            for _ in range(min(n_free, len(self._waiting))):
+                self._running.append(RunningRequest(self._waiting.popleft()))
+            return bool(self._running)
+
+    def _round(self, scheduler: Scheduler) -> None:
+        for request in list(self._running):
             if request.queued.is_cancelled:
                 self._end(request, "cancelled")
-        self._start_choices(self._queue.running)
-        choices = [choice for request in self._queue.running for choice in request.choices]
+        self._start_choices()
+        choices = [choice for request in self._running for choice in request.choices]
         by_stream = {choice.stream: choice for choice in choices}
         try:
             errors = dict(scheduler.step(list(by_stream)))
@@ -129,18 +169,18 @@ class EngineWorker:
             if choice in choice.owner.choices:  # an earlier choice may have ended the request
                 with self._ends_on_error(choice.owner):
                     self._deliver(choice, errors.get(choice.stream))
-        for request in self._queue.running:
+        for request in list(self._running):
             if request.is_finished:
                 self._end(request, "completed")
 
-    def _start_choices(self, running: Sequence[RunningRequest]) -> None:
+    def _start_choices(self) -> None:
         """One choice of each request; then further ones, while slots are free."""
-        n_free = self._engine.n_slots - sum(len(request.choices) for request in running)
-        for request in running:
+        n_free = self._engine.n_slots - sum(len(request.choices) for request in self._running)
+        for request in list(self._running):
             if not request.choices:
                 n_free -= 1
                 self._start_choice(request)
-        while n_free > 0 and (left := [request for request in running if request.pending]):
+        while n_free > 0 and (left := [request for request in self._running if request.pending]):
             n_free -= 1
             self._start_choice(left[0])
 
@@ -211,7 +251,10 @@ class EngineWorker:
                 self._release(choice)
             except Exception as failure:
                 _log("a text could not be closed", failure)
-        self._queue.remove(request)
+        with self._changed:
+            self._running.remove(request)
+        self._n_ended += 1
+        self._ended_seconds += perf_counter() - request.started_at
         self._metrics.generations.labels(outcome).inc()
         if not request.queued.is_cancelled:
             self._send_end(request.queued, None if error is None else api_error_of(error))

@@ -10,6 +10,7 @@ from serving import comes_true, serving
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.stream import Stream
+from ggufspec.server.queue import ParsedRequest, RequestEvent
 
 SHORT: dict[str, Any] = {"prompt": "hi", "temperature": 0, "max_tokens": 4}
 
@@ -33,6 +34,18 @@ def test_the_worker_survives_a_request_that_cannot_be_ended(
         assert live.client.get("/health").json() == {"status": "ok"}
         assert live.ok("/v1/completions", **SHORT)["choices"][0]["text"] == "abcd"
         assert live.is_free()
+
+
+def test_the_worker_survives_a_client_that_cannot_be_notified(endless: Engine) -> None:
+    def fails(event: RequestEvent) -> None:
+        raise ZeroDivisionError
+
+    with serving(endless) as live:
+        request = ParsedRequest([endless.tokenize("hi")], {"temperature": 0, "max_tokens": 4})
+        live.service.worker.submit(request, fails)
+        assert live.ok("/v1/completions", **SHORT)["choices"][0]["text"] == "abcd"
+        assert live.is_free()
+        assert live.client.get("/health").json() == {"status": "ok"}
 
 
 def test_health_reports_a_worker_that_has_died(

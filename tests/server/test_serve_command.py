@@ -15,7 +15,10 @@ from ggufspec.server.page import page
 
 def called(monkeypatch: pytest.MonkeyPatch, *args: str | Path) -> int:
     monkeypatch.setattr(sys, "argv", ["ggufspec", "serve", *map(str, args)])
-    return main._run()
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 def test_without_the_extra_it_says_what_to_install(
