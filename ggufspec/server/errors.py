@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 
@@ -9,6 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from ggufspec.errors import GgufspecError, OptionError, PromptError
+
+LOG = logging.getLogger("ggufspec.server")
 
 
 class ApiError(HTTPException):
@@ -81,3 +84,9 @@ def api_error_of(error: BaseException) -> ApiError:
         return ApiError(500, str(error), "server_error", code="failed")
     message = "internal error while processing this request; see the server's log"
     return ApiError(500, message, "server_error", code="failed")
+
+
+def log_error(what: str, error: BaseException) -> None:
+    """Log the type alone at the default level: the message may quote a prompt or a path."""
+    LOG.error("%s: %s", what, type(error).__name__)
+    LOG.debug("traceback", exc_info=error)

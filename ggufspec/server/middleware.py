@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import logging
 import re
 from time import monotonic
 
@@ -16,11 +15,9 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ggufspec.server.errors import ApiError
+from ggufspec.server.errors import ApiError, log_error
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.options import ServerOptions
-
-LOG = logging.getLogger("ggufspec.server")
 
 CLIENT_DISCONNECTED = 499  # nginx's code; it is only counted, as no response can be sent
 PUBLIC_PATHS = ("/", "/health", "/openapi.json")
@@ -62,9 +59,7 @@ class RequestMiddleware:
         except ClientDisconnect:
             status = CLIENT_DISCONNECTED
         except Exception as error:
-            # The client has its response. The type alone is logged: the message may quote a prompt.
-            LOG.error("a request failed: %s", type(error).__name__)
-            LOG.debug("traceback", exc_info=error)
+            log_error("a request failed", error)  # the client has its response
         finally:
             path = getattr(scope.get("route"), "path", "other")
             self._metrics.http_requests.labels(path, status).inc()

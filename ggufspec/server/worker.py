@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import (
     ApiError,
     api_error_of,
+    log_error,
     queue_full,
     server_stopping,
     worker_failed,
@@ -33,8 +33,6 @@ from ggufspec.server.queue import (
     RunningChoice,
     RunningRequest,
 )
-
-LOG = logging.getLogger("ggufspec.server")
 
 _MAX_RETRY = 60.0  # seconds, in Retry-After
 _N_SEEDS = 2**64
@@ -129,7 +127,7 @@ class EngineWorker:
             while self._start_requests():
                 self._round(scheduler)
         except BaseException as error:
-            _log("the engine worker has failed; restart the server", error)
+            log_error("the engine worker has failed; restart the server", error)
             self._close(worker_failed)
             for request in list(self._running):
                 self._end(request, "failed", error)
@@ -238,7 +236,7 @@ class EngineWorker:
             yield
         except Exception as error:
             if not isinstance(error, GgufspecError):
-                _log("a request failed", error)
+                log_error("a request failed", error)
             self._end(request, "failed", error)
 
     def _end(
@@ -250,7 +248,7 @@ class EngineWorker:
             try:
                 self._release(choice)
             except Exception as failure:
-                _log("a text could not be closed", failure)
+                log_error("a text could not be closed", failure)
         with self._changed:
             self._running.remove(request)
         self._n_ended += 1
@@ -263,10 +261,4 @@ class EngineWorker:
         try:
             queued.on_event(RequestEnded(error))
         except Exception as failure:
-            _log("a client could not be notified", failure)
-
-
-def _log(what: str, error: BaseException) -> None:
-    """The type alone at the default level: the message may quote a prompt or a path."""
-    LOG.error("%s: %s", what, type(error).__name__)
-    LOG.debug("traceback", exc_info=error)
+            log_error("a client could not be notified", failure)
