@@ -29,7 +29,7 @@ from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.page import page
 from ggufspec.server.queue import ParsedRequest
-from ggufspec.server.requests import parse_chat, parse_completion, parse_predict
+from ggufspec.server.requests import parse_request
 from ggufspec.server.responses import ResponseBuilder
 from ggufspec.server.schema import (
     ChatRequest,
@@ -146,17 +146,17 @@ def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue a prompt, like OpenAI's legacy completions."""
-        return await _respond(parse_completion, body, request, service)
+        return await _respond(body, request, service)
 
     @router.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
         """Continue a conversation, with the model's chat template."""
-        return await _respond(parse_chat, body, request, service)
+        return await _respond(body, request, service)
 
     @router.post("/predict")
     async def predict(body: PredictRequest, request: Request) -> Response:
         """Continue a prompt; returns a JSON string, prompt included (LLMSpeculativeSampling)."""
-        parsed = await run_in_threadpool(parse_predict, body, service.engine, service.options)
+        parsed = await run_in_threadpool(parse_request, body, service.engine, service.options)
         builder = ResponseBuilder(body, parsed, service.options.alias)
         await _collect(builder, parsed, request, service)
         return JSONResponse(body.prompt + builder.texts[0])
@@ -227,12 +227,11 @@ def _add_information(router: APIRouter, service: Service) -> None:
 
 
 async def _respond(
-    parse: Callable[[Any, Engine, ServerOptions], ParsedRequest],
     body: CompletionRequest | ChatRequest,
     request: Request,
     service: Service,
 ) -> Response:
-    parsed = await run_in_threadpool(parse, body, service.engine, service.options)
+    parsed = await run_in_threadpool(parse_request, body, service.engine, service.options)
     builder = ResponseBuilder(body, parsed, service.options.alias)
     if not body.stream:
         await _collect(builder, parsed, request, service)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 from ggufspec.engine.engine import Engine
@@ -22,6 +21,7 @@ from ggufspec.server.schema import (
     GenerationBody,
     PredictRequest,
     ResponseFormat,
+    Tool,
 )
 from ggufspec.server.tool_calls import OPENING, supports_tools
 from ggufspec.structured.json_schema import gbnf_of_schema
@@ -30,27 +30,30 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 
 
-def parse_completion(
-    body: CompletionRequest, engine: Engine, server: ServerOptions
+def parse_request(
+    body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
 ) -> ParsedRequest:
     """Raises PromptError, OptionError."""
-    prompts = _prompts_of(body.prompt)
-    return _parsed(body, [engine.tokenize(each) for each in prompts], server, body.logprobs)
+    options = _options_of(body, server)
+    n, n_top, has_tools = body.n or 1, None, False
+    if isinstance(body, ChatRequest):
+        tools = [] if body.tool_choice == "none" else body.tools or []
+        has_tools = bool(tools)
+        prompts: Sequence[str | Sequence[int]] = [_chat_prompt(body, tools, engine)]
+        n_top = (body.top_logprobs or 0) if body.logprobs else None
+    elif isinstance(body, CompletionRequest):
+        prompts = _prompts_of(body.prompt)
+        n_top = body.logprobs
+    else:
+        prompts = [body.prompt]
+    tokens = [engine.tokenize(prompt) for prompt in prompts]
+    return ParsedRequest(tokens, options, n, body.seed, n_top, has_tools)
 
 
-def parse_predict(body: PredictRequest, engine: Engine, server: ServerOptions) -> ParsedRequest:
-    """Raises PromptError, OptionError."""
-    return _parsed(body, [engine.tokenize(body.prompt)], server, None)
-
-
-def parse_chat(body: ChatRequest, engine: Engine, server: ServerOptions) -> ParsedRequest:
-    """Raises PromptError, OptionError."""
+def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
     template = engine.target.model.chat_template
     if template is None:
         raise PromptError("this model has no chat template; use /v1/completions")
-    tools = body.tools or []
-    if body.tool_choice == "none":
-        tools = []
     if tools and not supports_tools(template):
         raise PromptError(
             f"the chat template of this model does not support tools with {OPENING}, the only "
@@ -60,18 +63,13 @@ def parse_chat(body: ChatRequest, engine: Engine, server: ServerOptions) -> Pars
         raise OptionError("'tools' and 'response_format' cannot be combined; leave out one of them")
     if body.top_logprobs and not body.logprobs:
         raise OptionError("top_logprobs needs 'logprobs': true")
-    prompt = engine.render(
+    return engine.render(
         [_template_message(message) for message in body.messages],
         tools=[tool.model_dump(exclude_none=True) for tool in tools],
     )
-    n_top = (body.top_logprobs or 0) if body.logprobs else None
-    parsed = _parsed(body, [engine.tokenize(prompt)], server, n_top)
-    return replace(parsed, has_tools=bool(tools))
 
 
-def _parsed(
-    body: GenerationBody, prompts: list[list[int]], server: ServerOptions, n_top: int | None
-) -> ParsedRequest:
+def _options_of(body: GenerationBody, server: ServerOptions) -> GenerateOptions:
     options: dict[str, Any] = dict(server.defaults)
     for name in (*_SAMPLING, *_PENALTIES):
         if getattr(body, name) is not None:
@@ -97,7 +95,7 @@ def _parsed(
     )
     checked = cast("GenerateOptions", options)
     Request.of(checked)
-    return ParsedRequest(prompts, checked, body.n or 1, body.seed, n_top)
+    return checked
 
 
 def _prompts_of(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
