@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 
 from ggufspec.engine.engine import Engine
-from ggufspec.server.app import ServerOptions, Service, make_app, make_service
-from ggufspec.server.uvicorn_server import Server, address_of, bind
+from ggufspec.server.app import Service, make_app, make_service
+from ggufspec.server.options import ServerOptions
+from ggufspec.server.uvicorn_server import GracefulServer, bind, url_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Live:
 
     url: str
     service: Service
-    server: Server
+    server: GracefulServer
     client: httpx.Client
 
     @property
@@ -69,11 +70,11 @@ def serving(
 ) -> Iterator[Live]:
     """A server in a thread of this process; at the end it must stop within seconds."""
     service = make_service(engine, ServerOptions(**{"alias": "tiny", **settings}))
-    server = Server(make_app(service), service.worker, grace=grace)
+    server = GracefulServer(make_app(service), service.worker, grace=grace)
     listening = bind("127.0.0.1", 0)
     if n_unsent is not None:  # bytes that the system keeps for a client that does not read
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, n_unsent)
-    url = address_of(listening)
+    url = url_of(listening)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     headers = {}

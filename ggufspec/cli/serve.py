@@ -154,7 +154,7 @@ def command(
       curl http://127.0.0.1:8080/v1/completions -H 'Content-Type: application/json' \\
            -d '{"prompt": "Once upon a time", "max_tokens": 50}'
     """
-    if find_spec("fastapi") is None or find_spec("uvicorn") is None:
+    if any(find_spec(name) is None for name in ("fastapi", "prometheus_client", "uvicorn")):
         raise OptionError("to serve, more has to be installed: pip install 'ggufspec[server]'")
     if api_key == "":
         raise click.BadParameter("is empty; leave it out to ask for none", param_hint="--api-key")
@@ -170,8 +170,9 @@ def command(
         "draft_temperature": draft_temperature,
     }
     from ggufspec.engine.options import CheckedOptions
-    from ggufspec.server.app import ServerOptions, make_app, make_service
-    from ggufspec.server.uvicorn_server import Server, address_of, bind
+    from ggufspec.server.app import make_app, make_service
+    from ggufspec.server.options import ServerOptions
+    from ggufspec.server.uvicorn_server import GracefulServer, bind
 
     CheckedOptions.of(settings)  # type: ignore[arg-type]
     load_settings.update(room_for(n_draft))
@@ -195,11 +196,16 @@ def command(
                     defaults=settings,  # type: ignore[arg-type]
                 ),
             )
-            server = Server(make_app(service), service.worker, grace=grace, log_requests=verbose)
+            server = GracefulServer(
+                make_app(service),
+                service.worker,
+                grace=grace,
+                on_listening=click.echo,
+                log_requests=verbose,
+            )
             if host not in _LOOPBACK and api_key is None:
                 _talk(f"anybody who reaches {host} may use this model: set GGUFSPEC_API_KEY")
-            _talk(f"serving {service.settings.alias}; Ctrl-C ends it")
-            click.echo(address_of(listening))
+            _talk(f"serving {service.options.alias}; Ctrl-C ends it")
             server.run(sockets=[listening])
             service.worker.join()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0

@@ -1,41 +1,36 @@
-"""The routes: which body is answered how. Knows HTTP; how texts are made is the worker's affair."""
+"""The routes of the API, and how each request is answered."""
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from prometheus_client.exposition import choose_encoder
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
 from ggufspec import __version__
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import GgufspecError
-from ggufspec.server import metrics as prometheus
-from ggufspec.server.errors import InternalError, Problem, problem_of
-from ggufspec.server.job import Asked, GoneError, Patience, Waiting
+from ggufspec.server.errors import ApiError, api_error_of
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.middleware import CLIENT_GONE, Guard, Rules, answer
+from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
+from ggufspec.server.options import ServerOptions
 from ggufspec.server.page import page
-from ggufspec.server.requests import (
-    Generation,
-    Limits,
-    chat_task,
-    completion_task,
-    predict_task,
-    refuse,
-)
-from ggufspec.server.responses import Answer, Form
+from ggufspec.server.queue import ParsedRequest
+from ggufspec.server.requests import parse_request
+from ggufspec.server.responses import ResponseBuilder
 from ggufspec.server.schema import (
     ChatRequest,
     CompletionRequest,
@@ -43,330 +38,270 @@ from ggufspec.server.schema import (
     PredictRequest,
     TokenizeRequest,
 )
-from ggufspec.server.sse import ALIVE, DONE, EventStream, frame
-from ggufspec.server.worker import Done, News, Task, Worker
+from ggufspec.server.sse import DONE, KEEP_ALIVE, EventStream, frame
+from ggufspec.server.strict_json import parse_json
+from ggufspec.server.submission import KeepAlive, submit
+from ggufspec.server.worker import EngineWorker
 
-_NAMED = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # fields and places, not kinds of a union
+_FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": what}
-    for status, what in (
-        (400, "The request cannot be answered as it is."),
+    status: {"description": text}
+    for status, text in (
+        (400, "The request is invalid."),
         (401, "The API key is missing or wrong."),
-        (403, "Called by a name that is not this machine's."),
-        (404, "There is no such thing."),
-        (408, "The body took too long."),
+        (403, "Host header not allowed; set --host or an API key to accept other names."),
+        (404, "Not found."),
+        (408, "The body took too long to arrive."),
         (413, "The body is too large."),
         (415, "The body is not JSON."),
-        (429, "Too many wait; Retry-After says when to ask again."),
-        (503, "The server stops."),
-        (504, "The request took too long."),
+        (429, "The queue is full; retry after the seconds in Retry-After."),
+        (500, "Internal error."),
+        (503, "The server is stopping, or its engine worker has failed."),
+        (504, "The request took longer than --timeout."),
+        ("default", "Any other error."),  # also keeps FastAPI from documenting 422, which is 400
     )
 }
 
 
 @dataclass(frozen=True)
-class ServerOptions:
-    """What the operator chose. `hosts`: names that the server may be called by; None: any.
-
-    `defaults`: options of a text where the request does not say. Seconds are those of a whole
-    request, of its body, and between signs of life.
-    """
-
-    alias: str
-    api_key: str | None = None
-    cors_origins: tuple[str, ...] = ()
-    hosts: tuple[str, ...] | None = None
-    n_waiting_max: int = 32
-    max_tokens: int | None = None
-    n_body_bytes: int = 2**20
-    timeout: float = 600.0
-    body_seconds: float = 30.0
-    keep_alive: float = 5.0
-    defaults: GenerateOptions = field(default_factory=lambda: GenerateOptions())
-
-
-@dataclass(frozen=True)
 class Service:
-    """What the routes work with."""
+    """What the routes share. Several services may exist in one process."""
 
     engine: Engine
-    worker: Worker
+    worker: EngineWorker
     metrics: Metrics
-    settings: ServerOptions
+    options: ServerOptions
     started_at: int
 
     @property
-    def limits(self) -> Limits:
-        """What one request may ask for."""
-        return Limits(self.settings.max_tokens, self.settings.defaults)
+    def model(self) -> dict[str, Any]:
+        """The model, in OpenAI's form."""
+        return {
+            "id": self.options.alias,
+            "object": "model",
+            "created": self.started_at,
+            "owned_by": "ggufspec",
+            "ggufspec": {
+                "chat": self.engine.target.model.chat_template is not None,
+                "draft": self.engine.draft is not None,
+                "n_ctx": self.engine.n_ctx,
+                "n_vocab": self.engine.vocab.n_tokens,
+            },
+        }
 
-    @property
-    def has_chat(self) -> bool:
-        """Whether the model was made for chat."""
-        return self.engine.target.model.chat_template is not None
 
-
-def make_service(engine: Engine, settings: ServerOptions) -> Service:
+def make_service(engine: Engine, options: ServerOptions) -> Service:
     """A service whose worker has not started yet."""
     metrics = Metrics()
-    worker = Worker(engine, n_waiting_max=settings.n_waiting_max, metrics=metrics)
-    return Service(engine, worker, metrics, settings, int(time.time()))
+    worker = EngineWorker(engine, n_waiting_max=options.n_waiting_max, metrics=metrics)
+    return Service(engine, worker, metrics, options, int(time.time()))
 
 
 def make_app(service: Service) -> ASGIApp:
-    """The application: routes, and before them the guard."""
+    """The ASGI application: the routes, behind the middleware."""
     app = FastAPI(
         title="ggufspec",
         version=__version__,
-        summary="OpenAI's API over a GGUF model that writes with the help of a small one.",
+        summary="OpenAI's API for a GGUF model, with speculative decoding.",
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,
     )
     _add_error_handlers(app)
-    _add_texts(app, service)
-    _add_tokens(app, service)
-    _add_facts(app, service)
-    _tell_true_errors(app)
-    settings = service.settings
-    rules = Rules(settings.api_key, settings.hosts, settings.n_body_bytes, settings.body_seconds)
-    guarded: ASGIApp = Guard(app, rules=rules, metrics=service.metrics)
-    if settings.cors_origins:
-        guarded = CORSMiddleware(
-            guarded,
-            allow_origins=settings.cors_origins,
+    router = APIRouter(route_class=_StrictJsonRoute, responses=_ERRORS)
+    _add_generation(router, service)
+    _add_tokenization(router, service)
+    _add_information(router, service)
+    app.include_router(router)
+    options = service.options
+    checked: ASGIApp = RequestMiddleware(app, options=options, metrics=service.metrics)
+    if options.cors_origins:
+        checked = CORSMiddleware(
+            checked,
+            allow_origins=options.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
         )
-    return guarded
+    return checked
 
 
-def _add_texts(app: FastAPI, service: Service) -> None:
-    """What makes the model write."""
-    model = service.settings.alias
-
-    @app.post("/v1/completions", responses=_ERRORS)
-    async def completions(asked: CompletionRequest, request: Request) -> Response:
-        """Continue a text, as OpenAI's legacy completions."""
-        task = await _task(completion_task, asked, request, service)
-        form = Form(model, False, **_form(asked), with_logprobs=asked.logprobs is not None)
-        return await _answered(task, form, asked, request, service)
-
-    @app.post("/v1/chat/completions", responses=_ERRORS)
-    async def chat(asked: ChatRequest, request: Request) -> Response:
-        """Answer a conversation, by the model's own chat template."""
-        task = await _task(chat_task, asked, request, service)
-        reads_tools = bool(asked.tools) and asked.tool_choice != "none"
-        form = Form(
-            model,
-            True,
-            **_form(asked),
-            with_logprobs=bool(asked.logprobs),
-            reads_tools=reads_tools,
-        )
-        return await _answered(task, form, asked, request, service)
-
-    @app.post("/predict", responses=_ERRORS)
-    async def predict(asked: PredictRequest, request: Request) -> Response:
-        """Continue a prompt: a JSON text, the prompt before it, as LLMSpeculativeSampling does."""
-        task = await _task(predict_task, asked, request, service)
-        told = await _whole(task, Form(model, False), request, service)
-        return JSONResponse(asked.prompt + told.texts[0])
+class _StrictJsonRequest(Request):
+    async def json(self) -> Any:
+        return parse_json(await self.body())
 
 
-def _add_tokens(app: FastAPI, service: Service) -> None:
-    """What needs the vocabulary alone: these do not wait."""
+class _StrictJsonRoute(APIRoute):
+    """Has FastAPI parse each body once, strictly."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_strictly(request: Request) -> Response:
+            return await handle(_StrictJsonRequest(request.scope, request.receive))
+
+        return handle_strictly
+
+
+def _add_generation(router: APIRouter, service: Service) -> None:
+    @router.post("/v1/completions")
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue a prompt, like OpenAI's legacy completions."""
+        return await _respond(body, request, service)
+
+    @router.post("/v1/chat/completions")
+    async def chat(body: ChatRequest, request: Request) -> Response:
+        """Continue a conversation, with the model's chat template."""
+        return await _respond(body, request, service)
+
+    @router.post("/predict")
+    async def predict(body: PredictRequest, request: Request) -> Response:
+        """Continue a prompt; returns a JSON string, prompt included (LLMSpeculativeSampling)."""
+        parsed = await run_in_threadpool(parse_request, body, service.engine, service.options)
+        builder = ResponseBuilder(body, parsed, service.options.alias)
+        await _collect(builder, parsed, request, service)
+        return JSONResponse(body.prompt + builder.texts[0])
+
+
+def _add_tokenization(router: APIRouter, service: Service) -> None:
     vocab = service.engine.vocab
 
-    @app.post("/tokenize", responses=_ERRORS)
-    async def tokenize(asked: TokenizeRequest) -> Response:
-        """A text as token ids."""
+    @router.post("/tokenize")
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """Convert a text to token ids."""
         tokens = await run_in_threadpool(
             vocab.tokenize,
-            asked.content,
-            add_special=asked.add_special,
-            parse_special=asked.parse_special,
+            body.content,
+            add_special=body.add_special,
+            parse_special=body.parse_special,
         )
         return JSONResponse({"tokens": tokens})
 
-    @app.post("/detokenize", responses=_ERRORS)
-    async def detokenize(asked: DetokenizeRequest) -> Response:
-        """Token ids as a text; control tokens show nothing."""
-        for token in asked.tokens:
+    @router.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """Convert token ids to a text; control tokens have none."""
+        for token in body.tokens:
             if token >= vocab.n_tokens:
-                raise Problem(400, f"token {token}: there are {vocab.n_tokens:,}", param="tokens")
-        data = await run_in_threadpool(lambda: b"".join(map(vocab.piece, asked.tokens)))
+                raise ApiError(
+                    400,
+                    f"token {token} does not exist; ids are 0 to {vocab.n_tokens - 1:,}",
+                    param="tokens",
+                )
+        data = await run_in_threadpool(lambda: b"".join(map(vocab.piece, body.tokens)))
         return JSONResponse({"content": data.decode("utf-8", "replace")})
 
 
-def _add_facts(app: FastAPI, service: Service) -> None:
-    """What asks the model nothing."""
-    engine, alias = service.engine, service.settings.alias
-    model = {
-        "id": alias,
-        "object": "model",
-        "created": service.started_at,
-        "owned_by": "ggufspec",
-        "ggufspec": {
-            "chat": service.has_chat,
-            "draft": engine.draft is not None,
-            "n_ctx": engine.n_ctx,
-            "n_vocab": engine.vocab.n_tokens,
-        },
-    }
-
-    @app.get("/v1/models", responses=_ERRORS)
+def _add_information(router: APIRouter, service: Service) -> None:
+    @router.get("/v1/models")
     async def models() -> Response:
-        """The one model."""
-        return JSONResponse({"object": "list", "data": [model]})
+        """List the model."""
+        return JSONResponse({"object": "list", "data": [service.model]})
 
-    @app.get("/v1/models/{name:path}", responses=_ERRORS)
+    @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
-        """The one model, by its name."""
+        """Describe the model."""
+        alias = service.options.alias
         if name != alias:
-            raise Problem(404, "there is no such model here", code="model_not_found")
-        return JSONResponse(model)
+            raise ApiError(
+                404, f"this server has no such model; use {alias!r}", code="model_not_found"
+            )
+        return JSONResponse(service.model)
 
-    @app.get("/health", responses=_ERRORS)
+    @router.get("/health")
     async def health() -> Response:
-        """Whether requests are taken."""
-        if service.worker.is_stopping:
-            return JSONResponse({"status": "stopping"}, 503)
-        return JSONResponse({"status": "ok"})
+        """Report "ok"; or, with status 503, "stopping" or "failed" (the engine worker died)."""
+        status = service.worker.status
+        return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
-    @app.get("/metrics", responses=_ERRORS)
-    async def metrics() -> Response:
-        """Counts and seconds, for Prometheus."""
-        worker = service.worker
-        text = service.metrics.text(n_waiting=worker.n_waiting, n_running=worker.n_running)
-        return PlainTextResponse(text, media_type=prometheus.CONTENT_TYPE)
+    @router.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        """Metrics for Prometheus."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(service.metrics.registry), headers={"content-type": content_type})
 
-    @app.get("/", include_in_schema=False)
+    @router.get("/", include_in_schema=False)
     async def built_in_page() -> Response:
-        found = page()
-        return Response(found.html, media_type="text/html", headers=found.headers)
+        return page()
 
 
-# One request
+# One request for text
 
 
-async def _task(
-    make: Callable[[Any, Engine, Limits], Task],
-    asked: Generation,
+async def _respond(
+    body: CompletionRequest | ChatRequest,
     request: Request,
     service: Service,
-) -> Task:
-    """The task that a body makes. Raises Problem, GgufspecError; long prompts block nobody."""
-    refuse(json.loads(await request.body()), asked.refused)
-    return await run_in_threadpool(make, asked, service.engine, service.limits)
-
-
-def _form(asked: Generation) -> dict[str, bool]:
-    options = asked.stream_options
-    return {
-        "with_usage": options is not None and options.include_usage,
-        "reports": asked.report_drafted,
-    }
-
-
-async def _answered(
-    task: Task, form: Form, asked: Generation, request: Request, service: Service
 ) -> Response:
-    if not asked.stream:
-        return JSONResponse((await _whole(task, form, request, service)).whole())
-    frames = _frames(task, form, request, service)
-    # What fails at once gets a status of its own; afterwards it can only be told in the stream.
-    first = await anext(frames)
-    return EventStream(_after(first, frames))
+    parsed = await run_in_threadpool(parse_request, body, service.engine, service.options)
+    builder = ResponseBuilder(body, parsed, service.options.alias)
+    if not body.stream:
+        await _collect(builder, parsed, request, service)
+        return JSONResponse(builder.body())
+    frames = _frames(builder, parsed, request, service)
+    # An error before the first frame gets a status of its own; later ones are sent in the stream.
+    return EventStream(await anext(frames), frames)
 
 
-async def _whole(task: Task, form: Form, request: Request, service: Service) -> Answer:
-    told = Answer(form, len(task.prompts), task.n)
-    with Asked(service.worker, task, _patience(service), request.receive) as asked:
-        async for event in asked.events():
-            if not isinstance(event, (Waiting, Done)):
-                for _ in told.add(event):
-                    pass
-    return told
+async def _collect(
+    builder: ResponseBuilder, parsed: ParsedRequest, request: Request, service: Service
+) -> None:
+    events = submit(service.worker, parsed, service.options, request.receive)
+    async with aclosing(events):
+        async for event in events:
+            if not isinstance(event, KeepAlive):
+                builder.add(event)
 
 
 async def _frames(
-    task: Task, form: Form, request: Request, service: Service
-) -> AsyncIterator[bytes]:
-    told = Answer(form, len(task.prompts), task.n)
+    builder: ResponseBuilder, parsed: ParsedRequest, request: Request, service: Service
+) -> AsyncGenerator[bytes, None]:
     has_begun = False
+    events = submit(service.worker, parsed, service.options, request.receive)
     try:
-        with Asked(service.worker, task, _patience(service), request.receive) as asked:
-            async for event in asked.events():
-                for data in _frames_of(told, event):
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, KeepAlive):
+                    frames = [KEEP_ALIVE]
+                else:
+                    frames = [frame(chunk) for chunk in builder.add(event)]
+                for data in frames:
                     has_begun = True
                     yield data
-    except GgufspecError as error:
+        usage = builder.usage_chunk()
+        if usage is not None:
+            yield frame(usage)
+        yield DONE
+    except ApiError as error:
         if not has_begun:
             raise
-        yield frame(problem_of(error).body)
+        yield frame(error.body)
 
 
-def _frames_of(told: Answer, event: News | Waiting) -> list[bytes]:
-    if isinstance(event, Waiting):
-        return [ALIVE]
-    if isinstance(event, Done):
-        usage = told.usage_chunk()
-        return [*([] if usage is None else [frame(usage)]), DONE]
-    return [frame(chunk) for chunk in told.add(event)]
-
-
-async def _after(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    try:
-        yield first
-        async for data in rest:
-            yield data
-    except GoneError:
-        return
-    finally:
-        await rest.aclose()  # type: ignore[attr-defined]
-
-
-def _patience(service: Service) -> Patience:
-    return Patience(service.settings.timeout, service.settings.keep_alive)
-
-
-# Errors, all in OpenAI's form
+# Errors, all in OpenAI's format
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(Problem)
-    async def of_ours(request: Request, error: Problem) -> Response:
-        return answer(error)
-
-    @app.exception_handler(GgufspecError)
-    async def of_the_engine(request: Request, error: GgufspecError) -> Response:
-        return answer(problem_of(error))
-
-    @app.exception_handler(GoneError)
-    async def of_nobody(request: Request, error: GoneError) -> Response:
-        return Response(status_code=CLIENT_GONE)
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        if isinstance(error, ApiError):
+            return error.response()
+        message = {
+            404: "there is nothing at this path; see /openapi.json",
+            405: "this path does not support this method; see /openapi.json",
+        }.get(error.status_code, "the request cannot be read")
+        return ApiError(error.status_code, message, headers=error.headers).response()
 
     @app.exception_handler(RequestValidationError)
-    async def of_the_body(request: Request, error: RequestValidationError) -> Response:
+    async def invalid_body(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
-        place = ".".join(filter(_NAMED.fullmatch, map(str, first["loc"][1:])))
-        return answer(Problem(400, f"{place or 'the body'}: {first['msg']}", param=place or None))
+        place = ".".join(filter(_FIELD_OR_INDEX.fullmatch, map(str, first["loc"][1:])))
+        message = f"{place or 'the body'}: {first['msg']}"
+        return ApiError(400, message, param=place or None).response()
 
-    @app.exception_handler(HTTPException)
-    async def of_the_route(request: Request, error: HTTPException) -> Response:
-        told = {404: "there is nothing at this path", 405: "this path has other methods"}
-        message = told.get(error.status_code, "the request cannot be read")
-        return answer(Problem(error.status_code, message, headers=dict(error.headers or {})))
-
+    @app.exception_handler(GgufspecError)
     @app.exception_handler(Exception)
-    async def of_nobody_foresaw(request: Request, error: Exception) -> Response:
-        return answer(problem_of(InternalError()))
+    async def other_error(request: Request, error: Exception) -> Response:
+        return api_error_of(error).response()
 
-
-def _tell_true_errors(app: FastAPI) -> None:
-    """FastAPI's document promises 422; here it is 400."""
-    document = app.openapi()
-    for path in document["paths"].values():
-        for operation in path.values():
-            operation["responses"].pop("422", None)
+    @app.exception_handler(ClientDisconnect)
+    async def disconnected(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_DISCONNECTED)

@@ -1,82 +1,92 @@
-"""What goes wrong between a client and the engine, and how OpenAI's clients are told of it.
-
-Knows HTTP's status codes; neither requests nor models. Nothing that is told holds a path or a
-prompt.
-"""
+"""The error responses that clients get, in OpenAI's format."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 from ggufspec.errors import GgufspecError, OptionError, PromptError
 
-
-class BusyError(GgufspecError):
-    """As many requests wait as may wait."""
-
-    def __init__(self, n_waiting: int, retry_seconds: float) -> None:
-        super().__init__(f"{n_waiting} requests are waiting, and no more may; try again later")
-        self.retry_seconds = retry_seconds
+LOG = logging.getLogger("ggufspec.server")
 
 
-class StoppingError(GgufspecError):
-    """The server stops: what did not end in time is told so."""
+class ApiError(HTTPException):
+    """An error response. Its message holds neither paths nor prompts."""
 
-    def __init__(self) -> None:
-        super().__init__("the server is stopping; ask again when it is back")
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        kind: str = "invalid_request_error",
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-
-class TooSlowError(GgufspecError):
-    """A request took longer than one may take, waiting included."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(
-            f"the request took longer than {seconds:g} s; ask for fewer tokens, or raise --timeout"
-        )
-
-
-class InternalError(GgufspecError):
-    """A mistake of ours. What it was stands in the log, by its kind alone."""
-
-    def __init__(self) -> None:
-        super().__init__("the request met an error of the server's own; the next one may not")
+    def response(self) -> JSONResponse:
+        """The response with this status, body and these headers."""
+        return JSONResponse(self.body, self.status_code, self.headers)
 
 
-@dataclass(eq=False)
-class Problem(Exception):
-    """An answer that is an error, in OpenAI's form."""
-
-    status: int
-    message: str
-    kind: str = "invalid_request_error"
-    param: str | None = None
-    code: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """{"error": {"message", "type", "param", "code"}}"""
-        told = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return {"error": told}
+def queue_full(n_waiting: int, retry_seconds: float) -> ApiError:
+    """As many requests are waiting as the queue takes."""
+    return ApiError(
+        429,
+        f"the queue is full ({n_waiting} requests are waiting); retry after the seconds in "
+        "Retry-After",
+        "rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(max(1, math.ceil(retry_seconds)))},
+    )
 
 
-def problem_of(error: GgufspecError) -> Problem:
-    """What a client is told of an error."""
-    message = str(error)
-    if isinstance(error, BusyError):
-        wait = {"Retry-After": str(max(1, math.ceil(error.retry_seconds)))}
-        return Problem(429, message, "rate_limit_error", code="queue_full", headers=wait)
-    if isinstance(error, StoppingError):
-        return Problem(503, message, "server_error", code="stopping")
-    if isinstance(error, TooSlowError):
-        # Asked once more it would take as long again: OpenAI's clients would, if not told.
-        never = {"x-should-retry": "false"}
-        return Problem(504, message, "timeout_error", code="timeout", headers=never)
+def server_stopping() -> ApiError:
+    """The server is stopping, and the request was not finished in time."""
+    message = "the server is stopping; retry once it has restarted"
+    return ApiError(503, message, "server_error", code="stopping")
+
+
+def worker_failed() -> ApiError:
+    """The engine worker's thread has ended, so no request can be processed any more."""
+    message = "the engine worker has failed; restart the server"
+    return ApiError(503, message, "server_error", code="worker_failed")
+
+
+def request_timeout(seconds: float) -> ApiError:
+    """A request took too long, its time in the queue included."""
+    return ApiError(
+        504,
+        f"the request took longer than {seconds:g} s; ask for fewer tokens, or start the server "
+        "with a larger --timeout",
+        "timeout_error",
+        code="timeout",
+        # OpenAI's clients retry a 504 by default, and the retry would take as long again.
+        headers={"x-should-retry": "false"},
+    )
+
+
+def api_error_of(error: BaseException) -> ApiError:
+    """The response for an exception; of unexpected ones it says nothing, as they may quote text."""
+    if isinstance(error, ApiError):
+        return error
     if isinstance(error, PromptError):
-        return Problem(400, message, code="invalid_prompt")
+        return ApiError(400, str(error), code="invalid_prompt")
     if isinstance(error, OptionError):
-        return Problem(400, message, code="invalid_value")
-    return Problem(500, message, "server_error", code="failed")
+        return ApiError(400, str(error), code="invalid_value")
+    if isinstance(error, GgufspecError):
+        return ApiError(500, str(error), "server_error", code="failed")
+    message = "internal error while processing this request; see the server's log"
+    return ApiError(500, message, "server_error", code="failed")
+
+
+def log_error(what: str, error: BaseException) -> None:
+    """Log the type alone at the default level: the message may quote a prompt or a path."""
+    LOG.error("%s: %s", what, type(error).__name__)
+    LOG.debug("traceback", exc_info=error)

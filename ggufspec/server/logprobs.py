@@ -1,4 +1,4 @@
-"""Logits -> log-probabilities of a token and of the likeliest ones. Knows no JSON, no engine."""
+"""Computes log-probabilities of tokens from logits."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from numpy.typing import NDArray
 
 from ggufspec.llama.vocab import Vocab
 
-_LEAST = -9999.0  # what OpenAI's API says of a chance of nothing
+_MIN_LOGPROB = -9999.0  # what OpenAI's API returns for a probability of 0
 
 
 class Logprob(NamedTuple):
-    """A token, and the logarithm of its chance."""
+    """A token's bytes and its log-probability."""
 
     data: bytes
     logprob: float
 
     @property
     def text(self) -> str:
-        r"""What the token shows; part of a character is told as OpenAI does: `bytes:\xe2\x80`."""
+        r"""The token as text; part of a character in OpenAI's form: `bytes:\xe2\x80`."""
         try:
             return self.data.decode("utf-8")
         except UnicodeDecodeError:
@@ -29,28 +29,28 @@ class Logprob(NamedTuple):
 
     @property
     def n_chars(self) -> int:
-        """How much longer a text becomes by it; part of a character counts as one."""
+        """Characters that the token adds to a text; part of a character counts as one."""
         return len(self.data.decode("utf-8", "replace"))
 
 
 class TokenLogprobs(NamedTuple):
-    """The chosen token, and the likeliest ones at its place."""
+    """The chosen token, and the most likely ones at its position."""
 
     chosen: Logprob
     top: Sequence[Logprob]
 
 
 def logprobs_of(logits: NDArray[np.float32], token: int, n_top: int, vocab: Vocab) -> TokenLogprobs:
-    """Of the distribution that these logits (n_vocab) are, at temperature 1, nothing truncated."""
-    wide = logits.astype(np.float64)
-    wide -= wide.max()
-    wide -= np.log(np.exp(wide).sum())
+    """Log-probabilities at temperature 1, without truncation, from logits (n_vocab,)."""
+    logprobs = logits.astype(np.float64)
+    logprobs -= logprobs.max()
+    logprobs -= np.log(np.exp(logprobs).sum())
 
-    def told(i: int) -> Logprob:
-        value = float(wide[i])
-        return Logprob(vocab.piece(i) or vocab.name(i).encode(), max(value, _LEAST))
+    def entry(i: int) -> Logprob:
+        value = float(logprobs[i])
+        return Logprob(vocab.piece(i) or vocab.name(i).encode(), max(value, _MIN_LOGPROB))
 
-    n_top = min(n_top, len(wide))
-    likeliest = np.argpartition(-wide, n_top - 1)[:n_top] if n_top else np.zeros(0, np.intp)
-    ordered = sorted(likeliest.tolist(), key=lambda i: (-wide[i], i))
-    return TokenLogprobs(told(token), [told(i) for i in ordered])
+    n_top = min(n_top, len(logprobs))
+    top = np.argpartition(-logprobs, n_top - 1)[:n_top] if n_top else np.zeros(0, np.intp)
+    ordered = sorted(top.tolist(), key=lambda i: (-logprobs[i], i))
+    return TokenLogprobs(entry(token), [entry(i) for i in ordered])

@@ -1,120 +1,104 @@
-"""What clients ask -> what the worker is asked. Knows the engine's options; no HTTP, no queue.
+"""Turns request bodies into what the worker runs: token ids and checked options.
 
-Everything that can be wrong with a request is found here, before it waits for its turn.
+Every error that a request can have is found here, before the request is queued.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.server.errors import Problem
+from ggufspec.server.options import ServerOptions
+from ggufspec.server.queue import ParsedRequest
 from ggufspec.server.schema import (
-    N_PROMPTS,
     ChatMessage,
     ChatRequest,
     CompletionRequest,
+    GenerationBody,
     PredictRequest,
     ResponseFormat,
+    Tool,
 )
-from ggufspec.server.tools import OPENING, can_call
-from ggufspec.server.worker import Task
+from ggufspec.server.tool_calls import OPENING, supports_tools
 from ggufspec.structured.json_schema import gbnf_of_schema
-
-Generation = CompletionRequest | ChatRequest | PredictRequest
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 _PENALTIES = ("presence_penalty", "frequency_penalty")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What one request may ask for, and what it gets where it does not say."""
+def parse_request(
+    body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
+) -> ParsedRequest:
+    """Raises PromptError, OptionError."""
+    options = _options_of(body, server)
+    n, n_top, has_tools = body.n or 1, None, False
+    if isinstance(body, ChatRequest):
+        tools = [] if body.tool_choice == "none" else body.tools or []
+        has_tools = bool(tools)
+        prompts: Sequence[str | Sequence[int]] = [_chat_prompt(body, tools, engine)]
+        n_top = (body.top_logprobs or 0) if body.logprobs else None
+    elif isinstance(body, CompletionRequest):
+        prompts = _prompts_of(body.prompt)
+        n_top = body.logprobs
+    else:
+        prompts = [body.prompt]
+    tokens = [engine.tokenize(prompt) for prompt in prompts]
+    return ParsedRequest(tokens, options, n, body.seed, n_top, has_tools)
 
-    max_tokens: int | None
-    defaults: GenerateOptions
 
-
-def completion_task(asked: CompletionRequest, engine: Engine, limits: Limits) -> Task:
-    """Raises PromptError, OptionError, Problem."""
-    prompts = _prompts_of(asked.prompt)
-    return _task(asked, [engine.tokenize(each) for each in prompts], limits, asked.logprobs)
-
-
-def predict_task(asked: PredictRequest, engine: Engine, limits: Limits) -> Task:
-    """Raises PromptError, OptionError, Problem."""
-    return _task(asked, [engine.tokenize(asked.prompt)], limits, None)
-
-
-def chat_task(asked: ChatRequest, engine: Engine, limits: Limits) -> Task:
-    """Raises PromptError, OptionError, Problem."""
+def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
     template = engine.target.model.chat_template
     if template is None:
+        raise PromptError("this model has no chat template; use /v1/completions")
+    if tools and not supports_tools(template):
         raise PromptError(
-            "this model has no chat template: it was not made for chat; use /v1/completions"
+            f"the chat template of this model does not support tools with {OPENING}, the only "
+            "format that this server parses; leave out 'tools'"
         )
-    tools = [] if asked.tool_choice == "none" else asked.tools or []
-    if tools and not can_call(template):
-        raise PromptError(
-            "the chat template of this model takes no tools, or has calls written in a form that "
-            f"is not read here (that with {OPENING} is); leave `tools` out"
-        )
-    if tools and asked.response_format and asked.response_format.type != "text":
-        raise OptionError("tools and a response_format exclude each other; leave one of them out")
-    prompt = engine.render(
-        [_message_of(message) for message in asked.messages],
+    if tools and body.response_format and body.response_format.type != "text":
+        raise OptionError("'tools' and 'response_format' cannot be combined; leave out one of them")
+    if body.top_logprobs and not body.logprobs:
+        raise OptionError("top_logprobs needs 'logprobs': true")
+    return engine.render(
+        [_template_message(message) for message in body.messages],
         tools=[tool.model_dump(exclude_none=True) for tool in tools],
     )
-    n_top = (asked.top_logprobs or 0) if asked.logprobs else None
-    if asked.top_logprobs and not asked.logprobs:
-        raise OptionError("top_logprobs needs logprobs to be true")
-    return _task(asked, [engine.tokenize(prompt)], limits, n_top)
 
 
-def refuse(body: Mapping[str, Any], refused: Mapping[str, tuple[object, ...]]) -> None:
-    """Raise Problem for a field that would change the answer, and cannot be had."""
-    for name, harmless in refused.items():
-        if name in body and body[name] not in harmless:
-            raise Problem(400, f"{name!r} is not supported here; leave it out", param=name)
-
-
-def _task(asked: Generation, prompts: list[list[int]], limits: Limits, n_top: int | None) -> Task:
-    options: dict[str, Any] = dict(limits.defaults)
+def _options_of(body: GenerationBody, server: ServerOptions) -> CheckedOptions:
+    options: dict[str, Any] = dict(server.defaults)
     for name in (*_SAMPLING, *_PENALTIES):
-        if getattr(asked, name) is not None:
-            options[name] = getattr(asked, name)
+        if getattr(body, name) is not None:
+            options[name] = getattr(body, name)
     if any(options.get(name) for name in _PENALTIES):
-        options["repeat_last_n"] = -1  # OpenAI's look at all of the text
-    if asked.logit_bias:
-        options["logit_bias"] = {int(token): bias for token, bias in asked.logit_bias.items()}
-    if asked.stop is not None:
-        options["stop"] = asked.stop
-    if asked.response_format is not None:
-        schema = _schema_of(asked.response_format)
+        options["repeat_last_n"] = -1  # OpenAI's penalties apply to the whole text
+    if body.logit_bias:
+        options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
+    if body.stop is not None:
+        options["stop"] = body.stop
+    if body.response_format is not None:
+        schema = _schema_of(body.response_format)
         if schema is not None:
             gbnf_of_schema(schema)
             options["json_schema"] = schema
-    if not asked.speculative:
+    if not body.speculative:
         options["drafter"] = "none"
-    wanted = asked.max_tokens
-    if isinstance(asked, ChatRequest) and asked.max_completion_tokens is not None:
-        wanted = asked.max_completion_tokens
-    known = [n for n in (wanted, limits.max_tokens) if n is not None]
-    options["max_tokens"] = min(known) if known else None
-    checked = CheckedOptions.of(cast("GenerateOptions", options))
-    return Task(prompts, checked, asked.n or 1, asked.seed, n_top)
+    max_tokens = body.max_tokens
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        max_tokens = body.max_completion_tokens
+    options["max_tokens"] = min(
+        (n for n in (max_tokens, server.max_tokens) if n is not None), default=None
+    )
+    return CheckedOptions.of(cast("GenerateOptions", options))
 
 
 def _prompts_of(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
     if isinstance(prompt, str) or isinstance(prompt[0], int):
         return [cast("str | Sequence[int]", prompt)]
-    if len(prompt) > N_PROMPTS:
-        raise OptionError(f"there are {len(prompt)} prompts; give at most {N_PROMPTS}")
     return prompt
 
 
@@ -124,12 +108,14 @@ def _schema_of(wanted: ResponseFormat) -> Mapping[str, object] | None:
     if wanted.type == "json_object":
         return {"type": "object"}
     if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-        raise OptionError("response_format json_schema needs json_schema: {schema: {...}}")
+        raise OptionError(
+            "response_format 'json_schema' has no schema; send it as json_schema: {schema: {...}}"
+        )
     return wanted.json_schema.schema_
 
 
-def _message_of(message: ChatMessage) -> dict[str, Any]:
-    """As templates know messages: the developer is the system, arguments are no text."""
+def _template_message(message: ChatMessage) -> dict[str, Any]:
+    """As chat templates expect it: "developer" is "system", arguments are objects."""
     role = "system" if message.role == "developer" else message.role
     made: dict[str, Any] = {"role": role, "content": message.text}
     if message.tool_call_id is not None:
@@ -152,4 +138,6 @@ def _arguments_of(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise PromptError("the arguments of a tool call are not JSON; send them as such") from error
+        raise PromptError(
+            "the arguments of a tool call are not valid JSON; send them as JSON text"
+        ) from error

@@ -1,41 +1,30 @@
-"""What the worker tells -> the bodies that OpenAI's clients read. Knows JSON, no HTTP."""
+"""Builds OpenAI's response bodies, whole or in chunks, from the events of a request."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ggufspec import __version__
 from ggufspec.decoding.stats import Stats
 from ggufspec.server.logprobs import Logprob, TokenLogprobs
-from ggufspec.server.tools import ToolReader
-from ggufspec.server.worker import Ended, Piece
+from ggufspec.server.queue import ChoiceDelta, ChoiceFinished, ParsedRequest
+from ggufspec.server.schema import ChatRequest, GenerationBody
+from ggufspec.server.tool_calls import ToolCallParser
 
 FINGERPRINT = f"ggufspec-{__version__}"
 
 
-@dataclass(frozen=True)
-class Form:
-    """How an answer is told: as a chat or not, to which model, and what besides the text."""
-
-    model: str
-    is_chat: bool
-    with_usage: bool = False  # at the end of a stream
-    reports: bool = False  # who wrote each token
-    with_logprobs: bool = False
-    reads_tools: bool = False
-
-
 @dataclass
-class Choice:
-    """One text, as it comes."""
+class _Choice:
+    """What has been generated of one choice."""
 
+    parser: ToolCallParser | None
     text: str = ""
-    is_begun: bool = False  # its first chunk is told
-    reader: ToolReader | None = None
+    has_role: bool = False  # whether a chunk with the role was made
     calls: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
     drafted: list[bool] = field(default_factory=list)
@@ -43,71 +32,71 @@ class Choice:
     stats: Stats | None = None
 
 
-class Answer:
-    """The choices of one request, and their forms: whole, or in chunks."""
+class ResponseBuilder:
+    """The response to one request, whole or in chunks."""
 
-    def __init__(self, form: Form, n_prompts: int, n: int) -> None:
-        self._form = form
-        self._n = n
+    def __init__(self, body: GenerationBody, parsed: ParsedRequest, model: str) -> None:
+        is_chat = isinstance(body, ChatRequest)
+        self._is_chat = is_chat
+        self._with_logprobs = parsed.n_top is not None
+        self._with_drafted = body.report_drafted
+        self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._n = parsed.n
         self._choices = [
-            Choice(reader=ToolReader() if form.reads_tools else None) for _ in range(n_prompts * n)
+            _Choice(ToolCallParser() if parsed.has_tools else None)
+            for _ in range(len(parsed.prompts) * parsed.n)
         ]
-        prefix = "chatcmpl" if form.is_chat else "cmpl"
-        kind = "chat.completion" if form.is_chat else "text_completion"
         self._head = {
-            "id": f"{prefix}-{secrets.token_hex(12)}",
-            "object": kind,
+            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
+            "object": "chat.completion" if is_chat else "text_completion",
             "created": int(time.time()),
-            "model": form.model,
+            "model": model,
             "system_fingerprint": FINGERPRINT,
         }
-        if form.is_chat:
-            self._chunk_head = {**self._head, "object": "chat.completion.chunk"}
-        else:
-            self._chunk_head = self._head
 
     @property
     def texts(self) -> list[str]:
-        """What was said in each choice."""
+        """The text of each choice."""
         return [choice.text for choice in self._choices]
 
-    def add(self, event: Piece | Ended) -> Iterator[dict[str, Any]]:
-        """Take in what is new; yields the chunks that tell it."""
-        choice = self._choices[event.which]
-        if isinstance(event, Piece):
+    def add(self, event: ChoiceDelta | ChoiceFinished) -> list[dict[str, Any]]:
+        """Take in an event; returns the chunks for it."""
+        choice = self._choices[event.choice_index]
+        if isinstance(event, ChoiceDelta):
             choice.drafted += event.drafted
             choice.logprobs += event.logprobs
-            said = choice.reader.push(event.text) if choice.reader else event.text
+            text = choice.parser.push(event.text) if choice.parser else event.text
             offset = len(choice.text)
-            choice.text += said
-            if said or self._form.reports or self._form.with_logprobs:
-                yield self._chunk(event.which, said, event, offset=offset)
-            return
-        if choice.reader:
-            said, choice.calls = choice.reader.finish()
-            choice.text += said
-            if said or choice.calls:
-                yield self._chunk(event.which, said, None, calls=choice.calls)
+            choice.text += text
+            if text or self._with_drafted or self._with_logprobs:
+                return [self._chunk(event.choice_index, text, event, offset=offset)]
+            return []
+        chunks = []
+        if choice.parser:
+            text, choice.calls = choice.parser.finish()
+            choice.text += text
+            if text or choice.calls:
+                chunks.append(self._chunk(event.choice_index, text, None, calls=choice.calls))
         choice.stats = event.completion.stats
         choice.finish_reason = "tool_calls" if choice.calls else event.completion.finish_reason
-        yield self._last_chunk(event.which, choice)
+        return [*chunks, self._last_chunk(event.choice_index, choice)]
 
-    def whole(self) -> dict[str, Any]:
-        """The body of an answer that is not streamed."""
-        choices = [self._whole_choice(i, choice) for i, choice in enumerate(self._choices)]
-        body = {**self._head, "choices": choices, "usage": self.usage()}
-        if self._form.reports:
-            body["ggufspec"] = [self._report(choice) for choice in self._choices]
+    def body(self) -> dict[str, Any]:
+        """The body of a response that is not streamed."""
+        choices = [self._body_of(i, choice) for i, choice in enumerate(self._choices)]
+        body = {**self._head, "choices": choices, "usage": self._usage()}
+        if self._with_drafted:
+            body["ggufspec"] = [self._statistics(choice) for choice in self._choices]
         return body
 
     def usage_chunk(self) -> dict[str, Any] | None:
-        """The last chunk, where it was asked for."""
-        if not self._form.with_usage:
+        """The last chunk of a stream, if it was requested."""
+        if not self._with_usage:
             return None
-        return {**self._chunk_head, "choices": [], "usage": self.usage()}
+        return self._chunk_of([], None) | {"usage": self._usage()}
 
-    def usage(self) -> dict[str, Any]:
-        """What was read and written; a prompt counts once, whatever is made of it."""
+    def _usage(self) -> dict[str, Any]:
+        """Token counts; the prompt of several choices counts once."""
         stats = [choice.stats for choice in self._choices if choice.stats is not None]
         firsts = [choice.stats for choice in self._choices[:: self._n] if choice.stats is not None]
         n_prompt = sum(each.n_prompt for each in firsts)
@@ -129,57 +118,62 @@ class Answer:
             },
         }
 
-    def _whole_choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        logprobs = self._logprobs(choice.logprobs, 0)
-        told = {"index": index, "logprobs": logprobs, "finish_reason": choice.finish_reason}
-        if not self._form.is_chat:
-            return {**told, "text": choice.text}
+    def _body_of(self, index: int, choice: _Choice) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "index": index,
+            "logprobs": self._logprobs(choice.logprobs, 0),
+            "finish_reason": choice.finish_reason,
+        }
+        if not self._is_chat:
+            return {**body, "text": choice.text}
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
         if choice.calls:
             message["content"] = choice.text or None
             message["tool_calls"] = choice.calls
-        return {**told, "message": message}
+        return {**body, "message": message}
 
     def _chunk(
         self,
         index: int,
-        said: str,
-        piece: Piece | None,
+        text: str,
+        delta: ChoiceDelta | None,
         *,
         offset: int = 0,
         calls: Sequence[dict[str, Any]] = (),
     ) -> dict[str, Any]:
-        logprobs = self._logprobs(piece.logprobs if piece else [], offset)
-        told: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": None}
-        if self._form.is_chat:
-            told["delta"] = {**self._role(index), "content": said}
+        logprobs = self._logprobs(delta.logprobs if delta else [], offset)
+        body: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": None}
+        if self._is_chat:
+            body["delta"] = {**self._role(index), "content": text}
             if calls:
-                told["delta"]["tool_calls"] = [{"index": i, **c} for i, c in enumerate(calls)]
+                body["delta"]["tool_calls"] = [{"index": i, **c} for i, c in enumerate(calls)]
         else:
-            told["text"] = said
-        return self._framed([told], {"drafted": list(piece.drafted)} if piece else None)
+            body["text"] = text
+        return self._chunk_of([body], {"drafted": list(delta.drafted)} if delta else None)
 
-    def _last_chunk(self, index: int, choice: Choice) -> dict[str, Any]:
-        told: dict[str, Any] = {"index": index, "logprobs": None}
-        told.update({"delta": self._role(index)} if self._form.is_chat else {"text": ""})
-        told["finish_reason"] = choice.finish_reason
-        return self._framed([told], self._report(choice) | {"drafted": []})
+    def _last_chunk(self, index: int, choice: _Choice) -> dict[str, Any]:
+        body: dict[str, Any] = {"index": index, "logprobs": None}
+        body.update({"delta": self._role(index)} if self._is_chat else {"text": ""})
+        body["finish_reason"] = choice.finish_reason
+        return self._chunk_of([body], self._statistics(choice) | {"drafted": []})
 
     def _role(self, index: int) -> dict[str, str]:
-        """The first chunk of a choice says whose it is."""
+        """The first chunk of a choice has the role."""
         choice = self._choices[index]
-        is_first, choice.is_begun = not choice.is_begun, True
+        is_first, choice.has_role = not choice.has_role, True
         return {"role": "assistant"} if is_first else {}
 
-    def _framed(self, choices: list[Any], report: dict[str, Any] | None) -> dict[str, Any]:
-        chunk: dict[str, Any] = {**self._chunk_head, "choices": choices}
-        if self._form.with_usage:
+    def _chunk_of(self, choices: list[Any], statistics: dict[str, Any] | None) -> dict[str, Any]:
+        chunk: dict[str, Any] = {**self._head, "choices": choices}
+        if self._is_chat:
+            chunk["object"] = "chat.completion.chunk"
+        if self._with_usage:
             chunk["usage"] = None
-        if self._form.reports and report is not None:
-            chunk["ggufspec"] = report
+        if self._with_drafted and statistics is not None:
+            chunk["ggufspec"] = statistics
         return chunk
 
-    def _report(self, choice: Choice) -> dict[str, Any]:
+    def _statistics(self, choice: _Choice) -> dict[str, Any]:
         stats = choice.stats
         if stats is None:
             return {"drafted": choice.drafted}
@@ -195,9 +189,9 @@ class Answer:
         }
 
     def _logprobs(self, found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:
-        if not self._form.with_logprobs:
+        if not self._with_logprobs:
             return None
-        if self._form.is_chat:
+        if self._is_chat:
             return {
                 "content": [
                     {**_entry(each.chosen), "top_logprobs": [_entry(top) for top in each.top]}
@@ -212,7 +206,7 @@ class Answer:
         return {
             "tokens": [each.chosen.text for each in found],
             "token_logprobs": [each.chosen.logprob for each in found],
-            # Of two tokens with one text, the likelier is told.
+            # Reversed: of two tokens with the same text, the more likely one is kept.
             "top_logprobs": [{top.text: top.logprob for top in each.top[::-1]} for each in found],
             "text_offset": offsets,
         }

@@ -1,15 +1,16 @@
-"""The bodies that clients send, by OpenAI's names where it has one. Knows types, no meanings.
+"""The request bodies, with OpenAI's names where OpenAI has the field.
 
-Fields that are not named here are passed over, as OpenAI's clients send many; those that would
-change the answer, and cannot be had, are named in `refused`.
+Unknown fields are ignored, as OpenAI's clients send many. Fields that would change the response
+but are not supported are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 N_STOPS = 16
 N_CHOICES = 16
@@ -22,18 +23,29 @@ TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
+def _only(*harmless: object) -> Callable[[object], object]:
+    """A check for a field that is not supported: only values without an effect are accepted."""
+
+    def check(value: object) -> object:
+        if value not in harmless:
+            raise PydanticCustomError("unsupported", "is not supported; leave it out")
+        return value
+
+    return check
+
+
 class _Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
 class StreamOptions(_Body):
-    """What a stream tells besides the text."""
+    """What a stream contains besides the text."""
 
     include_usage: bool = False
 
 
 class JsonSchema(_Body):
-    """A schema that the answer is held to."""
+    """A JSON schema for the generated text."""
 
     name: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
@@ -41,18 +53,18 @@ class JsonSchema(_Body):
 
 
 class ResponseFormat(_Body):
-    """What the answer must be."""
+    """The format of the generated text."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
 
 
-class _Generation(_Body):
-    """What all requests for text share."""
+class GenerationBody(_Body):
+    """The fields that all requests for text have."""
 
-    refused: ClassVar[Mapping[str, tuple[object, ...]]] = {}  # and the values that ask for nothing
-
-    model: str | None = Field(None, max_length=1000, description="There is one; any name is taken.")
+    model: str | None = Field(
+        None, max_length=1000, description="Ignored: the server has one model."
+    )
     max_tokens: int | None = Field(None, ge=1, le=2**31)
     temperature: float | None = Field(None, ge=0)
     top_p: float | None = Field(None, gt=0, le=1)
@@ -68,20 +80,15 @@ class _Generation(_Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    speculative: bool = Field(True, description="Off: the target writes alone.")
+    speculative: bool = Field(True, description="false: decode without drafts.")
     report_drafted: bool = Field(
-        False, description="Tell in `ggufspec` who wrote each token, and the statistics."
+        False,
+        description="Add `ggufspec`: which tokens were accepted drafts, and statistics.",
     )
 
 
-class CompletionRequest(_Generation):
-    """A text, or several, to continue."""
-
-    refused: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "suffix": (None, ""),
-        "echo": (None, False),
-        "best_of": (None, 1),
-    }
+class CompletionRequest(GenerationBody):
+    """A prompt, or several, to continue."""
 
     prompt: (
         Annotated[str, Field(min_length=1)]
@@ -92,24 +99,27 @@ class CompletionRequest(_Generation):
         | Annotated[list[Tokens], Field(min_length=1, max_length=N_PROMPTS)]
     )
     logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
+    suffix: Annotated[Any, AfterValidator(_only(None, ""))] = None
+    echo: Annotated[Any, AfterValidator(_only(None, False))] = None
+    best_of: Annotated[Any, AfterValidator(_only(None, 1))] = None
 
 
 class TextPart(_Body):
-    """Part of a message. There are no others than text."""
+    """Part of a message; only text is supported."""
 
     type: Literal["text"]
     text: str
 
 
 class CalledFunction(_Body):
-    """The function that was called, and the JSON text of its arguments."""
+    """The name of a called function, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(_Body):
-    """A call that the model has made."""
+    """A tool call in a message of the assistant."""
 
     id: str | None = None
     type: Literal["function"] = "function"
@@ -126,7 +136,7 @@ class ChatMessage(_Body):
 
     @property
     def text(self) -> str:
-        """The content, its parts in a row."""
+        """The content; several parts are joined."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -147,17 +157,8 @@ class Tool(_Body):
     function: Function
 
 
-class ChatRequest(_Generation):
-    """A conversation to answer."""
-
-    refused: ClassVar[Mapping[str, tuple[object, ...]]] = {
-        "functions": (None, []),
-        "function_call": (None, "none", "auto"),
-        "modalities": (None, ["text"]),
-        "audio": (None,),
-        "prediction": (None,),
-        "web_search_options": (None,),
-    }
+class ChatRequest(GenerationBody):
+    """A conversation to continue with a message of the assistant."""
 
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
@@ -165,26 +166,32 @@ class ChatRequest(_Generation):
     top_logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto"] | None = Field(
-        None, description="Whether to call a tool is the model's own choice."
+        None, description="auto: the model decides; none: no tools are offered to it."
     )
+    functions: Annotated[Any, AfterValidator(_only(None, []))] = None
+    function_call: Annotated[Any, AfterValidator(_only(None, "none", "auto"))] = None
+    modalities: Annotated[Any, AfterValidator(_only(None, ["text"]))] = None
+    audio: Annotated[Any, AfterValidator(_only(None))] = None
+    prediction: Annotated[Any, AfterValidator(_only(None))] = None
+    web_search_options: Annotated[Any, AfterValidator(_only(None))] = None
 
 
-class PredictRequest(_Generation):
-    """A prompt, to be had back with its continuation."""
+class PredictRequest(GenerationBody):
+    """A prompt; the response is the prompt with its continuation."""
 
     prompt: str = Field(min_length=1)
     max_tokens: int | None = Field(40, ge=1, le=2**31)
 
 
 class TokenizeRequest(_Body):
-    """A text to be cut into tokens."""
+    """A text to tokenize."""
 
     content: str
-    add_special: bool = Field(False, description="With the token that begins a text.")
-    parse_special: bool = Field(True, description="Names of special tokens become those.")
+    add_special: bool = Field(False, description="Begin with the BOS token.")
+    parse_special: bool = Field(True, description="Parse names of special tokens as those tokens.")
 
 
 class DetokenizeRequest(_Body):
-    """Tokens to be made text again."""
+    """Token ids to turn into text."""
 
     tokens: list[TokenId]

@@ -1,17 +1,15 @@
-"""Sockets, signals and clients that dawdle: uvicorn, made patient with few. Knows no requests.
+"""A uvicorn server that stops gracefully and cuts off slow clients.
 
-uvicorn waits for ever for the rest of a request's head, and for a client that does not read its
-answer: here both end. A signal lets what runs go on for a while, then tells it that there is no
-more time.
+uvicorn by itself waits forever for the rest of a request's head, and for clients that do not read
+their response.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
+import os
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -21,58 +19,68 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ggufspec.errors import OptionError
-from ggufspec.server.worker import Worker
+from ggufspec.server.worker import EngineWorker
 
-_HEAD_SECONDS = 10.0  # for a request's first line and headers
-_STALLED_SECONDS = 60.0  # for a client that does not read
-_IDLE_SECONDS = 5  # between requests of one connection
+HEAD_SECONDS = 10.0  # for the first line and the headers of a request
+STALLED_SECONDS = 60.0  # for a client that does not read its response
+_IDLE_SECONDS = 5  # between requests on one connection
 _N_CONNECTIONS = 512
-_LAST_WORD_SECONDS = 5  # for those who were told that there is no more time
-_TOO_SLOW = (
-    b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%s"
-)
-_TOO_SLOW_BODY = (
-    b'{"error":{"message":"the head of the request did not arrive in time",'
+_AFTER_GRACE_SECONDS = 5  # for sending the last events to requests that were aborted
+_HEAD_TIMEOUT_BODY = (
+    b'{"error":{"message":"the headers of the request did not arrive in time; send them faster",'
     b'"type":"timeout_error","param":null,"code":null}}'
+)
+_HEAD_TIMEOUT = (
+    b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(_HEAD_TIMEOUT_BODY), _HEAD_TIMEOUT_BODY)
 )
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket at that address; port 0: any that is free. Raises OptionError."""
+    """A socket bound to that address, not listening yet; port 0: a free one. Raises OptionError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
     except OSError as error:
-        raise OptionError(f"there is no address {host}: {error.strerror}") from error
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind(address)
-    except OSError as error:
-        made.close()
         raise OptionError(
-            f"{host} port {port} cannot be had: {error.strerror}; choose another --port, or 0"
+            f"the address {host} does not exist ({error.strerror}); choose another --host"
         ) from error
-    return made
+    bound = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":  # elsewhere it would let two servers share a port
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        bound.close()
+        raise _unavailable(host, port, error) from error
+    return bound
 
 
-def address_of(listening: socket.socket) -> str:
-    """Where a browser finds it."""
-    host, port = listening.getsockname()[:2]
+def url_of(bound: socket.socket) -> str:
+    """The URL of a bound socket, with its real port."""
+    host, port = bound.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
-    """Serves until a signal, or `should_exit`; then gives what runs `grace` seconds to finish."""
+class GracefulServer(uvicorn.Server):
+    """Serves until a signal or `should_exit`; running requests then have `grace` seconds to end.
+
+    `on_listening` is called with the URL once connections are accepted.
+    """
 
     def __init__(
-        self, app: ASGIApp, worker: Worker, *, grace: float, log_requests: bool = False
+        self,
+        app: ASGIApp,
+        worker: EngineWorker,
+        *,
+        grace: float,
+        on_listening: Callable[[str], None] = lambda url: None,
+        log_requests: bool = False,
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=Patient,
+            http=ImpatientProtocol,
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -83,55 +91,50 @@ class Server(uvicorn.Server):
             server_header=False,
             limit_concurrency=_N_CONNECTIONS,
             timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=int(grace) + _LAST_WORD_SECONDS,
+            timeout_graceful_shutdown=int(grace) + _AFTER_GRACE_SECONDS,
         )
         super().__init__(config)
         self.stopped_by: int | None = None  # the first signal
         self._worker = worker
         self._grace = grace
+        self._on_listening = on_listening
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve on these sockets."""
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. Raises OptionError if another process has taken the port since `bind`."""
         self._loop = asyncio.get_running_loop()
         self._worker.start()
-        await super().serve(sockets)
+        try:
+            await super().startup(sockets)
+        except OSError as error:
+            self._worker.abort()
+            host, port = sockets[0].getsockname()[:2] if sockets else ("the address", 0)
+            raise _unavailable(host, port, error) from error
+        for listening in sockets or ():
+            self._on_listening(url_of(listening))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take nothing new, wait for what runs, and tell it at last."""
+        """Refuse new requests, wait for running ones, and abort them after `grace` seconds."""
         self._worker.finish()
-        last = asyncio.get_running_loop().call_later(self._grace, self._worker.abort)
+        timer = asyncio.get_running_loop().call_later(self._grace, self._worker.abort)
         await super().shutdown(sockets)
-        last.cancel()
+        timer.cancel()
         self._worker.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A first signal ends it gently, a second one at once."""
+        """The first signal stops gracefully, the second one aborts running requests.
+
+        Unlike uvicorn's, signals are not raised again at the end: the caller chooses the exit code.
+        """
         if self.stopped_by is None:
             self.stopped_by = sig
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._worker.abort)
         self.should_exit = True
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's, but that the signal is not raised once more: we end as we choose."""
-        try:
-            before = {
-                each: signal.signal(each, self.handle_exit)
-                for each in (signal.SIGINT, signal.SIGTERM)
-            }
-        except ValueError:  # not the main thread
-            before = {}
-        try:
-            yield
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
 
-
-class Patient(H11Protocol):
-    """A connection with little patience: for heads that dribble, and answers that nobody reads."""
+class ImpatientProtocol(H11Protocol):
+    """A connection that is closed if a request's head, or reading a response, takes too long."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -139,51 +142,58 @@ class Patient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._hurry("head", _HEAD_SECONDS, self._head_is_late)
+        self._start_timer("head", HEAD_SECONDS, self._head_timeout)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._awaits_head():
-            self._hurry("head", _HEAD_SECONDS, self._head_is_late)
+            self._start_timer("head", HEAD_SECONDS, self._head_timeout)
         else:
-            self._calm("head")
+            self._stop_timer("head")
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._hurry("answer", _STALLED_SECONDS, self.transport.abort)
+        self._start_timer("response", STALLED_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._calm("answer")
+        self._stop_timer("response")
 
     def timeout_keep_alive_handler(self) -> None:
         super().timeout_keep_alive_handler()
-        self._hurry("end", _STALLED_SECONDS, self.transport.abort)
+        self._start_timer("close", STALLED_SECONDS, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         for name in list(self._timers):
-            self._calm(name)
+            self._stop_timer(name)
         super().connection_lost(exc)
 
     def _awaits_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def _head_is_late(self) -> None:
+    def _head_timeout(self) -> None:
         if self._awaits_head() and not self.transport.is_closing():
-            self.transport.write(_TOO_SLOW % (len(_TOO_SLOW_BODY), _TOO_SLOW_BODY))
+            self.transport.write(_HEAD_TIMEOUT)
             self.transport.close()
-            self._hurry("end", _STALLED_SECONDS, self.transport.abort)
+            self._start_timer("close", STALLED_SECONDS, self.transport.abort)
 
-    def _hurry(self, name: str, seconds: float, then: Callable[[], None]) -> None:
-        """Once it has begun, the wait is not prolonged by what dribbles in."""
+    def _start_timer(self, name: str, seconds: float, then: Callable[[], None]) -> None:
+        """A timer that runs already is not restarted, so single bytes do not prolong it."""
         if name not in self._timers:
-            self._timers[name] = self.loop.call_later(seconds, partial(self._over, name, then))
+            self._timers[name] = self.loop.call_later(seconds, partial(self._expire, name, then))
 
-    def _over(self, name: str, then: Callable[[], None]) -> None:
+    def _expire(self, name: str, then: Callable[[], None]) -> None:
         del self._timers[name]
         then()
 
-    def _calm(self, name: str) -> None:
+    def _stop_timer(self, name: str) -> None:
         timer = self._timers.pop(name, None)
         if timer is not None:
             timer.cancel()
+
+
+def _unavailable(host: str, port: int, error: OSError) -> OptionError:
+    return OptionError(
+        f"{host} port {port} is not available ({error.strerror}); choose another --port, or 0 for "
+        "a free one"
+    )

@@ -1,321 +1,267 @@
-"""The one thread that owns the engine, and the queue before it. Knows no HTTP and no JSON.
-
-Requests are begun in the order they came, as many at once as the engine has slots; what is free
-then goes to further texts of those that run. All that is under way shares passes. Whoever asked is
-told by a callback, in the worker's thread; who has gone away is noticed within one round.
-"""
+"""The thread that drives the engine, one round at a time, for all running requests."""
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from time import perf_counter
-from typing import NamedTuple
+from typing import Literal
 
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Completion, Generation
-from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.generation import Generation
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
-from ggufspec.server.errors import BusyError, InternalError, StoppingError
+from ggufspec.server.errors import (
+    ApiError,
+    api_error_of,
+    log_error,
+    queue_full,
+    server_stopping,
+    worker_failed,
+)
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
+from ggufspec.server.queue import (
+    ChoiceDelta,
+    ChoiceFinished,
+    ParsedRequest,
+    QueuedRequest,
+    RequestEnded,
+    RequestEvent,
+    RunningChoice,
+    RunningRequest,
+)
 
-LOG = logging.getLogger("ggufspec.server")
-
-_LONGEST_RETRY_SECONDS = 60.0
+_MAX_RETRY = 60.0  # seconds, in Retry-After
 _N_SEEDS = 2**64
 
 
-@dataclass(frozen=True)
-class Task:
-    """Prompts, each to be continued `n` times; text i has the seed `seed + i`.
+class EngineWorker:
+    """Runs as many requests at a time as the engine has slots; free slots go to further choices.
 
-    `n_top`: how many of the likeliest tokens are told at each place; None: no log-probabilities.
+    Requests start in the order of arrival; at most `n_waiting_max` wait. An error of one request
+    ends that request only. A cancelled request ends within one round.
     """
-
-    prompts: Sequence[Sequence[int]]
-    options: CheckedOptions
-    n: int = 1
-    seed: int | None = None
-    n_top: int | None = None
-
-    @property
-    def n_prompt(self) -> int:
-        """Tokens of all prompts."""
-        return sum(map(len, self.prompts))
-
-
-class Piece(NamedTuple):
-    """More of a text: of the first, second ... of its task."""
-
-    which: int
-    text: str
-    tokens: Sequence[int]
-    drafted: Sequence[bool]
-    logprobs: Sequence[TokenLogprobs]
-
-
-class Ended(NamedTuple):
-    """A text is complete."""
-
-    which: int
-    completion: Completion
-
-
-class Done(NamedTuple):
-    """All texts of the task are."""
-
-
-class Failed(NamedTuple):
-    """Nothing more will come."""
-
-    error: GgufspecError
-
-
-News = Piece | Ended | Done
-Event = News | Failed
-
-
-class Ticket:
-    """A task in the queue, and who is to hear of it."""
-
-    def __init__(self, task: Task, tell: Callable[[Event], None]) -> None:
-        self.task = task
-        self.tell = tell
-        self.asked_at = perf_counter()
-        self.is_given_up = False
-
-    def check(self) -> None:
-        """Raise _GivenUp once nobody waits any more."""
-        if self.is_given_up:
-            raise _GivenUp
-
-
-class Text:
-    """One of the texts of a ticket, under way."""
-
-    def __init__(self, job: Job, which: int, prompt: Sequence[int], generation: Generation) -> None:
-        self.job = job
-        self.which = which
-        self.prompt = prompt
-        self.generation = generation
-        self.tokens: list[int] = []
-
-
-class Job:
-    """A ticket that has been begun: the texts that are left of it, and those under way."""
-
-    def __init__(self, ticket: Ticket) -> None:
-        self.ticket = ticket
-        self.started_at = perf_counter()
-        self.writing: list[Text] = []
-        task = ticket.task
-        self.left = deque(enumerate(prompt for prompt in task.prompts for _ in range(task.n)))
-
-    @property
-    def is_over(self) -> bool:
-        """Whether all its texts are written."""
-        return not self.left and not self.writing
-
-
-class Worker:
-    """A queue of at most `n_waiting_max` tasks behind those that run."""
 
     def __init__(self, engine: Engine, *, n_waiting_max: int, metrics: Metrics) -> None:
         self._engine = engine
         self._n_waiting_max = n_waiting_max
         self._metrics = metrics
-        self._waiting: deque[Ticket] = deque()
-        self._running: list[Job] = []
-        self._stopping = False
+        self._waiting: deque[QueuedRequest] = deque()
+        self._running: list[RunningRequest] = []
+        self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="ggufspec-worker", daemon=True)
-
-    def start(self) -> None:
-        """Begin to work."""
-        self._thread.start()
+        self._n_ended = 0
+        self._ended_seconds = 0.0
+        self._thread = threading.Thread(target=self._run, name="ggufspec-worker", daemon=True)
+        metrics.n_waiting.set_function(lambda: self.n_waiting)
+        metrics.n_running.set_function(lambda: self.n_running)
 
     @property
     def n_waiting(self) -> int:
-        """Tasks whose turn has not come."""
+        """Requests that have not started."""
         return len(self._waiting)
 
     @property
     def n_running(self) -> int:
-        """Tasks that are worked on."""
+        """Requests that have started and not ended."""
         return len(self._running)
 
     @property
-    def is_stopping(self) -> bool:
-        """Whether nothing new is taken."""
-        return self._stopping
+    def status(self) -> Literal["ok", "stopping", "failed"]:
+        """Whether requests are accepted; "failed" if the thread has died."""
+        if self._refuse is None:
+            return "ok"
+        return "failed" if self._refuse is worker_failed else "stopping"
 
-    def ask(self, task: Task, tell: Callable[[Event], None]) -> Ticket:
-        """Put a task into the queue. Raises BusyError, StoppingError."""
-        ticket = Ticket(task, tell)
+    def start(self) -> None:
+        """Start the thread; once."""
+        self._thread.start()
+
+    def submit(
+        self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]
+    ) -> QueuedRequest:
+        """Queue a request. Raises ApiError where the queue is full or closed."""
+        queued = QueuedRequest(parsed, on_event)
         with self._changed:
-            if self._stopping:
-                raise StoppingError
-            n_slots = self._engine.n_slots
-            n_free = n_slots - len(self._running)
-            if len(self._waiting) >= self._n_waiting_max + max(n_free, 0):
-                seconds = self._metrics.mean_task_seconds * (len(self._waiting) + 1) / n_slots
-                raise BusyError(len(self._waiting), min(seconds, _LONGEST_RETRY_SECONDS))
-            self._waiting.append(ticket)
+            if self._refuse is not None:
+                raise self._refuse()
+            n_waiting, n_slots = len(self._waiting), self._engine.n_slots
+            if n_waiting >= self._n_waiting_max + max(n_slots - len(self._running), 0):
+                mean = self._ended_seconds / self._n_ended if self._n_ended else 1.0
+                raise queue_full(n_waiting, min(mean * (n_waiting + 1) / n_slots, _MAX_RETRY))
+            self._waiting.append(queued)
             self._changed.notify_all()
-        return ticket
+        return queued
 
-    def give_up(self, ticket: Ticket) -> None:
-        """Nobody waits for it any more: it leaves the queue, or ends within a round."""
+    def cancel(self, queued: QueuedRequest) -> None:
+        """Drop a request: from the queue at once, otherwise at the end of the round."""
         with self._changed:
-            ticket.is_given_up = True
-            if ticket in self._waiting:
-                self._waiting.remove(ticket)
-                self._metrics.ended("cancelled", 0.0)
+            queued.is_cancelled = True
+            if queued in self._waiting:
+                self._waiting.remove(queued)
+                self._metrics.generations.labels("cancelled").inc()
 
     def finish(self) -> None:
-        """Take nothing new, and tell those who wait; what runs goes on."""
-        with self._changed:
-            self._stopping = True
-            waiting = list(self._waiting)
-            self._waiting.clear()
-            self._changed.notify_all()
-        for ticket in waiting:
-            ticket.tell(Failed(StoppingError()))
+        """Refuse new requests and fail those that wait; running ones continue."""
+        self._close(server_stopping)
 
     def abort(self) -> None:
-        """The same, and what runs is told too."""
+        """As `finish`, and fail the running requests too."""
         self.finish()
-        for job in list(self._running):
-            if not job.ticket.is_given_up:
-                job.ticket.is_given_up = True
-                job.ticket.tell(Failed(StoppingError()))
+        for request in list(self._running):
+            if not request.queued.is_cancelled:
+                request.queued.is_cancelled = True
+                self._send_end(request.queued, server_stopping())
 
     def join(self, seconds: float | None = None) -> bool:
-        """Wait for the thread to end, after `finish` or `abort`; whether it has."""
+        """Wait for the thread to end, after `finish` or `abort`; returns whether it has."""
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _work(self) -> None:
-        scheduler = Scheduler(self._engine)
-        while self._wait():
-            self._begin_texts()
-            texts = [text for job in self._running for text in job.writing]
-            by_generation = {text.generation: text for text in texts}
-            try:
-                errors = scheduler.step(list(by_generation))
-            except Exception as error:  # the thread lives on for who comes next
-                errors = [(generation, error) for generation in by_generation]
-            failed = {by_generation[generation]: error for generation, error in errors}
-            for text in texts:
-                if text in text.job.writing:  # not of a job that has failed just now
-                    self._hear(text, failed.get(text))
-            for job in [job for job in self._running if job.is_over]:
-                job.ticket.tell(Done())
-                self._end(job, "done")
+    def _run(self) -> None:
+        try:
+            scheduler = Scheduler(self._engine)
+            while self._start_requests():
+                self._round(scheduler)
+        except BaseException as error:
+            log_error("the engine worker has failed; restart the server", error)
+            self._close(worker_failed)
+            for request in list(self._running):
+                self._end(request, "failed", error)
 
-    def _wait(self) -> bool:
-        """For something to do. False when there will be nothing."""
+    def _close(self, reason: Callable[[], ApiError]) -> None:
         with self._changed:
-            while not (self._running or self._waiting or self._stopping):
+            if self._refuse is not worker_failed:
+                self._refuse = reason
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            self._changed.notify_all()
+        for queued in waiting:
+            self._send_end(queued, reason())
+
+    def _start_requests(self) -> bool:
+        """Wait until something runs; False once the queue is closed and nothing does."""
+        with self._changed:
+            while not (self._running or self._waiting or self._refuse):
                 self._changed.wait()
             n_free = self._engine.n_slots - len(self._running)
             for _ in range(min(n_free, len(self._waiting))):
-                self._running.append(Job(self._waiting.popleft()))
+                self._running.append(RunningRequest(self._waiting.popleft()))
             return bool(self._running)
 
-    def _begin_texts(self) -> None:
-        """One of each task; then, where there is room, more of those that have more."""
-        n_free = self._engine.n_slots - sum(len(job.writing) for job in self._running)
-        for job in [job for job in self._running if not job.writing]:
-            n_free -= 1
-            self._begin(job)
-        while n_free > 0 and (hungry := [job for job in self._running if job.left]):
-            n_free -= 1
-            self._begin(hungry[0])
-
-    def _begin(self, job: Job) -> None:
-        """The next text of a task."""
-        task = job.ticket.task
-        which, prompt = job.left.popleft()
-        seed = None if task.seed is None else (task.seed + which) % _N_SEEDS
+    def _round(self, scheduler: Scheduler) -> None:
+        for request in list(self._running):
+            if request.queued.is_cancelled:
+                self._end(request, "cancelled")
+        self._start_choices()
+        choices = [choice for request in self._running for choice in request.choices]
+        by_generation = {choice.generation: choice for choice in choices}
         try:
-            job.ticket.check()
-            generation = Generation(self._engine, prompt, task.options, seed=seed)
+            errors = dict(scheduler.step(list(by_generation)))
         except Exception as error:
-            self._fail(job, error)
-        else:
-            job.writing.append(Text(job, which, prompt, generation))
+            errors = dict.fromkeys(by_generation, error)
+        for choice in choices:
+            if choice in choice.owner.choices:  # an earlier choice may have ended the request
+                with self._ends_on_error(choice.owner):
+                    self._deliver(choice, errors.get(choice.generation))
+        for request in list(self._running):
+            if request.is_finished:
+                self._end(request, "completed")
 
-    def _hear(self, text: Text, error: Exception | None) -> None:
-        """A round of a text has gone by: tell what there is, and whether it has ended."""
-        ticket, generation = text.job.ticket, text.generation
-        try:
-            ticket.check()
-            if error is not None:
-                raise error
-            while generation.chunks:
-                chunk = generation.chunks.popleft()
-                if not text.which and not text.tokens:
-                    self._metrics.first_text(perf_counter() - ticket.asked_at)
-                found = self._logprobs(ticket.task, text.prompt, text.tokens, chunk.tokens)
-                text.tokens += chunk.tokens
-                ticket.tell(Piece(text.which, chunk.text, chunk.tokens, chunk.drafted, found))
-        except Exception as failure:
-            self._fail(text.job, failure)
-            return
-        if generation.is_over:
-            self._let_go(text)
-            ticket.tell(Ended(text.which, generation.completion))
+    def _start_choices(self) -> None:
+        """One choice of each request; then further ones, while slots are free."""
+        n_free = self._engine.n_slots - sum(len(request.choices) for request in self._running)
+        for request in list(self._running):
+            if not request.choices:
+                n_free -= 1
+                self._start_choice(request)
+        while n_free > 0 and (left := [request for request in self._running if request.pending]):
+            n_free -= 1
+            self._start_choice(left[0])
 
-    def _fail(self, job: Job, error: Exception) -> None:
-        """Whatever one request meets, the others are served."""
-        how = "failed"
-        if isinstance(error, _GivenUp):
-            how = "cancelled"
-        elif isinstance(error, GgufspecError):
-            job.ticket.tell(Failed(error))
-        else:
-            LOG.error("a request failed: %s", type(error).__name__)
-            LOG.debug("it was", exc_info=error)
-            job.ticket.tell(Failed(InternalError()))
-        self._end(job, how)
+    def _start_choice(self, request: RunningRequest) -> None:
+        index = request.pending.popleft()
+        seed = request.parsed.seed
+        if seed is not None:
+            seed = (seed + index) % _N_SEEDS
+        with self._ends_on_error(request):
+            prompt, options = request.prompt_of(index), request.parsed.options
+            generation = Generation(self._engine, prompt, options, seed=seed)
+            request.choices.append(RunningChoice(request, index, generation))
 
-    def _end(self, job: Job, how: str) -> None:
-        for text in list(job.writing):
-            self._let_go(text)
-        job.left.clear()
-        with self._changed:
-            if job in self._running:
-                self._running.remove(job)
-        self._metrics.ended(how, perf_counter() - job.started_at)
+    def _deliver(self, choice: RunningChoice, error: Exception | None) -> None:
+        """Report what the last round has added to a choice, and whether it is complete."""
+        if error is not None:
+            raise error
+        queued = choice.owner.queued
+        chunks = choice.generation.chunks
+        while chunks:
+            chunk = chunks.popleft()
+            if not choice.index and not choice.tokens:
+                self._metrics.time_to_first_token.observe(perf_counter() - queued.arrived_at)
+            logprobs = self._logprobs(choice, chunk.tokens)
+            choice.tokens += chunk.tokens
+            delta = ChoiceDelta(choice.index, chunk.text, chunk.tokens, chunk.drafted, logprobs)
+            queued.on_event(delta)
+        if choice.generation.is_over:
+            self._release(choice)
+            queued.on_event(ChoiceFinished(choice.index, choice.generation.completion))
 
-    def _let_go(self, text: Text) -> None:
-        text.job.writing.remove(text)
-        text.generation.close()
-        self._metrics.wrote(text.generation.completion.stats, self._engine.plain_seconds)
-
-    def _logprobs(
-        self, task: Task, prompt: Sequence[int], before: Sequence[int], tokens: Sequence[int]
-    ) -> list[TokenLogprobs]:
-        """Of the target itself, before sampling: it reads the tokens a second time for that."""
-        if task.n_top is None or not tokens:
+    def _logprobs(self, choice: RunningChoice, tokens: Sequence[int]) -> list[TokenLogprobs]:
+        """Of the target before sampling, which scores the tokens a second time for them."""
+        n_top = choice.owner.parsed.n_top
+        if n_top is None or not tokens:
             return []
         engine = self._engine
+        before = [*choice.owner.prompt_of(choice.index), *choice.tokens]
         n_together = min(len(tokens), engine.n_draft_max + 1)
-        known = [*prompt, *before]
-        pieces = scoring.logits(engine, known, tokens, whose="target", n_together=n_together)
+        pieces = scoring.logits(engine, before, tokens, whose="target", n_together=n_together)
         rows = [row for piece in pieces for row in piece]
         return [
-            logprobs_of(row, token, task.n_top, engine.vocab)
+            logprobs_of(row, token, n_top, engine.vocab)
             for row, token in zip(rows, tokens, strict=True)
         ]
 
+    def _release(self, choice: RunningChoice) -> None:
+        """Give back what a choice holds, and count its tokens."""
+        choice.owner.choices.remove(choice)
+        choice.generation.close()
+        self._metrics.observe(choice.generation.completion.stats, self._engine.plain_seconds)
 
-class _GivenUp(Exception):
-    """Nobody waits for this text any more."""
+    @contextmanager
+    def _ends_on_error(self, request: RunningRequest) -> Iterator[None]:
+        """Whatever is raised inside ends this request, and none of the others."""
+        try:
+            yield
+        except Exception as error:
+            if not isinstance(error, GgufspecError):
+                log_error("a request failed", error)
+            self._end(request, "failed", error)
+
+    def _end(
+        self, request: RunningRequest, outcome: str, error: BaseException | None = None
+    ) -> None:
+        """Release a request and send its last event. Raises no Exception."""
+        request.pending.clear()
+        for choice in list(request.choices):
+            try:
+                self._release(choice)
+            except Exception as failure:
+                log_error("a text could not be closed", failure)
+        with self._changed:
+            self._running.remove(request)
+        self._n_ended += 1
+        self._ended_seconds += perf_counter() - request.started_at
+        self._metrics.generations.labels(outcome).inc()
+        if not request.queued.is_cancelled:
+            self._send_end(request.queued, None if error is None else api_error_of(error))
+
+    def _send_end(self, queued: QueuedRequest, error: ApiError | None) -> None:
+        try:
+            queued.on_event(RequestEnded(error))
+        except Exception as failure:
+            log_error("a client could not be notified", failure)

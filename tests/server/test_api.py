@@ -7,12 +7,15 @@ import math
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from serving import Live, events_of, said
+from prometheus_client.parser import text_string_to_metric_families
+from serving import Live, events_of, said, serving
 
+import ggufspec
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 
@@ -228,6 +231,22 @@ def test_a_chat_is_not_read_anew_at_each_turn(live: Live) -> None:
     assert n_known >= first["usage"]["prompt_tokens"] - 1
 
 
+def test_a_body_is_parsed_once(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = json.dumps({"prompt": "hello world", "max_tokens": 1, "user": "parsed once"})
+    parsed: list[object] = []
+    loads = json.loads
+
+    def counted(document: Any, **how: Any) -> Any:
+        if document in (body, body.encode()):
+            parsed.append(document)
+        return loads(document, **how)
+
+    monkeypatch.setattr(json, "loads", counted)
+    headers = {"Content-Type": "application/json"}
+    assert live.client.post("/v1/completions", content=body, headers=headers).status_code == 200
+    assert len(parsed) == 1
+
+
 # Log-probabilities
 
 
@@ -299,21 +318,23 @@ def test_health_and_metrics_tell_what_was_done(live: Live, chat_pair: Engine) ->
     assert live.metric('requests_total{path="/v1/completions",status="200"}') > 0
     response = live.client.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
-    names = set()
-    for line in response.text.splitlines():
-        if line.startswith("# TYPE "):
-            names.add(line.split()[2])
-        elif not line.startswith("#"):
-            name, value = line.rsplit(" ", 1)
-            float(value)
-            base = name.partition("{")[0]
-            base = base.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count")
-            assert base in names, line
-    buckets = [float(line.split()[-1]) for line in response.text.splitlines() if "_bucket{" in line]
-    assert buckets == sorted(buckets)
-    assert buckets[-1] == live.metric("time_to_first_token_seconds_count")
+    families = {family.name: family for family in text_string_to_metric_families(response.text)}
+    guide = (Path(ggufspec.__file__).parent / "server" / "README.md").read_text(encoding="utf-8")
+    for name, family in families.items():
+        if not name.endswith("_created"):
+            suffix = "_total" if family.type == "counter" else ""
+            assert f"`{name.removeprefix('ggufspec_')}{suffix}" in guide, name
     for name in ("drafted", "accepted"):
         assert f'ggufspec_{name}_tokens_total{{position="0"}}' in response.text
     assert live.metric("drafted_tokens_total") > 0
     n_tried, n_stood = (live.metric(f"{name}_tokens_total") for name in ("drafted", "accepted"))
     assert n_tried >= n_stood
+
+
+def test_two_servers_in_a_process_count_apart(live: Live, chat_pair: Engine) -> None:
+    with serving(chat_pair) as other:
+        other.ok("/v1/completions", prompt="hello world", **GREEDY)
+        assert other.metric("generated_tokens_total") == 24
+        before = live.metric("generated_tokens_total")
+        other.ok("/v1/completions", prompt="hello world", **GREEDY)
+        assert live.metric("generated_tokens_total") == before

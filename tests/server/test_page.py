@@ -58,7 +58,7 @@ def test_a_text_is_coloured_by_its_authors(live: Live, open_page: Callable[[Live
     wanted = live.engine.chat(
         [{"role": "user", "content": "hello world"}], temperature=0, max_tokens=40
     )
-    spans = page.locator(".turn").nth(1).locator("span:not(.who):not(.note)")
+    spans = page.locator(".turn").nth(1).locator("span:not(.role):not(.note)")
     assert "".join(spans.all_text_contents()) == wanted.text
     page.uncheck("#speculative")
     page.click("#clear")

@@ -18,8 +18,11 @@ import pytest
 from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
-from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import CheckedOptions
+from ggufspec.server import worker
+from ggufspec.server.logprobs import logprobs_of
+from ggufspec.server.queue import ParsedRequest, RequestEvent
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}
@@ -95,25 +98,19 @@ def test_a_client_that_goes_away_frees_the_worker_within_a_round(busy: Live, str
         with pytest.raises(httpx.ReadTimeout):
             busy.client.post("/v1/completions", json={**ENDLESS, "stream": False}, timeout=0.3)
     assert busy.is_free(within=1.0)
-    assert busy.metric('tasks_total{end="cancelled"}') == 1
+    assert busy.metric('generations_total{outcome="cancelled"}') == 1
     assert busy.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
 
 
-def test_a_round_ends_after_the_client_has_gone(
-    busy: Live, endless: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[int] = []
-    real = type(busy.service.worker)._logprobs
-
-    def counted(worker: Any, *args: Any) -> Any:
-        told.append(sum(job.ticket.is_given_up for job in worker._running))
-        return real(worker, *args)
-
-    monkeypatch.setattr(type(busy.service.worker), "_logprobs", counted)
-    with ExitStack() as stack:
-        begin(busy, stack)
+def test_a_cancelled_request_ends_with_its_round(busy: Live, endless: Engine) -> None:
+    events: list[RequestEvent] = []
+    request = ParsedRequest([endless.tokenize("hi")], CheckedOptions.of({"temperature": 0}))
+    queued = busy.service.worker.submit(request, events.append)
+    assert comes_true(lambda: len(events) > 2)
+    busy.service.worker.cancel(queued)
+    n_events = len(events)
     assert busy.is_free(within=1.0)
-    assert sum(told) <= 1, "what was under way when it went, and no more"
+    assert len(events) - n_events <= 2, "the round in progress, and one that began meanwhile"
 
 
 def test_who_goes_away_while_waiting_leaves_the_queue(busy: Live) -> None:
@@ -202,14 +199,15 @@ def test_a_request_that_meets_a_bug_takes_nobody_with_it(
 def test_one_who_cannot_be_decoded_is_told_in_the_stream(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = scoring.logits
+    calls: list[int] = []
 
-    def breaks(engine: Engine, prompt: Any, text: Any, **how: Any) -> Any:
-        if len(prompt) > len(engine.tokenize("hi")) + 4:
+    def breaks(logits: Any, token: int, *args: Any) -> Any:
+        calls.append(token)
+        if len(calls) > 4:
             raise ggufspec.DecodeError("llama.cpp gave up")
-        return real(engine, prompt, text, **how)
+        return logprobs_of(logits, token, *args)
 
-    monkeypatch.setattr(scoring, "logits", breaks)
+    monkeypatch.setattr(worker, "logprobs_of", breaks)
     response = live.post("/v1/completions", **{**BRIEF, "stream": True, "logprobs": 0})
     assert response.status_code == 200
     assert '"message":"llama.cpp gave up"' in response.text.split("\n\n")[-2]
@@ -246,13 +244,14 @@ def test_what_ends_in_time_ends_well(endless: Engine) -> None:
 
 
 PREAMBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+COMMAND = "from ggufspec.cli.main import main; main()"
 
 
-def start(*args: str | Path) -> tuple[subprocess.Popen[str], str]:
-    """`ggufspec serve` on a free port, and where it is."""
+def start(*args: str | Path, preamble: str = "") -> tuple[subprocess.Popen[str], str]:
+    """`ggufspec serve` on a free port, and the first line that it prints."""
     process = subprocess.Popen(
         [
-            *(sys.executable, "-c", PREAMBLE + "from ggufspec.cli.main import main; main()"),
+            *(sys.executable, "-c", PREAMBLE + preamble + COMMAND),
             *("serve", "-t", "1", "--port", "0", *map(str, args)),
         ],
         stdout=subprocess.PIPE,
@@ -286,6 +285,32 @@ def test_a_signal_ends_the_command_gently(
     assert process.returncode == code, err
     assert "Traceback" not in err
     assert str(endless_file.parent) not in err
+
+
+CONNECT_WHEN_PRINTED = """
+import socket, sys
+class Checked:
+    def __init__(self, real): self.real = real
+    def write(self, text):
+        if text.startswith("http://"):
+            host, _, port = text.strip().removeprefix("http://").partition(":")
+            try:
+                socket.create_connection((host, int(port)), timeout=5).close()
+            except OSError as error:
+                text = f"{error}\\n"
+        return self.real.write(text)
+    def __getattr__(self, name): return getattr(self.real, name)
+sys.stdout = Checked(sys.stdout)
+"""
+
+
+def test_the_url_is_printed_once_the_server_listens(endless_file: Path) -> None:
+    process, url = start("-m", endless_file, "-c", "1000", preamble=CONNECT_WHEN_PRINTED)
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert url.startswith("http://127.0.0.1:")
+    assert not url.endswith(":0")
+    assert process.returncode == 0, err
 
 
 def test_a_second_ctrl_c_does_not_wait(endless_file: Path) -> None:

@@ -15,7 +15,10 @@ from ggufspec.server.page import page
 
 def called(monkeypatch: pytest.MonkeyPatch, *args: str | Path) -> int:
     monkeypatch.setattr(sys, "argv", ["ggufspec", "serve", *map(str, args)])
-    return main.run()
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
 
 
 def test_without_the_extra_it_says_what_to_install(
@@ -31,7 +34,7 @@ def test_without_the_extra_it_says_what_to_install(
     [
         (["--draft", "d.gguf"], "--draft needs --target"),
         (["--api-key", ""], "is empty"),
-        (["--host", "no such host.invalid"], "there is no address"),
+        (["--host", "no such host.invalid"], "does not exist"),
         (["--verify", "_lossy"], "wrong on purpose"),
         (["-m", "t.gguf", "--draft-temp", "1"], "needs a draft model"),
         (["-m", "/nowhere/t.gguf", "--port", "0"], "t.gguf"),
@@ -54,7 +57,7 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert called(monkeypatch, "-m", "/nowhere/t.gguf", "--port", str(port)) == 2
-    assert f"port {port} cannot be had" in capfd.readouterr().err
+    assert f"port {port} is not available" in capfd.readouterr().err
 
 
 def test_the_page_asks_nobody_else(live: Live) -> None:
@@ -64,7 +67,7 @@ def test_the_page_asks_nobody_else(live: Live) -> None:
     assert "default-src 'none'" in policy
     assert "connect-src 'self'" in policy
     assert "unsafe" not in policy
-    assert response.text == page().html
+    assert response.text == page().body.decode()
     without_namespace = response.text.replace("http://www.w3.org/2000/svg", "")
     assert "http://" not in without_namespace
     assert "https://" not in without_namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -15,7 +16,8 @@ from serving import Live, comes_true, events_of, said, serving
 import ggufspec
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.scheduler import Scheduler
-from ggufspec.server.worker import Worker
+from ggufspec.server import worker
+from ggufspec.server.logprobs import logprobs_of
 
 N_SLOTS = 3
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}
@@ -143,14 +145,12 @@ def test_what_nobody_waited_for_is_counted_too(busy: Live) -> None:
 def test_one_that_fails_leaves_the_others_alone(
     wide: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Worker._logprobs
-
-    def fails(worker: Worker, task: Any, *args: Any) -> Any:
-        if task.n_top == 3:
+    def fails(logits: Any, token: int, n_top: int, vocab: Any) -> Any:
+        if n_top == 3:
             raise RuntimeError("not this one")
-        return real(worker, task, *args)
+        return logprobs_of(logits, token, n_top, vocab)
 
-    monkeypatch.setattr(Worker, "_logprobs", fails)
+    monkeypatch.setattr(worker, "logprobs_of", fails)
     alone = wide.engine.generate("say", temperature=0, max_tokens=40).text
 
     def ask(logprobs: int | None) -> httpx.Response:
@@ -166,17 +166,20 @@ def test_one_that_fails_leaves_the_others_alone(
 
 def test_a_request_of_many_texts_shares_no_slot_with_the_next(busy: Live) -> None:
     """Two texts in one slot would be read again at each round."""
-    slots = busy.engine.slots
     with ExitStack() as stack:
         first = ExitStack()
-        begin(busy, first, n=8, prompt="hello world" * 9)
-        assert comes_true(lambda: all(slot.n_users for slot in slots))
+        lines = begin(busy, first, n=8, prompt="hello world" * 9).iter_lines()
+        indices: set[int] = set()
+        while len(indices) < N_SLOTS:
+            line = next(lines)
+            if line.startswith("data:"):
+                indices.add(json.loads(line[5:])["choices"][0]["index"])
         other = begin(busy, stack, max_tokens=30)
         assert comes_true(lambda: busy.service.worker.n_running == 2)
-        assert [slot.n_users for slot in slots] == [1] * N_SLOTS
+        others = other.iter_lines()
+        assert [next(others) for _ in range(8)] == [": waiting", ""] * 4
         first.close()
-        other.read()
-        assert said(events_of(other))
+        assert any(line.startswith("data: {") for line in others)
     assert busy.is_free()
 
 

@@ -14,7 +14,7 @@ from serving import Live, events_of, said, serving
 
 import ggufspec
 from ggufspec.engine.engine import Engine
-from ggufspec.server.tools import ToolReader
+from ggufspec.server.tool_calls import ToolCallParser
 
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools> Answer with <tool_call>.\n{% endif %}"
@@ -119,7 +119,7 @@ def test_tools_that_may_not_be_used_are_not_shown(caller: Live, chat_pair: Engin
 )
 def test_a_text_is_parted_however_it_comes(text: str, spoken: str, names: list[str]) -> None:
     for size in (1, 3, len(text)):
-        reader = ToolReader()
+        reader = ToolCallParser()
         heard = "".join(reader.push(text[i : i + size]) for i in range(0, len(text), size))
         rest, calls = reader.finish()
         assert heard + rest == spoken

@@ -1,7 +1,6 @@
-"""Tool calls as models write them -> as OpenAI's clients read them. Knows text, no models.
+"""Parses tool calls in generated text: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
 
-Of the forms that models were taught, one is read: `<tool_call>{"name": ..., "arguments": ...}
-</tool_call>`, of Hermes and Qwen.
+This is the format of Hermes and Qwen models; others are not parsed.
 """
 
 from __future__ import annotations
@@ -15,42 +14,38 @@ OPENING = "<tool_call>"
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*(?:</tool_call>|\Z)", re.DOTALL)
 
 
-def can_call(template: str) -> bool:
-    """Whether a chat template takes tools, and has calls written in the form that is read here."""
+def supports_tools(template: str) -> bool:
+    """Whether a chat template takes tools and writes calls in the format that is parsed here."""
     return "tools" in template and OPENING in template
 
 
-class ToolReader:
-    """Parts a text into what is said and what is called, as it comes."""
+class ToolCallParser:
+    """Separates a text that comes in pieces into content and tool calls."""
 
     def __init__(self) -> None:
         self._held = ""
-        self._calls = False
+        self._has_opening = False
 
     def push(self, text: str) -> str:
-        """What is said for certain so far."""
+        """Add a piece; returns the content that cannot be part of a call any more."""
         self._held += text
-        if self._calls:
+        if self._has_opening:
             return ""
         at = self._held.find(OPENING)
         if at < 0:
             at = len(self._held) - _overlap(self._held)
         else:
-            self._calls = True
-        said, self._held = self._held[:at], self._held[at:]
-        return said
+            self._has_opening = True
+        content, self._held = self._held[:at], self._held[at:]
+        return content
 
     def finish(self) -> tuple[str, list[dict[str, Any]]]:
-        """What else is said, and the calls. What cannot be read as a call is said."""
-        if not self._calls:
+        """The remaining content, and the calls. What is not a valid call is content."""
+        if not self._has_opening:
             return self._held, []
-        calls = []
-        for match in _CALL.finditer(self._held):
-            call = _call_of(match[1])
-            if call is None:
-                return self._held, []
-            calls.append(call)
-        return ("", calls) if calls else (self._held, [])
+        calls = [_call_of(match[1]) for match in _CALL.finditer(self._held)]
+        valid = [call for call in calls if call is not None]
+        return ("", valid) if valid and len(valid) == len(calls) else (self._held, [])
 
 
 def _call_of(text: str) -> dict[str, Any] | None:
@@ -68,5 +63,6 @@ def _call_of(text: str) -> dict[str, Any] | None:
 
 
 def _overlap(text: str) -> int:
+    """The length of the longest end of the text that begins OPENING."""
     longest = min(len(text), len(OPENING) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(OPENING[:n])), 0)

@@ -1,0 +1,30 @@
+"""The options of a server, as the operator sets them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ggufspec.common import defaults
+from ggufspec.engine.options import GenerateOptions
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """`alias`: the model's name in responses. `hosts`: allowed Host headers; None: any.
+
+    `timeout` and `body_seconds` limit a whole request and the upload of its body; `keep_alive` is
+    the pause after which a waiting stream gets a keep-alive. `max_tokens` caps what a request may
+    ask for; `defaults` are the generation options where a request does not set them.
+    """
+
+    alias: str
+    api_key: str | None = None
+    cors_origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] | None = None
+    n_waiting_max: int = defaults.SERVE_QUEUE
+    max_tokens: int | None = None
+    n_body_bytes: int = defaults.SERVE_BODY
+    timeout: float = defaults.SERVE_TIMEOUT
+    body_seconds: float = 30.0
+    keep_alive: float = 5.0
+    defaults: GenerateOptions = field(default_factory=lambda: GenerateOptions())

@@ -1,0 +1,96 @@
+"""Requests for text, queued and running, and the events that they cause."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+from ggufspec.engine.generation import Completion, Generation
+from ggufspec.engine.options import CheckedOptions
+from ggufspec.server.errors import ApiError
+from ggufspec.server.logprobs import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
+
+    `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
+    `has_tools`: whether the text may contain tool calls.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    options: CheckedOptions
+    n: int = 1
+    seed: int | None = None
+    n_top: int | None = None
+    has_tools: bool = False
+
+
+class ChoiceDelta(NamedTuple):
+    """More text of one choice."""
+
+    choice_index: int
+    text: str
+    tokens: Sequence[int]
+    drafted: Sequence[bool]
+    logprobs: Sequence[TokenLogprobs]
+
+
+class ChoiceFinished(NamedTuple):
+    """One choice is complete."""
+
+    choice_index: int
+    completion: Completion
+
+
+class RequestEnded(NamedTuple):
+    """The last event: all choices are complete, or the request has failed."""
+
+    error: ApiError | None
+
+
+RequestEvent = ChoiceDelta | ChoiceFinished | RequestEnded
+
+
+@dataclass(eq=False)
+class QueuedRequest:
+    """A request in the queue. `on_event` is called on the worker's thread."""
+
+    parsed: ParsedRequest
+    on_event: Callable[[RequestEvent], None]
+    arrived_at: float = field(default_factory=perf_counter)
+    is_cancelled: bool = False
+
+
+@dataclass(eq=False)
+class RunningChoice:
+    """A choice that is being generated."""
+
+    owner: RunningRequest
+    index: int
+    generation: Generation
+    tokens: list[int] = field(default_factory=list)
+
+
+class RunningRequest:
+    """A request that has left the queue: its choices in progress, and those not yet started."""
+
+    def __init__(self, queued: QueuedRequest) -> None:
+        self.queued = queued
+        self.parsed = queued.parsed
+        self.started_at = perf_counter()
+        self.choices: list[RunningChoice] = []
+        self.pending = deque(range(len(self.parsed.prompts) * self.parsed.n))
+
+    def prompt_of(self, index: int) -> Sequence[int]:
+        """The prompt of one of its choices."""
+        return self.parsed.prompts[index // self.parsed.n]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all choices are complete."""
+        return not self.pending and not self.choices

@@ -1,0 +1,87 @@
+"""Submits a request to the worker and yields its events on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
+from time import monotonic
+from typing import Any, NamedTuple
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from ggufspec.server.errors import request_timeout
+from ggufspec.server.options import ServerOptions
+from ggufspec.server.queue import (
+    ChoiceDelta,
+    ChoiceFinished,
+    ParsedRequest,
+    RequestEnded,
+    RequestEvent,
+)
+from ggufspec.server.worker import EngineWorker
+
+
+class KeepAlive(NamedTuple):
+    """Nothing has happened for `keep_alive` seconds."""
+
+
+Progress = ChoiceDelta | ChoiceFinished | KeepAlive
+
+
+async def submit(
+    worker: EngineWorker,
+    parsed: ParsedRequest,
+    options: ServerOptions,
+    receive: Callable[[], Awaitable[Message]],
+) -> AsyncGenerator[Progress, None]:
+    """The events of a request, up to its end; closing the generator cancels the request.
+
+    `receive` reports a client that disconnects. Raises ApiError, ClientDisconnect.
+    """
+    loop = asyncio.get_running_loop()
+    events: asyncio.Queue[RequestEvent] = asyncio.Queue()
+    deadline = monotonic() + options.timeout
+
+    def put(event: RequestEvent) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and with it the connection
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+    queued = worker.submit(parsed, put)
+    disconnected = asyncio.ensure_future(_disconnect(receive))
+    pending: asyncio.Future[RequestEvent] = asyncio.ensure_future(events.get())
+    try:
+        while True:
+            # Checked before each event: a fast stream must not postpone either.
+            if disconnected.done():
+                raise ClientDisconnect
+            left = deadline - monotonic()
+            if left <= 0:
+                raise request_timeout(options.timeout)
+            waited_for: set[asyncio.Future[Any]] = {pending, disconnected}
+            await asyncio.wait(
+                waited_for,
+                timeout=min(left, options.keep_alive),
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+            if not pending.done():
+                if not disconnected.done():
+                    yield KeepAlive()
+                continue
+            event = pending.result()
+            if isinstance(event, RequestEnded):
+                if event.error is not None:
+                    raise event.error
+                return
+            pending = asyncio.ensure_future(events.get())
+            yield event
+    finally:
+        worker.cancel(queued)
+        disconnected.cancel()
+        pending.cancel()
+
+
+async def _disconnect(receive: Callable[[], Awaitable[Message]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
