@@ -20,7 +20,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.engine import load
+from ggufspec.engine import fit, load
 from ggufspec.engine.fit import Asked, Placing
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices, rpc
@@ -132,10 +132,12 @@ def test_a_draft_stays_here(
         ggufspec.load(target, main_gpu=1)
 
 
-def test_the_gpu_of_a_draft_is_counted_among_those_here(target: Path, draft: Path) -> None:
+def test_the_gpu_of_a_draft_is_counted_among_those_here(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "gpus", lambda: (Gpu("here", 4 * 2**30),))
     asked = Asked(-1, -1, None, 64, "f16", "f16", "auto")
     places = Placing(target, draft, replace(asked, n_gpu_layers=None))
-    places._gpus = (Gpu("here", 4 * 2**30),)
     places.add([Gpu("far:1", 4 * 2**30, is_remote=True)] * 2)
     place = places.first()
     assert place.gpu_draft == 0
