@@ -109,23 +109,14 @@ def _find(name: str) -> tuple[ctypes._Pointer[ctypes.c_void_p], int] | None:
     """
     with listening():
         llama_cpp.llama_backend_init()
-    pointer, text = ctypes.c_void_p, ctypes.c_char_p
-    library = devices.ggml(
-        {
-            "ggml_backend_reg_by_name": (pointer, [text]),
-            "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
-            "ggml_backend_buft_name": (text, [pointer]),
-        }
+    pointer = ctypes.c_void_p
+    get_types = devices.backend_function(
+        *("CPU", "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(pointer), pointer)
     )
-    registry = library and library.ggml_backend_reg_by_name(b"CPU")
-    if not library or not registry:
-        return None
-    address = library.ggml_backend_reg_get_proc_address(
-        registry, b"ggml_backend_dev_get_extra_bufts"
-    )
-    types = address and ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(None)
+    library = devices.ggml({"ggml_backend_buft_name": (ctypes.c_char_p, [pointer])})
+    types = get_types(None) if get_types and library else None
     i = 0
-    while types and types[i]:
+    while library and types and types[i]:
         if library.ggml_backend_buft_name(types[i]) == name.encode():
             return types, i
         i += 1

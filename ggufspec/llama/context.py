@@ -70,7 +70,7 @@ class BatchPart(NamedTuple):
 class Context:
     """A context of a model, for sequences 0, 1 ... Close it before its model.
 
-    Each method raises ClosedError after close.
+    Methods that call llama.cpp raise ClosedError after close.
     """
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
@@ -200,8 +200,11 @@ class Context:
         """
         native = self._open()
         self._check_rows(n_rows)
-        with log:
+        log.inside += 1
+        try:
             result = native.decode(tokens, n_rows, sequence)
+        finally:
+            log.inside -= 1
         if result:
             raise _failure(f"{len(tokens)} tokens at position {self.n_cells(sequence)}", result)
 
@@ -213,8 +216,11 @@ class Context:
         native = self._open()
         for part in parts:
             self._check_rows(part.n_rows)
-        with log:
+        log.inside += 1
+        try:
             result = native.decode_together(parts)
+        finally:
+            log.inside -= 1
         if result:
             n_tokens = sum(len(part.tokens) for part in parts)
             raise _failure(f"{n_tokens} tokens of {len(parts)} sequences in one pass", result)
@@ -257,8 +263,11 @@ class Context:
 
     def use_threads(self, n_threads: int) -> None:
         """Compute with `n_threads` from now on."""
-        with log:
+        log.inside += 1
+        try:
             llama_cpp.llama_set_n_threads(self.pointer, n_threads, n_threads)
+        finally:
+            log.inside -= 1
         self.n_threads = n_threads
 
     def checkpoint(self, sequence: int = 0) -> Checkpoint:

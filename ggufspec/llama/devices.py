@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,7 +75,6 @@ class Device(NamedTuple):
 def devices() -> list[Device]:
     """The devices of llama.cpp; empty if the library does not export them."""
     pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-    sizes = ctypes.POINTER(size)
     library = ggml(
         {
             "ggml_backend_dev_count": (size, []),
@@ -83,20 +82,26 @@ def devices() -> list[Device]:
             "ggml_backend_dev_name": (text, [pointer]),
             "ggml_backend_dev_description": (text, [pointer]),
             "ggml_backend_dev_type": (ctypes.c_int, [pointer]),
-            "ggml_backend_dev_memory": (None, [pointer, sizes, sizes]),
         }
     )
     if library is None:
         return []
     found = []
     for device in map(library.ggml_backend_dev_get, range(library.ggml_backend_dev_count())):
-        n_free, n_total = ctypes.c_size_t(), ctypes.c_size_t()
-        library.ggml_backend_dev_memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
         texts = (library.ggml_backend_dev_name, library.ggml_backend_dev_description)
         name, description = ((get(device) or b"").decode("utf-8", "replace") for get in texts)
         kind = library.ggml_backend_dev_type(device)
-        found.append(Device(name, description, kind, n_free.value, device))
+        found.append(Device(name, description, kind, free_bytes(device), device))
     return found
+
+
+def free_bytes(device: int) -> int:
+    """Free bytes of a device, given its pointer; 0 if the library does not export this."""
+    pointer, sizes = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
+    n_free, n_total = ctypes.c_size_t(), ctypes.c_size_t()
+    if library := ggml({"ggml_backend_dev_memory": (None, [pointer, sizes, sizes])}):
+        library.ggml_backend_dev_memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
+    return n_free.value
 
 
 def gpu_names() -> list[str]:
@@ -155,6 +160,22 @@ def ggml(functions: Mapping[str, Signature]) -> ctypes.CDLL | None:
                 function.restype, function.argtypes = restype, argtypes
             return library
     return None
+
+
+def backend_function(backend: str, name: str, *types: Any) -> Callable[..., Any] | None:
+    """A function that a backend of ggml offers by name; `types`: of the result and arguments."""
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    library = ggml(
+        {
+            "ggml_backend_reg_by_name": (pointer, [text]),
+            "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
+        }
+    )
+    found = library and library.ggml_backend_reg_by_name(backend.encode())
+    if not library or not found:
+        return None
+    address = library.ggml_backend_reg_get_proc_address(found, name.encode())
+    return ctypes.CFUNCTYPE(*types)(address) if address else None
 
 
 def addresses(*names: str) -> dict[str, int]:

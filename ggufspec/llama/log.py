@@ -31,11 +31,13 @@ _N_KEPT = 200
 
 
 class _Log:
-    """Replaces llama-cpp-python's log callback. `with log:` surrounds a call of ggufspec's."""
+    """Replaces llama-cpp-python's log callback. Lines of other calls go to it."""
 
     def __init__(self) -> None:
         self.interrupted = False  # Ctrl-C was pressed within `listening`
-        self._n_calls = 0  # that are under way
+        # How many calls of ggufspec's are under way. Callers change it in try and finally: a Ctrl-C
+        # that arrives at the start of an __exit__ would leave it too high.
+        self.inside = 0
         self._lines: deque[tuple[int, str]] = deque(maxlen=_N_KEPT)
         self._partial = ""
         self._level = logging.INFO
@@ -47,7 +49,7 @@ class _Log:
         llama_cpp.llama_log_set(self._callback, ctypes.c_void_p())
 
     def _receive(self, level: int, text: bytes, data: int | None) -> None:
-        if not self._n_calls:
+        if not self.inside:
             self._previous(level, text, data)
             return
         if level != _CONTINUED:
@@ -57,12 +59,6 @@ class _Log:
             if line.strip():
                 self._lines.append((self._level, line.rstrip()))
                 logger.log(self._level, "%s", line.rstrip())
-
-    def __enter__(self) -> None:
-        self._n_calls += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._n_calls -= 1
 
     def clear(self) -> None:
         self._lines.clear()
@@ -81,8 +77,12 @@ log = _Log()
 def listening() -> Iterator[_Log]:
     """Keep only the lines that llama.cpp logs within the block. Ctrl-C takes effect after it."""
     log.clear()
-    with _interrupts_held(log), log:
-        yield log
+    with _interrupts_held(log):
+        log.inside += 1
+        try:
+            yield log
+        finally:
+            log.inside -= 1
 
 
 @contextmanager

@@ -65,7 +65,9 @@ class RpcConnections:
 
     def gpus(self) -> tuple[Gpu, ...]:
         """The devices, with the free memory that their servers report."""
-        return tuple(Gpu(at.name, _n_free(at.pointer), is_remote=True) for at in self.devices)
+        return tuple(
+            Gpu(at.name, devices.free_bytes(at.pointer), is_remote=True) for at in self.devices
+        )
 
     def close(self) -> None:
         """Release the servers. Closing twice is fine."""
@@ -113,7 +115,7 @@ def print_device_count(endpoint: str) -> None:
     """
     pointers = _add(endpoint)
     for pointer in pointers:
-        _n_free(pointer)
+        devices.free_bytes(pointer)
     sys.stdout.write(f"{len(pointers)}\n")
 
 
@@ -147,44 +149,28 @@ def _try(address: Address, at: Address) -> int:
 
 def _add(endpoint: str) -> list[int]:
     """The ggml devices of a server; the same pointers each time."""
-    library = ggml()
-    registry = library.ggml_backend_reg_by_name(b"RPC")
-    address = registry and library.ggml_backend_reg_get_proc_address(
-        registry, b"ggml_backend_rpc_add_server"
+    add = devices.backend_function(
+        "RPC", "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p
     )
-    if not address:
+    if add is None:
         raise OptionError("the RPC backend of this llama.cpp cannot add servers; update it")
-    add = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(address)
     server = add(endpoint.encode())
-    if not server:
-        return []
-    return [
-        library.ggml_backend_reg_dev_get(server, i)
-        for i in range(library.ggml_backend_reg_dev_count(server))
-    ]
-
-
-def _n_free(pointer: int) -> int:
-    """Free bytes of a device, as its server reports."""
-    n_free, n_all = ctypes.c_size_t(), ctypes.c_size_t()
-    ggml().ggml_backend_dev_memory(pointer, ctypes.byref(n_free), ctypes.byref(n_all))
-    return n_free.value
+    n_devices = ggml().ggml_backend_reg_dev_count(server) if server else 0
+    return [ggml().ggml_backend_reg_dev_get(server, i) for i in range(n_devices)]
 
 
 @cache
 def ggml() -> ctypes.CDLL:
     """ggml, with the types of the functions used here. Raises OptionError if one is missing."""
     pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
-    sizes = ctypes.POINTER(size)
-    functions: dict[str, devices.Signature] = {
-        "ggml_backend_reg_by_name": (pointer, [text]),
-        "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
-        "ggml_backend_reg_dev_count": (size, [pointer]),
-        "ggml_backend_reg_dev_get": (pointer, [pointer, size]),
-        "ggml_backend_dev_init": (pointer, [pointer, text]),
-        "ggml_backend_dev_memory": (None, [pointer, sizes, sizes]),
-        "ggml_backend_free": (None, [pointer]),
-    }
-    if library := devices.ggml(functions):
-        return library
-    raise OptionError("this llama-cpp-python does not export the functions of ggml that rpc needs")
+    library = devices.ggml(
+        {
+            "ggml_backend_reg_dev_count": (size, [pointer]),
+            "ggml_backend_reg_dev_get": (pointer, [pointer, size]),
+            "ggml_backend_dev_init": (pointer, [pointer, text]),
+            "ggml_backend_free": (None, [pointer]),
+        }
+    )
+    if library is None:
+        raise OptionError("this llama-cpp-python does not export the functions that rpc needs")
+    return library

@@ -90,7 +90,7 @@ class _Reader:
         self._is_token = is_token
         self._at = 0
         self._rules: dict[str, _Rule] = {}
-        self._asked: dict[str, int] = {}  # names of rules, and where each is first used
+        self._used: dict[str, int] = {}  # names of rules, and where each is first used
         self._n_generated = 0
         self._n_elements = 0
 
@@ -100,7 +100,7 @@ class _Reader:
             raise OptionError(f"the grammar is empty; it needs a rule: {ROOT} ::= ...")
         while self._at < len(self._text):
             self._read_rule()
-        for name, at in self._asked.items():
+        for name, at in self._used.items():
             if name not in self._rules:
                 raise self._wrong(f"there is no rule {name!r}; write it: {name} ::= ...", at)
         if ROOT not in self._rules:
@@ -121,7 +121,7 @@ class _Reader:
         self._at += 3
         self._skip(_SPACE)
         rule = self._rules[name] = _Rule()
-        self._asked.setdefault(name, start)
+        self._used.setdefault(name, start)
         self._read_sequences(name, _Level(name, rule, start, self._n_symbols))
         if self._at < len(self._text):
             self._take(_NEWLINE, "the end of the line, or one of | ( ) * + ? { after an item")
@@ -193,7 +193,7 @@ class _Reader:
             if not named:
                 return False
             self._at = named.end()
-            self._asked.setdefault(named.group(), at)
+            self._used.setdefault(named.group(), at)
             self._set_item(level, [(named.group(), 1)], 1)
             return True
         self._set_item(level, [(_TERMINAL, 1)] if n_elements else [], n_elements)
@@ -291,7 +291,7 @@ class _Reader:
 
     @property
     def _n_symbols(self) -> int:
-        return len(self._asked) + self._n_generated
+        return len(self._used) + self._n_generated
 
     def _generate(self, name: str, n_rules: int = 1) -> str:
         self._n_generated += n_rules

@@ -240,13 +240,13 @@ class _Converter:
         for name, value_schema in reversed(value_of.items()):
             value = self._rule(self._value(value_schema, f"{at}/properties/{name}"))
             member = self._rule(f'{_literal(_dumped(name))} ":" ws {value}')
-            behind = f"{self._rule(rest)}" if rest else ""
+            after = f"{self._rule(rest)}" if rest else ""
             if name in required:
-                first, rest = f"{member} {behind}", f'"," ws {member} {behind}'
+                first, rest = f"{member} {after}", f'"," ws {member} {after}'
             else:
                 instead = f" | {self._rule(first)}" if first else ' | ""'
-                first = f"{member} {behind}{instead}"
-                rest = f'("," ws {member})? {behind}'
+                first = f"{member} {after}{instead}"
+                rest = f'("," ws {member})? {after}'
         return f'"{{" ws ({first}) ws "}}"' if first else '"{" ws "}"'
 
     def _other_name(self, names: Iterable[str]) -> str:

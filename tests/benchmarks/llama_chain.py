@@ -16,7 +16,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.llama.vocab import Vocab
 
 
-class Chain:
+class SamplerChain:
     """The samplers in their order, with `dist` at the end. Close it."""
 
     def __init__(

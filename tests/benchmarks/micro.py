@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Rows, Sampling, append_probs, to_probs
 from ggufspec.decoding.types import Draft
-from tests.benchmarks.llama_chain import Chain
+from tests.benchmarks.llama_chain import SamplerChain
 
 Floats = NDArray[np.float32]
 
@@ -101,7 +101,7 @@ def measure(n_vocab: int, sampling: Sampling, n_draft: int, n_runs: int) -> list
     rng = np.random.default_rng(n_vocab)
     near = [_logits(rng, n_draft + 1, n_vocab) for _ in range(_N_SETS)]
     sets = [rows + rng.normal(0, 0.5, rows.shape).astype(np.float32) for rows in near]
-    chain = Chain(sampling, n_vocab, n_ctx=n_vocab)
+    chain = SamplerChain(sampling, n_vocab, n_ctx=n_vocab)
     target_rows, draft_rows = Rows(n_draft + 1, n_vocab), Rows(n_draft, n_vocab)
     rule = verify.rule("block")
     logits = np.empty_like(sets[0])  # written just before it is read, as by a model

@@ -15,7 +15,7 @@ from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.standin.embedded import embedded_target
-from tests.benchmarks.llama_chain import Chain
+from tests.benchmarks.llama_chain import SamplerChain
 
 BREAKERS = defaults.DRY_SEQUENCE_BREAKERS
 OFF: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "temperature": 1.0}
@@ -96,7 +96,7 @@ def test_random_rows_have_llama_cpps_distribution(options: dict[str, Any], model
             row = random_row(rng, n_vocab)
             if sampling.logit_bias and n_vocab < 12:
                 continue
-            chain = Chain(sampling, n_vocab, n_ctx=4096, vocab=model.vocab)
+            chain = SamplerChain(sampling, n_vocab, n_ctx=4096, vocab=model.vocab)
             chain.accept(tokens)
             check(np.asarray(to_probs(row[None], ours, tokens))[0], chain.probs(row))
             chain.close()
@@ -122,7 +122,7 @@ def test_real_rows_have_llama_cpps_distribution_at_each_drafted_position(
     sampling = Sampling(**options)
     ours = replace(sampling, dry_breakers=model.vocab.sequence_breakers(BREAKERS))
     text = model.vocab.tokenize(TEXT, add_special=True, parse_special=True)
-    chain = Chain(sampling, model.vocab.n_tokens, n_ctx=512, vocab=model.vocab)
+    chain = SamplerChain(sampling, model.vocab.n_tokens, n_ctx=512, vocab=model.vocab)
     known = len(text) - 16
     chain.accept(text[:known])
     for start in range(known, len(text) - 8, 4):
@@ -146,7 +146,7 @@ def test_sequence_breakers_are_those_of_llama_cpp(model: Model) -> None:
     n_vocab = model.vocab.n_tokens
     for text in ('he said: "no". he said: "no', "a*b a*b a", "one\ntwo one\ntwo one\n", "::::"):
         tokens = model.vocab.tokenize(text, add_special=True, parse_special=True)
-        chain = Chain(sampling, n_vocab, n_ctx=512, vocab=model.vocab)
+        chain = SamplerChain(sampling, n_vocab, n_ctx=512, vocab=model.vocab)
         row = np.zeros(n_vocab, np.float32)
         for n, token in enumerate(tokens, 1):
             chain.accept([token])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import shutil
 from pathlib import Path
@@ -118,7 +119,8 @@ class Library:
                 return self.call(*args)
 
         def tell_memory(device: int, n_free: Any, n_total: Any) -> None:
-            n_free._obj.value, n_total._obj.value = 1000 * device, 2000 * device
+            for pointer, n_bytes in ((n_free, 1000 * device), (n_total, 2000 * device)):
+                ctypes.cast(pointer, ctypes.POINTER(ctypes.c_size_t)).contents.value = n_bytes
 
         self.ggml_backend_dev_count = Function(lambda: len(found))
         self.ggml_backend_dev_get = Function(lambda i: i + 1)

@@ -69,7 +69,7 @@ class Oracle:
         self._context = context
 
     def __call__(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        self._context._native.truncate(0)
+        self._context.truncate(0)
         return LlamaSession(self._context).score(tokens, draft).copy()
 
 
