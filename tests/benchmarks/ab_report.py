@@ -1,8 +1,8 @@
 """Computes speed-ups from timed texts, by condition, and checks them against thresholds.
 
 A condition is a target, a draft, a sampling and a kind of prompt. In a turn each contender
-generates the same number of tokens after the same prompt; ratios are taken turn by turn. The *survey*
-measures all lengths (and llama.cpp's grid); the *finals* measure the best of them again, so that
+generates the same number of tokens after the same prompt; ratios are taken turn by turn. The
+*survey* measures all lengths (and llama.cpp's grid); the *finals* measure the best of them again, so that
 the best is not chosen by chance.
 """
 
