@@ -2,8 +2,8 @@
 
 A condition is a target, a draft, a sampling and a kind of prompt. In a turn each contender
 generates the same number of tokens after the same prompt; ratios are taken turn by turn. The
-*survey* measures all lengths (and llama.cpp's grid); the *finals* measure the best of them again, so that
-the best is not chosen by chance.
+*survey* measures all lengths (and llama.cpp's grid); the *finals* measure the best of
+them again, so that the best is not chosen by chance.
 """
 
 from __future__ import annotations
