@@ -12,6 +12,7 @@ from ggufspec.bench.baselines import Baseline
 from ggufspec.bench.contenders import rotated
 from ggufspec.bench.machine import EnergyMeter
 from ggufspec.bench.prompts import Prompt
+from ggufspec.bench.race import first_difference
 from ggufspec.bench.records import (
     BenchResults,
     Contender,
@@ -345,8 +346,8 @@ def divergences(engine: Engine, experiment: Experiment, results: BenchResults) -
             other = plain.get(text.key._replace(contender=""))
             if other is None or text.prompt not in prompts or text.prompt in seen:
                 continue
-            n_same = _n_common(text.tokens, other.tokens)
-            if n_same == min(len(text.tokens), len(other.tokens)):
+            n_same = first_difference(text.tokens, other.tokens)
+            if n_same is None or n_same == min(len(text.tokens), len(other.tokens)):
                 continue
             if len(seen) == _N_DIVERGENCES:
                 break
@@ -358,11 +359,6 @@ def divergences(engine: Engine, experiment: Experiment, results: BenchResults) -
             margin = abs(float(row[other.tokens[n_same]] - row[text.tokens[n_same]]))
             found.append(Divergence(contender.name, text.prompt, n_same, margin))
     return found
-
-
-def _n_common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
 
 
 def _added(counts: Sequence[Sequence[int]]) -> list[int]:
