@@ -14,9 +14,8 @@ from typing import Any
 
 from ggufspec.bench.records import BenchResults, Contender, Measurement
 from ggufspec.bench.summary import Speedup, Summary, ratio_of_texts, summarize, warnings_of
-from ggufspec.bench.tables import Table
+from ggufspec.bench.tables import NONE, Table, acceptance_cell
 
-_NONE = "-"
 _COLUMNS = (
     *("", "tokens/s before", "tokens/s after", "ratio", "95 % interval"),
     *("ratio of speed-ups", "its 95 % interval", "accepted before", "accepted after", "verdict"),
@@ -115,12 +114,12 @@ def _cells(change: Change) -> list[str]:
         after.contender.name,
         f"{before.median:.2f}",
         f"{after.median:.2f}",
-        f"{change.ratio.ratio:.3f}" if change.ratio else _NONE,
+        f"{change.ratio.ratio:.3f}" if change.ratio else NONE,
         _interval(change.ratio),
-        f"{change.relative.ratio:.3f}" if change.relative else _NONE,
+        f"{change.relative.ratio:.3f}" if change.relative else NONE,
         _interval(change.relative),
-        _share(before.accepted),
-        _share(after.accepted),
+        acceptance_cell(before),
+        acceptance_cell(after),
         change.verdict,
     ]
 
@@ -128,12 +127,8 @@ def _cells(change: Change) -> list[str]:
 def _interval(ratio: Speedup | None) -> str:
     """With three decimals, as changes may be small."""
     if ratio is None or ratio.low is None:
-        return _NONE
+        return NONE
     return f"{ratio.low:.3f}-{ratio.high:.3f}"
-
-
-def _share(accepted: float | None) -> str:
-    return _NONE if accepted is None else f"{accepted:.1%}"
 
 
 # Notes -------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -63,16 +63,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The result. `facts`: what it depends on. `settings`: those chosen; None if given.
+    """The result. `facts`: its conditions. `chosen`: all settings; `settings`: without given ones.
 
     `step`, `reading`: passes of the draft over one token and over one batch; None without a draft.
     """
 
-    n_threads: int
-    n_threads_draft: int | None
-    flash_attention: str
-    n_batch: int
-    n_batch_draft: int | None
+    chosen: TunedSettings
     settings: TunedSettings
     trials: tuple[Trial, ...]
     depth: int
@@ -153,19 +149,17 @@ def tune(
             at_least=MIN_SECONDS / 2,
             progress=_named(progress, "Measuring the draft"),
         )
-        return Tuned(
+        chosen = TunedSettings(
             n_threads=target.n_threads,
             n_threads_draft=draft.n_threads if draft else None,
             flash_attention=target.options.flash_attention,
             n_batch=n_batch,
             n_batch_draft=n_batch_draft,
-            settings=TunedSettings(
-                n_threads=None if given.n_threads else target.n_threads,
-                n_threads_draft=draft.n_threads if draft and not given.n_threads_draft else None,
-                flash_attention=None if given.flash_attention else target.options.flash_attention,
-                n_batch=None if given.n_batch else n_batch,
-                n_batch_draft=None if given.n_batch_draft else n_batch_draft,
-            ),
+        )
+        is_given = {name: None for name, value in asdict(given).items() if value}
+        return Tuned(
+            chosen=chosen,
+            settings=replace(chosen, **is_given),
             trials=tuple(trials.made),
             depth=depth,
             n_runs=n_runs,
@@ -185,13 +179,7 @@ def keep(tuned: Tuned) -> bool:
     document = {
         **(known.to_document() if known else {}),
         "costs": tuned.costs.to_document(),
-        "settings": {
-            "n_threads": tuned.n_threads,
-            "n_threads_draft": tuned.n_threads_draft,
-            "flash_attention": tuned.flash_attention,
-            "n_batch": tuned.n_batch,
-            "n_batch_draft": tuned.n_batch_draft,
-        },
+        "settings": asdict(tuned.chosen),
         "measured": "tune",
     }
     return profile_store.remember(tuned.facts, document) and profile_store.remember_settings(

@@ -177,13 +177,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
     costs = tuned.costs
     one = tuned.passes[0].seconds
     document = {
-        "chosen": {
-            "n_threads": tuned.n_threads,
-            "n_threads_draft": tuned.n_threads_draft,
-            "flash_attention": tuned.flash_attention,
-            "n_batch": tuned.n_batch,
-            "n_batch_draft": tuned.n_batch_draft,
-        },
+        "chosen": asdict(tuned.chosen),
         "trials": [asdict(trial) for trial in tuned.trials],
         "depth": tuned.depth,
         "target": [
