@@ -53,8 +53,8 @@ class Contender:
 
     def of_pair(self, pair: str) -> Contender:
         """The same contender for one of several pairs."""
-        beside = self.baseline and f"{pair}: {self.baseline}"
-        return replace(self, name=f"{pair}: {self.name}", baseline=beside, pair=pair)
+        baseline = self.baseline and f"{pair}: {self.baseline}"
+        return replace(self, name=f"{pair}: {self.name}", baseline=baseline, pair=pair)
 
     @property
     def temperature(self) -> float:
@@ -186,6 +186,12 @@ class BenchResults:
             raise OptionError(
                 f"{where} is not as `ggufspec bench --json` writes it: {error}; {_REMEDY}"
             ) from error
+
+
+def sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
+    """Sums by position, of counts of different lengths."""
+    n = max(map(len, counts), default=0)
+    return [sum(each[i] for each in counts if i < len(each)) for i in range(n)]
 
 
 def plain(value: object) -> Any:

@@ -1,4 +1,4 @@
-"""Measures contenders in turns: each text becomes one Measurement."""
+"""Measures contenders in alternation: each text becomes one Measurement."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ggufspec.bench.records import (
     Measurement,
     RoundTiming,
     TextKey,
+    sum_by_position,
 )
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.text import Message
@@ -174,8 +175,8 @@ class _Writer:
             n_rounds=sum(part.n_rounds for part in parts),
             n_drafted=sum(part.n_drafted for part in parts),
             n_accepted=sum(part.n_accepted for part in parts),
-            drafted_by_position=_added([part.drafted_by_position for part in parts]),
-            accepted_by_position=_added([part.accepted_by_position for part in parts]),
+            drafted_by_position=sum_by_position([part.drafted_by_position for part in parts]),
+            accepted_by_position=sum_by_position([part.accepted_by_position for part in parts]),
             prompt_seconds=sum(part.prompt_seconds for part in parts),
             first_token_seconds=parts[0].first_token_seconds,
             generation_seconds=sum(part.generation_seconds for part in parts),
@@ -359,9 +360,3 @@ def divergences(engine: Engine, experiment: Experiment, results: BenchResults) -
             margin = abs(float(row[other.tokens[n_same]] - row[text.tokens[n_same]]))
             found.append(Divergence(contender.name, text.prompt, n_same, margin))
     return found
-
-
-def _added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Sums by position, of counts of different lengths."""
-    n = max(map(len, counts), default=0)
-    return [sum(each[i] for each in counts if i < len(each)) for i in range(n)]
