@@ -50,7 +50,7 @@ _format_option = click.option(
 @click.option(
     "--preset",
     type=click.Choice(PRESETS),
-    help="A known experiment with its own models, prompts and table: see below.",
+    help="A known experiment with its own models, prompts and table: see above.",
 )
 @target_option(required=False)
 @draft_option()

@@ -38,12 +38,13 @@ def bench(command: Command, target: Path, draft: Path) -> Command:
     return lambda *args, **how: command("bench", *pair, *SHORT, *args, **how)
 
 
-def test_a_table_of_all_that_was_asked_for(bench: Command) -> None:
+def test_a_table_of_all_that_was_asked_for(bench: Command, target: Path, draft: Path) -> None:
     found = bench("--draft-n", "auto,2-3", "--temp", "0", "-p", "hi")
     assert found.code == 0
     names = [line.split("  ")[0] for line in found.out.splitlines()]
     for name in ("plain", "draft alone", "draft auto", "draft 2", "draft 3"):
         assert name in names
+    assert found.out.startswith(f"{target} with {draft}."), "paths are printed as given"
     assert "speed-up" in found.out
     assert "accepted up to position" in found.out
 
