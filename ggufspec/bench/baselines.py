@@ -23,19 +23,12 @@ from ggufspec.llama.devices import free_memory
 from ggufspec.llama.lookup import BaselineRequest, BaselineText, PythonLlama
 from ggufspec.models.header import Header, read_header
 
-LLAMA_SIMPLE = "llama.cpp speculative-simple"
-LLAMA_SERVER = "llama.cpp server"
+LLAMA_SIMPLE = "llama.cpp speculative-simple"  # at its defaults; loads for each text
+LLAMA_SERVER = "llama.cpp server"  # with the pair, at its defaults
 LLAMA_SERVER_PLAIN = "llama.cpp server, plain"
-PYTHON_LOOKUP = "llama-cpp-python lookup"
+PYTHON_LOOKUP = "llama-cpp-python lookup"  # LlamaPromptLookupDecoding
 PYTHON_PLAIN = "llama-cpp-python, plain"
-
-BASELINES: Mapping[str, str] = {
-    LLAMA_SIMPLE: "llama-speculative-simple with the pair, at its defaults; loads for each text",
-    LLAMA_SERVER: "llama-server with the pair, at its defaults",
-    LLAMA_SERVER_PLAIN: "llama-server without a draft",
-    PYTHON_LOOKUP: "llama_cpp.Llama with LlamaPromptLookupDecoding(num_pred_tokens=10)",
-    PYTHON_PLAIN: "llama_cpp.Llama without a draft",
-}
+BASELINES = (LLAMA_SIMPLE, LLAMA_SERVER, LLAMA_SERVER_PLAIN, PYTHON_LOOKUP, PYTHON_PLAIN)
 NEED_A_DRAFT = (LLAMA_SIMPLE, LLAMA_SERVER)
 _BINARIES = {
     LLAMA_SIMPLE: "llama-speculative-simple",
@@ -119,7 +112,7 @@ def open_baselines(
     n_gpu_layers: int,
     n_gpu_layers_draft: int,
     warn: Callable[[str], None],
-    wanted: Collection[str] = tuple(BASELINES),
+    wanted: Collection[str] = BASELINES,
 ) -> Iterator[list[Baseline]]:
     """Those of `wanted` that can run here with this pair, ready to write within the block.
 

@@ -7,22 +7,26 @@ the same session do not, so verdicts use them if there are any.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ggufspec.bench.records import BenchResults, Contender, Measurement
-from ggufspec.bench.summary import Speedup, Summary, ratio_of_texts, summarize, warnings_of
-from ggufspec.bench.tables import Table
+from ggufspec.bench.records import BenchResults, Contender
+from ggufspec.bench.summary import (
+    Speedup,
+    Summary,
+    log_ratios,
+    ratio_of_texts,
+    summarize,
+    warnings_of,
+)
+from ggufspec.bench.tables import NONE, Table, acceptance_cell
 
-_NONE = "-"
 _COLUMNS = (
     *("", "tokens/s before", "tokens/s after", "ratio", "95 % interval"),
     *("ratio of speed-ups", "its 95 % interval", "accepted before", "accepted after", "verdict"),
 )
 _N_SHOWN = 60
-_Key = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -71,32 +75,14 @@ def _ratios(
     before: BenchResults, after: BenchResults, contender: Contender
 ) -> tuple[Speedup | None, Speedup | None]:
     """Ratios of the rates and of the speed-ups, paired by prompt and run."""
-    then, now = _rates(before.of(contender.name)), _rates(after.of(contender.name))
-    shared = [key for key in now if key in then]
-    logs = {key: math.log(now[key] / then[key]) for key in shared}
+    logs = log_ratios(after.of(contender.name), before.of(contender.name))
     names = {each.name: each.baseline for each in before.contenders}
     plain_before = names.get(contender.name)
     if contender.baseline is None or plain_before is None:
         return ratio_of_texts(logs), None
-    plain_then, plain_now = (
-        _rates(before.of(plain_before)),
-        _rates(after.of(contender.baseline)),
-    )
-    relative = {
-        key: logs[key] - math.log(plain_now[key] / plain_then[key])
-        for key in shared
-        if key in plain_now and key in plain_then
-    }
+    of_plain = log_ratios(after.of(contender.baseline), before.of(plain_before))
+    relative = {key: log - of_plain[key] for key, log in logs.items() if key in of_plain}
     return ratio_of_texts(logs), ratio_of_texts(relative)
-
-
-def _rates(texts: Sequence[Measurement]) -> dict[_Key, float]:
-    """The rates of texts with at least one token."""
-    return {
-        (text.prompt, text.run): text.tokens_per_second
-        for text in texts
-        if text.tokens_per_second > 0
-    }
 
 
 def _verdict(ratio: Speedup | None) -> str:
@@ -115,12 +101,12 @@ def _cells(change: Change) -> list[str]:
         after.contender.name,
         f"{before.median:.2f}",
         f"{after.median:.2f}",
-        f"{change.ratio.ratio:.3f}" if change.ratio else _NONE,
+        f"{change.ratio.ratio:.3f}" if change.ratio else NONE,
         _interval(change.ratio),
-        f"{change.relative.ratio:.3f}" if change.relative else _NONE,
+        f"{change.relative.ratio:.3f}" if change.relative else NONE,
         _interval(change.relative),
-        _share(before.accepted),
-        _share(after.accepted),
+        acceptance_cell(before),
+        acceptance_cell(after),
         change.verdict,
     ]
 
@@ -128,12 +114,8 @@ def _cells(change: Change) -> list[str]:
 def _interval(ratio: Speedup | None) -> str:
     """With three decimals, as changes may be small."""
     if ratio is None or ratio.low is None:
-        return _NONE
+        return NONE
     return f"{ratio.low:.3f}-{ratio.high:.3f}"
-
-
-def _share(accepted: float | None) -> str:
-    return _NONE if accepted is None else f"{accepted:.1%}"
 
 
 # Notes -------------------------------------------------------------------------------------------

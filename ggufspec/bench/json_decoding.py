@@ -1,7 +1,4 @@
-"""JSON values as they should be, or a ValueError that says what was found where, and needed.
-
-Knows types and ranges; nothing of what the values mean.
-"""
+"""Checks values of decoded JSON; raises ValueError with the path, the value and the requirement."""
 
 from __future__ import annotations
 
@@ -9,17 +6,17 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-Kind: TypeAlias = Callable[[str, object], Any]  # (where it stands, value) -> value
+Kind: TypeAlias = Callable[[str, object], Any]  # (path, value) -> value
 
-_MOST = 2**53  # beyond, JSON's numbers are not whole any more
-_LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e9  # rates of them are numbers that one can reckon with
-_MOST_NUMBER = 1e15
+_MAX = 2**53  # larger numbers of JSON are not exact
+_MIN_SECONDS, _MAX_SECONDS = 1e-9, 1e9  # so that rates are finite
+_MAX_NUMBER = 1e15
 _N_SHOWN = 40
 _N_LEVELS = 32
 
 
 def text(where: str, value: object) -> str:
-    """A text that can be printed: no half of a character."""
+    """A text without surrogates, so that it can be printed."""
     if not isinstance(value, str):
         raise _wrong(where, value, "a text")
     try:
@@ -30,25 +27,25 @@ def text(where: str, value: object) -> str:
 
 
 def count(where: str, value: object) -> int:
-    """A whole number from 0 on."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
-        raise _wrong(where, value, "a whole number from 0 on")
+    """A whole number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX:
+        raise _wrong(where, value, "a whole number of at least 0")
     return value
 
 
 def seconds(where: str, value: object) -> float:
     """A duration, or 0."""
     found = _number(where, value)
-    if found != 0 and not _LEAST_SECONDS <= found <= _MOST_SECONDS:
-        raise _wrong(where, value, "a number of seconds, from 0 on")
+    if found != 0 and not _MIN_SECONDS <= found <= _MAX_SECONDS:
+        raise _wrong(where, value, "a number of seconds, of at least 0")
     return found
 
 
 def amount(where: str, value: object) -> float:
-    """A number from 0 on."""
+    """A number of at least 0."""
     found = _number(where, value)
-    if not 0 <= found <= _MOST_NUMBER:
-        raise _wrong(where, value, "a number from 0 on")
+    if not 0 <= found <= _MAX_NUMBER:
+        raise _wrong(where, value, "a number of at least 0")
     return found
 
 
@@ -60,7 +57,7 @@ def switch(where: str, value: object) -> bool:
 
 
 def plain(where: str, value: object, level: int = 0) -> Any:
-    """Any JSON that can be written again: finite numbers, whole texts, not too deep."""
+    """Any JSON that can be encoded again: finite numbers, no surrogates, not too deep."""
     if level > _N_LEVELS:
         raise ValueError(f"{where} is nested too deeply; it must have at most {_N_LEVELS} levels")
     if isinstance(value, dict):
@@ -99,7 +96,7 @@ def several(kind: Kind) -> Kind:
 
 
 def record(kinds: Mapping[str, Kind]) -> Kind:
-    """An object with these keys at least; others are left out."""
+    """An object with at least these keys; others are dropped."""
 
     def check(where: str, value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -114,7 +111,7 @@ def record(kinds: Mapping[str, Kind]) -> Kind:
 
 
 def _number(where: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _MOST:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _MAX:
         raise _wrong(where, value, "a number")
     if not math.isfinite(value):
         raise _wrong(where, value, "a number")

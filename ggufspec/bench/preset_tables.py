@@ -8,7 +8,14 @@ from statistics import NormalDist
 from ggufspec.bench.contenders import DRAFT_ALONE, PLAIN
 from ggufspec.bench.records import BenchResults
 from ggufspec.bench.summary import Summary, summarize
-from ggufspec.bench.tables import Table, by_category, overview, positions
+from ggufspec.bench.tables import (
+    Table,
+    acceptance_cell,
+    by_category,
+    overview,
+    positions,
+    speedup_cell,
+)
 
 _CONFIDENCE = 0.95
 
@@ -54,7 +61,7 @@ def llama_ssp(results: BenchResults) -> list[Table]:
                 alone[str(facts.get(f"{whose}_label", whose))] = _milliseconds(known[label])
         speculative = [row for row in of_pair if row.contender.baseline is not None]
         lengths = lengths or [row.contender.label for row in speculative]
-        faster = [f"{row.speedup.ratio:.2f}" if row.speedup else "-" for row in speculative]
+        faster = [speedup_cell(row) for row in speculative]
         plain = [_milliseconds(known[PLAIN])] if PLAIN in known else ["-"]
         cells = [_milliseconds(row) for row in speculative]
         pairs.append([pair or "pair", *plain, *cells, " / ".join(faster)])
@@ -119,7 +126,7 @@ def temperatures(results: BenchResults) -> list[Table]:
     compared = [row for row in summarize(results) if row.speedup]
     temperatures = list(dict.fromkeys(row.contender.temperature for row in compared))
     made: list[Table] = []
-    for title, cell in (("Speed-up", _ratio), ("Accepted", _share)):
+    for title, cell in (("Speed-up", speedup_cell), ("Accepted", acceptance_cell)):
         lines = []
         for rule in dict.fromkeys(str(row.contender.options.get("verify")) for row in compared):
             of_rule = {
@@ -156,11 +163,3 @@ def _accepted(row: Summary, results: BenchResults) -> str:
     z = NormalDist().inv_cdf(0.5 + _CONFIDENCE / 2)
     reach = z * (row.accepted * (1 - row.accepted) / n_rounds) ** 0.5
     return f"{row.accepted:.1%} ± {reach:.1%}"
-
-
-def _ratio(row: Summary | None) -> str:
-    return f"{row.speedup.ratio:.2f}" if row is not None and row.speedup else "-"
-
-
-def _share(row: Summary | None) -> str:
-    return f"{row.accepted:.1%}" if row is not None and row.accepted is not None else "-"

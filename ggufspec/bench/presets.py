@@ -258,56 +258,48 @@ _GPT2 = Preset(
     ],
 )
 
-_OWN = PresetPair("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
 
-_STAGED = Preset(
-    name="staged",
-    about="Drafting strategies: none, n-gram lookup, the draft model, or both by turns.",
-    pairs=[_OWN],
-    experiment=Experiment(
-        contenders=contenders(
-            lengths=["auto"],
-            drafters=["ngram", "model", "auto"],
-            temperatures=[0.0],
-            has_draft=False,
-        ),
-        prompts=own_prompts(),
-        n_tokens=96,
-        n_runs=3,
-    ),
+def _own(
+    name: str,
+    about: str,
+    temperatures: Sequence[float] = (0.0,),
+    tables: Callable[[BenchResults], list[Table]] = preset_tables.general,
+    n_prompts: int | None = None,
+    **variants: Any,
+) -> Preset:
+    """An experiment of our own."""
+    competing = contenders(temperatures=temperatures, has_draft=False, **variants)
+    return Preset(
+        name=name,
+        about=about,
+        pairs=[
+            PresetPair("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
+        ],
+        experiment=Experiment(competing, own_prompts()[:n_prompts], n_runs=3, n_tokens=96),
+        tables=tables,
+    )
+
+
+_STAGED = _own(
+    "staged",
+    "Drafting strategies: none, n-gram lookup, the draft model, or both by turns.",
+    lengths=["auto"],
+    drafters=["ngram", "model", "auto"],
 )
-
-_LENGTHS = Preset(
-    name="lengths",
-    about="Draft lengths: 1 to 16 tokens, and auto.",
-    pairs=[_OWN],
-    experiment=Experiment(
-        contenders=contenders(
-            lengths=[1, 2, 3, 4, 5, 6, 8, 12, 16, "auto"], temperatures=[0.0], has_draft=False
-        ),
-        prompts=own_prompts(),
-        n_tokens=96,
-        n_runs=3,
-    ),
+_LENGTHS = _own(
+    "lengths",
+    "Draft lengths: 1 to 16 tokens, and auto.",
+    lengths=[1, 2, 3, 4, 5, 6, 8, 12, 16, "auto"],
 )
-
-_TEMPERATURES = Preset(
-    name="temperatures",
-    about="Temperatures 0 to 1.3, with each verification rule.",
-    pairs=[_OWN],
-    experiment=Experiment(
-        contenders=contenders(
-            lengths=[3],
-            rules=["match", "rejection", "block"],
-            temperatures=[0.0, 0.3, 0.7, 1.0, 1.3],
-            sampling=_NO_TRUNCATION,
-            has_draft=False,
-        ),
-        prompts=own_prompts()[:3],
-        n_tokens=96,
-        n_runs=3,
-    ),
+_TEMPERATURES = _own(
+    "temperatures",
+    "Temperatures 0 to 1.3, with each verification rule.",
+    temperatures=[0.0, 0.3, 0.7, 1.0, 1.3],
     tables=preset_tables.temperatures,
+    n_prompts=3,
+    lengths=[3],
+    rules=["match", "rejection", "block"],
+    sampling=_NO_TRUNCATION,
 )
 
 _PRESETS = {

@@ -1,7 +1,4 @@
-"""A race that was run, and how it stands at any time of its replay.
-
-Knows who wrote what, and when; no clock, no models, no pictures.
-"""
+"""The timed texts of a race, and how much of each was there at any time."""
 
 from __future__ import annotations
 
@@ -16,8 +13,8 @@ PLAIN, SPECULATIVE = "plain", "speculative"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What one author wrote at once. `seconds` are from the end of the prompt to its coming."""
+class TimedText:
+    """Text that arrived at once, `seconds` after the end of the prompt."""
 
     seconds: float
     text: str
@@ -27,22 +24,22 @@ class Piece:
 
 @dataclass(frozen=True)
 class Lane:
-    """One contender: its pieces in the order of time, and what became of them."""
+    """One contender: its pieces in order of time, and the statistics."""
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TimedText, ...]
     tokens: tuple[int, ...]
     finish_reason: str | None
     stats: Stats
 
     @property
     def text(self) -> str:
-        """All that it wrote."""
+        """The whole text."""
         return "".join(piece.text for piece in self.pieces)
 
     @property
     def seconds(self) -> float:
-        """When it had finished."""
+        """When it finished."""
         return self.pieces[-1].seconds if self.pieces else 0.0
 
 
@@ -61,25 +58,25 @@ class Race:
 
     @property
     def seconds(self) -> float:
-        """When the slower one had finished."""
+        """When the slower one finished."""
         return max(lane.seconds for lane in self.lanes)
 
     @property
     def speedup(self) -> float | None:
-        """How many times as fast the speculative one was; None where a speed is unknown."""
+        """Speed-up over plain decoding; None if a speed is unknown."""
         before = self.plain.stats.tokens_per_second
         after = self.speculative.stats.tokens_per_second
         return after / before if before > 0 and after > 0 else None
 
     @property
-    def parting(self) -> int | None:
-        """The first token, counted from 0, at which the texts differ; None: they are the same."""
-        return parting(self.plain.tokens, self.speculative.tokens)
+    def first_difference(self) -> int | None:
+        """The index of the first token that differs; None: the texts are equal."""
+        return first_difference(self.plain.tokens, self.speculative.tokens)
 
 
 @dataclass(frozen=True)
-class Standing:
-    """A lane at one time: how much of it is there."""
+class LaneState:
+    """How much of a lane is there at one time."""
 
     n_pieces: int
     n_tokens: int
@@ -88,10 +85,10 @@ class Standing:
     finished: bool
 
 
-def standing(lane: Lane, seconds: float) -> Standing:
-    """How a lane stands so many seconds after the prompt was read; nothing comes before its time.
+def state_at(lane: Lane, seconds: float) -> LaneState:
+    """The state of a lane so many seconds after the end of the prompt.
 
-    One that has finished keeps the speed that it had.
+    After its end, its speed is that of the whole text.
     """
     n_pieces = bisect_right(lane.pieces, seconds, key=lambda piece: piece.seconds)
     finished = n_pieces == len(lane.pieces)
@@ -102,21 +99,18 @@ def standing(lane: Lane, seconds: float) -> Standing:
         rate = lane.stats.tokens_per_second
     elif n_tokens and (until := lane.pieces[n_pieces - 1].seconds) > 0:
         rate = n_tokens / until
-    return Standing(n_pieces, n_tokens, n_tokens / (counts[-1] or 1), rate, finished)
+    return LaneState(n_pieces, n_tokens, n_tokens / (counts[-1] or 1), rate, finished)
 
 
-def times(race: Race, each: float) -> list[float]:
-    """When there is something new to see: every `each` seconds, from the start to the end.
-
-    The last is the end itself, so that nothing is missing then.
-    """
+def frame_times(race: Race, each: float) -> list[float]:
+    """The times of frames: every `each` seconds, and the end itself."""
     n_steps = int(race.seconds / each)
     found = [step * each for step in range(n_steps + 1)]
     return found if found[-1] == race.seconds else [*found, race.seconds]
 
 
-def parting(first: Sequence[int], second: Sequence[int]) -> int | None:
-    """Where two sequences part; None if they never do."""
+def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
+    """The index of the first difference of two sequences; None if they are equal."""
     if list(first) == list(second):
         return None
     pairs = zip(first, second, strict=False)
@@ -124,18 +118,18 @@ def parting(first: Sequence[int], second: Sequence[int]) -> int | None:
 
 
 def verdict(race: Race) -> str:
-    """A sentence on the two texts: whether they are the same, and why not."""
-    at = race.parting
+    """A sentence on whether the two texts are the same, and why not."""
+    at = race.first_difference
     if race.temperature > 0:
         if at is None:
-            return "The two texts are the same, by chance: each was drawn by itself."
+            return "The two texts are the same by chance: each was sampled independently."
         return (
-            "The two texts differ, as two draws do: both are drawn from the same distribution, "
-            "the target's own."
+            "The two texts differ because each was sampled independently; both are drawn from the "
+            "same distribution, the target's own."
         )
     if at is None:
         return f"The two texts are the same, all {len(race.plain.tokens)} tokens."
     return (
-        f"The two texts part at token {at + 1}: passes over several tokens round differently from "
-        "passes over one, and there two tokens were nearly as likely."
+        f"The two texts differ from token {at + 1} on: passes over several tokens round "
+        "differently from passes over one, and two tokens were nearly equally likely there."
     )

@@ -1,7 +1,4 @@
-"""A race at one time -> lines of styled spans, for whatever draws cells of letters. Pure.
-
-Knows where things stand; neither escape codes nor colours, only the names of styles.
-"""
+"""Lays out one moment of a race as rows of styled spans, for terminals and recordings."""
 
 from __future__ import annotations
 
@@ -9,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ggufspec.bench.race import Lane, Race, Standing, standing
-from ggufspec.bench.race_text import Line, cropped, harmless, lines_of, n_cells_of, shown, tail
+from ggufspec.bench.race import Lane, LaneState, Race, state_at
+from ggufspec.bench.race_text import TextLine, cropped, harmless, lines_of, n_cells_of, shown, tail
 
 Style = Literal["text", "drafted", "border", "title", "number", "bar", "fast bar", "faint"]
 
-NARROW = 80  # cells; below, the lanes stand one over the other
+NARROW = 80  # cells; below, the lanes are stacked
 ABOUT = {"plain": "the target alone", "speculative": "with a draft"}
 
 _LANE_ROWS = 4  # of a lane, besides its text: two borders, the numbers, the bar
@@ -22,18 +19,18 @@ _OTHER_ROWS = 2  # the prompt above, the legend below
 
 
 class Span(NamedTuple):
-    """Letters in one style."""
+    """Text in one style."""
 
     text: str
     style: Style
 
 
-Row = list[Span]
+SpanRow = list[Span]
 
 
 @dataclass(frozen=True)
 class Glyphs:
-    """What lines are drawn with."""
+    """The characters that lines are drawn with."""
 
     corners: str  # upper left, upper right, lower left, lower right
     across: str
@@ -48,39 +45,39 @@ ASCII = Glyphs("++++", "-", "|", "#", ".", "...")
 
 
 @dataclass(frozen=True)
-class Layout:
-    """A race fitted into so many cells: nothing moves any more, things only appear."""
+class RaceLayout:
+    """A race fitted into a terminal: text does not move, it only appears."""
 
     race: Race
     width: int
     lane_width: int
     stacked: bool
     n_text_rows: int  # of each lane
-    lines: tuple[Sequence[Line], Sequence[Line]]
+    lines: tuple[Sequence[TextLine], Sequence[TextLine]]
     glyphs: Glyphs
 
 
-def lay_out(race: Race, width: int, height: int, glyphs: Glyphs = BOXES) -> Layout:
-    """Fit a race into a terminal; side by side if that is wide enough."""
+def lay_out(race: Race, width: int, height: int, glyphs: Glyphs = BOXES) -> RaceLayout:
+    """Fit a race into a terminal; side by side if it is wide enough."""
     stacked = width < NARROW
     lane_width = max(width if stacked else (width - 1) // 2, 12)
     plain, speculative = (lines_of(lane.pieces, lane_width - 4) for lane in race.lanes)
     room = height - _OTHER_ROWS
     n_rows = (room // 2 if stacked else room) - _LANE_ROWS
     n_rows = max(min(n_rows, max(len(plain), len(speculative))), 1)
-    return Layout(race, width, lane_width, stacked, n_rows, (plain, speculative), glyphs)
+    return RaceLayout(race, width, lane_width, stacked, n_rows, (plain, speculative), glyphs)
 
 
-def frame(layout: Layout, seconds: float) -> list[Row]:
-    """What is to be seen so many seconds after the start: rows from the top."""
+def frame(layout: RaceLayout, seconds: float) -> list[SpanRow]:
+    """The rows to show so many seconds after the start, from the top."""
     race = layout.race
-    standings = [standing(lane, seconds) for lane in race.lanes]
+    states = [state_at(lane, seconds) for lane in race.lanes]
     plain, speculative = (
         _lane(layout, lane, lines, now)
-        for lane, lines, now in zip(race.lanes, layout.lines, standings, strict=True)
+        for lane, lines, now in zip(race.lanes, layout.lines, states, strict=True)
     )
     prompt = "Prompt: " + harmless(race.prompt)
-    head: Row = [
+    head: SpanRow = [
         Span(" " + cropped(prompt, layout.width - 2, mark=layout.glyphs.ellipsis), "faint")
     ]
     if layout.stacked:
@@ -90,26 +87,28 @@ def frame(layout: Layout, seconds: float) -> list[Row]:
             [*left, Span(" ", "text"), *right]
             for left, right in zip(plain, speculative, strict=True)
         ]
-    return [head, *lanes, _foot(layout, min(seconds, race.seconds), standings)]
+    return [head, *lanes, _foot(layout, min(seconds, race.seconds), states)]
 
 
-def numbers(lane: Lane, now: Standing) -> tuple[str, str]:
-    """The speed of a lane, and how far it is."""
+def numbers(lane: Lane, now: LaneState) -> tuple[str, str]:
+    """The speed of a lane, and its number of tokens."""
     speed = "" if now.tokens_per_second is None else f"{now.tokens_per_second:.1f} tokens/s"
     if now.finished:
         return speed, f"{now.n_tokens} tokens in {lane.seconds:.2f} s"
     return speed, f"{now.n_tokens} of {len(lane.tokens)}"
 
 
-def lead(race: Race, standings: Sequence[Standing]) -> str:
-    """How many times as fast the speculative one is, so far or in the end."""
-    if all(now.finished for now in standings):
+def lead(race: Race, states: Sequence[LaneState]) -> str:
+    """The speed-up, so far or at the end."""
+    if all(now.finished for now in states):
         return "" if race.speedup is None else f"{race.speedup:.2f} times as fast"
-    plain, speculative = (now.tokens_per_second for now in standings)
+    plain, speculative = (now.tokens_per_second for now in states)
     return f"{speculative / plain:.2f} times as fast so far" if plain and speculative else ""
 
 
-def _lane(layout: Layout, lane: Lane, lines: Sequence[Line], now: Standing) -> list[Row]:
+def _lane(
+    layout: RaceLayout, lane: Lane, lines: Sequence[TextLine], now: LaneState
+) -> list[SpanRow]:
     glyphs, inner = layout.glyphs, layout.lane_width - 4
     left, right = numbers(lane, now)
     right = cropped(right, inner - len(left) - 1, mark=glyphs.ellipsis)
@@ -117,7 +116,7 @@ def _lane(layout: Layout, lane: Lane, lines: Sequence[Line], now: Standing) -> l
     n_done = round(now.share * inner)
     bar: Style = "bar" if lane is layout.race.plain else "fast bar"
     text = tail(shown(lines, now.n_pieces), layout.n_text_rows)
-    rows: list[Row] = [
+    rows: list[SpanRow] = [
         [Span(left, "number"), Span(gap, "text"), Span(right, "faint")],
         [Span(glyphs.bar * n_done, bar), Span(glyphs.rest * (inner - n_done), "border")],
         *([_span(run.text, drafted=run.drafted) for run in line] for line in text),
@@ -130,13 +129,13 @@ def _span(text: str, *, drafted: bool) -> Span:
     return Span(text, "drafted" if drafted else "text")
 
 
-def _walled(row: Row, inner: int, glyphs: Glyphs) -> Row:
+def _walled(row: SpanRow, inner: int, glyphs: Glyphs) -> SpanRow:
     wall = Span(glyphs.down, "border")
     fill = " " * (inner - sum(n_cells_of(span.text) for span in row))
     return [wall, Span(" ", "text"), *row, Span(fill + " ", "text"), wall]
 
 
-def _top(layout: Layout, lane: Lane) -> Row:
+def _top(layout: RaceLayout, lane: Lane) -> SpanRow:
     glyphs, width = layout.glyphs, layout.lane_width
     about = f", {ABOUT[lane.name]}" if lane.name in ABOUT else ""
     title = cropped(lane.name, width - 6, mark=glyphs.ellipsis)
@@ -150,18 +149,18 @@ def _top(layout: Layout, lane: Lane) -> Row:
     ]
 
 
-def _bottom(layout: Layout) -> Row:
+def _bottom(layout: RaceLayout) -> SpanRow:
     glyphs = layout.glyphs
     across = glyphs.across * (layout.lane_width - 2)
     return [Span(glyphs.corners[2] + across + glyphs.corners[3], "border")]
 
 
-def _foot(layout: Layout, seconds: float, standings: Sequence[Standing]) -> Row:
-    """The clock and the lead, and what the colour means, as far as there is room."""
+def _foot(layout: RaceLayout, seconds: float, states: Sequence[LaneState]) -> SpanRow:
+    """The time, the speed-up, and the meaning of the colour, if there is room."""
     left = f" {seconds:.2f} s  "
     room = layout.width - len(left)
-    middle = cropped(lead(layout.race, standings), room, mark=layout.glyphs.ellipsis)
-    used, legend = len(left) + len(middle), "drafted, and accepted"
+    middle = cropped(lead(layout.race, states), room, mark=layout.glyphs.ellipsis)
+    used, legend = len(left) + len(middle), "drafted and accepted"
     row = [Span(left, "faint"), Span(middle, "number")]
     if used + len(legend) + 2 <= layout.width:
         row += [

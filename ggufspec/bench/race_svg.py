@@ -1,7 +1,6 @@
-"""A race -> an animated picture: one SVG, moved by CSS alone, that GitHub shows as an image. Pure.
+"""Writes a race as an animated SVG that moves by CSS alone, which GitHub shows as an image.
 
-Knows pixels, colours and XML; no scripts, no fonts of others, nothing outside of the file.
-Where nothing moves (no CSS, or a reader who wants less motion), it shows how the race ended.
+Without animation (no CSS, or if the reader prefers reduced motion), it shows the end of the race.
 """
 
 from __future__ import annotations
@@ -9,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from ggufspec.bench.race import Lane, Race, Standing, standing, times
+from ggufspec.bench.race import Lane, LaneState, Race, frame_times, state_at
 from ggufspec.bench.race_frame import ABOUT, lead, numbers
-from ggufspec.bench.race_text import Line, cropped, harmless, lines_of
+from ggufspec.bench.race_text import TextLine, cropped, harmless, lines_of
 
 _CELL, _ROW = 7.8, 20  # pixels; a cell of a monospaced font of 13 pixels
 _N_CELLS = 50  # of a line of text
@@ -35,14 +34,14 @@ monospace;fill:#d4dbe3;white-space:pre}
 
 
 def svg(race: Race, speed: float = 1.0) -> str:
-    """The document; it plays in a loop, `speed` times as fast as the race was."""
+    """The document; it plays in a loop, at `speed` times the original speed."""
     clock = _Clock(race, speed)
     lines = [lines_of(lane.pieces, _N_CELLS) for lane in race.lanes]
     n_rows = min(max(*map(len, lines), 1), _MOST_ROWS)
     lane_height = _TEXT_TOP + n_rows * _ROW + 8
     height = _TOP + lane_height + 48
     each = max(_COUNTERS_EACH * speed, race.seconds / _MOST_COUNTERS)
-    moments = times(race, each)
+    moments = frame_times(race, each)
     body = [_prompt(race)]
     for i, lane in enumerate(race.lanes):
         body.append(f'<g transform="translate({_EDGE + i * (_LANE + _GAP)},{_TOP})">')
@@ -70,9 +69,9 @@ def svg(race: Race, speed: float = 1.0) -> str:
 
 
 class _Clock:
-    """Times of the race -> CSS animations, all of the length of the whole loop.
+    """Converts times of the race into CSS animations, each as long as the whole loop.
 
-    Each has steps only, and none is written twice.
+    Equal animations are shared.
     """
 
     def __init__(self, race: Race, speed: float) -> None:
@@ -94,7 +93,7 @@ class _Clock:
         return self._name(f"{begin}{self._share(start)}{{{visible}}}{until or f'to{{{visible}}}'}")
 
     def rules(self) -> str:
-        """All of them, for the style sheet."""
+        """All animations, for the style sheet."""
         return "".join(
             f"@keyframes {name}{{{frames}}}.{name}{{animation:{name} {self._loop:.2f}s step-end "
             "infinite}"
@@ -102,7 +101,7 @@ class _Clock:
         )
 
     def _share(self, seconds: float) -> str:
-        """Where in the loop that is; before the start of the race: its very begin."""
+        """The position in the loop; negative times are its start."""
         at = 0.0 if seconds < 0 else _LEAD_IN + seconds / self._speed
         return f"{100 * at / self._loop:.2f}%"
 
@@ -131,19 +130,18 @@ def _card(lane: Lane, height: int, *, drafted: bool) -> list[str]:
 
 
 def _counters(lane: Lane, moments: Sequence[float], clock: _Clock) -> list[str]:
-    """Speed above at the right, and how far it is, at each moment at which they change."""
-    told = [numbers(lane, standing(lane, at)) for at in moments]
+    """The speed and the number of tokens, whenever they change."""
+    numbers_at = [numbers(lane, state_at(lane, at)) for at in moments]
     return [
-        *_changing([speed for speed, _ in told], moments, clock, _LANE - _PAD, 30, "n h r"),
-        *_changing([amount for _, amount in told], moments, clock, _LANE - _PAD, 50, "f r"),
+        *_changing([speed for speed, _ in numbers_at], moments, clock, _LANE - _PAD, 30, "n h r"),
+        *_changing([amount for _, amount in numbers_at], moments, clock, _LANE - _PAD, 50, "f r"),
     ]
 
 
 def _bar(lane: Lane, moments: Sequence[float], clock: _Clock, *, drafted: bool) -> list[str]:
-    standings: list[Standing] = [standing(lane, at) for at in moments]
+    states: list[LaneState] = [state_at(lane, at) for at in moments]
     changes = [(-1.0, "transform:scaleX(0)")] + [
-        (at, f"transform:scaleX({now.share:.3f})")
-        for at, now in zip(moments, standings, strict=True)
+        (at, f"transform:scaleX({now.share:.3f})") for at, now in zip(moments, states, strict=True)
     ]
     return [
         f'<g transform="translate({_PAD},58)"><rect class="{clock.steps(_changes(changes))}" '
@@ -152,8 +150,8 @@ def _bar(lane: Lane, moments: Sequence[float], clock: _Clock, *, drafted: bool) 
     ]
 
 
-def _text(lane: Lane, lines: Sequence[Line], n_rows: int, clock: _Clock) -> list[str]:
-    """The text, each run at its time; where it is longer than the lane, it moves up."""
+def _text(lane: Lane, lines: Sequence[TextLine], n_rows: int, clock: _Clock) -> list[str]:
+    """The text, each run at its time; it scrolls if it is longer than the lane."""
     height = n_rows * _ROW
     scroll = []
     if len(lines) > n_rows:
@@ -190,9 +188,9 @@ def _text(lane: Lane, lines: Sequence[Line], n_rows: int, clock: _Clock) -> list
 def _foot(
     race: Race, moments: Sequence[float], clock: _Clock, height: int, speed: float
 ) -> list[str]:
-    """What the colour means, at what speed this plays, the clock and the lead."""
-    standings = [[standing(lane, at) for lane in race.lanes] for at in moments]
-    leads = [lead(race, now) for now in standings]
+    """The meaning of the colour, the replay speed, the time and the speed-up."""
+    states = [[state_at(lane, at) for lane in race.lanes] for at in moments]
+    leads = [lead(race, now) for now in states]
     seconds = [f"{at:.1f} s" for at in moments]
     how_fast = "" if speed == 1 else f", played at {speed:g} times their speed"
     legend = "drafted, and accepted by the target"
@@ -215,7 +213,7 @@ def _changing(
     y: float,
     style: str,
 ) -> list[str]:
-    """One text after the other in the same place, ending at `x`; empty ones are left out."""
+    """Texts that replace each other in one place, right-aligned; empty ones are left out."""
     changes = _changes(list(zip(moments, texts, strict=True)))
     ends: list[float | None] = [at for at, _ in changes[1:]]
     made = []
@@ -226,13 +224,13 @@ def _changing(
     return ['<g class="c">', *made, "</g>"]
 
 
-def _changes(told: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Only those that differ from the one before."""
-    return [pair for i, pair in enumerate(told) if i == 0 or pair[1] != told[i - 1][1]]
+def _changes(entries: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The entries that differ from the one before."""
+    return [pair for i, pair in enumerate(entries) if i == 0 or pair[1] != entries[i - 1][1]]
 
 
 def _letters(text: str, x: float, y: float, style: str, *, n_cells: int = 0) -> str:
-    """Text from a place on. With `n_cells`, it is exactly so wide whatever font is there."""
+    """A text element; with `n_cells`, it has that width in any font."""
     kept = text.lstrip(" ")
     x += (len(text) - len(kept)) * _CELL if n_cells else 0
     kept = kept.rstrip(" ")

@@ -1,7 +1,4 @@
-"""Text of models -> lines of cells, fit for terminals and pictures. Pure.
-
-Knows widths of characters and which of them command a terminal; neither colours nor borders.
-"""
+"""Breaks the texts of models into lines of terminal cells, without control characters."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ggufspec.bench.race import Piece
+from ggufspec.bench.race import TimedText
 
-_JOINERS = "\u200c\u200d"  # of scripts and emoji: without them, letters fall apart
+_JOINERS = "\u200c\u200d"  # needed by some scripts and emoji
 _SPACES = str.maketrans(
     {"\t": "    ", "\r": None, "\v": "\n", "\f": "\n", "\u2028": "\n", "\u2029": "\n"}
 )
@@ -20,8 +17,8 @@ _REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True)
-class Run:
-    """Letters on one line that came together. `piece`: which of the lane's pieces they are of."""
+class TextRun:
+    """Characters of one piece on one line. `piece`: its index in the lane."""
 
     text: str
     column: int  # cells to the left of it
@@ -30,25 +27,25 @@ class Run:
     drafted: bool
 
 
-Line = tuple[Run, ...]
+TextLine = tuple[TextRun, ...]
 
 
 def harmless(text: str) -> str:
-    """The same without what a terminal or an XML parser would take for something else.
+    """The text without what terminals or XML parsers interpret.
 
-    Escapes and other controls, halves of surrogates and non-characters become U+FFFD; marks of
-    direction vanish; line ends and tabs become newlines and blanks.
+    Control characters, surrogates and non-characters become U+FFFD; direction marks are removed;
+    line ends and tabs become newlines and spaces.
     """
     return "".join(map(_harmless, text.translate(_SPACES)))
 
 
 def n_cells_of(text: str) -> int:
-    """How many cells of a terminal a harmless text takes."""
+    """The number of terminal cells of a harmless text."""
     return sum(map(_width, text))
 
 
 def cropped(text: str, n_cells: int, *, mark: str = "…") -> str:
-    """As much of a harmless text, made one line, as fits into so many cells."""
+    """A harmless text as one line of at most `n_cells` cells."""
     flat = " ".join(text.split())
     if n_cells_of(flat) <= n_cells:
         return flat
@@ -61,13 +58,13 @@ def cropped(text: str, n_cells: int, *, mark: str = "…") -> str:
     return (kept.rstrip() + mark) if n_cells >= n_cells_of(mark) else ""
 
 
-def lines_of(pieces: Sequence[Piece], n_cells: int) -> list[Line]:
-    """Break the whole text of a lane into lines of at most `n_cells` cells, at blanks if possible.
+def lines_of(pieces: Sequence[TimedText], n_cells: int) -> list[TextLine]:
+    """Break the whole text of a lane into lines of at most `n_cells` cells, at spaces if possible.
 
-    The whole, so that no word that is still being written jumps to another line.
+    The whole text at once, so that no word moves to another line later.
     """
-    n_cells = max(n_cells, 2)  # the widest letter
-    lines: list[Line] = []
+    n_cells = max(n_cells, 2)  # the widest character
+    lines: list[TextLine] = []
     line: list[_Cell] = []
     word: list[_Cell] = []
 
@@ -93,7 +90,7 @@ def lines_of(pieces: Sequence[Piece], n_cells: int) -> list[Line]:
             end_line()
         elif cell.letter == " ":
             end_word()
-            # Not the one between prompt and text, nor the one at which a line breaks.
+            # Not at the start of the text, nor where a line breaks.
             if (line or lines) and _size(line) < n_cells:
                 line.append(cell)
         else:
@@ -104,8 +101,8 @@ def lines_of(pieces: Sequence[Piece], n_cells: int) -> list[Line]:
     return lines
 
 
-def shown(lines: Iterable[Line], n_pieces: int) -> list[Line]:
-    """The lines as far as the first `n_pieces` pieces go."""
+def shown(lines: Iterable[TextLine], n_pieces: int) -> list[TextLine]:
+    """The lines up to the first `n_pieces` pieces."""
     found = []
     for line in lines:
         if not line:
@@ -116,11 +113,11 @@ def shown(lines: Iterable[Line], n_pieces: int) -> list[Line]:
             break
         found.append(kept)
     while found and not found[-1]:
-        found.pop()  # empty lines wait for those behind them
+        found.pop()  # empty lines appear with the next text
     return found
 
 
-def tail(lines: Sequence[Line], height: int) -> Sequence[Line]:
+def tail(lines: Sequence[TextLine], height: int) -> Sequence[TextLine]:
     """The last lines that fit."""
     return lines[-height:] if height > 0 else ()
 
@@ -132,7 +129,7 @@ class _Cell:
     drafted: bool
 
 
-def _cells(pieces: Sequence[Piece]) -> Iterable[_Cell]:
+def _cells(pieces: Sequence[TimedText]) -> Iterable[_Cell]:
     for i, piece in enumerate(pieces):
         for letter in harmless(piece.text):
             yield _Cell(letter, i, piece.drafted)
@@ -143,7 +140,7 @@ def _size(cells: Sequence[_Cell]) -> int:
 
 
 def _fitting(cells: Sequence[_Cell], n_cells: int) -> int:
-    """How many letters fit into so many cells; those without a width stay with the one before."""
+    """How many characters fit; those without width stay with the one before."""
     ends = []
     total = 0
     for cell in cells:
@@ -152,9 +149,9 @@ def _fitting(cells: Sequence[_Cell], n_cells: int) -> int:
     return bisect_right(ends, n_cells)
 
 
-def _runs(cells: Sequence[_Cell]) -> Line:
-    """Neighbours of one piece together; blanks at the end are not shown."""
-    runs: list[Run] = []
+def _runs(cells: Sequence[_Cell]) -> TextLine:
+    """Adjacent characters of one piece together; trailing spaces are dropped."""
+    runs: list[TextRun] = []
     column = 0
     end = max((i + 1 for i, cell in enumerate(cells) if cell.letter != " "), default=0)
     for cell in cells[:end]:
@@ -163,7 +160,7 @@ def _runs(cells: Sequence[_Cell]) -> Line:
         if last is not None and last.piece == cell.piece:
             runs[-1] = replace(last, text=last.text + cell.letter, n_cells=last.n_cells + width)
         else:
-            runs.append(Run(cell.letter, column, width, cell.piece, cell.drafted))
+            runs.append(TextRun(cell.letter, column, width, cell.piece, cell.drafted))
         column += width
     return tuple(runs)
 

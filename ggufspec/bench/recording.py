@@ -1,7 +1,4 @@
-"""A race -> the bytes of a recording: by the ending of the file's name, or as asciicast v2. Pure.
-
-Knows formats; writes no files, asks no clock.
-"""
+"""Writes a race as a recording: an animated SVG, or an asciicast v2 for asciinema."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from ggufspec.bench.race import Race, times
-from ggufspec.bench.race_frame import Row, Style, frame, lay_out
+from ggufspec.bench.race import Race, frame_times
+from ggufspec.bench.race_frame import SpanRow, Style, frame, lay_out
 from ggufspec.bench.race_svg import svg
 from ggufspec.errors import OptionError
 
@@ -18,7 +15,7 @@ CAST_WIDTH, CAST_HEIGHT = 100, 28  # cells
 _CAST_SECONDS = 1 / 15  # between two frames
 _CAST_PAUSE = 3.0  # seconds at the end
 
-# The sixteen colours of the terminal that plays it: readable on whatever ground it has.
+# The 16 colours of the terminal, which are readable on any background.
 SGR: dict[Style, str] = {
     "text": "",
     "drafted": "32",
@@ -32,22 +29,21 @@ SGR: dict[Style, str] = {
 
 
 def check_recordable(path: Path) -> None:
-    """Raise OptionError unless the ending of the name is that of a recording."""
+    """Raise OptionError unless the suffix is that of a recording."""
     if path.suffix.lower() not in _MAKERS:
         raise OptionError(
-            f"{path.name!r} ends in no kind of recording: name a file that ends in "
-            f"{' or '.join(_MAKERS)}"
+            f"cannot record to {path.name!r}: name a file with the suffix {' or '.join(_MAKERS)}"
         )
 
 
 def recording(race: Race, path: Path, speed: float = 1.0) -> bytes:
-    """What belongs into a file of that name; at `speed` 2, it plays twice as fast as it was."""
+    """The content of a file of that name; with `speed` 2, it plays twice as fast."""
     check_recordable(path)
     return _MAKERS[path.suffix.lower()](race, speed).encode("utf-8")
 
 
 def cast(race: Race, speed: float = 1.0) -> str:
-    """An asciicast v2: a header, then events [seconds, "o", what the terminal is sent]."""
+    """An asciicast v2: a header, then events [seconds, "o", terminal output]."""
     header = {
         "version": 2,
         "width": CAST_WIDTH,
@@ -60,19 +56,19 @@ def cast(race: Race, speed: float = 1.0) -> str:
     return "\n".join(lines) + "\n"
 
 
-def ansi(row: Row) -> str:
-    """A row for a terminal that knows colours; each span ends as it began."""
+def ansi(row: SpanRow) -> str:
+    """A row with escape codes; each span resets its style."""
     return "".join(
         f"\x1b[{SGR[style]}m{text}\x1b[0m" if SGR[style] and text else text for text, style in row
     )
 
 
 def _events(race: Race, speed: float) -> Iterator[tuple[float, str]]:
-    """Only what changed from one frame to the next."""
+    """The changes from frame to frame."""
     layout = lay_out(race, CAST_WIDTH, CAST_HEIGHT)
     before: list[str] = []
     start = "\x1b[?25l\x1b[2J"
-    for at in times(race, _CAST_SECONDS * speed):
+    for at in frame_times(race, _CAST_SECONDS * speed):
         rows = [ansi(row) for row in frame(layout, at)]
         before += [""] * (len(rows) - len(before))
         data = start + "".join(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,8 +53,8 @@ class Contender:
 
     def of_pair(self, pair: str) -> Contender:
         """The same contender for one of several pairs."""
-        beside = self.baseline and f"{pair}: {self.baseline}"
-        return replace(self, name=f"{pair}: {self.name}", baseline=beside, pair=pair)
+        baseline = self.baseline and f"{pair}: {self.baseline}"
+        return replace(self, name=f"{pair}: {self.name}", baseline=baseline, pair=pair)
 
     @property
     def temperature(self) -> float:
@@ -188,6 +188,12 @@ class BenchResults:
             ) from error
 
 
+def sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
+    """Sums by position, of counts of different lengths."""
+    n = max(map(len, counts), default=0)
+    return [sum(each[i] for each in counts if i < len(each)) for i in range(n)]
+
+
 def plain(value: object) -> Any:
     """The value as JSON can hold it: no infinite numbers, no surrogates."""
     if isinstance(value, Mapping):
@@ -226,25 +232,6 @@ def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
 
 # Reading -----------------------------------------------------------------------------------------
 
-_CONTENDER = json_decoding.record(
-    {
-        "name": json_decoding.text,
-        "options": json_decoding.facts,
-        "model": json_decoding.text,
-        "baseline": json_decoding.optional(json_decoding.text),
-        "pair": json_decoding.text,
-        "program": json_decoding.optional(json_decoding.text),
-    }
-)
-_DIVERGENCE = json_decoding.record(
-    {
-        "contender": json_decoding.text,
-        "prompt": json_decoding.text,
-        "position": json_decoding.count,
-        "margin": json_decoding.amount,
-    }
-)
-
 
 def _round(where: str, value: object) -> RoundTiming:
     """A round from its list of numbers."""
@@ -256,46 +243,38 @@ def _round(where: str, value: object) -> RoundTiming:
     return made
 
 
-_MEASUREMENT = json_decoding.record(
-    {
-        **dict.fromkeys(("contender", "prompt"), json_decoding.text),
-        "run": json_decoding.count,
-        "category": json_decoding.text,
-        "at": json_decoding.seconds,
-        **dict.fromkeys(
-            ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted"), json_decoding.count
-        ),
-        **dict.fromkeys(
-            ("drafted_by_position", "accepted_by_position", "tokens"),
-            json_decoding.several(json_decoding.count),
-        ),
-        **dict.fromkeys(
-            ("prompt_seconds", "first_token_seconds", "generation_seconds"), json_decoding.seconds
-        ),
-        "joules": json_decoding.optional(json_decoding.amount),
-        "rounds": json_decoding.several(_round),
-    }
-)
-_RESULTS = json_decoding.record(
-    {
-        **dict.fromkeys(
-            ("settings", "machine", "versions", "models", "memory"), json_decoding.facts
-        ),
-        "contenders": json_decoding.several(lambda where, value: _contender(where, value)),
-        "measurements": json_decoding.several(lambda where, value: _measurement(where, value)),
-        "divergences": json_decoding.several(
-            lambda where, value: Divergence(**_DIVERGENCE(where, value))
-        ),
-        "interrupted": json_decoding.switch,
-    }
-)
+# How to read a field, by its annotation.
+_KINDS: dict[str, json_decoding.Kind] = {
+    "str": json_decoding.text,
+    "str | None": json_decoding.optional(json_decoding.text),
+    "bool": json_decoding.switch,
+    "int": json_decoding.count,
+    "float": json_decoding.seconds,
+    "float | None": json_decoding.optional(json_decoding.amount),
+    "Mapping[str, Any]": json_decoding.facts,
+    "dict[str, Any]": json_decoding.facts,
+    "Sequence[int]": json_decoding.several(json_decoding.count),
+    "Sequence[RoundTiming]": json_decoding.several(_round),
+    "list[Contender]": json_decoding.several(lambda where, value: _contender(where, value)),
+    "list[Measurement]": json_decoding.several(lambda where, value: _measurement(where, value)),
+    "list[Divergence]": json_decoding.several(
+        lambda where, value: Divergence(**_fields(Divergence, where, value))
+    ),
+}
+
+
+def _fields(kind: type, where: str, value: object) -> dict[str, Any]:
+    """The checked fields of a dataclass. Raises ValueError."""
+    kinds = {each.name: _KINDS[str(each.type)] for each in fields(kind)}
+    found: dict[str, Any] = json_decoding.record(kinds)(where, value)
+    return found
 
 
 def _results(document: Any) -> BenchResults:
     """Raises ValueError."""
     if "partings" in document:  # written by an earlier version
         document = {**document, "divergences": document["partings"]}
-    made = BenchResults(**_RESULTS("", document))
+    made = BenchResults(**_fields(BenchResults, "", document))
     names = [contender.name for contender in made.contenders]
     _check_once("the contender", names)
     _check_once("the text", [found.key for found in made.measurements])
@@ -312,7 +291,7 @@ def _contender(where: str, value: Any) -> Contender:
     if isinstance(value, dict) and "peer" in value:  # written by an earlier version
         model = "baseline" if value.get("model") == "peer" else value.get("model")
         value = {**value, "program": value["peer"], "model": model}
-    made = Contender(**_CONTENDER(where, value))
+    made = Contender(**_fields(Contender, where, value))
     if made.model not in ("pair", "draft", "baseline"):
         raise ValueError(f"{where}.model is {made.model!r:.40}; it must be pair, draft or baseline")
     if "temperature" in made.options:
@@ -321,7 +300,7 @@ def _contender(where: str, value: Any) -> Contender:
 
 
 def _measurement(where: str, value: object) -> Measurement:
-    made = Measurement(**_MEASUREMENT(where, value))
+    made = Measurement(**_fields(Measurement, where, value))
     _check_counts(where, made.n_accepted, made.n_drafted)
     drafted, accepted = made.drafted_by_position, made.accepted_by_position
     if len(drafted) != len(accepted):

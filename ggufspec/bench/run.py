@@ -1,4 +1,4 @@
-"""Measures contenders in turns: each text becomes one Measurement."""
+"""Measures contenders in alternation: each text becomes one Measurement."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from zlib import crc32
 from ggufspec.bench.baselines import Baseline
 from ggufspec.bench.contenders import rotated
 from ggufspec.bench.machine import EnergyMeter
+from ggufspec.bench.race import first_difference
 from ggufspec.bench.records import (
     BenchResults,
     Contender,
@@ -18,6 +19,7 @@ from ggufspec.bench.records import (
     Measurement,
     RoundTiming,
     TextKey,
+    sum_by_position,
 )
 from ggufspec.common.prompts import Prompt
 from ggufspec.engine import scoring
@@ -174,8 +176,8 @@ class _Writer:
             n_rounds=sum(part.n_rounds for part in parts),
             n_drafted=sum(part.n_drafted for part in parts),
             n_accepted=sum(part.n_accepted for part in parts),
-            drafted_by_position=_added([part.drafted_by_position for part in parts]),
-            accepted_by_position=_added([part.accepted_by_position for part in parts]),
+            drafted_by_position=sum_by_position([part.drafted_by_position for part in parts]),
+            accepted_by_position=sum_by_position([part.accepted_by_position for part in parts]),
             prompt_seconds=sum(part.prompt_seconds for part in parts),
             first_token_seconds=parts[0].first_token_seconds,
             generation_seconds=sum(part.generation_seconds for part in parts),
@@ -346,8 +348,8 @@ def divergences(engine: Engine, experiment: Experiment, results: BenchResults) -
             other = plain.get(text.key._replace(contender=""))
             if other is None or text.prompt not in prompts or text.prompt in seen:
                 continue
-            n_same = _n_common(text.tokens, other.tokens)
-            if n_same == min(len(text.tokens), len(other.tokens)):
+            n_same = first_difference(text.tokens, other.tokens)
+            if n_same is None or n_same == min(len(text.tokens), len(other.tokens)):
                 continue
             if len(seen) == _N_DIVERGENCES:
                 break
@@ -359,14 +361,3 @@ def divergences(engine: Engine, experiment: Experiment, results: BenchResults) -
             margin = abs(float(row[other.tokens[n_same]] - row[text.tokens[n_same]]))
             found.append(Divergence(contender.name, text.prompt, n_same, margin))
     return found
-
-
-def _n_common(one: Sequence[int], other: Sequence[int]) -> int:
-    pairs = zip(one, other, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
-
-
-def _added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Sums by position, of counts of different lengths."""
-    n = max(map(len, counts), default=0)
-    return [sum(each[i] for each in counts if i < len(each)) for i in range(n)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from ggufspec.bench.records import BenchResults, Contender, Measurement
+from ggufspec.bench.records import BenchResults, Contender, Measurement, sum_by_position
 
 # 97.5 % points of Student's t for 1, 2 ... 30 degrees of freedom.
 _T = (
@@ -74,22 +74,21 @@ def summarize(results: BenchResults, category: str | None = None) -> list[Summar
             continue
         plain = None
         if contender.baseline is not None:
-            plain = speedup(texts, results.of(contender.baseline))
+            plain = ratio_of_texts(log_ratios(texts, results.of(contender.baseline)))
         made.append(summary_of(contender, texts, plain))
     return made
 
 
-def speedup(texts: Sequence[Measurement], baseline: Sequence[Measurement]) -> Speedup | None:
-    """How many times as fast; None if no prompt and run are in both."""
-    others = {(text.prompt, text.run): text for text in baseline}
-    logs = {
-        (text.prompt, text.run): math.log(text.tokens_per_second / other.tokens_per_second)
+def log_ratios(
+    texts: Sequence[Measurement], others: Sequence[Measurement]
+) -> dict[tuple[str, int], float]:
+    """Logarithms of the ratios of rates, by prompt and run, of texts that are in both."""
+    rates = {(text.prompt, text.run): text.tokens_per_second for text in others}
+    return {
+        key: math.log(text.tokens_per_second / rates[key])
         for text in texts
-        if (other := others.get((text.prompt, text.run)))
-        and text.tokens_per_second > 0
-        and other.tokens_per_second > 0
+        if rates.get(key := (text.prompt, text.run)) and text.tokens_per_second
     }
-    return ratio_of_texts(logs)
 
 
 def ratio_of_texts(logs: Mapping[tuple[str, int], float]) -> Speedup | None:
@@ -212,14 +211,8 @@ def summary_of(
     seconds = [text.seconds for text in texts]
     n_drafted = sum(text.n_drafted for text in texts)
     n_tokens = sum(text.n_generated for text in texts)
-    n_positions = max(len(text.drafted_by_position) for text in texts)
-    drafted, accepted = (
-        [sum(counts[i] for counts in all_counts if i < len(counts)) for i in range(n_positions)]
-        for all_counts in (
-            [text.drafted_by_position for text in texts],
-            [text.accepted_by_position for text in texts],
-        )
-    )
+    drafted = sum_by_position([text.drafted_by_position for text in texts])
+    accepted = sum_by_position([text.accepted_by_position for text in texts])
     joules = [text.joules for text in texts if text.joules is not None]
     return Summary(
         contender=contender,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ggufspec.bench.records import BenchResults
 from ggufspec.bench.summary import Speedup, Summary, categories, geometric_mean, summarize
 
-_NONE = "-"
+NONE = "-"
 
 
 @dataclass(frozen=True)
@@ -42,15 +42,11 @@ def overview(results: BenchResults) -> Table:
                 f"{row.low:.2f}-{row.high:.2f}",
                 f"{row.ms_per_token:.1f}",
                 f"{row.first_token_seconds:.2f} s",
-                f"{row.speedup.ratio:.2f}" if row.speedup else _NONE,
+                speedup_cell(row),
                 interval(row.speedup),
-                f"{row.accepted:.1%}" if row.accepted is not None else _NONE,
+                acceptance_cell(row),
                 f"{row.mean_length:.2f}",
-                *(
-                    [f"{row.joules_per_token:.2f}" if row.joules_per_token is not None else _NONE]
-                    if has_energy
-                    else []
-                ),
+                *([_joules(row)] if has_energy else []),
             ]
         )
     return Table("", columns, cells)
@@ -81,7 +77,7 @@ def by_category(results: BenchResults) -> Table | None:
             for name in names
             if (row := found[name].get(contender)) and row.speedup
         ]
-        each = [_ratio_in(found[name].get(contender)) for name in names]
+        each = [speedup_cell(found[name].get(contender)) for name in names]
         cells.append([contender, *each, f"{geometric_mean(ratios):.2f}"])
     return Table("Speed-up by category", ["", *names, "geometric mean"], cells)
 
@@ -89,8 +85,18 @@ def by_category(results: BenchResults) -> Table | None:
 def interval(speedup: Speedup | None) -> str:
     """The confidence interval of a speed-up."""
     if speedup is None or speedup.low is None:
-        return _NONE
+        return NONE
     return f"{speedup.low:.2f}-{speedup.high:.2f}"
+
+
+def speedup_cell(row: Summary | None) -> str:
+    """A speed-up, or "-"."""
+    return f"{row.speedup.ratio:.2f}" if row is not None and row.speedup else NONE
+
+
+def acceptance_cell(row: Summary | None) -> str:
+    """An acceptance rate, or "-"."""
+    return f"{row.accepted:.1%}" if row is not None and row.accepted is not None else NONE
 
 
 def to_markdown(table: Table) -> str:
@@ -120,5 +126,5 @@ def _at(row: Summary, i: int) -> str:
     return f"{row.by_position[i]:.0%}" if i < len(row.by_position) else ""
 
 
-def _ratio_in(row: Summary | None) -> str:
-    return f"{row.speedup.ratio:.2f}" if row is not None and row.speedup else _NONE
+def _joules(row: Summary) -> str:
+    return f"{row.joules_per_token:.2f}" if row.joules_per_token is not None else NONE

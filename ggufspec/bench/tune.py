@@ -1,14 +1,10 @@
-"""Finds how a pair runs fastest on this machine, what its passes then cost, and what a draft needs.
-
-Tries what nobody has chosen: flash attention, threads and prompt batches of target and draft. Keeps
-what it finds for later processes. Prints nothing.
-"""
+"""Measures which settings are fastest for a pair on this machine, and what its passes then cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -33,31 +29,31 @@ from ggufspec.llama.timing import (
     time_threads,
 )
 
-Progress = Callable[[str, int, int], None]  # what, measurements done, of
-Way = TypeVar("Way", int, str)
+OnMeasurement = Callable[[str, int, int], None]  # what is measured, measurements done, in all
+Setting = TypeVar("Setting", int, str)
 
-_CLEARLY = 0.96  # of the usual setting's seconds; what is no faster than that is not taken
-_N_READ = (512, 2048)  # tokens of a prompt, by which its batches are judged: if it is slow, or not
-_N_READINGS = 2
-_BATCHES = (32, 2048)  # tokens: none smaller or larger is tried
-_AT_LEAST = 1.5  # seconds that each question is worth, where passes are short
+CLEARLY_FASTER = 0.96  # of the default's seconds: a setting that is slower than this is not chosen
+PROMPT_TOKENS = (512, 2048)  # of the prompt for trials of n_batch, on slow and fast machines
+MIN_SECONDS = 1.5  # of each measurement, so that short passes are repeated more often
+_N_PROMPTS = 2  # repetitions of a prompt
+_BATCHES = (32, 2048)  # the smallest and largest n_batch to try
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One way to run, beside others. Seconds are medians, by tokens a pass; and of a draft step."""
+    """One setting that was tried. Seconds are medians by pass size, and of a draft step."""
 
     what: str  # "flash_attention", "n_threads", "n_threads_draft", "n_batch", "n_batch_draft"
     value: int | str
     target_seconds: dict[int, float]
     draft_seconds: float | None
     is_chosen: bool
-    reading_seconds: float | None = None  # of a prompt's token, by whose batches they are
+    reading_seconds: float | None = None  # per token of a prompt, in trials of n_batch
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Seconds of passes of one kind: the median, the least, the most."""
+    """Seconds of passes of one size: median, minimum and maximum."""
 
     n_tokens: int
     seconds: float
@@ -67,16 +63,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found out. `facts` are what it depends on; `settings` has None for what was given.
+    """The result. `facts`: its conditions. `chosen`: all settings; `settings`: without given ones.
 
-    `step`, `reading`: of the draft, one token and one batch; None where there is no draft.
+    `step`, `reading`: passes of the draft over one token and over one batch; None without a draft.
     """
 
-    n_threads: int
-    n_threads_draft: int | None
-    flash_attention: str
-    n_batch: int
-    n_batch_draft: int | None
+    chosen: TunedSettings
     settings: TunedSettings
     trials: tuple[Trial, ...]
     depth: int
@@ -88,7 +80,7 @@ class Tuned:
 
     @property
     def costs(self) -> CostModel:
-        """The same, to be reckoned with."""
+        """The measured costs as a cost model."""
         costs = CostModel(len(self.passes))
         for measured in self.passes:
             costs.observe_target(measured.n_tokens, measured.seconds)
@@ -100,7 +92,7 @@ class Tuned:
 
     @property
     def cannot_pay(self) -> bool:
-        """Whether a draft step takes more than half of what the target itself takes."""
+        """Whether a draft step takes more than half of a target pass."""
         return self.step is not None and self.costs.draft_cannot_pay
 
 
@@ -111,18 +103,17 @@ def tune(
     n_most: int = defaults.TUNE_N_MOST,
     depth: int = defaults.TUNE_DEPTH,
     n_runs: int = defaults.TUNE_RUNS,
-    progress: Progress | None = None,
+    progress: OnMeasurement | None = None,
 ) -> Tuned:
     """Measure passes of a loaded pair, for drafts of up to `n_most` tokens.
 
-    `given`: settings that the engine was loaded with and that stay; what is None is tried.
-    `depth`: tokens in the cache, fewer where the context is small. `n_runs`: measurements of each,
-    at least.
-    Raises OptionError where the context is too small, DecodeError, ClosedError.
+    `given`: settings of the engine that stay as they are; those that are None are tried.
+    `depth`: tokens in the cache, fewer if the context is small. `n_runs`: measurements of each
+    kind, at least. Raises OptionError if the context is too small, DecodeError, ClosedError.
     """
     if not 1 <= n_most <= engine.n_draft_max:
         raise OptionError(
-            f"drafts of up to {n_most} tokens are to be measured; this engine was loaded for 1 to "
+            f"cannot measure drafts of {n_most} tokens: this engine was loaded for 1 to "
             f"{engine.n_draft_max} (n_draft_max)"
         )
     target, draft = engine.target, engine.draft
@@ -148,29 +139,27 @@ def tune(
             sizes,
             depth=depth,
             n_repeats=n_runs,
-            at_least=_AT_LEAST,
+            at_least=MIN_SECONDS,
             progress=_named(progress, "Measuring the target"),
         )
         steps = draft and time_draft(
             draft,
             depth=depth,
             n_repeats=n_runs,
-            at_least=_AT_LEAST / 2,
+            at_least=MIN_SECONDS / 2,
             progress=_named(progress, "Measuring the draft"),
         )
-        return Tuned(
+        chosen = TunedSettings(
             n_threads=target.n_threads,
             n_threads_draft=draft.n_threads if draft else None,
             flash_attention=target.options.flash_attention,
             n_batch=n_batch,
             n_batch_draft=n_batch_draft,
-            settings=TunedSettings(
-                n_threads=None if given.n_threads else target.n_threads,
-                n_threads_draft=draft.n_threads if draft and not given.n_threads_draft else None,
-                flash_attention=None if given.flash_attention else target.options.flash_attention,
-                n_batch=None if given.n_batch else n_batch,
-                n_batch_draft=None if given.n_batch_draft else n_batch_draft,
-            ),
+        )
+        is_given = {name: None for name, value in asdict(given).items() if value}
+        return Tuned(
+            chosen=chosen,
+            settings=replace(chosen, **is_given),
             trials=tuple(trials.made),
             depth=depth,
             n_runs=n_runs,
@@ -182,21 +171,15 @@ def tune(
 
 
 def keep(tuned: Tuned) -> bool:
-    """Remember what was found, for this pair on this machine; False where nothing can be written.
+    """Store the result for this pair on this machine; False if it cannot be written.
 
-    A pair that is loaded with no settings then takes these, and knows what its passes cost.
+    A pair that is loaded without settings uses the stored ones and the stored costs.
     """
     known = StoredProfile(tuned.facts).recall(len(tuned.passes))
     document = {
         **(known.to_document() if known else {}),
         "costs": tuned.costs.to_document(),
-        "settings": {
-            "n_threads": tuned.n_threads,
-            "n_threads_draft": tuned.n_threads_draft,
-            "flash_attention": tuned.flash_attention,
-            "n_batch": tuned.n_batch,
-            "n_batch_draft": tuned.n_batch_draft,
-        },
+        "settings": asdict(tuned.chosen),
         "measured": "tune",
     }
     return profile_store.remember(tuned.facts, document) and profile_store.remember_settings(
@@ -205,7 +188,7 @@ def keep(tuned: Tuned) -> bool:
 
 
 def forget(target: Path | None = None, draft: Path | None = None) -> int:
-    """Forget what is remembered of a target, or of a pair, or everything; returns how many records.
+    """Delete the stored records of a target, of a pair, or all; returns how many there were.
 
     Raises ModelError for a file that cannot be read.
     """
@@ -224,30 +207,30 @@ def forget(target: Path | None = None, draft: Path | None = None) -> int:
     return sum(profile_store.forget(key) for key in keys)
 
 
-# What a draft needs
+# When drafting pays off
 
 
-def expected_tokens(chance: float, n_draft: int) -> float:
-    """Tokens of a round, where each drafted token stands with that chance if those before do."""
-    return float(sum(chance**i for i in range(n_draft + 1)))
+def expected_tokens(acceptance: float, n_draft: int) -> float:
+    """Expected tokens of a round, if each drafted token is accepted with this probability."""
+    return float(sum(acceptance**i for i in range(n_draft + 1)))
 
 
-def speedup(costs: CostModel, chance: float, n_draft: int) -> float:
-    """Times as fast as plain decoding, with so many tokens drafted in each round."""
+def speedup(costs: CostModel, acceptance: float, n_draft: int) -> float:
+    """Speed-up over plain decoding with this draft length in each round."""
     seconds = costs.curve[n_draft] + n_draft * costs.step
-    return expected_tokens(chance, n_draft) * costs.curve[0] / seconds
+    return expected_tokens(acceptance, n_draft) * costs.curve[0] / seconds
 
 
-def best_length(costs: CostModel, chance: float) -> tuple[int, float]:
-    """The number of drafted tokens that brings most, and its speed-up; (0, 1.0): none pays."""
+def best_length(costs: CostModel, acceptance: float) -> tuple[int, float]:
+    """The best draft length and its speed-up; (0, 1.0) if plain decoding is fastest."""
     lengths = range(1, costs.n_most)
-    best = max(lengths, key=lambda n: speedup(costs, chance, n), default=0)
-    found = speedup(costs, chance, best) if best else 1.0
+    best = max(lengths, key=lambda n: speedup(costs, acceptance, n), default=0)
+    found = speedup(costs, acceptance, best) if best else 1.0
     return (best, found) if found > 1 else (0, 1.0)
 
 
-def needed_chance(costs: CostModel, n_draft: int) -> float | None:
-    """From which chance on rounds of that length are faster than plain decoding; None: never."""
+def break_even_acceptance(costs: CostModel, n_draft: int) -> float | None:
+    """The acceptance rate above which this draft length is faster than plain; None: never."""
     if speedup(costs, 1.0, n_draft) <= 1:
         return None
     low, high = 0.0, 1.0
@@ -261,9 +244,11 @@ def needed_chance(costs: CostModel, n_draft: int) -> float | None:
 
 
 class _Trials:
-    """Tries ways to run, and keeps the story of it."""
+    """Tries settings, and records the trials."""
 
-    def __init__(self, depth: int, n_runs: int, n_most: int, progress: Progress | None) -> None:
+    def __init__(
+        self, depth: int, n_runs: int, n_most: int, progress: OnMeasurement | None
+    ) -> None:
         self.made: list[Trial] = []
         self._depth = depth
         self._n_runs = max(n_runs, 2)
@@ -271,16 +256,16 @@ class _Trials:
         self._progress = progress
 
     def sizes(self, draft: Context | None) -> list[int]:
-        """The passes of a target by which ways to run it are judged."""
+        """The pass sizes of the target that are measured in trials."""
         return [1, min(defaults.N_DRAFT_FIXED, self._n_most) + 1] if draft else [1]
 
     def fill(self, context: Context, whose: str) -> FilledContext:
-        """Read the text behind which passes are timed: what is read once is known to all trials."""
+        """Fill the cache to the depth at which passes are timed."""
         progress = _named(self._progress, f"Filling the cache of the {whose}")
         return FilledContext(context, depth=self._depth, n_most=self._n_most + 1, progress=progress)
 
     def threads(self, whose: str, context: Context, sizes: Sequence[int], n_most: int) -> None:
-        """Let a context compute with the best number of threads for passes over these sizes."""
+        """Find and set the number of threads that is fastest for passes of these sizes."""
         usual = context.n_threads
         times = time_threads(
             context,
@@ -288,11 +273,11 @@ class _Trials:
             sizes,
             depth=self._depth,
             n_repeats=self._n_runs,
-            at_least=_AT_LEAST / 2,
+            at_least=MIN_SECONDS / 2,
             progress=_named(self._progress, f"Trying threads of the {whose}"),
         )
         medians = {n: {size: median(times[n][size]) for size in sizes} for n in sorted(times)}
-        chosen = _choose({n: sum(found.values()) for n, found in medians.items()}, usual)
+        chosen = choose({n: sum(found.values()) for n, found in medians.items()}, usual)
         for n, found in medians.items():
             if whose == "target":
                 self.made.append(Trial("n_threads", n, found, None, n == chosen))
@@ -301,16 +286,15 @@ class _Trials:
         context.use_threads(chosen)
 
     def batches(self, whose: str, context: Context) -> int:
-        """The tokens that a prompt's batch should have.
+        """The best n_batch: from the default down, then up, while it is clearly faster.
 
-        From the usual one down, then up, while that clearly helps; what memory does not take is
-        left out.
+        Sizes that do not fit into memory are left out.
         """
         usual = context.options.n_batch
-        n_tokens, many = (min(n, context.model.n_ctx_max or n) for n in _N_READ)
+        n_tokens, many = (min(n, context.model.n_ctx_max or n) for n in PROMPT_TOKENS)
         try:
             seconds = {usual: self._reading(whose, context, usual, n_tokens)}
-            if seconds[usual] < _AT_LEAST:
+            if seconds[usual] < MIN_SECONDS:
                 n_tokens = many
                 seconds = {usual: self._reading(whose, context, usual, n_tokens)}
         except OutOfMemoryError:
@@ -322,9 +306,9 @@ class _Trials:
                     seconds[n] = self._reading(whose, context, n, n_tokens)
                 except OutOfMemoryError:
                     break
-                if seconds[n] > _CLEARLY * best:
+                if seconds[n] > CLEARLY_FASTER * best:
                     break
-        chosen = _choose(seconds, usual)
+        chosen = choose(seconds, usual)
         what = "n_batch" if whose == "target" else "n_batch_draft"
         self.made += [
             Trial(what, n, {}, None, n == chosen, seconds[n] / n_tokens) for n in sorted(seconds)
@@ -332,7 +316,7 @@ class _Trials:
         return chosen
 
     def _reading(self, whose: str, like: Context, n_batch: int, n_tokens: int) -> float:
-        """Seconds of a prompt of so many tokens, in a context of its own; the least of some."""
+        """The minimum seconds of a prompt of n_tokens, in a context of its own."""
         options = replace(
             like.options,
             n_ctx=n_tokens,
@@ -341,17 +325,17 @@ class _Trials:
             n_sequences=1,
             n_threads=like.n_threads,
         )
-        progress = _named(self._progress, f"Reading with the {whose}, {n_batch} tokens a batch")
+        progress = _named(self._progress, f"Trying n_batch {n_batch} of the {whose}")
         with closing(Context(like.model, options)) as context:
-            return min(time_reading(context, n_tokens, _N_READINGS, progress))
+            return min(time_reading(context, n_tokens, _N_PROMPTS, progress))
 
     def flash_attention(
         self, target: Context, draft: Context | None, stack: ExitStack
     ) -> tuple[Context, Context | None]:
-        """The contexts, or others without flash attention, which the stack closes."""
+        """The contexts, or others without flash attention; the stack closes them."""
         usual = target.options.flash_attention
         if not {target.options.type_k, target.options.type_v} <= {"f32", "f16", "bf16"}:
-            return target, draft  # such caches need it
+            return target, draft  # quantized caches need it
         sizes = self.sizes(draft)
         with ExitStack() as trial:
             try:
@@ -366,7 +350,7 @@ class _Trials:
             times = time_interleaved(
                 passes,
                 self._n_runs,
-                at_least=_AT_LEAST / 2,
+                at_least=MIN_SECONDS / 2,
                 progress=_named(self._progress, "Trying flash attention"),
             )
             seconds: dict[str, float] = {}
@@ -376,7 +360,7 @@ class _Trials:
                 self.made.append(Trial("flash_attention", way, of_target, of_draft, False))
                 seconds[way] = sum(of_target.values())
                 seconds[way] += defaults.N_DRAFT_FIXED * (of_draft or 0.0)
-            chosen = _choose(seconds, usual)
+            chosen = choose(seconds, usual)
             self.made = [replace(made, is_chosen=made.value == chosen) for made in self.made]
             if chosen == usual:
                 return target, draft
@@ -386,7 +370,7 @@ class _Trials:
     def _passes(
         self, way: str, target: Context, draft: Context | None, sizes: Sequence[int]
     ) -> dict[tuple[str, int], Callable[[], None]]:
-        """Passes of the target by size, and as size 0 the step of the draft."""
+        """Passes of the target by size, and the step of the draft as size 0."""
         filled = self.fill(target, "target")
         passes: dict[tuple[str, int], Callable[[], None]] = {
             (way, size): partial(filled.score, size) for size in sizes
@@ -396,14 +380,14 @@ class _Trials:
         return passes
 
     def _without(self, context: Context) -> Context:
-        """Another context over the same model, no larger than it has to be."""
+        """A context of the same model without flash attention, as small as possible."""
         n_ctx = min(self._depth + self._n_most + 1, context.n_ctx)
         options = replace(context.options, flash_attention="off", n_ctx=n_ctx)
         return Context(context.model, options)
 
 
 def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
-    """Numbers of threads to try: from the usual one down by halves, then up to the most."""
+    """Numbers of threads to try: from the default down by halves, then up to the maximum."""
     down, up = [usual], [usual]
     while down[-1] > 1:
         down.append(down[-1] // 2)
@@ -413,7 +397,7 @@ def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
 
 
 def batch_ladders(usual: int, n_tokens: int) -> list[list[int]]:
-    """Tokens a batch to try beside the usual ones: down by halves, and up by doubles."""
+    """Batch sizes to try besides the default: down by halves, and up by doubles."""
     least, most = _BATCHES
     down, up = [], []
     n = usual // 2
@@ -427,10 +411,10 @@ def batch_ladders(usual: int, n_tokens: int) -> list[list[int]]:
     return [down, up]
 
 
-def _choose(seconds: Mapping[Way, float], usual: Way) -> Way:
-    """The fastest way, if it is clearly faster than the usual one."""
-    best = min(seconds, key=lambda way: seconds[way])
-    return best if seconds[best] < _CLEARLY * seconds[usual] else usual
+def choose(seconds: Mapping[Setting, float], usual: Setting) -> Setting:
+    """The fastest setting, if it is clearly faster than the default."""
+    best = min(seconds, key=lambda setting: seconds[setting])
+    return best if seconds[best] < CLEARLY_FASTER * seconds[usual] else usual
 
 
 def _summed_up(n_tokens: int, seconds: Sequence[float]) -> Pass:
@@ -441,8 +425,8 @@ def _fingerprint(path: Path) -> str:
     found = profile_store.fingerprint(path)
     if found is None:
         raise ModelError(
-            f"{path} cannot be read, so that nobody knows what to forget; name the file of a "
-            "model, or none at all to forget everything"
+            f"{path} cannot be read, so its records cannot be found; give a model file that can be "
+            "read, or none to delete all records"
         )
     return found
 
@@ -454,5 +438,5 @@ def _is_about(pair: object, fingerprints: Mapping[str, str]) -> bool:
     return all(isinstance(m, dict) and m.get("fingerprint") == wanted for m, wanted in models)
 
 
-def _named(progress: Progress | None, what: str) -> Callable[[int, int], None] | None:
+def _named(progress: OnMeasurement | None, what: str) -> Callable[[int, int], None] | None:
     return progress and partial(progress, what)

@@ -1,8 +1,8 @@
-"""The prompts of the benchmarks: texts to continue freely, and texts to copy from. Only constants.
+"""The built-in prompts: texts to continue freely, and repetitive texts.
 
-The embedded pair was trained on windows of 256 tokens and follows no instructions: a repetitive
-prompt says a passage some times and begins it again, and is short. The pair copies little: the
-first of them goes on as it began at temperature 0, the second also at 0.7, the code not at all.
+The embedded pair was trained on windows of 256 tokens and follows no instructions, so repetitive
+prompts are short: a passage is repeated and begun again. At temperature 0 the pair continues the
+repetition of the first, the second also at 0.7, the code not at all.
 """
 
 from __future__ import annotations

@@ -29,18 +29,27 @@ if TYPE_CHECKING:
     from ggufspec.bench.suite import PairBenchmark
     from ggufspec.bench.tables import Table
 
-_FORMATS = ("table", "markdown", "csv")
 PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
 SAVE_SECONDS = 2.0  # between two writes of the file, at least
 SAVE_SHARE = 0.05  # of the time, at most: with many texts a write takes seconds
 _PROGRESS_SECONDS = 10.0  # between two progress lines, if stderr is not a terminal
 
 
+_format_option = click.option(
+    "--format",
+    "form",
+    type=click.Choice(("table", "markdown", "csv")),
+    default="table",
+    show_default=True,
+    help="Format of the tables.",
+)
+
+
 @click.group(cls=SectionedGroup, invoke_without_command=True)
 @click.option(
     "--preset",
     type=click.Choice(PRESETS),
-    help="A known experiment with its own models, prompts and table: see below.",
+    help="A known experiment with its own models, prompts and table: see above.",
 )
 @target_option(required=False)
 @draft_option()
@@ -115,14 +124,7 @@ _PROGRESS_SECONDS = 10.0  # between two progress lines, if stderr is not a termi
 @click.option(
     "-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed."
 )
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(_FORMATS),
-    default="table",
-    show_default=True,
-    help="Format of the tables.",
-)
+@_format_option
 @click.option(
     "--json",
     "json_path",
@@ -227,14 +229,7 @@ def command(
 @command.command()
 @click.argument("before", type=click.Path(path_type=Path, dir_okay=False))
 @click.argument("after", type=click.Path(path_type=Path, dir_okay=False))
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(_FORMATS),
-    default="table",
-    show_default=True,
-    help="How the table is printed.",
-)
+@_format_option
 def compare(before: Path, after: Path, form: str) -> None:
     """Compare two benchmarks by their --json files.
 

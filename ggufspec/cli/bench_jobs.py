@@ -186,12 +186,13 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     )
     paths: tuple[Path, Path | None]
     if options.target is None:
-        paths, title = _stand_in(options)
+        paths, what = _stand_in(options)
+        title = what[0].upper() + what[1:]
     else:
         paths = find_models(options.target, options.draft, offline=options.offline)
         title = plain(" with ".join(filter(None, (options.target, options.draft))))
     load = {**options.load_settings, **_room(experiment)}
-    return [PairBenchmark(*paths, experiment, load=load)], title[0].upper() + title[1:]
+    return [PairBenchmark(*paths, experiment, load=load)], title
 
 
 def _contenders(options: BenchOptions) -> list[Contender]:

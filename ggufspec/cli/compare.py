@@ -242,7 +242,7 @@ def _run_lane(
     engine: Engine, prompt: str | list[int], settings: dict[str, Any], name: str, told: str
 ) -> Lane:
     """Let one of them write, noting when each chunk came."""
-    from ggufspec.bench.race import Lane, Piece
+    from ggufspec.bench.race import Lane, TimedText
 
     came = []
     with late_bars() as bars, _Counter(told, settings["max_tokens"]) as counter:
@@ -260,7 +260,7 @@ def _run_lane(
             counter.add(len(chunk.tokens), at)
     done = stream.completion
     pieces = tuple(
-        Piece(
+        TimedText(
             max(at - done.stats.seconds.prompt, 0.0),
             chunk.text,
             len(chunk.tokens),
@@ -384,7 +384,7 @@ def _document(race: Race) -> dict[str, Any]:
             **render.stats_json(lane.stats),
         }
     document["speedup"] = race.speedup
-    document["same_text"] = race.parting is None
-    document["parting"] = race.parting
+    document["same_text"] = race.first_difference is None
+    document["parting"] = race.first_difference
     document["verdict"] = verdict(race)
     return document

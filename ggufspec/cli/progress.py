@@ -41,7 +41,7 @@ class LateBars:
             if monotonic() - started < _PATIENCE_SECONDS or done >= total:
                 return
             if self._progress is None:
-                self._progress = _make_progress(unit)
+                self._progress = make_progress(unit)
                 self._progress.start()
             self._bars[name] = self._progress.add_task(name, total=total)
         if self._progress is not None:
@@ -88,7 +88,7 @@ def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, An
     return engine
 
 
-def _make_progress(unit: str) -> Progress:
+def make_progress(unit: str) -> Progress:
     from rich.console import Console
     from rich.progress import (
         BarColumn,

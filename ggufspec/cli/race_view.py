@@ -1,7 +1,4 @@
-"""Shows a race on a terminal: replays it in step, and leaves its end there.
-
-Draws what `bench.race_frame` has laid out; decides neither what is seen nor when.
-"""
+"""Replays a race on a terminal, and prints its end."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
     from ggufspec.bench.race import Race
-    from ggufspec.bench.race_frame import Row, Style
+    from ggufspec.bench.race_frame import SpanRow, Style
 
 _FRAME_SECONDS = 1 / 20
-_ENDLESS = 1_000_000  # rows: what stays behind may scroll
+_ENDLESS = 1_000_000  # rows: the final output may scroll
 
 _STYLES: Final[dict[Style, str]] = {
     "text": "",
@@ -33,7 +30,7 @@ _STYLES: Final[dict[Style, str]] = {
 
 
 class RaceView:
-    """A terminal for one race. `color`: whether anything but letters may be sent."""
+    """Shows one race on a terminal. `color`: whether to send escape codes for styles."""
 
     def __init__(self, race: Race, *, color: bool, console: Console | None = None) -> None:
         from rich.console import Console
@@ -47,9 +44,9 @@ class RaceView:
         self._console = console or Console(file=sys.stdout, highlight=False)
 
     def replay(self, speed: float) -> None:
-        """Play it, `speed` times as fast as it was, on a screen of its own: that may be resized.
+        """Play it at `speed` times the original speed on the alternate screen.
 
-        However it ends, the user's own screen comes back. Raises KeyboardInterrupt.
+        The normal screen is always restored. Raises KeyboardInterrupt.
         """
         from rich.live import Live
 
@@ -68,11 +65,11 @@ class RaceView:
                 live.update(self._picture(seconds), refresh=True)
 
     def end(self) -> None:
-        """Print how it ended, all of both texts."""
+        """Print the end: both whole texts."""
         self._console.print(self._picture(self._race.seconds, height=_ENDLESS))
 
     def _picture(self, seconds: float, height: int | None = None) -> RenderableType:
-        """For the terminal as wide and high as it is now."""
+        """The picture for the current size of the terminal."""
         from rich.console import Group
 
         from ggufspec.bench.race_frame import frame, lay_out
@@ -81,7 +78,7 @@ class RaceView:
         layout = lay_out(self._race, size.width, height or size.height, self._glyphs)
         return Group(*(self._line(row) for row in frame(layout, seconds)))
 
-    def _line(self, row: Row) -> RenderableType:
+    def _line(self, row: SpanRow) -> RenderableType:
         from rich.text import Text
 
         styled = ((text, _STYLES[style] if self._color else "") for text, style in row)

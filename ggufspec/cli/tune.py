@@ -1,4 +1,4 @@
-"""`ggufspec tune`: what passes of a pair cost here, told in a table and a plot, and remembered."""
+"""`ggufspec tune`: measures passes of a pair, prints tables and a chart, stores the result."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from ggufspec.common import defaults
 if TYPE_CHECKING:
     from ggufspec.bench.tune import Trial, Tuned
 
-CHANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
-_WAYS = {
+ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
+_SETTINGS = {
     "flash_attention": "flash attention {}",
-    "n_threads": "target on {} threads",
-    "n_threads_draft": "draft on {} threads",
-    "n_batch": "target reads {} tokens a batch",
-    "n_batch_draft": "draft reads {} tokens a batch",
+    "n_threads": "target, {} threads",
+    "n_threads_draft": "draft, {} threads",
+    "n_batch": "target, n_batch {}",
+    "n_batch_draft": "draft, n_batch {}",
 }
 
 
 @click.command(name="tune", cls=SectionedCommand)
 @target_option(required=False)
-@draft_option("none: the target alone is measured")
+@draft_option("none: only the target is measured")
 @offline_option
 @click.option(
     "--max-n",
@@ -45,14 +45,14 @@ _WAYS = {
     type=click.IntRange(1, defaults.N_DRAFT_LIMIT),
     default=defaults.TUNE_N_MOST,
     show_default=True,
-    help="The longest draft to measure for; its batch has one token more.",
+    help="The largest draft length to measure; its pass has one token more.",
 )
 @click.option(
     "--depth",
     type=click.IntRange(min=0),
     default=defaults.TUNE_DEPTH,
     show_default=True,
-    help="Tokens in the cache before each batch.",
+    help="Tokens in the cache before each pass.",
 )
 @click.option(
     "--runs",
@@ -60,7 +60,7 @@ _WAYS = {
     type=click.IntRange(1, 1000),
     default=defaults.TUNE_RUNS,
     show_default=True,
-    help="Measurements of each, at least; what counts is their median.",
+    help="Measurements of each kind, at least; their median is used.",
 )
 @load_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
@@ -68,7 +68,7 @@ _WAYS = {
     "--forget",
     "forgets",
     is_flag=True,
-    help="Measure nothing; forget what is remembered of these files, or everything without any.",
+    help="Measure nothing; delete the stored results of these files, or all without any.",
 )
 @verbose_option
 def command(
@@ -83,11 +83,11 @@ def command(
     forgets: bool,
     verbose: bool,
 ) -> None:
-    """Measure what passes of the target and of the draft cost on this machine.
+    """Measure the passes of the target and of the draft on this machine.
 
-    Threads and prompt batches of both, and flash attention, are tried where they are not given.
-    What is found is kept in the cache folder (GGUFSPEC_CACHE), and taken by every later command for
-    the same files, unless told otherwise.
+    Threads, prompt batch sizes and flash attention are tried unless they are given. The result is
+    stored in the cache folder (GGUFSPEC_CACHE); later commands use it for the same files, unless
+    options say otherwise.
 
     \b
       ggufspec tune --target large.gguf --draft small.gguf
@@ -102,7 +102,7 @@ def command(
         )
         return
     if target is None:
-        raise click.UsageError("name a target to measure, with --target; or give --forget")
+        raise click.UsageError("name a target to measure with --target, or give --forget")
     n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
     show_log(verbose)
     from ggufspec.bench import tune
@@ -141,8 +141,8 @@ def command(
         _print_report(tuned)
     if not is_kept:
         click.echo(
-            "ggufspec: it could not be remembered: the cache folder cannot be written. Name "
-            "another with the environment variable GGUFSPEC_CACHE.",
+            "ggufspec: the result could not be stored: the cache folder cannot be written. Name "
+            "another one in the environment variable GGUFSPEC_CACHE.",
             err=True,
         )
 
@@ -154,18 +154,18 @@ def _forget(target: Path | None, draft: Path | None, *, as_json: bool) -> None:
     if as_json:
         render.echo_json({"forgotten": n_forgotten})
     else:
-        click.echo(f"Forgot {n_forgotten} record{'' if n_forgotten == 1 else 's'}.")
+        click.echo(f"Deleted {n_forgotten} record{'' if n_forgotten == 1 else 's'}.")
 
 
 def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
-    """The context to load. Raises BadParameter where it cannot hold what was asked for."""
+    """The context to load. Raises BadParameter if it is too small for the measurements."""
     context = click.get_current_context()
     asked = context.get_parameter_source("depth") is not click.core.ParameterSource.DEFAULT
     needed = n_most + 1 + (depth if asked else 0)
     if n_ctx is not None and n_ctx < needed:
         tokens = f"{depth} tokens and " if asked else ""
         raise click.BadParameter(
-            f"a context of {n_ctx} has no room for {tokens}a batch of {n_most + 1}: it takes "
+            f"a context of {n_ctx} has no room for {tokens}a pass of {n_most + 1}: use at least "
             f"{needed}, or a smaller --max-n{' or --depth' if asked else ''}",
             param_hint="-c",
         )
@@ -173,18 +173,12 @@ def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
 
 
 def _document(tuned: Tuned) -> dict[str, Any]:
-    from ggufspec.bench.tune import best_length, needed_chance
+    from ggufspec.bench.tune import best_length, break_even_acceptance
 
     costs = tuned.costs
     one = tuned.passes[0].seconds
     document = {
-        "chosen": {
-            "n_threads": tuned.n_threads,
-            "n_threads_draft": tuned.n_threads_draft,
-            "flash_attention": tuned.flash_attention,
-            "n_batch": tuned.n_batch,
-            "n_batch_draft": tuned.n_batch_draft,
-        },
+        "chosen": asdict(tuned.chosen),
         "trials": [asdict(trial) for trial in tuned.trials],
         "depth": tuned.depth,
         "target": [
@@ -204,10 +198,12 @@ def _document(tuned: Tuned) -> dict[str, Any]:
             "reading": tuned.reading and asdict(tuned.reading),
             "step_beside_one": tuned.step.seconds / one,
             "cannot_pay": tuned.cannot_pay,
-            "needed_chance": {str(n): needed_chance(costs, n) for n in range(1, len(tuned.passes))},
+            "needed_chance": {
+                str(n): break_even_acceptance(costs, n) for n in range(1, len(tuned.passes))
+            },
             "best_lengths": [
                 {"chance": chance, "n_draft": n, "speedup": speedup}
-                for chance in CHANCES
+                for chance in ACCEPTANCE_RATES
                 for n, speedup in [best_length(costs, chance)]
             ],
         }
@@ -216,9 +212,8 @@ def _document(tuned: Tuned) -> dict[str, Any]:
 
 def _print_report(tuned: Tuned) -> None:
     document = _document(tuned)
-    _print_trials([trial for trial in tuned.trials if trial.reading_seconds is None])
-    _print_readings([trial for trial in tuned.trials if trial.reading_seconds is not None])
-    header = ["Tokens a batch", "ms", "beside one", "ms a token"]
+    _print_trials(tuned.trials)
+    header = ["Tokens per pass", "ms", "relative to one", "ms/token"]
     rows = [
         [
             str(row["n_tokens"]),
@@ -230,17 +225,17 @@ def _print_report(tuned: Tuned) -> None:
     ]
     draft = document["draft"]
     if draft:
-        header += ["a draft pays from"]
+        header += ["break-even acceptance"]
         needed = [f"{c:.0%}" if c else "never" for c in draft["needed_chance"].values()]
         for row, text in zip(rows, ["", *needed], strict=True):
             row.append(text)
     render.echo_table(header, rows)
     if draft:
         click.echo(
-            "A batch of 4 tokens judges 3 drafted ones: drafts of that length pay where more than "
-            "that share of\ndrafted tokens stands.\n"
+            "A pass over 4 tokens verifies 3 drafted ones. Drafting 3 tokens is faster than plain "
+            "decoding if the\nacceptance rate is above the break-even acceptance.\n"
         )
-    click.echo(f"Milliseconds by tokens a batch, behind {tuned.depth} tokens:\n")
+    click.echo(f"Milliseconds by tokens per pass, with {tuned.depth} tokens in the cache:\n")
     render.echo_columns(
         [1000 * measured.seconds for measured in tuned.passes],
         [str(measured.n_tokens) for measured in tuned.passes],
@@ -250,44 +245,43 @@ def _print_report(tuned: Tuned) -> None:
 
 
 def _print_trials(trials: Sequence[Trial]) -> None:
-    if not trials:
-        return
-    sizes = sorted({size for trial in trials for size in trial.target_seconds})
-    has_draft = any(trial.draft_seconds is not None for trial in trials)
-    rows = []
-    for trial in trials:
-        way = _WAYS[trial.what].format(trial.value)
-        row = [way.removesuffix("s") if trial.value == 1 else way]
-        row += [_ms(trial.target_seconds.get(size)) for size in sizes]
-        if has_draft:
-            row.append(_ms(trial.draft_seconds))
-        rows.append([*row, "chosen" if trial.is_chosen else ""])
+    """Two tables: trials measured by passes, and trials measured by a prompt."""
+    by_passes = [trial for trial in trials if trial.reading_seconds is None]
+    sizes = sorted({size for trial in by_passes for size in trial.target_seconds})
+    has_draft = any(trial.draft_seconds is not None for trial in by_passes)
     names = [f"{size} token{'s' if size > 1 else ''}, ms" for size in sizes]
-    render.echo_table(["Tried", *names, *(["draft step, ms"] if has_draft else []), ""], rows)
-
-
-def _print_readings(trials: Sequence[Trial]) -> None:
-    if not trials:
-        return
+    header = ["Setting", *names, *(["draft step, ms"] if has_draft else []), ""]
     rows = [
         [
-            _WAYS[trial.what].format(trial.value),
-            _ms(trial.reading_seconds),
-            "chosen" if trial.is_chosen else "",
+            *[_ms(trial.target_seconds.get(size)) for size in sizes],
+            *([_ms(trial.draft_seconds)] if has_draft else []),
         ]
-        for trial in trials
+        for trial in by_passes
     ]
-    render.echo_table(["Tried with a prompt", "ms a token", ""], rows)
+    _print_settings(header, by_passes, rows)
+    by_prompt = [trial for trial in trials if trial.reading_seconds is not None]
+    rows = [[_ms(trial.reading_seconds)] for trial in by_prompt]
+    _print_settings(["Setting, with a prompt", "ms/token", ""], by_prompt, rows)
+
+
+def _print_settings(header: list[str], trials: Sequence[Trial], cells: Sequence[list[str]]) -> None:
+    rows = []
+    for trial, row in zip(trials, cells, strict=True):
+        name = _SETTINGS[trial.what].format(trial.value)
+        name = name.removesuffix("s") if trial.value == 1 else name
+        rows.append([name, *row, "chosen" if trial.is_chosen else ""])
+    if rows:
+        render.echo_table(header, rows)
 
 
 def _print_draft(draft: dict[str, Any]) -> None:
     step = draft["step"]
     click.echo(
-        f"\nA draft step takes {_ms(step['seconds'])} ms, {draft['step_beside_one']:.1%} of a pass "
-        "of the target over one token."
+        f"\nOne draft token costs {_ms(step['seconds'])} ms, {draft['step_beside_one']:.1%} of a "
+        "target pass over one token."
     )
     if draft["cannot_pay"]:
-        click.echo("This draft cannot pay: a step costs more than half of what it could save.")
+        click.echo("Drafting cannot help: one draft token costs more than half of a target pass.")
         return
     rows = [
         [
@@ -297,7 +291,7 @@ def _print_draft(draft: dict[str, Any]) -> None:
         ]
         for best in draft["best_lengths"]
     ]
-    render.echo_table(["If so many drafted tokens stand", "draft best", "times as fast"], rows)
+    render.echo_table(["acceptance rate", "best draft length", "speed-up"], rows)
 
 
 def _ms(seconds: float | None) -> str:

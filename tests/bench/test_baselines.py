@@ -74,7 +74,7 @@ def test_all_that_are_there_and_why_others_are_not(build: Build) -> None:
     with _opened(build, warnings) as found:
         names = [each.name for each in found]
         assert len(build.left) == 1
-    assert names == ["llama.cpp server, plain", *list(BASELINES)[3:]]
+    assert names == ["llama.cpp server, plain", *BASELINES[3:]]
     assert len(warnings) == 2
     assert "speculative-simple is left out: there is no program" in warnings[0]
     assert "server is left out" in warnings[1]
@@ -101,7 +101,7 @@ def test_without_a_draft_there_are_those_without(build: Build) -> None:
     warnings: list[str] = []
     build.server()
     build.simple("x", 1)
-    with _opened(build, warnings, draft=None, wanted=list(BASELINES)[:3]) as found:
+    with _opened(build, warnings, draft=None, wanted=BASELINES[:3]) as found:
         assert [each.name for each in found] == [baselines.LLAMA_SERVER_PLAIN]
     assert all("needs a draft model" in line for line in warnings)
 

@@ -1,4 +1,4 @@
-"""ggufspec.bench.race and its pictures: nothing before its time, and nothing that does harm."""
+"""Races and their recordings: nothing appears too early, and text cannot do harm."""
 
 from __future__ import annotations
 
@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ggufspec.bench.race import Lane, Piece, Race, parting, standing, times, verdict
-from ggufspec.bench.race_frame import ASCII, Row, frame, lay_out
+from ggufspec.bench.race import (
+    Lane,
+    Race,
+    TimedText,
+    first_difference,
+    frame_times,
+    state_at,
+    verdict,
+)
+from ggufspec.bench.race_frame import ASCII, SpanRow, frame, lay_out
 from ggufspec.bench.race_svg import svg
 from ggufspec.bench.race_text import cropped, harmless, lines_of, n_cells_of, shown, tail
 from ggufspec.bench.recording import CAST_HEIGHT, CAST_WIDTH, ansi, cast, recording
@@ -28,7 +36,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def lane(name: str, *pieces: tuple[float, str, int, bool]) -> Lane:
     """With token ids that number the tokens."""
-    found = tuple(Piece(*piece) for piece in pieces)
+    found = tuple(TimedText(*piece) for piece in pieces)
     n_tokens = sum(piece.n_tokens for piece in found)
     rounds = [Round([0] * p.n_tokens, p.n_tokens, p.n_tokens - 1, 0, 0, 0) for p in found]
     stats = summarize(
@@ -74,7 +82,7 @@ EVIL = Race(
 EMPTY = Race("Once", lane("plain"), lane("speculative"), 0.0)
 
 
-def letters(rows: list[Row]) -> str:
+def letters(rows: list[SpanRow]) -> str:
     return "\n".join("".join(span.text for span in row) for row in rows)
 
 
@@ -82,21 +90,21 @@ def words(text: str) -> list[str]:
     return [word for word in text.split() if word in WORDS]
 
 
-# How it stands
+# State at a time
 
 
 def test_nothing_stands_before_its_time() -> None:
-    assert standing(PLAIN, 0.0) == (replace(standing(PLAIN, 0.0), n_pieces=0, n_tokens=0))
-    assert standing(PLAIN, 0.49).tokens_per_second is None
-    assert standing(PLAIN, 0.5).n_tokens == 1
-    now = standing(PLAIN, 3.2)
+    assert state_at(PLAIN, 0.0) == (replace(state_at(PLAIN, 0.0), n_pieces=0, n_tokens=0))
+    assert state_at(PLAIN, 0.49).tokens_per_second is None
+    assert state_at(PLAIN, 0.5).n_tokens == 1
+    now = state_at(PLAIN, 3.2)
     assert (now.n_tokens, now.share, now.tokens_per_second) == (6, 0.5, 2.0)
     assert not now.finished
 
 
 def test_who_has_finished_keeps_the_speed() -> None:
     for seconds in (FAST.seconds, 100.0):
-        now = standing(FAST, seconds)
+        now = state_at(FAST, seconds)
         assert now.finished
         assert now.tokens_per_second == FAST.stats.tokens_per_second == pytest.approx(12 / 2.4)
 
@@ -109,21 +117,21 @@ def test_speedup_and_the_end() -> None:
 
 
 def test_times_end_with_the_race() -> None:
-    assert times(RACE, 2.5) == [0.0, 2.5, 5.0, 6.0]
-    assert times(RACE, 2.0) == [0.0, 2.0, 4.0, 6.0]
-    assert times(EMPTY, 1.0) == [0.0]
+    assert frame_times(RACE, 2.5) == [0.0, 2.5, 5.0, 6.0]
+    assert frame_times(RACE, 2.0) == [0.0, 2.0, 4.0, 6.0]
+    assert frame_times(EMPTY, 1.0) == [0.0]
 
 
 def test_where_texts_part() -> None:
-    assert parting([1, 2, 3], (1, 2, 3)) is None
-    assert parting([1, 2, 3], [1, 9, 3]) == 1
-    assert parting([1, 2], [1, 2, 3]) == 2
+    assert first_difference([1, 2, 3], (1, 2, 3)) is None
+    assert first_difference([1, 2, 3], [1, 9, 3]) == 1
+    assert first_difference([1, 2], [1, 2, 3]) == 2
 
 
 def test_the_verdict_on_the_texts() -> None:
     assert "the same, all 12 tokens" in verdict(RACE)
     other = replace(RACE, speculative=replace(FAST, tokens=(0, 1, 99)))
-    assert "part at token 3:" in verdict(other)
+    assert "differ from token 3 on:" in verdict(other)
     assert "round differently" in verdict(other)
     assert "same distribution" in verdict(replace(other, temperature=0.8))
 
@@ -144,7 +152,7 @@ def test_lines_keep_all_words_in_order_and_fit() -> None:
 
 
 def test_a_word_that_is_too_long_is_broken_and_newlines_and_indents_stay() -> None:
-    lines = lines_of([Piece(0, "abcdefgh ij\n\n  k", 1, False)], 3)
+    lines = lines_of([TimedText(0, "abcdefgh ij\n\n  k", 1, False)], 3)
     assert ["".join(run.text for run in line) for line in lines] == [
         *("abc", "def", "gh", "ij", "", "  k")
     ]
@@ -152,7 +160,7 @@ def test_a_word_that_is_too_long_is_broken_and_newlines_and_indents_stay() -> No
 
 def test_wide_letters_take_two_cells() -> None:
     assert n_cells_of("日本e\u0301x") == 6
-    lines = lines_of([Piece(0, "日本語日本語", 1, False)], 5)
+    lines = lines_of([TimedText(0, "日本語日本語", 1, False)], 5)
     assert ["".join(run.text for run in line) for line in lines] == ["日本", "語日", "本語"]
 
 

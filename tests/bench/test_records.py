@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_read_is_told(
         (("measurements", 0, "run"), -1, r"measurements\[0\].run is -1; it must be a whole number"),
         (("measurements", 0, "run"), True, "run is True"),
         (("measurements", 0, "generation_seconds"), float("nan"), "is nan; it must be a number"),
-        (("measurements", 0, "generation_seconds"), -1.0, "seconds, from 0 on"),
+        (("measurements", 0, "generation_seconds"), -1.0, "seconds, of at least 0"),
         (("measurements", 0, "accepted_by_position"), [1], "0 positions .* 1 of accepted"),
         (("measurements", 0, "tokens"), [1, 2], "2 tokens; its counts require 48"),
         (("measurements", 0, "n_accepted"), 9, "9 accepted tokens of 0 drafted"),

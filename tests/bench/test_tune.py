@@ -1,4 +1,4 @@
-"""What a draft needs in order to pay, by costs; and which ways to run are tried."""
+"""Speed-ups by costs and acceptance; which settings are tried and chosen."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_the_best_length_is_where_a_stair_is_low() -> None:
     assert tune.best_length(costs(1.0, step=0.1), 0.9) == (0, 1.0)
 
 
-def test_the_needed_chance_is_where_it_begins_to_pay() -> None:
+def test_the_break_even_acceptance_has_a_speedup_of_one() -> None:
     for n_draft in (1, 2, 3, 4):
-        needed = tune.needed_chance(STAIRS, n_draft)
+        needed = tune.break_even_acceptance(STAIRS, n_draft)
         assert needed is not None
         assert tune.speedup(STAIRS, needed, n_draft) == pytest.approx(1.0, abs=1e-3)
-    assert tune.needed_chance(costs(1.0, 1.9, step=0.2), 1) is None
+    assert tune.break_even_acceptance(costs(1.0, 1.9, step=0.2), 1) is None
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_batches_go_down_by_halves_and_up_by_doubles(
 
 
 def test_what_is_hardly_faster_than_the_usual_is_not_chosen() -> None:
-    assert tune._choose({2: 1.0, 4: 0.98}, 2) == 2
-    assert tune._choose({2: 1.0, 4: 0.9}, 2) == 4
+    assert tune.choose({2: 1.0, 4: 0.98}, 2) == 2
+    assert tune.choose({2: 1.0, 4: 0.9}, 2) == 4

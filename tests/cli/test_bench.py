@@ -38,12 +38,13 @@ def bench(command: Command, target: Path, draft: Path) -> Command:
     return lambda *args, **how: command("bench", *pair, *SHORT, *args, **how)
 
 
-def test_a_table_of_all_that_was_asked_for(bench: Command) -> None:
+def test_a_table_of_all_that_was_asked_for(bench: Command, target: Path, draft: Path) -> None:
     found = bench("--draft-n", "auto,2-3", "--temp", "0", "-p", "hi")
     assert found.code == 0
     names = [line.split("  ")[0] for line in found.out.splitlines()]
     for name in ("plain", "draft alone", "draft auto", "draft 2", "draft 3"):
         assert name in names
+    assert found.out.startswith(f"{target} with {draft}."), "paths are printed as given"
     assert "speed-up" in found.out
     assert "accepted up to position" in found.out
 
@@ -531,7 +532,7 @@ def test_a_terminal_without_the_letters_has_the_table_all_the_same(
 
 
 def test_a_bar_shows_names_with_brackets() -> None:
-    shown = progress._make_progress("count")
+    shown = progress.make_progress("count")
     shown.add_task("draft auto: [/1], run 1 of 3")
     (task,) = shown.tasks
     assert str(shown.columns[0].render(task)) == "draft auto: [/1], run 1 of 3"  # type: ignore[attr-defined]

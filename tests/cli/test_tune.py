@@ -35,8 +35,8 @@ INTERRUPTIBLE = (
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiny models are not timed until it is worth believing, nor on cores that others need."""
-    monkeypatch.setattr("ggufspec.bench.tune._AT_LEAST", 0.0)
-    monkeypatch.setattr("ggufspec.bench.tune._N_READ", (64, 64))
+    monkeypatch.setattr("ggufspec.bench.tune.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("ggufspec.bench.tune.PROMPT_TOKENS", (64, 64))
     for name in (
         "bench.tune.n_logical_cores",
         "bench.tune.n_threads_default",
@@ -61,21 +61,21 @@ def test_people_get_tables_and_a_plot(tune: Command) -> None:
     result = tune()
     assert (result.code, result.err) == (0, "")
     lines = [line.split() for line in result.out.splitlines()]
-    ways = [line[:2] for line in lines if line and line[0] in ("flash", "target", "draft")]
-    assert ways[:2] == [["flash", "attention"]] * 2
-    assert ["target", "on"] in ways
-    assert ["draft", "on"] in ways
-    assert ["target", "reads"] in ways
-    assert ["draft", "reads"] in ways
+    settings = [line[:3] for line in lines if line and line[0] in ("flash", "target,", "draft,")]
+    assert [each[:2] for each in settings[:2]] == [["flash", "attention"]] * 2
+    assert ["target,", "1", "thread"] in settings
+    assert ["draft,", "1", "thread"] in settings
+    assert ["target,", "n_batch", "512"] in settings
+    assert ["draft,", "n_batch", "512"] in settings
     assert sum("chosen" in line for line in lines) == 5
-    (header,) = (i for i, line in enumerate(lines) if line[:2] == ["Tokens", "a"])
+    (header,) = (i for i, line in enumerate(lines) if line[:2] == ["Tokens", "per"])
     rows = lines[header + 2 : header + 7]
     assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
     assert rows[0][2] == "1.00"
     assert ["1", "2", "3", "4", "5"] in lines[header + 8 :], "the names under the plot"
     assert "█" in result.out
-    assert "Milliseconds by tokens a batch, behind 20 tokens:" in result.out
-    assert "A draft step takes" in result.out
+    assert "Milliseconds by tokens per pass, with 20 tokens in the cache:" in result.out
+    assert "One draft token costs" in result.out
 
 
 def test_the_document(tune: Command, target: Path, draft: Path) -> None:
@@ -189,8 +189,8 @@ def test_a_draft_that_costs_too_much_cannot_pay(
     assert drafted["cannot_pay"] is cannot_pay
     assert drafted["step_beside_one"] == pytest.approx(step / 0.01)
     told = tune(*given).out
-    assert ("This draft cannot pay" in told) is cannot_pay
-    assert ("times as fast" in told) is not cannot_pay
+    assert ("Drafting cannot help" in told) is cannot_pay
+    assert ("best draft length" in told) is not cannot_pay
 
 
 # What is remembered
@@ -202,7 +202,7 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
     monkeypatch.setattr("ggufspec.bench.tune.n_logical_cores", lambda: 2)
     # As if the last that was tried had been found to be faster by far than the usual.
     monkeypatch.setattr(
-        "ggufspec.bench.tune._choose", lambda seconds, usual: {**seconds}.popitem()[0]
+        "ggufspec.bench.tune.choose", lambda seconds, usual: {**seconds}.popitem()[0]
     )
     chosen = tune("--json").document["chosen"]
     assert (chosen["n_threads"], chosen["flash_attention"]) == (2, "off")
@@ -260,7 +260,7 @@ def test_a_folder_that_cannot_be_written_is_told(
     result = tune("--json")
     assert result.code == 0
     assert result.document["remembered"] is False
-    assert "could not be remembered" in result.err
+    assert "could not be stored" in result.err
     assert "GGUFSPEC_CACHE" in result.err
 
 
@@ -272,10 +272,10 @@ def test_a_pair_is_forgotten_or_everything(
     command("tune", "-m", draft, *QUICK)
     assert len(records()) == 5
     result = command("tune", "-m", target, "-md", draft, "--forget")
-    assert (result.code, result.out) == (0, "Forgot 3 records.\n")
+    assert (result.code, result.out) == (0, "Deleted 3 records.\n")
     assert command("tune", "-m", target, "--forget", "--json").document == {"forgotten": 0}
     assert len(records()) == 2
-    assert command("tune", "--forget").out == "Forgot 2 records.\n"
+    assert command("tune", "--forget").out == "Deleted 2 records.\n"
     assert records() == []
 
 
@@ -295,8 +295,11 @@ def test_forgetting_a_file_that_is_not_there(command: Command, tmp_path: Path) -
         (("--max-n", "65"), "--max-n"),
         (("--depth", "-1"), "--depth"),
         (("--runs", "0"), "--runs"),
-        (("-c", "24"), "a context of 24 has no room for 20 tokens and a batch of 5: it takes 25"),
-        (("-c", "24", "--depth", "2000"), "it takes 2005, or a smaller --max-n or --depth"),
+        (
+            ("-c", "24"),
+            "no room for 20 tokens and a pass of 5: use at least 25",
+        ),
+        (("-c", "24", "--depth", "2000"), "use at least 2005, or a smaller --max-n or --depth"),
         (("-fa", "off", "-ctv", "q8_0"), "need flash attention"),
         (("-t", "513"), "n_threads is 513"),
     ],
@@ -312,7 +315,7 @@ def test_options_that_cannot_be_used(arguments: tuple[str, ...], named: str, tun
 def test_a_context_that_a_batch_does_not_fit(command: Command, target: Path) -> None:
     result = command("tune", "-m", target, "-c", "16")
     assert (result.code, result.out) == (USAGE, "")
-    assert "has no room for a batch of 17: it takes 17, or a smaller --max-n" in result.err
+    assert "has no room for a pass of 17: use at least 17, or a smaller --max-n" in result.err
 
 
 def test_positions_that_end_before_the_depth(command: Command, tmp_path: Path) -> None:
