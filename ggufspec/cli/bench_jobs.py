@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli.demo import stand_in as padded
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import find_models
-from ggufspec.cli.run import was_given
+from ggufspec.cli.names import stand_in as padded
+from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, PromptError
 
@@ -349,7 +349,7 @@ def _stand_in(size: str, folder: Path | None) -> tuple[tuple[Path, Path], str]:
     from ggufspec.standin import embedded
 
     n_params = embedded.parse_size(size)
-    target = padded(n_params, folder or embedded.default_cache_dir())
+    target = padded(size, folder)
     shape = embedded.plan_shape(n_params)
     return (target, embedded.embedded_draft()), _STAND_IN.format(shape.n_params / 1e6)
 

@@ -39,7 +39,7 @@ def test_no_difference_is_exit_code_0_and_a_report(audit: Command) -> None:
         "energy of whole texts",
         "99 % interval",
         "6 texts of each kind, 60 and 60 tokens;",
-        "Temperature 0: 8 of 8 texts are the same.",
+        "Temperature 0: 8 of 8 texts are equal.",
     ):
         assert part in result.out
     assert result.out.splitlines()[-1].startswith("No difference was found; a mean shift of 0.2")

@@ -111,7 +111,7 @@ def test_a_ray_of_its_own_ends_with_the_batch_that_goes_on_without(
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (INTERRUPTED, b""), err.decode()
     assert b"Traceback" not in err
-    assert err.endswith(b"ggufspec: interrupted; the same command with --resume goes on\n")
+    assert err.endswith(b"ggufspec: interrupted; the same command with --resume continues\n")
     wait_until_none(mark)
     n_kept = output.with_name("r.jsonl.part").read_bytes().count(b'{"index"')
     assert 1 <= n_kept < 6
@@ -126,7 +126,7 @@ def test_what_is_refused(given: list[str], command: Command, tmp_path: Path) -> 
     for args, code, said in [
         (["--cluster", "127.0.0.1:1"], ERROR, "no Ray that can be used answers at 127.0.0.1:1"),
         (["--cluster", "prompts.jsonl"], USAGE, "'prompts.jsonl' is no address of a Ray cluster"),
-        (["--cluster-gpus", "1"], USAGE, "--cluster-gpus goes with --cluster"),
+        (["--cluster-gpus", "1"], USAGE, "--cluster-gpus needs --cluster"),
     ]:
         result = command(*given, *args)
         assert (result.code, result.out) == (code, ""), result.err

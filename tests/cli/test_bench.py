@@ -526,7 +526,7 @@ def test_a_terminal_without_the_letters_has_the_table_all_the_same(
 
 
 def test_a_bar_shows_names_with_brackets() -> None:
-    shown = progress._make_progress("count")
+    shown = progress.make_progress("count")
     shown.add_task("draft auto: [/1], run 1 of 3")
     (task,) = shown.tasks
     assert str(shown.columns[0].render(task)) == "draft auto: [/1], run 1 of 3"  # type: ignore[attr-defined]
