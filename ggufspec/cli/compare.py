@@ -190,14 +190,24 @@ def _run_lane(
     from ggufspec.bench.race import Lane, Piece
 
     came = []
-    with late_bars() as bars, _Counter(label, settings["max_tokens"]) as counter:
+    n_tokens, shown_at = 0, -math.inf
+    # No progress bar: its thread would take time from the generation.
+    counts = render.is_terminal(sys.stderr)
+    with late_bars() as bars:
         stream = engine.stream(prompt, progress=bars.prompt, **settings)
         start = perf_counter()
-        for chunk in stream:
-            at = perf_counter()
-            bars.close()
-            came.append((at - start, chunk))
-            counter.add(len(chunk.tokens), at)
+        try:
+            for chunk in stream:
+                at = perf_counter()
+                bars.close()
+                came.append((at - start, chunk))
+                n_tokens += len(chunk.tokens)
+                if counts and at - shown_at >= _COUNT_EVERY:
+                    shown_at = at
+                    _overwrite(f"{label}: {n_tokens} of {settings['max_tokens']} tokens")
+        finally:
+            if counts:
+                _overwrite("")
     done = stream.completion
     pieces = tuple(
         Piece(
@@ -211,34 +221,10 @@ def _run_lane(
     return Lane(name, pieces, done.tokens, done.finish_reason, done.stats)
 
 
-class _Counter:
-    """Shows on a terminal how many tokens there are; without the thread of a progress bar, which
-    would take time from the generation.
-    """
-
-    def __init__(self, name: str, n_most: int) -> None:
-        self._name = name
-        self._n_most = n_most
-        self._n_tokens = 0
-        self._shown_at = -math.inf
-        self._shown = False
-
-    def __enter__(self) -> _Counter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._write("\r\x1b[K")
-
-    def add(self, n_tokens: int, seconds: float) -> None:
-        self._n_tokens += n_tokens
-        if seconds - self._shown_at >= _COUNT_EVERY and render.is_terminal(sys.stderr):
-            self._shown_at, self._shown = seconds, True
-            self._write(f"\r\x1b[K{self._name}: {self._n_tokens} of {self._n_most} tokens")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+def _overwrite(line: str) -> None:
+    """Replace the terminal's last line on stderr."""
+    sys.stderr.write(f"\r\x1b[K{line}")
+    sys.stderr.flush()
 
 
 def _show(race: Race, speed: float, color: str) -> bool:

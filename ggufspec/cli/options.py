@@ -89,21 +89,16 @@ context_option = option(
 )
 
 
-def _cache_type_option(short: str, long: str, name: str) -> Option:
-    return click.option(
-        short,
-        long,
-        name,
+type_k_option, type_v_option = (
+    option(
+        f"-ct{name} --cache-type-{name} type_{name}",
+        f"Type of the {name.upper()} cache: {', '.join(defaults.KV_TYPES)}.",
         type=click.Choice(defaults.KV_TYPES),
         metavar="TYPE",
         default=defaults.KV_TYPE,
-        show_default=True,
-        help=f"Type of the {name[-1].upper()} cache: {', '.join(defaults.KV_TYPES)}.",
     )
-
-
-type_k_option = _cache_type_option("-ctk", "--cache-type-k", "type_k")
-type_v_option = _cache_type_option("-ctv", "--cache-type-v", "type_v")
+    for name in "kv"
+)
 
 rpc_option = option(
     "--rpc rpc",

@@ -145,7 +145,8 @@ def stats_json(stats: Stats) -> dict[str, Any]:
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A small table on stdout, and an empty line; numbers to the right."""
-    click.echo("\n".join([*table_lines(header, rows, width_of_stdout()), ""]))
+    head, *lines = table_lines(header, rows, width_of_stdout())
+    click.echo("\n".join([head, "-" * len(head), *lines, ""]))
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
