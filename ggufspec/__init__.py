@@ -5,73 +5,47 @@
     with ggufspec.load(target="large.gguf", draft="small.gguf") as engine:
         print(engine.generate("Once upon a time", max_tokens=100).text)
 
-The public names are those in __all__. Importing this package loads nothing heavy.
+The public names are those in __all__. They are imported at their first use.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ggufspec.errors import (
-    CacheError,
-    ClosedError,
-    DecodeError,
-    DownloadError,
-    GgufspecError,
-    ModelError,
-    OptionError,
-    OutOfMemoryError,
-    PromptError,
-    RpcError,
-    VocabError,
-)
+from ggufspec import errors
+from ggufspec.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from ggufspec.decoding.stats import Stats
-    from ggufspec.engine.engine import Engine
-    from ggufspec.engine.load import load
-    from ggufspec.engine.stream import Chunk, Completion, Stream
-    from ggufspec.llama.draft_model import DraftModel
+    from ggufspec.decoding.stats import Stats as Stats
+    from ggufspec.engine.engine import Engine as Engine
+    from ggufspec.engine.generation import Chunk as Chunk
+    from ggufspec.engine.generation import Completion as Completion
+    from ggufspec.engine.load import load as load
+    from ggufspec.engine.stream import Stream as Stream
+    from ggufspec.llama.draft_model import DraftModel as DraftModel
 
 __version__ = "0.1.0"
-__all__ = [
-    "CacheError",
-    "Chunk",
-    "ClosedError",
-    "Completion",
-    "DecodeError",
-    "DownloadError",
-    "DraftModel",
-    "Engine",
-    "GgufspecError",
-    "ModelError",
-    "OptionError",
-    "OutOfMemoryError",
-    "PromptError",
-    "RpcError",
-    "Stats",
-    "Stream",
-    "VocabError",
-    "load",
-]
 
-_HOMES = {
-    "Chunk": "ggufspec.engine.stream",
-    "Completion": "ggufspec.engine.stream",
-    "DraftModel": "ggufspec.llama.draft_model",
-    "Engine": "ggufspec.engine.engine",
-    "Stats": "ggufspec.decoding.stats",
-    "Stream": "ggufspec.engine.stream",
-    "load": "ggufspec.engine.load",
+_MODULES = {
+    "Chunk": "engine.generation",
+    "Completion": "engine.generation",
+    "DraftModel": "llama.draft_model",
+    "Engine": "engine.engine",
+    "Stats": "decoding.stats",
+    "Stream": "engine.stream",
+    "load": "engine.load",
 }
+__all__ = sorted([*errors.__all__, *_MODULES])
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted({*globals(), *__all__})

@@ -1,17 +1,4 @@
-"""The error tree: everything that a user can cause. Knows no click, no exit codes, no llama.cpp.
-
-    GgufspecError
-    |-- OptionError      an option or argument has a value that cannot be used
-    |-- PromptError      the prompt cannot be decoded: empty, too long, not text
-    |-- ModelError       a file is missing, damaged, or not a model that writes text
-    |   `-- VocabError   target and draft do not share a vocabulary
-    |-- DecodeError      llama.cpp refused or failed to decode a batch
-    |-- OutOfMemoryError  a context does not fit into the memory of the machine
-    |-- DownloadError    the hub has it not, refuses it, or the connection to it fails
-    |-- ClusterError     a Ray cluster is not there, or not as its workers need it
-    |-- RpcError         a server that is to compute layers is not there, or not to be used
-    |-- CacheError       a folder or the disk does not take what must be written there
-    `-- ClosedError      something was used after it was closed
+"""The errors that a user can cause; all descend from GgufspecError.
 
 Each message says what was found, what was needed, and what to do.
 """
@@ -35,7 +22,7 @@ __all__ = [
 
 
 class GgufspecError(Exception):
-    """Base of every error that a user can cause."""
+    """The base of all errors that a user can cause."""
 
 
 class OptionError(GgufspecError, ValueError):
@@ -55,27 +42,27 @@ class VocabError(ModelError):
 
 
 class OutOfMemoryError(GgufspecError):
-    """A model or its context does not fit into the memory of the machine."""
+    """A model or its context does not fit into memory."""
 
 
 class DecodeError(GgufspecError):
-    """llama.cpp refused or failed to decode a batch."""
+    """llama.cpp failed to decode a batch."""
 
 
 class DownloadError(GgufspecError):
-    """A model could not be had from the hub: it is not there, refused, damaged, or out of reach."""
+    """A download failed: the file is missing, refused or damaged, or the hub is unreachable."""
 
 
 class ClusterError(GgufspecError):
-    """A Ray cluster is not there, or not as its workers need it."""
+    """A Ray cluster is missing, or cannot run the workers."""
 
 
 class RpcError(GgufspecError):
-    """A server of llama.cpp's RPC backend is not there, is taken, or is another thing."""
+    """An RPC server is missing, in use, or not a compatible llama.cpp server."""
 
 
 class CacheError(GgufspecError):
-    """A folder or the disk does not take what must be written there."""
+    """A file cannot be written: a folder, its permissions or the disk prevent it."""
 
 
 class ClosedError(GgufspecError):

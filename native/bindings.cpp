@@ -292,15 +292,29 @@ size_t update(ggufspec::Ngrams & self, TokenRow tokens) {
     return self.update(tokens.data(), tokens.shape(0));
 }
 
-std::tuple<Tokens, Tokens, std::vector<double>> guess(ggufspec::Ngrams & self, size_t n_most) {
-    auto [tokens, lengths, shares] = self.guess(n_most);
-    return {std::move(tokens), std::move(lengths), std::move(shares)};
+void make_ngrams(ggufspec::Ngrams * self, const std::vector<std::tuple<size_t, double, double>> & priors, double prior_weight,
+                 double keep, double rate) {
+    std::vector<ggufspec::NgramAcceptance::Prior> made;
+    for (const auto & [min_length, unanimous, contested] : priors) {
+        const bool rises = made.empty() ? min_length == 1 : min_length > made.back().min_length;
+        require(rises, "Ngrams: needs priors by rising match length, from 1 on");
+        for (double p : {unanimous, contested}) require(p > 0 && p < 1, "Ngrams: a prior must be between 0 and 1");
+        made.push_back({min_length, unanimous, contested});
+    }
+    require(!made.empty() && prior_weight > 0, "Ngrams: needs priors with a weight above 0");
+    new (self) ggufspec::Ngrams(ggufspec::NgramAcceptance(made, prior_weight, keep, rate));
 }
 
-void observe(ggufspec::Ngrams & self, size_t n_accepted, size_t n_guessed) {
-    require(n_guessed <= self.n_guessed(), "observe: the last guess has fewer tokens");
-    require(n_accepted <= n_guessed, "observe: more tokens accepted than guessed");
-    self.observe(n_accepted, n_guessed);
+std::tuple<Tokens, std::vector<double>, Tokens, std::vector<double>> predict(ggufspec::Ngrams & self, size_t n_most) {
+    auto prediction = self.predict(n_most);
+    auto probabilities = self.probabilities(prediction);
+    return {std::move(prediction.tokens), std::move(probabilities), std::move(prediction.lengths), std::move(prediction.shares)};
+}
+
+void observe(ggufspec::Ngrams & self, size_t n_accepted, size_t n_tried) {
+    require(n_tried <= self.n_predicted(), "observe: the last prediction has fewer tokens");
+    require(n_accepted <= n_tried, "observe: more tokens accepted than tried");
+    self.observe(n_accepted, n_tried);
 }
 
 ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
@@ -343,14 +357,14 @@ NB_MODULE(_native, m) {
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, ggufspec::Grammar * grammar,
                ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
                 self.add(logits, sampling, tokens, {}, grammar, true);
-                if (length_rule.takes(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(uniform);
+                if (length_rule.should_draw(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(uniform);
                 self.n--;
                 self.has_declined = true;
                 return -1;
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "grammar"_a.none(), "length_rule"_a, "uniform"_a,
-            "Append the distribution of logits (1, n_vocab) after tokens, and draw from it if the length_rule takes another token.\n\n"
-            "If it does not, -1: the row is none of these, but overlap knows it behind them until another is added.")
+            "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if length_rule.should_draw.\n\n"
+            "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",
@@ -409,57 +423,63 @@ NB_MODULE(_native, m) {
     m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
           "What the block rule would keep, on average, of the first `horizon` tokens if the draft had had each of these\n"
           "temperatures: estimates from the tokens that it drew.");
-    nb::class_<ggufspec::LengthRule>(m, "LengthRule", "How far to draft in a round: see native/draft_length.h. Without a rule, as far as there may be.")
+    nb::class_<ggufspec::LengthRule>(m, "LengthRule", "When one round of drafting stops: see native/draft_length.h. Before the first update, at n_max.")
         .def(
             "__init__",
-            [](ggufspec::LengthRule * self, double at_zero, double slope, double weight, double memory, double bonus) {
-                require(weight > 0 && memory > 1, "LengthRule: the line has to weigh something");
-                new (self) ggufspec::LengthRule(ggufspec::Chance(at_zero, slope, weight, memory), bonus);
+            [](ggufspec::LengthRule * self, double intercept, double slope, double weight, double memory, double block_bonus) {
+                require(weight > 0 && memory > 1, "LengthRule: weight must be above 0, memory above 1");
+                new (self) ggufspec::LengthRule(ggufspec::AcceptanceModel(intercept, slope, weight, memory), block_bonus);
             },
-            "at_zero"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0, "memory"_a = 100.0, "bonus"_a = 0.0)
+            "intercept"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0, "memory"_a = 100.0, "block_bonus"_a = 0.0)
         .def(
-            "reckon",
-            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {
-                require(!curve.empty() && curve[0] > 0 && !gaps.empty(), "reckon: needs costs and gaps");
-                self.reckon(std::move(curve), step, gaps, worth);
+            "update",
+            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & gaps, double min_rate) {
+                require(!curve.empty() && curve[0] > 0 && !gaps.empty(), "update: needs costs above 0, and gaps");
+                self.update(std::move(curve), step, gaps, min_rate);
             },
-            "curve"_a, "step"_a, "gaps"_a, "worth"_a = 0.0,
-            "Find the best rule for these costs in seconds, for gaps like these, where a second is worth so many tokens at least.")
+            "curve"_a, "step"_a, "gaps"_a, "min_rate"_a = 0.0,
+            "Find the best rule for these costs in seconds and for tokens with these logit gaps.\n\n"
+            "min_rate: tokens per second that other ways of decoding reach.")
         .def(
-            "weigh",
-            [](const ggufspec::LengthRule & self, const std::vector<double> & chances) {
-                const auto best = self.weigh(chances);
+            "prefix_length",
+            [](const ggufspec::LengthRule & self, const std::vector<double> & probabilities) {
+                const auto best = self.prefix_length(probabilities);
                 return std::make_tuple(best.n_draft, best.gain, best.expected);
             },
-            "chances"_a, "Of a draft that is there already, how much to take: (n_draft, gain, expected).")
-        .def_prop_ro("prospect", &ggufspec::LengthRule::prospect, "What a round by the rule gains: to be compared with weigh's.")
-        .def("begin", &ggufspec::LengthRule::begin, "n_max"_a, "A round of at most n_max drafted tokens starts.")
-        .def("looks", &ggufspec::LengthRule::looks, "Whether to ask the draft for its distribution of the next token.")
-        .def("takes", &ggufspec::LengthRule::takes, "gap"_a, "Whether to draw a token from a distribution with that gap.")
+            "probabilities"_a, "How much to use of an existing draft: (n_draft, gain, expected accepted tokens).")
+        .def_prop_ro("gain", &ggufspec::LengthRule::gain, "What a round by the rule gains, comparable with prefix_length's.")
+        .def("start", &ggufspec::LengthRule::start, "n_max"_a, "Start a round of at most n_max drafted tokens, and of no more than the curve covers.")
+        .def("should_evaluate", &ggufspec::LengthRule::should_evaluate, "Whether to run the draft model for the next distribution.")
+        .def("should_draw", &ggufspec::LengthRule::should_draw, "gap"_a, "Whether to draw a token from a distribution with that logit gap.")
+        .def("observe", &ggufspec::LengthRule::observe, "acceptances"_a,
+             "Learn how likely a token of each of this round's first distributions was to be accepted.")
         .def(
-            "learn", [](ggufspec::LengthRule & self, double gap, double came) { self.chance.learn(gap, came); }, "gap"_a, "came"_a,
-            "A token with that gap would have stood with that chance.")
-        .def("chance", [](const ggufspec::LengthRule & self, double gap) { return self.chance.of(gap); }, "gap"_a,
-             "The chance that a token with that gap stands.")
-        .def_prop_ro("line", [](const ggufspec::LengthRule & self) { return std::pair(self.chance.at_zero(), self.chance.slope()); },
-                     "What has been learned: (at_zero, slope).")
-        .def_rw("bonus", &ggufspec::LengthRule::bonus, "See best_rule.")
-        .def_prop_ro("rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; }, "Tokens a second that the rule brings; 0: no rule.")
-        .def_prop_ro("pays", [](const ggufspec::LengthRule & self) { return self.rule().look_from.empty() || self.rule().look_from[0] <= 1; },
-                     "Whether the rule drafts at all.")
-        .def_prop_ro("n_looked", &ggufspec::LengthRule::n_looked, "Distributions that were asked for in this round.")
-        .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens that were drawn in this round.")
-        .def_prop_ro("expected", &ggufspec::LengthRule::expected, "How many of them stand, on average.")
-        .def_prop_ro("end", [](const ggufspec::LengthRule & self) { return int(self.end()); }, "Why there are no more: an index of _ENDS in draft_length.py.")
-        .def_prop_ro("seen", &ggufspec::LengthRule::seen, "The gaps of this round.");
+            "observe_token", [](ggufspec::LengthRule & self, double gap, double acceptance) { self.acceptance.observe(gap, acceptance); },
+            "gap"_a, "acceptance"_a, "Learn that a token with that logit gap was accepted with that probability.")
+        .def("acceptance", [](const ggufspec::LengthRule & self, double gap) { return self.acceptance.probability(gap); }, "gap"_a,
+             "The probability that a token with that logit gap is accepted.")
+        .def_prop_ro(
+            "coefficients", [](const ggufspec::LengthRule & self) { return std::pair(self.acceptance.intercept(), self.acceptance.slope()); },
+            "The acceptance model as learned so far: (intercept, slope).")
+        .def_rw("block_bonus", &ggufspec::LengthRule::block_bonus, "See best_rule in native/draft_length.h.")
+        .def_prop_ro("rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; }, "Tokens per second by the rule; 0 before the first update.")
+        .def_prop_ro(
+            "drafts", [](const ggufspec::LengthRule & self) { return self.rule().evaluate_from.empty() || self.rule().evaluate_from[0] <= 1; },
+            "Whether the rule drafts at all.")
+        .def_prop_ro("n_evaluated", &ggufspec::LengthRule::n_evaluated, "Distributions computed in this round.")
+        .def_prop_ro("n_drawn", &ggufspec::LengthRule::n_drawn, "Tokens drawn in this round.")
+        .def_prop_ro("expected", &ggufspec::LengthRule::expected, "How many of them are accepted, on average.")
+        .def_prop_ro("stop", [](const ggufspec::LengthRule & self) { return int(self.stop()); }, "Why the draft ended: an index of STOP_REASONS in draft_length.py.")
+        .def_prop_ro("gaps", &ggufspec::LengthRule::gaps, "The logit gaps of this round's distributions.");
     m.def(
         "best_rule",
-        [](const std::vector<double> & curve, double step, const std::vector<double> & chances, double worth, double bonus) {
-            require(!curve.empty() && curve[0] > 0 && !chances.empty(), "best_rule: needs costs and chances");
-            const auto rule = ggufspec::best_rule(curve, step, chances, 0, worth, bonus);
-            return std::make_tuple(rule.look_from, rule.take_from, rule.tokens, rule.seconds);
+        [](const std::vector<double> & curve, double step, const std::vector<double> & probabilities, double min_rate, double block_bonus) {
+            require(!curve.empty() && curve[0] > 0 && !probabilities.empty(), "best_rule: needs costs above 0, and probabilities");
+            const auto rule = ggufspec::best_rule(curve, step, probabilities, 0, min_rate, block_bonus);
+            return std::make_tuple(rule.evaluate_from, rule.draw_from, rule.tokens, rule.seconds);
         },
-        "curve"_a, "step"_a, "chances"_a, "worth"_a = 0.0, "bonus"_a = 0.0, "(look_from, take_from, tokens, seconds): see native/draft_length.h.");
+        "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "block_bonus"_a = 0.0,
+        "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a)
@@ -488,18 +508,19 @@ NB_MODULE(_native, m) {
         .def("begin", &ggufspec::Grammar::begin, "n_start"_a, "The text under the grammar is what stands behind n_start tokens.")
         .def("allowed", &allowed, "tokens"_a.noconvert(), "candidates"_a.noconvert(),
              "Whether each of candidates (m,) may follow tokens (n,); None where nothing can: the text has left or ended.");
-    nb::class_<ggufspec::Ngrams>(m, "Ngrams", "What may follow a text: what followed the same tokens earlier in it.\n\n"
+    nb::class_<ggufspec::Ngrams>(m, "Ngrams", "Predicts how a text continues from what followed the same tokens earlier in it.\n\n"
                                               "Not for two threads at once.")
-        .def(nb::init<>())
+        .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "keep"_a, "rate"_a,
+             "priors: (min_length, unanimous, contested) by match length; see NgramAcceptance in native/ngrams.h.")
         .def("update", &update, "tokens"_a.noconvert(),
-             "Follow the text to tokens (n,): usually what it was, and a few more. Returns how many were kept.")
-        .def("guess", &guess, "n_most"_a,
-             "Up to n_most tokens that may follow, by the longest matches of the text's end: (tokens, lengths, shares).\n\n"
-             "For each token, if those before it stand: how many tokens before it agree with its sources (32 at most), and\n"
-             "its share of the votes, where 1 says that nothing speaks against it. Empty where the last token is new.\n"
-             "More than 1024 tokens are never guessed.")
-        .def("observe", &observe, "n_accepted"_a, "n_guessed"_a,
-             "Of the last guess n_guessed tokens were tried: n_accepted came true, the next, if it was tried, did not.\n\n"
-             "The guess is then forgotten.")
-        .def_prop_ro("n_examined", &ggufspec::Ngrams::n_examined, "How many earlier occurrences guesses have looked at so far.");
+             "Make tokens (n,) the text: usually the previous one and a few more. Returns the length of the common prefix.")
+        .def("predict", &predict, "n_most"_a,
+             "Up to n_most tokens that may follow, by the longest matches of the text's end: (tokens, probabilities, lengths,\n"
+             "shares).\n\n"
+             "For each token, if those before it are accepted: the probability that it is, too; how many tokens before it agree\n"
+             "with its sources (32 at most); its share of the votes. Empty if the last token is new, 1024 tokens at most.")
+        .def("observe", &observe, "n_accepted"_a, "n_tried"_a,
+             "The first n_tried tokens of the last prediction were verified: n_accepted were right, the next was wrong.\n\n"
+             "The prediction is then discarded.")
+        .def_prop_ro("n_examined", &ggufspec::Ngrams::n_examined, "How many earlier occurrences predictions have examined so far.");
 }

@@ -7,30 +7,34 @@
 namespace ggufspec {
 namespace {
 
-constexpr double kSpread = 0.2;     // what a lesson tells at an even chance, about: p * (1 - p)
-constexpr double kLeastTold = 0.02;
-constexpr double kCertain = 30;     // log-odds: nothing is ever more certain
-constexpr double kSurest = 8;       // a gap beyond that says no more
+// See ggufspec/drafting/constants.py, NATIVE, for the meaning and evidence of each.
+constexpr double kSpread = 0.2;
+constexpr double kMinSpread = 0.02;
+constexpr double kMaxLogOdds = 30;
+constexpr double kMaxGap = 8;
+constexpr size_t kLevels = 40;
+constexpr double kLowestLevel = 1e-3;
+constexpr int kMaxIterations = 4;
+constexpr double kTolerance = 0.005;
 
-constexpr size_t kLevels = 40;      // chances that a draft still stands, from kLowest to 1, evenly in their logarithm
-constexpr double kLowest = 1e-3;
-constexpr double kNever = 2;
-constexpr int kTurns = 4;
-constexpr double kClose = 0.005;
+constexpr double kNever = 2;  // a threshold that no probability reaches
 
 using Levels = std::vector<double>;  // a value for each level
 
+// Probabilities that the draft is still accepted, from kLowestLevel to 1, evenly spaced in their logarithm.
 const Levels & levels() {
     static const Levels made = [] {
         Levels of(kLevels);
-        for (size_t k = 0; k < kLevels; k++) of[k] = std::exp(std::log(kLowest) * (1 - double(k) / (kLevels - 1)));
+        for (size_t k = 0; k < kLevels; k++) of[k] = std::exp(std::log(kLowestLevel) * (1 - double(k) / (kLevels - 1)));
         return of;
     }();
     return made;
 }
 
-// Where a chance leads on the grid: so many levels down.
-double levels_down(double chance) { return -std::log(std::max(chance, 1e-6)) / -std::log(kLowest) * (kLevels - 1); }
+// By how many levels the grid position falls when it is multiplied with a probability.
+double levels_down(double probability) {
+    return -std::log(std::max(probability, 1e-6)) / -std::log(kLowestLevel) * (kLevels - 1);
+}
 
 // The value `down` levels below level k.
 double below(const Levels & values, size_t k, double down) {
@@ -39,7 +43,7 @@ double below(const Levels & values, size_t k, double down) {
     return values[low] + (place - double(low)) * (values[low + 1] - values[low]);
 }
 
-// The level from which rising values are above 0.
+// The probability from which increasing values are above 0.
 double first_positive(const Levels & values) {
     const auto found = std::find_if(values.begin(), values.end(), [](double value) { return value > 0; });
     if (found == values.end()) return kNever;
@@ -49,32 +53,33 @@ double first_positive(const Levels & values) {
     return levels()[k] + share * (levels()[k - 1] - levels()[k]);
 }
 
-// The best rule where a second is worth `rate` tokens, and the rate that it reaches.
-Rule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs, double bonus) {
+// The best rule if a second is worth `rate` tokens, with what a round by it brings and takes.
+StoppingRule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs,
+                     double block_bonus) {
     const size_t n_most = curve.size() - 1;
-    Rule rule{Levels(n_most, kNever), Levels(n_most, kNever)};
-    Levels value(kLevels, 0), seconds(kLevels, 0);  // tokens - rate * seconds still to be gained, and what that takes
-    Levels take(kLevels), look(kLevels), spent(kLevels);
+    StoppingRule rule{Levels(n_most, kNever), Levels(n_most, kNever)};
+    Levels value(kLevels, 0), seconds(kLevels, 0);  // tokens - rate * seconds still to be gained, and those seconds
+    Levels draw(kLevels), evaluate(kLevels), spent(kLevels);
     for (size_t n = n_most; n-- > 0;) {
         const double stair = curve[n + 1] - curve[n];
-        const double more = 1 + bonus * double(n);
-        for (size_t k = 0; k < kLevels; k++) take[k] = more * levels()[k] + value[k] - rate * stair;
+        const double weight = 1 + block_bonus * double(n);
+        for (size_t k = 0; k < kLevels; k++) draw[k] = weight * levels()[k] + value[k] - rate * stair;
         for (size_t k = 0; k < kLevels; k++) {
             double gained = 0, paid = 0;
             for (double down : downs) {
-                const double taken = below(take, k, down);
-                if (!(taken > 0)) continue;
-                gained += taken;
+                const double drawn = below(draw, k, down);
+                if (!(drawn > 0)) continue;
+                gained += drawn;
                 paid += below(seconds, k, down) + stair;
             }
-            look[k] = gained / double(downs.size()) - rate * step;
+            evaluate[k] = gained / double(downs.size()) - rate * step;
             spent[k] = paid / double(downs.size()) + step;
         }
-        rule.take_from[n] = first_positive(take);
-        rule.look_from[n] = first_positive(look);
+        rule.draw_from[n] = first_positive(draw);
+        rule.evaluate_from[n] = first_positive(evaluate);
         for (size_t k = 0; k < kLevels; k++) {
-            value[k] = std::max(look[k], 0.0);
-            seconds[k] = look[k] > 0 ? spent[k] : 0;
+            value[k] = std::max(evaluate[k], 0.0);
+            seconds[k] = evaluate[k] > 0 ? spent[k] : 0;
         }
     }
     rule.tokens = 1 + value.back() + rate * seconds.back();
@@ -84,98 +89,95 @@ Rule rule_at(double rate, const std::vector<double> & curve, double step, const 
 
 }  // namespace
 
-Chance::Chance(double at_zero, double slope, double weight, double memory)
-    : at_zero_(at_zero), slope_(slope), floor_(kSpread * weight), keep_(1 - 1 / memory), h00_(floor_), h01_(floor_), h11_(2 * floor_) {}
+AcceptanceModel::AcceptanceModel(double intercept, double slope, double weight, double memory)
+    : intercept_(intercept), slope_(slope), floor_(kSpread * weight), keep_(1 - 1 / memory), h00_(floor_), h01_(floor_),
+      h11_(2 * floor_) {}
 
-double Chance::of(double gap) const {
-    return 1 / (1 + std::exp(-std::clamp(at_zero_ + slope_ * std::min(gap, kSurest), -kCertain, kCertain)));
+double AcceptanceModel::probability(double gap) const {
+    return 1 / (1 + std::exp(-std::clamp(intercept_ + slope_ * std::min(gap, kMaxGap), -kMaxLogOdds, kMaxLogOdds)));
 }
 
-void Chance::learn(double gap, double came) {
-    const double x = std::min(gap, kSurest), p = of(x), h = std::max(p * (1 - p), kLeastTold);
+void AcceptanceModel::observe(double gap, double acceptance) {
+    const double x = std::min(gap, kMaxGap), p = probability(x), h = std::max(p * (1 - p), kMinSpread);
     h00_ = std::max(keep_ * h00_, floor_) + h;
     h01_ = keep_ * h01_ + h * x;
     h11_ = std::max(keep_ * h11_, floor_) + h * x * x;
     const double determinant = h00_ * h11_ - h01_ * h01_;
     if (!(determinant > 1e-9)) return;
-    const double surprise = came - p;
-    const double rise = std::max(surprise * (h00_ * x - h01_) / determinant, -slope_);  // surer never means less likely
-    at_zero_ += (surprise - h01_ * rise) / h00_;
+    const double residual = acceptance - p;
+    const double rise = std::max(residual * (h00_ * x - h01_) / determinant, -slope_);  // the slope stays at 0 or above
+    intercept_ += (residual - h01_ * rise) / h00_;
     slope_ += rise;
 }
 
-Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate, double worth,
-               double bonus) {
+StoppingRule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & probabilities, double rate,
+                       double min_rate, double block_bonus) {
     std::vector<double> downs;
-    for (double chance : chances) downs.push_back(levels_down(chance));
-    const double least = std::max(1 / curve[0], worth);
+    for (double probability : probabilities) downs.push_back(levels_down(probability));
+    const double least = std::max(1 / curve[0], min_rate);
     rate = std::max(rate, least);
-    Rule rule;
-    for (int turn = 0; turn < kTurns; turn++) {
-        rule = rule_at(rate, curve, step, downs, bonus);
+    StoppingRule rule;
+    for (int i = 0; i < kMaxIterations; i++) {
+        rule = rule_at(rate, curve, step, downs, block_bonus);
         const double found = std::max(rule.tokens / rule.seconds, least);
-        const bool is_close = std::abs(found - rate) < kClose * rate;
+        const bool is_close = std::abs(found - rate) < kTolerance * rate;
         rule.rate = rate = found;
         if (is_close) break;
     }
     return rule;
 }
 
-void LengthRule::reckon(std::vector<double> curve, double step, const std::vector<double> & gaps, double worth) {
-    std::vector<double> chances;
-    for (double gap : gaps) chances.push_back(chance.of(gap));
+void LengthRule::update(std::vector<double> curve, double step, const std::vector<double> & gaps, double min_rate) {
+    std::vector<double> probabilities;
+    for (double gap : gaps) probabilities.push_back(acceptance.probability(gap));
     curve_ = std::move(curve);
-    rule_ = best_rule(curve_, step, chances, rule_.rate, worth, bonus);
+    rule_ = best_rule(curve_, step, probabilities, rule_.rate, min_rate, block_bonus);
 }
 
-Weighed LengthRule::weigh(const std::vector<double> & chances) const {
-    Weighed best;
-    double still = 1, expected = 0;
+PrefixLength LengthRule::prefix_length(const std::vector<double> & probabilities) const {
+    PrefixLength best;
+    double reached = 1, expected = 0;
     if (!curve_.empty()) best.gain = 1 - rule_.rate * curve_[0];
-    for (size_t n = 1; n <= chances.size() && (curve_.empty() || n < curve_.size()); n++) {
-        still *= chances[n - 1];
-        expected += still;
+    for (size_t n = 1; n <= probabilities.size() && (curve_.empty() || n < curve_.size()); n++) {
+        reached *= probabilities[n - 1];
+        expected += reached;
         const double gain = curve_.empty() ? expected : 1 + expected - rule_.rate * curve_[n];
         if (gain > best.gain) best = {n, gain, expected};
     }
     return best;
 }
 
-void LengthRule::begin(size_t n_max) {
-    n_max_ = n_max;
-    n_looked_ = 0;
-    still_ = 1;
+void LengthRule::start(size_t n_max) {
+    n_max_ = curve_.empty() ? n_max : std::min(n_max, curve_.size() - 1);
+    n_drawn_ = 0;
+    reached_ = 1;
     expected_ = 0;
-    taken_.clear();
-    seen_.clear();
-    end_ = End::none;
+    gaps_.clear();
+    stop_ = Stop::none;
 }
 
-bool LengthRule::looks() {
-    const size_t n = taken_.size();
-    if (n >= n_max_) {
-        end_ = End::limit;
-    } else if (n < rule_.look_from.size() && still_ < rule_.look_from[n]) {
-        end_ = End::unlikely;
-    } else {
-        n_looked_++;
-        return true;
-    }
+bool LengthRule::should_evaluate() {
+    if (n_drawn_ >= n_max_) stop_ = Stop::limit;
+    else if (!curve_.empty() && reached_ < rule_.evaluate_from[n_drawn_]) stop_ = Stop::unlikely;
+    else return true;
     return false;
 }
 
-bool LengthRule::takes(double gap) {
-    const size_t n = taken_.size();
-    const double still = still_ * chance.of(gap);
-    seen_.push_back(gap);
-    if (n < rule_.take_from.size() && still < rule_.take_from[n]) {
-        end_ = End::unsure;
+bool LengthRule::should_draw(double gap) {
+    const double reached = reached_ * acceptance.probability(gap);
+    gaps_.push_back(gap);
+    if (n_drawn_ < rule_.draw_from.size() && reached < rule_.draw_from[n_drawn_]) {
+        stop_ = Stop::uncertain;
         return false;
     }
-    still_ = still;
-    expected_ += still * (1 + bonus * double(n));
-    taken_.push_back(gap);
+    reached_ = reached;
+    expected_ += reached * (1 + block_bonus * double(n_drawn_));
+    n_drawn_++;
     return true;
+}
+
+void LengthRule::observe(const std::vector<double> & acceptances) {
+    for (size_t i = 0; i < std::min(acceptances.size(), gaps_.size()); i++) acceptance.observe(gaps_[i], acceptances[i]);
 }
 
 }  // namespace ggufspec

@@ -1,7 +1,7 @@
-// How far to draft in a round: costs and chances in, decisions out. Knows numbers only: no clocks, no models, no tokens.
+// How far to draft in one round: from costs in seconds and acceptance probabilities to a stopping rule.
 //
-// What is asked here depends on tokens already drawn, and on the draft's distribution of the next one, never on the token
-// about to be dropped: that keeps rejection sampling lossless.
+// Each decision depends on the tokens drawn so far and on the draft's distribution of the next token, never on the token
+// that is about to be drawn. That keeps rejection sampling lossless.
 #pragma once
 
 #include <cstddef>
@@ -9,100 +9,106 @@
 
 namespace ggufspec {
 
-// The chance that a drafted token stands, by how sure its draft was: a logistic line, learned from what came by Newton's
-// steps on the likelihood, older lessons slowly forgotten.
-class Chance {
+// Logistic regression: the probability that a drafted token is accepted, given the draft model's logit gap (largest logit
+// minus second largest). Fitted online by Newton steps on the likelihood; old observations fade out.
+class AcceptanceModel {
 public:
-    // chance = 1 / (1 + exp(-(at_zero + slope * gap))); `weight`: lessons that this line counts as; `memory`: lessons after
-    // which one has lost most of its weight.
-    Chance(double at_zero, double slope, double weight, double memory);
+    // probability = 1 / (1 + exp(-(intercept + slope * gap))). `weight`: number of observations that these first values
+    // count as; `memory`: observations after which one has lost most of its weight.
+    AcceptanceModel(double intercept, double slope, double weight, double memory);
 
-    double of(double gap) const;
+    double probability(double gap) const;
 
-    // `came`: how likely it was in hindsight.
-    void learn(double gap, double came);
+    // `acceptance`: the probability with which a token with that gap was, or would have been, accepted.
+    void observe(double gap, double acceptance);
 
-    double at_zero() const { return at_zero_; }
+    double intercept() const { return intercept_; }
     double slope() const { return slope_; }
 
 private:
-    double at_zero_, slope_, floor_, keep_;
-    double h00_, h01_, h11_;  // the Hessian of what was learned
+    double intercept_, slope_, floor_, keep_;
+    double h00_, h01_, h11_;  // the Hessian of the observations
 };
 
-// When to go on, after n drafted tokens: as soon as the draft still stands with that chance.
-struct Rule {
-    std::vector<double> look_from;  // (n_most): to ask the draft for the next distribution; above 1: never
-    std::vector<double> take_from;  // (n_most): to draw from it, its own chance included
-    double tokens = 0, seconds = 0; // what a round brings, and takes
-    double rate = 0;                // what a second is worth: the tokens that it brings
+// Thresholds on the probability that the whole draft is still accepted, by the number n of tokens drawn so far.
+struct StoppingRule {
+    std::vector<double> evaluate_from;  // (n_most): run the draft model for the next distribution; above 1: never
+    std::vector<double> draw_from;      // (n_most): draw from it, with the next token's own probability included
+    double tokens = 0, seconds = 0;     // expected in a round
+    double rate = 0;                    // tokens per second
 };
 
-// The rule that brings the most tokens a second.
+// The rule with the most expected tokens per second.
 //
-// One more drafted token is worth the chance that it is reached and accepted; it costs a draft step and a step on the
-// target's staircase. Time is worth the tokens that it would otherwise bring: so the best rule maximises
-// tokens - rate * seconds of a round, where rate is the best that the rule itself can reach (Dinkelbach,
-// https://doi.org/10.1287/mnsc.13.7.492). It is found by backward induction over the chance that the draft still stands,
-// and so looks past a stair to the landing.
+// One more drafted token gains the probability that it is reached and accepted; it costs a draft step and a step on the
+// target's cost curve. The best rule maximises tokens - rate * seconds of a round, where rate is the best rate that the
+// rule itself can reach (Dinkelbach, https://doi.org/10.1287/mnsc.13.7.492). It is found by backward induction over the
+// probability that the draft is still accepted, so it looks beyond an expensive batch size to a cheaper one behind it.
 //
-// curve (n_most + 1): seconds of a pass over 1, 2 ... tokens; step: of a draft step; chances: that the next token stands,
-// each as often; rate: where to start to look; worth: tokens that a second brings at least, by whatever else is done.
+// curve (n_most + 1): seconds of a target pass over 1, 2 ... tokens; step: seconds of a draft step; probabilities: equally
+// likely acceptance probabilities of the next token; rate: where the iteration starts; min_rate: tokens per second that
+// other ways of decoding reach.
 //
-// bonus: block verification judges a draft as a whole, so a token may still be saved by those that follow it: the token
-// after n others is worth (1 + bonus * n) times its chance. 0 for rules that judge token by token.
-Rule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & chances, double rate, double worth,
-               double bonus = 0);
+// block_bonus: block verification judges a draft as a whole, so later tokens can save an earlier one: the token after n
+// others counts (1 + block_bonus * n) times its probability. 0 for rules that judge token by token.
+StoppingRule best_rule(const std::vector<double> & curve, double step, const std::vector<double> & probabilities, double rate,
+                       double min_rate, double block_bonus = 0);
 
-// The best length of a draft that is there already, at no cost.
-struct Weighed {
+// How much of an existing draft to use. Computing it cost nothing, so only verification is paid for.
+struct PrefixLength {
     size_t n_draft = 0;
     double gain = 0;      // tokens - rate * seconds of the round
-    double expected = 0;  // drafted tokens that stand
+    double expected = 0;  // accepted tokens
 };
 
-// What a round asks: begin, then looks and takes in turns. Without a rule, always on.
+// The state of one round: start, then should_evaluate and should_draw in turns. Before the first `update` it allows
+// every draft up to n_max.
 class LengthRule {
 public:
-    enum class End { none, limit, unlikely, unsure };
+    enum class Stop { none, limit, unlikely, uncertain };
 
-    // `bonus`: see best_rule; the chance is that of a token with none behind it.
-    explicit LengthRule(const Chance & chance, double bonus = 0) : chance(chance), bonus(bonus) {}
+    // `block_bonus`: see best_rule.
+    explicit LengthRule(const AcceptanceModel & acceptance, double block_bonus = 0)
+        : acceptance(acceptance), block_bonus(block_bonus) {}
 
-    // Finds the best rule for these costs, and for tokens with gaps like these.
-    void reckon(std::vector<double> curve, double step, const std::vector<double> & gaps, double worth);
-    const Rule & rule() const { return rule_; }
+    // Finds the best rule for these costs, for tokens with these logit gaps.
+    void update(std::vector<double> curve, double step, const std::vector<double> & gaps, double min_rate);
+    const StoppingRule & rule() const { return rule_; }
 
-    // What a round by the rule gains, as Weighed has it.
-    double prospect() const { return rule_.tokens - rule_.rate * rule_.seconds; }
+    // What a round by the rule gains, comparable with PrefixLength::gain.
+    double gain() const { return rule_.tokens - rule_.rate * rule_.seconds; }
 
-    // How much of a draft to take whose tokens stand with these chances, each if those before it do.
-    Weighed weigh(const std::vector<double> & chances) const;
+    // How much to use of an existing draft; probabilities: each token's, if those before it are accepted.
+    PrefixLength prefix_length(const std::vector<double> & probabilities) const;
 
-    void begin(size_t n_max);
+    // A round of at most n_max drafted tokens starts; no more than the cost curve covers are drafted.
+    void start(size_t n_max);
 
-    // Whether to ask the draft for its distribution of the next token.
-    bool looks();
+    // Whether to run the draft model for the next distribution.
+    bool should_evaluate();
 
-    // Whether to draw it. `gap`: between the two largest logits, how sure the draft is.
-    bool takes(double gap);
+    // Whether to draw a token from a distribution with that logit gap.
+    bool should_draw(double gap);
 
-    size_t n_looked() const { return n_looked_; }
-    size_t n_taken() const { return taken_.size(); }
+    // Learns from the first of the round's distributions how likely a token of each was to be accepted.
+    void observe(const std::vector<double> & acceptances);
+
+    size_t n_evaluated() const { return gaps_.size(); }
+    size_t n_drawn() const { return n_drawn_; }
     double expected() const { return expected_; }
-    End end() const { return end_; }
-    const std::vector<double> & seen() const { return seen_; }
+    Stop stop() const { return stop_; }
+    const std::vector<double> & gaps() const { return gaps_; }
 
-    Chance chance;
-    double bonus;
+    AcceptanceModel acceptance;
+    double block_bonus;
 
 private:
-    Rule rule_;
+    StoppingRule rule_;
     std::vector<double> curve_;
-    size_t n_max_ = 0, n_looked_ = 0;
-    double still_ = 1, expected_ = 0;
-    std::vector<double> taken_, seen_;  // gaps of this round: of the tokens that were taken, of all that were looked at
-    End end_ = End::none;
+    size_t n_max_ = 0, n_drawn_ = 0;
+    double reached_ = 1, expected_ = 0;  // the probability that all drawn tokens are accepted; how many on average
+    std::vector<double> gaps_;           // of all distributions of this round
+    Stop stop_ = Stop::none;
 };
 
 }  // namespace ggufspec

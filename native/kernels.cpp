@@ -68,6 +68,16 @@ GGUFSPEC_INLINE double sum_over(size_t begin, size_t end, const Value & value) {
 
 }  // namespace
 
+GGUFSPEC_WIDE int32_t only_index_of(const float * values, size_t n, float value) {
+    const int32_t end = int32_t(n);
+    int32_t n_found = 0, index = 0;
+    for (int32_t i = 0; i < end; i++) {
+        n_found += values[i] == value ? 1 : 0;
+        index |= values[i] == value ? i : 0;
+    }
+    return n_found == 1 ? index : -1;
+}
+
 GGUFSPEC_WIDE float largest_of(const float * values, size_t n) {
     float lanes[kLanes];
     for (size_t lane = 0; lane < kLanes; lane++) lanes[lane] = kNever;

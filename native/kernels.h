@@ -1,7 +1,8 @@
-// Loops over rows of floats, in a shape that compilers vectorise. Knows numbers only.
+// Loops over rows of floats, written so that compilers vectorise them.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace ggufspec {
 
@@ -15,6 +16,9 @@ struct Softmax {
 
 // The largest value, NaN passed over; -infinity if there is none.
 float largest_of(const float * values, size_t n);
+
+// The index of the only occurrence of `value`; -1 if there are more, or none.
+int32_t only_index_of(const float * values, size_t n, float value);
 
 // By how much the largest value exceeds the second largest; infinity where there is no second.
 float gap_of(const float * values, size_t n);

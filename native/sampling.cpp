@@ -163,6 +163,11 @@ int32_t pick_block(const std::vector<double> & sums, size_t n_vocab, double unif
     return index < end - begin ? static_cast<int32_t>(begin + index) : -1;
 }
 
+// Whether truncation by the sampler never removes the largest logit.
+bool keeps_largest(Sampler sampler) {
+    return sampler == Sampler::top_k || sampler == Sampler::top_p || sampler == Sampler::min_p || sampler == Sampler::top_n_sigma;
+}
+
 }  // namespace
 
 bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, Grammar * grammar,
@@ -191,6 +196,15 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         row_ = own_.data();
     }
     samplers.erase(samplers.begin(), truncation);
+    if (temperature < kColdest && !keep && !grammar && std::all_of(samplers.begin(), samplers.end(), keeps_largest)) {
+        // Greedy: without a tie, the largest logit is all that matters. Rows to keep may get another temperature later.
+        largest_ = largest_of(row_, n_vocab);
+        if (!std::isfinite(largest_)) return false;
+        likeliest_ = only_index_of(row_, n_vocab, largest_);
+        is_list_ = false;
+        is_certain_ = true;
+        if (likeliest_ >= 0) return true;
+    }
     is_list_ = !samplers.empty() || grammar;
     const Job job{row_, n_vocab, sampling, samplers, text, grammar, temperature < kColdest};
     const bool is_fast = !samplers.empty() && (job.starts_with_top_k() || job.starts_with_min_p());

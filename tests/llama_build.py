@@ -7,9 +7,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ggufspec.bench.llama_cpp_runner import Rival
+from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 
-RIVAL = Rival(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1, 0, -1)
+PROGRAM = LlamaCppProgram(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1, 0, -1)
 ANSWER = {  # of llama.cpp 0.5.0, shortened
     "index": 0,
     "content": ". Bowyer, and so",
@@ -75,12 +75,12 @@ class Build:
 
     folder: Path
 
-    def server(self, how: str = "") -> Rival:
+    def server(self, how: str = "") -> LlamaCppProgram:
         path = self.folder / "llama-server"
         pids = str(self.folder / "pids")
         path.write_text(SERVER.format(python=sys.executable, how=how, pids=pids, answer=ANSWER))
         path.chmod(0o755)
-        return replace(RIVAL, binary=path)
+        return replace(PROGRAM, binary=path)
 
     def simple(self, prompt: str, n_prompt: int) -> None:
         (self.folder / "out").write_text(SIMPLE_OUT.format(prompt=prompt))

@@ -1,7 +1,4 @@
-"""Benchmarks that nobody had to wait for: one that was recorded, and others made by hand.
-
-Rates are what the test says; a machine of theirs has stairs like a real one.
-"""
+"""Benchmark results without measuring: a recorded one, and others made from given rates."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ggufspec.bench.contenders import contenders
-from ggufspec.bench.records import Contender, Measurement, Results, Turn
+from ggufspec.bench.records import BenchResults, Contender, Measurement, RoundTiming
 
 RECORDED = Path(__file__).parent / "bench" / "data" / "recorded.json"
 _STAIRS = (27, 38, 44, 36, 55, 58, 60, 52, 75, 78)  # ms of a pass over 1, 2 ... tokens
@@ -56,7 +53,7 @@ def two(
     other: Mapping[tuple[str, int], float],
     name: str = "draft 3",
     **of_other: Any,
-) -> Results:
+) -> BenchResults:
     """Plain and another, at rates by prompt and run."""
     pair = [
         Contender("plain", {"drafter": "none", "temperature": 0.0}),
@@ -64,7 +61,7 @@ def two(
     ]
     texts = [text("plain", *key, rate) for key, rate in plain.items()]
     texts += [text(name, *key, rate, **of_other) for key, rate in other.items()]
-    return Results({}, pair, measurements=texts)
+    return BenchResults({}, pair, measurements=texts)
 
 
 def lively(
@@ -78,11 +75,11 @@ def lively(
     seed: int = 0,
     models: Mapping[str, Any] | None = None,
     **ways: Any,
-) -> Results:
+) -> BenchResults:
     """A whole benchmark with its rounds, on a made machine."""
     coins = np.random.default_rng(seed)
     known = {"temperatures": (0.0,), "has_draft": True, **ways}
-    made = Results(
+    made = BenchResults(
         {"n_tokens": _N_TOKENS},
         contenders(lengths=lengths, **known),
         {"cpu": "a made one"},
@@ -93,7 +90,7 @@ def lively(
         for prompt in range(n_prompts):
             for contender in made.contenders:
                 n_draft = contender.options.get("n_draft", 0)
-                turns: list[Turn] = []
+                rounds: list[RoundTiming] = []
                 n_done = 0
                 while n_done < _N_TOKENS:
                     wanted = int(coins.integers(2, 6)) if n_draft == "auto" else n_draft
@@ -102,22 +99,22 @@ def lively(
                     pace = slower * np.exp(coins.normal(0, noise)) * 1e-3
                     seconds = round(float(_STAIRS[wanted] * pace), 6)
                     drafting = round(float(3 * wanted * pace), 6)
-                    turns.append(Turn(n_kept + 1, wanted, n_kept, drafting, seconds))
+                    rounds.append(RoundTiming(n_kept + 1, wanted, n_kept, drafting, seconds))
                     n_done += n_kept + 1
-                reach = range(max(turn.n_drafted for turn in turns))
+                reach = range(max(each.n_drafted for each in rounds))
                 made.measurements.append(
                     text(
                         *(contender.name, f"prompt {prompt}", run),
                         category=("writing", "coding")[prompt % 2],
                         n_generated=n_done,
-                        n_rounds=len(turns),
-                        n_drafted=sum(turn.n_drafted for turn in turns),
-                        n_accepted=sum(turn.n_accepted for turn in turns),
-                        drafted_by_position=[sum(t.n_drafted > i for t in turns) for i in reach],
-                        accepted_by_position=[sum(t.n_accepted > i for t in turns) for i in reach],
-                        generation_seconds=sum(t.draft_seconds + t.target_seconds for t in turns),
+                        n_rounds=len(rounds),
+                        n_drafted=sum(each.n_drafted for each in rounds),
+                        n_accepted=sum(each.n_accepted for each in rounds),
+                        drafted_by_position=[sum(t.n_drafted > i for t in rounds) for i in reach],
+                        accepted_by_position=[sum(t.n_accepted > i for t in rounds) for i in reach],
+                        generation_seconds=sum(t.draft_seconds + t.target_seconds for t in rounds),
                         tokens=list(range(n_done)),
-                        rounds=turns,
+                        rounds=rounds,
                     )
                 )
     return made

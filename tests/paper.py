@@ -8,15 +8,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ggufspec.standin import Blueprint, blueprint_of, plan
+from ggufspec.standin import SourceModel, plan, source_of
 
-LLAMA_3_70B = blueprint_of("meta-llama-3-70b-instruct:Q3_K_S")
-LLAMA_3_8B = blueprint_of("meta-llama-3-8b-instruct:Q3_K_L")
-CODELLAMA_34B = blueprint_of("codellama-34b:Q8_0")
-CODELLAMA_7B = blueprint_of("codellama-7b:Q4_K_M")
+LLAMA_3_70B = source_of("meta-llama-3-70b-instruct:Q3_K_S")
+LLAMA_3_8B = source_of("meta-llama-3-8b-instruct:Q3_K_L")
+CODELLAMA_34B = source_of("codellama-34b:Q8_0")
+CODELLAMA_7B = source_of("codellama-7b:Q4_K_M")
 
 
-def write(path: Path, of: Blueprint) -> Path:
+def write(path: Path, of: SourceModel) -> Path:
     """The file of a model, sparse."""
     made = plan(of)
     path.write_bytes(made.header)

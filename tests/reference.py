@@ -1,4 +1,4 @@
-"""numpy twins of native/: the same rules, written for reading. Slow, and used by tests only."""
+"""Reference implementations in numpy of the rules in native/, written for reading."""
 
 from __future__ import annotations
 
@@ -153,10 +153,10 @@ def block_with_token_residual(
 
 
 class Rule(NamedTuple):
-    """The twin of native/draft_length.h's, and what a round by it brings and takes."""
+    """As StoppingRule in native/draft_length.h."""
 
-    look_from: list[float]
-    take_from: list[float]
+    evaluate_from: list[float]
+    draw_from: list[float]
     tokens: float
     seconds: float
 
@@ -166,13 +166,13 @@ _LEVELS = np.exp(_LOG_LEVELS)
 
 
 def best_rule(
-    curve: list[float], step: float, chances: list[float], worth: float = 0.0, bonus: float = 0.0
+    curve: list[float], step: float, probs: list[float], min_rate: float = 0.0, bonus: float = 0.0
 ) -> Rule:
-    """Dinkelbach's iteration around a backward induction on a grid of chances to still stand."""
-    least = max(1 / curve[0], worth)
+    """Dinkelbach's iteration around a backward induction on a grid of acceptance probabilities."""
+    least = max(1 / curve[0], min_rate)
     rate = least
     for _ in range(4):
-        rule = rule_at(rate, curve, step, chances, bonus)
+        rule = rule_at(rate, curve, step, probs, bonus)
         found = max(rule.tokens / rule.seconds, least)
         is_close = abs(found - rate) < 0.005 * rate
         rate = found
@@ -181,24 +181,22 @@ def best_rule(
     return rule
 
 
-def rule_at(
-    rate: float, curve: list[float], step: float, chances: list[float], bonus: float
-) -> Rule:
+def rule_at(rate: float, curve: list[float], step: float, probs: list[float], bonus: float) -> Rule:
     n_most = len(curve) - 1
-    look_from, take_from = [2.0] * n_most, [2.0] * n_most
+    evaluate_from, draw_from = [2.0] * n_most, [2.0] * n_most
     value, seconds = np.zeros(40), np.zeros(40)
-    ahead = np.maximum(_LOG_LEVELS[:, None] + np.log(chances), _LOG_LEVELS[0])  # (40, n_kinds)
+    ahead = np.maximum(_LOG_LEVELS[:, None] + np.log(probs), _LOG_LEVELS[0])  # (40, n_kinds)
     for n in reversed(range(n_most)):
         stair = curve[n + 1] - curve[n]
-        take = (1 + bonus * n) * _LEVELS + value - rate * stair
-        taken = np.interp(ahead, _LOG_LEVELS, take)
-        look = np.maximum(taken, 0).mean(axis=1) - rate * step
+        draw = (1 + bonus * n) * _LEVELS + value - rate * stair
+        drawn = np.interp(ahead, _LOG_LEVELS, draw)
+        evaluate = np.maximum(drawn, 0).mean(axis=1) - rate * step
         later = np.interp(ahead, _LOG_LEVELS, seconds) + stair
-        spent = np.where(taken > 0, later, 0).mean(axis=1) + step
-        take_from[n], look_from[n] = _first_positive(take), _first_positive(look)
-        value, seconds = np.maximum(look, 0), np.where(look > 0, spent, 0)
+        spent = np.where(drawn > 0, later, 0).mean(axis=1) + step
+        draw_from[n], evaluate_from[n] = _first_positive(draw), _first_positive(evaluate)
+        value, seconds = np.maximum(evaluate, 0), np.where(evaluate > 0, spent, 0)
     tokens = 1 + value[-1] + rate * seconds[-1]
-    return Rule(look_from, take_from, float(tokens), float(curve[0] + seconds[-1]))
+    return Rule(evaluate_from, draw_from, float(tokens), float(curve[0] + seconds[-1]))
 
 
 def _first_positive(values: NDArray[np.float64]) -> float:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ggufspec.models.registry import RegisteredShape
+from ggufspec.models.registry import Dimensions
 
 N_VOCAB = 2048
 
 
-def small(architecture: str = "llama", *, tied: bool = False, **other: int) -> RegisteredShape:
+def small(architecture: str = "llama", *, tied: bool = False, **other: int) -> Dimensions:
     """A shape of 256 columns, the least that all layouts take."""
     own = {
         "n_layers": 3,
@@ -21,4 +21,4 @@ def small(architecture: str = "llama", *, tied: bool = False, **other: int) -> R
         **({"n_experts": 8, "n_experts_used": 2} if architecture == "qwen3moe" else {}),
         **other,
     }
-    return RegisteredShape("small", architecture, vocabulary="words", tied=tied, **own)
+    return Dimensions("small", architecture, vocabulary="words", tied=tied, **own)

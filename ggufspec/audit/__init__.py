@@ -1,4 +1,4 @@
-"""Is speculative text what the target alone would write? Asks it of any engine's own pair.
+"""Tests whether speculative text has the distribution of the target alone.
 
 from ggufspec.audit import AuditOptions, audit
 
@@ -7,14 +7,14 @@ with ggufspec.load("large.gguf", "small.gguf") as engine:
     print(report.verdict)
 """
 
-from ggufspec.audit.prompts import PROMPTS, parse_prompts
+from ggufspec.audit.prompts import PROMPTS
 from ggufspec.audit.report import (
     AuditOptions,
     AuditReport,
-    BatchLaws,
+    BatchDistributions,
+    Divergence,
     Greedy,
-    Parting,
-    RuleLaws,
+    RuleDistributions,
     Sequences,
 )
 from ggufspec.audit.run import audit
@@ -24,12 +24,11 @@ __all__ = [
     "PROMPTS",
     "AuditOptions",
     "AuditReport",
-    "BatchLaws",
+    "BatchDistributions",
+    "Divergence",
     "Greedy",
-    "Parting",
-    "RuleLaws",
+    "RuleDistributions",
     "Sequences",
     "Test",
     "audit",
-    "parse_prompts",
 ]

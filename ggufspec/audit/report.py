@@ -1,7 +1,4 @@
-"""What an audit found, and the sentence that it comes to.
-
-Pure: facts and their limits, no printing.
-"""
+"""The options and the findings of an audit, and its verdict in words."""
 
 from __future__ import annotations
 
@@ -10,76 +7,64 @@ from dataclasses import dataclass, field
 from ggufspec.audit.statistics import Test
 from ggufspec.common import defaults, validate
 from ggufspec.decoding import verify as rules
-from ggufspec.engine.options import GenerateOptions, Request
+from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError
 
-# A batch that moves the law of an ordinary position by more than this is no rounding.
-LAW_TOLERANCE = 0.01
-# Places are uniform in [0, 1): their means cannot be further apart.
+# Rounding changes the distribution of half of all positions by less than this.
+BATCH_TOLERANCE = 0.01
+# Quantiles lie in [0, 1) with mean 1/2: a mean cannot shift further.
 LARGEST_SHIFT = 0.5
-# A rule's law may be this far off besides 3 times the resolution of its integral.
+# A lossless rule has an error below this plus 3 times the resolution of its integral.
 RULE_TOLERANCE = 0.002
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """What is audited, and how closely. Raises OptionError for values that cannot be used."""
+    """What to audit, and how closely. Raises OptionError for invalid values."""
 
-    n_runs: int = defaults.AUDIT_RUNS  # texts of each kind; the prompts take turns
-    n_tokens: int = defaults.AUDIT_TOKENS  # the most that a text has
-    alpha: float = defaults.AUDIT_ALPHA  # chance of a false alarm, of all tests together
-    near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may change places
-    seed: int | None = None  # None: a fresh one
-    n_draft: int | str = defaults.N_DRAFT_FIXED  # "auto", as run does: fewer are drafted
+    n_runs: int = defaults.AUDIT_RUNS  # texts of each kind; the prompts are used in turn
+    n_tokens: int = defaults.AUDIT_TOKENS  # maximum tokens of a text; the first is never drafted
+    alpha: float = defaults.AUDIT_ALPHA  # probability of a false alarm, of all tests together
+    near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may swap by rounding
+    seed: int | None = None  # None: a random one
+    n_draft: int | str = defaults.N_DRAFT_FIXED  # "auto": as `run`; tests less, as it drafts less
     verify: str = defaults.VERIFY
-    # What else `generate` is asked: the sampling, a grammar, the draft's temperature.
+    # Other options of `generate`: sampling, a grammar, the draft's temperature.
     options: GenerateOptions = field(default_factory=GenerateOptions)
 
     def __post_init__(self) -> None:
-        for name in ("n_runs", "n_tokens"):
-            validate.whole(name, getattr(self, name))
-        for name in ("alpha", "near_tie"):
-            validate.number(name, getattr(self, name))
-        if self.seed is not None:
-            validate.whole("seed", self.seed)
-        if self.n_runs < 1:
-            raise OptionError(
-                f"n_runs is {self.n_runs}; an audit needs at least 1 text of each kind, "
-                f"and finds little with fewer than {defaults.AUDIT_RUNS}"
-            )
-        if self.n_tokens < 2:
-            raise OptionError(
-                f"n_tokens is {self.n_tokens}; it must be at least 2, or nothing would be drafted"
-            )
-        if not 0 < self.alpha < 0.5:
+        for name, least in (("n_runs", 1), ("n_tokens", 2), ("seed", 0)):
+            value = getattr(self, name)
+            if not (name == "seed" and value is None) and validate.whole(name, value) < least:
+                raise OptionError(f"{name} is {value}; it must be at least {least}")
+        if not 0 < validate.number("alpha", self.alpha) < 0.5:
             raise OptionError(f"alpha is {self.alpha}; it must be above 0 and below 0.5")
-        if not 0 <= self.near_tie < float("inf"):
+        if not 0 <= validate.number("near_tie", self.near_tie) < float("inf"):
             raise OptionError(f"near_tie is {self.near_tie}; it must be 0 or more, and finite")
-        if self.seed is not None and self.seed < 0:
-            raise OptionError(f"seed is {self.seed}; it must be 0 or more")
-        Request.of({**self.options, "n_draft": self.n_draft})
+        CheckedOptions.of({**self.options, "n_draft": self.n_draft})
         rules.rule(self.verify)
 
     @property
     def drafter(self) -> str:
-        """Who drafts the texts on trial."""
+        """The drafting strategy of the speculative texts."""
         return "auto" if self.n_draft == "auto" else "model"
 
     @property
     def n_together(self) -> int:
-        """Tokens of a batch that is compared with single tokens."""
+        """Tokens of the batches that are compared with single tokens."""
         n_draft = self.n_draft
         return 1 + (n_draft if isinstance(n_draft, int) else defaults.N_DRAFT_FIXED)
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the texts are written at temperature 0."""
+        """Whether the texts are generated at temperature 0."""
         return self.options.get("temperature", defaults.TEMPERATURE) == 0
 
 
 @dataclass(frozen=True)
-class BatchLaws:
-    """Total variation distances of the target's laws: from verification batches, token by token."""
+class BatchDistributions:
+    """Total variation distances between the target's distributions in verification batches and
+    token by token."""
 
     n_positions: int
     median: float
@@ -87,15 +72,15 @@ class BatchLaws:
 
     @property
     def found(self) -> bool:
-        """Whether batches do more than round differently."""
-        return self.median > LAW_TOLERANCE
+        """Whether the difference is more than rounding."""
+        return self.median > BATCH_TOLERANCE
 
 
 @dataclass(frozen=True)
-class RuleLaws:
-    """Total variation distances of the rule's law of the next token from the target's law.
+class RuleDistributions:
+    """Total variation distances between the rule's next-token distribution and the target's.
 
-    `resolution` is that of the numerical integrals, at the position where it is coarsest.
+    `resolution` is the largest numerical error of these distances.
     """
 
     n_positions: int
@@ -105,17 +90,17 @@ class RuleLaws:
 
     @property
     def found(self) -> bool:
-        """Whether the rule is further off than its integral can be."""
+        """Whether the difference is more than the numerical error."""
         return self.largest > 3 * self.resolution + RULE_TOLERANCE
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """Texts by plain and by speculative decoding, compared by two-sample tests.
+    """Sampled texts of plain and of speculative decoding, compared by two-sample tests.
 
-    `smallest_shift` is the shift that would have been found with 90 % power. `n_impossible` counts
-    tokens, plain and speculative, that have no chance by the target's law: rounding at the edge of
-    a truncation makes a few. `alpha` is that of the family of tests.
+    `smallest_shift` is the mean shift that the tests find with 90 % probability. `n_impossible`
+    counts tokens (plain, speculative) whose probability is 0 in batched evaluation; rounding at the
+    cut-off of top-k or top-p causes a few. `alpha` is that of all tests together.
     """
 
     n_texts: int
@@ -135,10 +120,10 @@ class Sequences:
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where two greedy texts part: tokens (plain, speculative) at a position of the text.
+class Divergence:
+    """The first tokens (plain, speculative) in which two greedy texts of a prompt differ.
 
-    `gap` (in logits) is how far the lesser of the two is below the largest logit there.
+    `gap`: how far the smaller logit of the two is below the largest logit there.
     """
 
     prompt: int
@@ -153,71 +138,78 @@ class Greedy:
 
     n_texts: int
     near_tie: float
-    partings: tuple[Parting, ...]
+    divergences: tuple[Divergence, ...]
 
     @property
-    def found(self) -> tuple[Parting, ...]:
-        """Where texts part although no two logits are close."""
-        return tuple(parting for parting in self.partings if parting.gap > self.near_tie)
+    def found(self) -> tuple[Divergence, ...]:
+        """The divergences that rounding does not explain."""
+        return tuple(each for each in self.divergences if each.gap > self.near_tie)
 
 
 @dataclass(frozen=True)
 class AuditReport:
-    """An audit's findings. `batch`, `rule` and `sequences` are None at temperature 0."""
+    """The findings of an audit. `batch`, `rule` and `sequences` are None at temperature 0."""
 
     settings: AuditOptions
     n_prompts: int
-    batch: BatchLaws | None
-    rule: RuleLaws | None
+    batch: BatchDistributions | None
+    rule: RuleDistributions | None
     sequences: Sequences | None
     greedy: Greedy
 
     @property
     def differences(self) -> tuple[str, ...]:
-        """What was found, a phrase for each; empty: no difference."""
+        """A phrase for each difference that was found."""
         found = []
         if self.rule is not None and self.rule.found:
             found.append(
-                f"the rule's law of the next token is off by {self.rule.largest:.2g} "
-                f"(resolution {self.rule.resolution:.1g})"
+                f"the next-token distribution of rule {self.settings.verify} is off by "
+                f"{self.rule.largest:.2g} (resolution {self.rule.resolution:.1g})"
             )
         if self.batch is not None and self.batch.found:
             found.append(
-                f"batches change the target's law by {self.batch.median:.2g} at half of all tokens"
+                f"batches change the target's distribution by {self.batch.median:.2g} or more at "
+                "half of all positions"
             )
         if self.sequences is not None and self.sequences.found:
             names = ", ".join(
                 f"{test.name} (p = {test.p_holm:.1g})" for test in self.sequences.found
             )
-            found.append(f"the sampled texts differ by {names}")
+            found.append(f"the sampled texts differ: {names}")
         if self.greedy.found:
             found.append(
-                f"{len(self.greedy.found)} of {self.greedy.n_texts} greedy texts part "
-                "where there is no near-tie"
+                f"{len(self.greedy.found)} of {self.greedy.n_texts} greedy texts diverge without a "
+                "near-tie"
             )
         return tuple(found)
 
     @property
     def verdict(self) -> str:
-        """One sentence: what was found, or what would have been."""
+        """What was found, or how large a difference would have been found, and what to do."""
         if self.differences:
-            return f"A difference was found: {'; '.join(self.differences)}."
-        if self.sequences is None:
-            n_tied = len(self.greedy.partings)
             return (
-                f"No difference was found: {self.greedy.n_texts - n_tied} of "
-                f"{self.greedy.n_texts} greedy texts are the same, {n_tied} part at near-ties."
+                f"A difference was found: {'; '.join(self.differences)}. Repeat the audit with "
+                "another seed; if it finds the difference again, use another rule (verify, "
+                "--verify) or no draft."
+            )
+        if self.sequences is None:
+            n_ties = len(self.greedy.divergences)
+            return (
+                f"No difference was found: {self.greedy.n_texts - n_ties} of "
+                f"{self.greedy.n_texts} greedy texts are identical, {n_ties} diverge at near-ties."
             )
         if not self.sequences.n_drafted:
             return (
-                "Nothing was drafted, so nothing was tested: every text ended at its first token."
+                "Nothing was tested: every text ended at its first token, so nothing was drafted. "
+                "Use other prompts."
             )
         if self.sequences.smallest_shift > LARGEST_SHIFT:
             return (
-                "No difference was found, but these are too few texts to find one; write more "
+                "No difference was found, but there are too few texts to find one; generate more "
                 "(n_runs, --runs)."
             )
         return (
-            "No difference was found; a mean shift of "
-            f"{self.sequences.smallest_shift:.3f} would have been, with 90 % power."
+            f"No difference was found; a mean shift of {self.sequences.smallest_shift:.3f} or more "
+            "would have been found with 90 % probability. Four times as many texts "
+            "(n_runs, --runs) find half of that."
         )

@@ -1,7 +1,4 @@
-"""The audit itself: writes texts both ways with an engine, and measures how they differ.
-
-Knows the order of the work and what it costs; the mathematics is next door.
-"""
+"""Runs an audit: generates plain and speculative texts and measures how they differ."""
 
 from __future__ import annotations
 
@@ -12,21 +9,21 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ggufspec.audit.distributions import (
-    Law,
-    distance,
-    law_of_rule,
+    Distribution,
+    draft_ratio,
     likeliest,
-    place,
-    temptation,
-    to_laws,
+    quantile,
+    rule_error,
+    to_distributions,
+    total_variation,
 )
 from ggufspec.audit.report import (
     AuditOptions,
     AuditReport,
-    BatchLaws,
+    BatchDistributions,
+    Divergence,
     Greedy,
-    Parting,
-    RuleLaws,
+    RuleDistributions,
     Sequences,
 )
 from ggufspec.audit.statistics import (
@@ -40,20 +37,25 @@ from ggufspec.audit.statistics import (
     uniform_shift,
 )
 from ggufspec.decoding import verify as rules
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import GenerateOptions
+from ggufspec.engine.generation import Generation
+from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.stream import Stream
 from ggufspec.errors import OptionError, PromptError
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, of)
 
-_N_LAW_TEXTS = 8  # whose target laws are computed token by token as well,
-_N_LAW_TOKENS = 32  # for as many of their tokens: each law takes n_vocab doubles
+_Pair = tuple[Distribution, Distribution]  # of the target and of the draft, at one position
+
+_N_SINGLE_TEXTS = 8  # texts whose distributions are also computed token by token,
+_N_SINGLE_TOKENS = 32  # for so many tokens: each distribution takes n_vocab doubles
 _N_GREEDY_TEXTS = 8
 _N_RULE_POSITIONS = 8
-_N_WHOLE_TEXTS = 500  # of each kind are compared as wholes, each with each
-_ORDERS = ("draft/target", "target")  # tokens, falling, by the ratio or by the chance
+_N_WHOLE_TEXTS = 500  # of each kind that are compared as wholes, each with each
+_ORDERS = ("draft/target ratio", "target probability")  # of the tokens, descending
 _PLAIN = "none"
-_PLAIN_RULE = "match"  # draws from the target: plain decoding owes nothing to the rule on trial
+_PLAIN_RULE = "match"  # draws from the target, so plain texts do not depend on the audited rule
 
 
 def audit(
@@ -63,61 +65,61 @@ def audit(
     *,
     progress: Progress | None = None,
 ) -> AuditReport:
-    """Is what the engine writes speculatively what its target alone would write?
+    """Test whether an engine's speculative text has the distribution of its target alone.
 
-    `prompts` are texts or token ids; they take turns. `progress` hears (what, done, of).
+    `prompts` are texts or token ids, used in turn. `progress` is called with (what, done, of).
     Raises OptionError (no draft model, n_draft beyond n_draft_max, an unknown rule), PromptError
-    (no prompt, or one that leaves too little of the context), DecodeError, ClosedError.
+    (no prompt, or one too long for the context), DecodeError, ClosedError.
     """
     settings = settings or AuditOptions()
     if settings.seed is None:
         settings = replace(settings, seed=secrets.randbits(32))
     if engine.draft is None:
         raise OptionError("an audit needs a draft model; load the engine with draft= (--draft)")
-    work = _Work(engine, _read(engine, prompts, settings), settings, progress)
-    greedy = work.greedy()
+    run = _Audit(engine, _tokenize(engine, prompts, settings), settings, progress)
+    greedy = run.greedy()
     if settings.is_greedy:
         return AuditReport(settings, len(prompts), None, None, None, greedy)
-    sequences, batch, laws = work.sequences()
-    return AuditReport(settings, len(prompts), batch, work.rule(laws), sequences, greedy)
+    sequences, batch, pairs = run.sequences()
+    return AuditReport(settings, len(prompts), batch, run.rule(pairs), sequences, greedy)
 
 
-def _read(
+def _tokenize(
     engine: Engine, prompts: Sequence[str | Sequence[int]], settings: AuditOptions
 ) -> list[list[int]]:
     """The prompts as tokens."""
     if isinstance(prompts, str):
-        raise PromptError("the prompts are one text; give a list of them")
+        raise PromptError("prompts is one text; give a list of texts")
     if not prompts:
         raise PromptError("there are no prompts; give at least one")
     texts = [engine.tokenize(prompt) for prompt in prompts]
     for i, text in enumerate(texts, 1):
         if len(text) + settings.n_tokens > engine.n_ctx:
             raise PromptError(
-                f"prompt {i} has {len(text):,} tokens, {settings.n_tokens:,} are to be written, "
-                f"but the context has {engine.n_ctx:,}; shorten the prompt, write less "
-                "(n_tokens, -n), or load with a larger context (n_ctx, -c)"
+                f"prompt {i} has {len(text):,} tokens and {settings.n_tokens:,} are generated, but "
+                f"the context has {engine.n_ctx:,}; shorten the prompt, generate less (n_tokens, "
+                "-n), or load with a larger context (n_ctx, -c)"
             )
     return texts
 
 
 @dataclass
-class _Kind:
-    """The texts of one way of decoding, and the places of their tokens in the target's laws."""
+class _TextSet:
+    """The texts of one way of decoding, and the quantiles of their tokens."""
 
     texts: list[list[int]] = field(default_factory=list)
-    places: list[tuple[float, float]] = field(default_factory=list)  # of each token, by _ORDERS
+    quantiles: list[tuple[float, float]] = field(default_factory=list)  # by each of _ORDERS
     n_drafted: int = 0
     n_accepted: int = 0
     n_impossible: int = 0
 
     def column(self, order: int) -> Floats:
-        """The places of all tokens by one order."""
-        return np.array(self.places, np.float64)[:, order]
+        """The quantiles of all tokens by one order."""
+        return np.array(self.quantiles, np.float64)[:, order]
 
 
-class _Work:
-    """An audit under way."""
+class _Audit:
+    """An audit that is running."""
 
     def __init__(
         self,
@@ -138,71 +140,70 @@ class _Work:
         self._labels = np.random.default_rng(labels)
 
     def greedy(self) -> Greedy:
-        """Write each prompt's text at temperature 0 both ways, and see where they part."""
+        """Generate each prompt's text at temperature 0 both ways, and find where they diverge."""
         settings = self._settings
         n_most = settings.n_runs if settings.is_greedy else _N_GREEDY_TEXTS
         prompts = self._prompts[:n_most]
-        partings = []
+        divergences = []
         for i, prompt in enumerate(prompts):
             plain, speculative = (
-                self._write(prompt, _Kind(), drafter, 0, greedy=True)
+                self._generate(prompt, _TextSet(), drafter, 0, greedy=True)
                 for drafter in (_PLAIN, settings.drafter)
             )
             pairs = zip(plain, speculative, strict=False)
             at = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
             if at is not None:
                 tokens = (plain[at], speculative[at])
-                (rows,) = self._engine.logits([*prompt, *plain[:at]], [tokens[0]], whose="target")
+                (rows,) = scoring.logits(
+                    self._engine, [*prompt, *plain[:at]], [tokens[0]], whose="target"
+                )
                 gap = float(rows[0].max() - rows[0][list(tokens)].min())
-                partings.append(Parting(i, at, tokens, gap))
-            self._tell("Writing at temperature 0", i + 1, len(prompts))
-        return Greedy(len(prompts), settings.near_tie, tuple(partings))
+                divergences.append(Divergence(i, at, tokens, gap))
+            self._report("Generating at temperature 0", i + 1, len(prompts))
+        return Greedy(len(prompts), settings.near_tie, tuple(divergences))
 
-    def sequences(self) -> tuple[Sequences, BatchLaws, list[tuple[Law, Law]]]:
-        """Sample texts both ways, in turns, and test whether they have one law.
+    def sequences(self) -> tuple[Sequences, BatchDistributions, list[_Pair]]:
+        """Sample texts both ways, in turn, and test whether they have the same distribution.
 
-        Also returns laws (target's, draft's) of some positions, for the rule to be tried on.
+        Also returns the pairs of distributions at some positions, to test the rule with.
         """
         n_runs = self._settings.n_runs
-        plain, speculative = _Kind(), _Kind()
-        batch: list[float] = []
-        laws: list[tuple[Law, Law]] = []
+        plain, speculative = _TextSet(), _TextSet()
+        distances: list[float] = []
+        pairs: list[_Pair] = []
         for i in range(n_runs):
             prompt = self._prompts[i % len(self._prompts)]
-            for kind, drafter, seed in (
+            for texts, drafter, seed in (
                 (plain, _PLAIN, self._seeds[2 * i]),
                 (speculative, self._settings.drafter, self._seeds[2 * i + 1]),
             ):
-                text = self._write(prompt, kind, drafter, seed)
-                n_kept = _N_LAW_TOKENS if kind is plain and i < _N_LAW_TEXTS else 0
-                found = self._place(prompt, text, kind, n_kept)
-                batch += self._changes_by_batch(prompt, text, [law for law, _ in found])
-                laws += [likeliest(*pair) for pair in found]
-            self._tell("Writing texts both ways", i + 1, n_runs)
-        summary = BatchLaws(len(batch), float(np.median(batch)), max(batch))
-        return self._test(plain, speculative), summary, self._choose(laws)
+                text = self._generate(prompt, texts, drafter, seed)
+                n_kept = _N_SINGLE_TOKENS if texts is plain and i < _N_SINGLE_TEXTS else 0
+                kept = self._add_quantiles(prompt, text, texts, n_kept)
+                singles = self._distributions(prompt, text[: len(kept)], whose="target")
+                for single, (batched, _) in zip(singles, kept, strict=True):
+                    distances.append(total_variation(single, batched))
+                pairs += [likeliest(*pair) for pair in kept]
+            self._report("Generating texts both ways", i + 1, n_runs)
+        batch = BatchDistributions(len(distances), float(np.median(distances)), max(distances))
+        return self._test(plain, speculative), batch, self._choose(pairs)
 
-    def rule(self, laws: list[tuple[Law, Law]]) -> RuleLaws:
-        """Integrate the rule on trial over uniforms and drafted tokens, for each pair of laws."""
+    def rule(self, pairs: list[_Pair]) -> RuleDistributions:
+        """Integrate the audited rule over uniforms and drafted tokens, for each pair."""
         verify = rules.rule(self._settings.verify)
-        distances, resolutions = [], []
-        for i, (target_law, draft_law) in enumerate(laws, 1):
-            found, resolution = law_of_rule(verify, target_law, draft_law)
-            distances.append(found)
-            resolutions.append(resolution)
-            self._tell("Trying the rule", i, len(laws))
-        return RuleLaws(len(laws), float(np.median(distances)), max(distances), max(resolutions))
+        found = []
+        for i, (target_probs, draft_probs) in enumerate(pairs, 1):
+            found.append(rule_error(verify, target_probs, draft_probs))
+            self._report("Testing the rule", i, len(pairs))
+        errors, resolutions = zip(*found, strict=True)
+        return RuleDistributions(
+            len(pairs), float(np.median(errors)), max(errors), max(resolutions)
+        )
 
-    def _write(
-        self,
-        prompt: list[int],
-        kind: _Kind,
-        drafter: str,
-        seed: int,
-        *,
-        greedy: bool = False,
+    def _generate(
+        self, prompt: list[int], texts: _TextSet, drafter: str, seed: int, *, greedy: bool = False
     ) -> list[int]:
-        """One text: token ids as they were drawn, with the one that ends it."""
+        """Add one text: token ids as they were drawn, with the one that ends the text."""
         settings = self._settings
         options: GenerateOptions = {
             **settings.options,
@@ -214,61 +215,55 @@ class _Work:
         }
         if greedy:
             options["temperature"] = 0.0
-        stream = self._engine.stream(prompt, **options)
+        checked = CheckedOptions.of(options, allow_test_rules=True)
+        stream = Stream(Generation(self._engine, prompt, checked))
         for _ in stream:
             pass
-        text = [int(token) for turn in stream.rounds for token in turn.tokens]
-        kind.texts.append(text)
-        kind.n_drafted += sum(turn.n_drafted for turn in stream.rounds)
-        kind.n_accepted += sum(turn.n_accepted for turn in stream.rounds)
+        text = [int(token) for round_ in stream.rounds for token in round_.tokens]
+        texts.texts.append(text)
+        texts.n_drafted += sum(round_.n_drafted for round_ in stream.rounds)
+        texts.n_accepted += sum(round_.n_accepted for round_ in stream.rounds)
         return text
 
-    def _place(
-        self, prompt: list[int], text: list[int], kind: _Kind, n_kept: int
-    ) -> list[tuple[Law, Law]]:
-        """Note the places of a text's tokens; returns the laws of the first (target's, draft's)."""
-        kept: list[tuple[Law, Law]] = []
-        draft_laws = self._laws(prompt, text, whose="draft")
-        laws = self._laws(prompt, text, whose="target", n_together=self._settings.n_together)
-        for token, law, draft_law in zip(text, laws, draft_laws, strict=True):
-            uniforms = self._uniforms.random(2)
-            kind.places.append(
-                (
-                    place(token, law, temptation(law, draft_law), uniforms[0]),
-                    place(token, law, law, uniforms[1]),
-                )
+    def _add_quantiles(
+        self, prompt: list[int], text: list[int], texts: _TextSet, n_kept: int
+    ) -> list[_Pair]:
+        """Add the quantiles of a text's tokens; returns the distributions of the first tokens."""
+        kept: list[_Pair] = []
+        drafts = self._distributions(prompt, text, whose="draft")
+        n_together = self._settings.n_together
+        targets = self._distributions(prompt, text, whose="target", n_together=n_together)
+        for token, target_probs, draft_probs in zip(text, targets, drafts, strict=True):
+            scores = (draft_ratio(target_probs, draft_probs), target_probs)
+            by_ratio, by_target = (
+                quantile(token, target_probs, score, uniform)
+                for score, uniform in zip(scores, self._uniforms.random(2), strict=True)
             )
-            kind.n_impossible += int(law[token] == 0)
+            texts.quantiles.append((by_ratio, by_target))
+            texts.n_impossible += int(target_probs[token] == 0)
             if len(kept) < n_kept:
-                kept.append((law, draft_law))
+                kept.append((target_probs, draft_probs))
         return kept
 
-    def _changes_by_batch(
-        self, prompt: list[int], text: list[int], batched: list[Law]
-    ) -> list[float]:
-        """How far the target's laws are from those that it has token by token."""
-        laws = self._laws(prompt, text[: len(batched)], whose="target")
-        return [distance(law, other) for law, other in zip(laws, batched, strict=True)]
-
-    def _laws(
+    def _distributions(
         self, prompt: list[int], text: list[int], *, whose: str, n_together: int = 1
-    ) -> Iterator[Law]:
-        """A model's law before each token of a text."""
-        sampling = self._engine.sampling(prompt, **self._settings.options)
+    ) -> Iterator[Distribution]:
+        """A model's distribution before each token of a text."""
+        sampling = scoring.sampling(self._engine, prompt, **self._settings.options)
         tokens, at = [*prompt, *text], len(prompt)
-        for piece in self._engine.logits(prompt, text, whose=whose, n_together=n_together):
+        for piece in scoring.logits(self._engine, prompt, text, whose=whose, n_together=n_together):
             ahead = tokens[at : at + len(piece) - 1]
-            yield from to_laws(piece, sampling, tokens[:at], ahead)
+            yield from to_distributions(piece, sampling, tokens[:at], ahead)
             at += len(piece)
 
-    def _choose(self, laws: list[tuple[Law, Law]]) -> list[tuple[Law, Law]]:
-        """Positions to try the rule on: at random, but not where both models say the same."""
-        open_ones = [pair for pair in laws if 0.02 < distance(*pair) < 0.98] or laws
-        n = min(_N_RULE_POSITIONS, len(open_ones))
-        chosen = self._choices.choice(len(open_ones), n, replace=False)
-        return [open_ones[i] for i in sorted(chosen)]
+    def _choose(self, pairs: list[_Pair]) -> list[_Pair]:
+        """Random positions to test the rule at, preferably where the two models differ."""
+        differing = [pair for pair in pairs if 0.02 < total_variation(*pair) < 0.98] or pairs
+        n = min(_N_RULE_POSITIONS, len(differing))
+        chosen = self._choices.choice(len(differing), n, replace=False)
+        return [differing[i] for i in sorted(chosen)]
 
-    def _test(self, plain: _Kind, speculative: _Kind) -> Sequences:
+    def _test(self, plain: _TextSet, speculative: _TextSet) -> Sequences:
         alpha = self._settings.alpha
         n_tests = 2 * len(_ORDERS) + 1
         each = alpha / n_tests  # so that all intervals hold together with confidence 1 - alpha
@@ -278,17 +273,12 @@ class _Work:
             tests.append(uniform_shift(f"mean shift, by {order}", *columns, each))
             tests.append(kolmogorov_smirnov(f"KS distance, by {order}", *columns, each))
         n_texts = min(len(plain.texts), _N_WHOLE_TEXTS)
+        profiles = text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]])
+        is_speculative = np.arange(2 * n_texts) >= n_texts
         prompts = np.tile(np.arange(n_texts) % len(self._prompts), 2)
-        tests.append(
-            energy(
-                "energy of whole texts",
-                text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]]),
-                np.arange(2 * n_texts) >= n_texts,
-                prompts,
-                self._labels,
-            )
-        )
-        n_tokens = len(plain.places), len(speculative.places)
+        name = "energy distance of whole texts"
+        tests.append(energy(name, profiles, is_speculative, prompts, self._labels))
+        n_tokens = len(plain.quantiles), len(speculative.quantiles)
         return Sequences(
             n_texts=len(plain.texts),
             n_tokens_plain=n_tokens[0],
@@ -301,6 +291,6 @@ class _Work:
             tests=holm(tests),
         )
 
-    def _tell(self, what: str, done: int, of: int) -> None:
+    def _report(self, what: str, done: int, of: int) -> None:
         if self._progress is not None:
             self._progress(what, done, of)

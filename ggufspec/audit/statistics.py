@@ -1,7 +1,7 @@
-"""Two-sample tests, their effect sizes, their power. Knows numbers only: no tokens, no models.
+"""Two-sample tests, their effect sizes and their power.
 
-Kolmogorov-Smirnov by its asymptotic law (conservative for small samples), shifts by the exact
-variance of uniforms, whole texts by permutation (exact), all of them together by Holm.
+Kolmogorov-Smirnov uses its asymptotic distribution (conservative for small samples), the shift the
+exact variance of uniforms, whole texts exact permutation; Holm's method combines them.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Floats = NDArray[np.float64]
 
 N_PERMUTATIONS = 1999  # the smallest p-value is 1 / 2000
 _POWER = 0.9
-_N_BUCKETS = 4093  # of words and pairs of words; a prime, so that hashes spread
+_N_BUCKETS = 4093  # for hashes of tokens and pairs of tokens; a prime
 _SERIES = np.arange(1, 101)
 
 
 @dataclass(frozen=True)
 class Test:
-    """One comparison of speculative with plain.
+    """One comparison of speculative with plain texts.
 
-    `effect` lies in [`low`, `high`] with confidence 1 - alpha (None: the effect has no scale that
-    would mean something); `p` is the p-value by itself, `p_holm` the one within its family.
+    `effect` lies in [`low`, `high`] with confidence 1 - alpha (None: the effect has no natural
+    scale); `p` is the p-value of this test alone, `p_holm` the one adjusted for all tests.
     """
 
     name: str
@@ -37,15 +37,15 @@ class Test:
     p: float
     p_holm: float
 
-    __test__ = False  # for pytest: this is no test of its own
+    __test__ = False  # for pytest: this class is not a test
 
 
 def uniform_shift(name: str, plain: Floats, speculative: Floats, alpha: float) -> Test:
-    """Difference of the means, speculative - plain, of samples that are uniform if all is well.
+    """Difference of the means, speculative - plain, of samples that are uniform if texts agree.
 
-    As plain's values are uniform, it is P(speculative's is larger) - 1/2. It is at most the total
-    variation distance of the two laws. The variance of a uniform, 1/12, holds also for sums over
-    texts that end where they like (Wald's second identity).
+    It is P(a speculative value is larger than a plain one) - 1/2, and at most the total variation
+    distance of the two distributions. The variance of a uniform, 1/12, also holds for sums over
+    texts whose length depends on their tokens (Wald's second identity).
     """
     effect = float(speculative.mean() - plain.mean())
     error = _shift_error(len(plain), len(speculative))
@@ -99,16 +99,15 @@ def energy(
     """The energy distance of two sets of texts, by permutation of the labels within each group.
 
     `profiles` (n, n_features), `groups` (n): the prompt of each. Texts of one prompt are
-    exchangeable if both kinds have one law, so the p-value is exact for any number and length of
-    texts and any distance.
-    The effect is what exceeds the mean over permutations.
+    exchangeable if both kinds have the same distribution, so the p-value is exact for any number
+    and length of texts. The effect is the excess over the mean of all permutations.
     Szekely and Rizzo, https://doi.org/10.1016/j.jspi.2013.03.018
     """
     _, group_of = np.unique(groups, return_inverse=True)
     means = np.zeros((group_of.max() + 1, profiles.shape[1]))
     np.add.at(means, group_of, profiles)
     means /= np.bincount(group_of)[:, None]
-    centred = profiles - means[group_of]  # what a prompt has in common hides no difference
+    centred = profiles - means[group_of]  # texts of one prompt resemble each other
     squares = (centred**2).sum(axis=1)
     distances = squares[:, None] + squares[None, :] - 2 * centred @ centred.T
     np.sqrt(np.maximum(distances, 0), out=distances)
@@ -120,13 +119,13 @@ def energy(
     n_speculative = int(is_speculative.sum())
     weights = np.where(labels, 1 / n_speculative, -1 / (len(labels[0]) - n_speculative))
     found = -np.einsum("ij,ij->i", weights @ distances, weights)
-    # Orders of summation differ by rounding: what is equal counts as equal.
+    # Sums in another order differ by rounding; those count as equal.
     p = float(np.mean(found >= found[0] - 1e-9 * max(abs(found[0]), 1.0)))
     return Test(name, float(found[0] - found.mean()), None, None, p, p)
 
 
 def holm(tests: Sequence[Test]) -> tuple[Test, ...]:
-    """The family with p-values that keep the chance of any false alarm; in the order given."""
+    """The tests with p-values adjusted by Holm's method, in the order given."""
     adjusted = [0.0] * len(tests)
     worst = 0.0
     for rank, i in enumerate(sorted(range(len(tests)), key=lambda i: tests[i].p)):
@@ -136,7 +135,7 @@ def holm(tests: Sequence[Test]) -> tuple[Test, ...]:
 
 
 def smallest_shift(n_plain: int, n_speculative: int, alpha: float, n_tests: int) -> float:
-    """The shift that is found with 90 % power by one of `n_tests` tests, at worst (Bonferroni)."""
+    """The mean shift that one of `n_tests` tests finds with 90 % power, at worst (Bonferroni)."""
     normal = NormalDist()
     z = normal.inv_cdf(1 - alpha / n_tests / 2) + normal.inv_cdf(_POWER)
     return z * _shift_error(n_plain, n_speculative)

@@ -1,1 +1,1 @@
-"""Many prompts over worker processes, durably. No click, no echo."""
+"""Generates text for many prompts in worker processes, and keeps every finished record."""

@@ -1,7 +1,7 @@
-"""Worker processes on the nodes of a Ray cluster. The only module that imports ray.
+"""Worker processes on the nodes of a Ray cluster; the only module that imports ray.
 
-On a node, an actor starts the very process that a batch starts on its own machine, and hands on
-what is said: who crashes is that process, never Ray's. What they say of prompts is not known here.
+On each node an actor starts a LocalProcess and forwards its messages, so a crash ends that process
+only, never one of Ray's.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ import contextlib
 import importlib.util
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -24,46 +22,54 @@ from queue import SimpleQueue
 from typing import Any
 
 from ggufspec import __version__
-from ggufspec.batch.pool import Event, LocalProcess
-from ggufspec.batch.run import Start
+from ggufspec.batch.process import LocalProcess, StartWorker, WorkerEvent, last_line
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import ClusterError, OptionError
 
 LOCAL = "local"
 _ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\s]+?)\]?:(?P<port>\d{1,5})/?")
-_KNOCK_SECONDS = 5.0
+_SOCKET_SECONDS = 5.0
 _CONNECT_SECONDS = 30.0
-_PATIENCE = 10.0  # seconds after which is said that a worker waits for room
-_LAST_WORDS = 10.0  # seconds that a killed worker's end may take to be known here
-_STORE_BYTES = 80 * 2**20  # Ray's least: what is said here is small
-# Connecting to what is no Ray takes minutes, and cannot be interrupted: a process can.
-_TRY = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
+_WAITING_SECONDS = 10.0  # after which a worker without room is reported
+_END_SECONDS = 10.0  # that the event of a killed worker's end may take to arrive
+_NO_REASON = "no reason was given"
+_STORE_BYTES = 80 * 2**20  # the minimum of Ray; messages are small
+# Connecting to a server other than Ray takes minutes and cannot be interrupted; a process can.
+_CONNECT = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
 
 
 def check(address: str) -> None:
     """Raises OptionError where this cannot be the address of a cluster, or Ray is not installed."""
     if address not in (LOCAL, "auto") and not _ADDRESS.fullmatch(address):
         raise OptionError(
-            f"{address!r} is no address of a Ray cluster; give host:port, ray://host:port, auto, "
-            "or local (which is what --cluster means at the end of the line)"
+            f"{address!r} is not an address of a Ray cluster; give host:port, ray://host:port, "
+            "auto or local (--cluster without a value means local; put it last)"
         )
     if importlib.util.find_spec("ray") is None:
         raise OptionError(
-            "--cluster needs Ray, which is not installed; install it by "
-            "`pip install 'ggufspec[ray]'`, or leave --cluster out"
+            "--cluster needs Ray, which is not installed; run `pip install 'ggufspec[ray]'`, or "
+            "leave --cluster out"
         )
 
 
 @contextlib.contextmanager
 def cluster(
-    address: str, *, n_workers: int, n_threads: int | None, n_gpus: float = 0, verbose: bool = False
-) -> Iterator[Start]:
-    """Within the block, workers can be started on a cluster; afterwards none of them is left.
+    address: str,
+    *,
+    n_workers: int,
+    n_threads: int | None,
+    n_gpus: float = 0,
+    verbose: bool = False,
+    connect_seconds: float = _CONNECT_SECONDS,
+    waiting_seconds: float = _WAITING_SECONDS,
+) -> Iterator[StartWorker]:
+    """A function that starts workers on a cluster; they end with the block.
 
-    address: "local": a Ray of its own on this machine, ended with the block; "auto", "host:port",
-    "ray://host:port": one that runs. n_threads: CPUs that each worker reserves; None: as many as
-    let so many workers run at once. n_gpus: GPUs that each reserves; others it does not see.
-    verbose: let through what workers write to stderr.
+    address: "local" starts Ray on this machine and ends it with the block; "auto", "host:port" and
+    "ray://host:port" connect to a cluster. n_threads: CPUs that each worker reserves; None: the
+    most with which all workers run at once. n_gpus: GPUs that each reserves; it sees no others.
+    verbose: show what workers write to stderr. waiting_seconds: after which a worker without room
+    is reported.
 
     Raises OptionError (see `check`) and ClusterError, the latter within a minute.
     """
@@ -76,103 +82,106 @@ def cluster(
                 "num_cpus": n_cpus,
                 "include_dashboard": False,
                 "object_store_memory": _STORE_BYTES,
-                "_temp_dir": stack.enter_context(_folder()),
+                "_temp_dir": stack.enter_context(_temporary_folder()),
             }
         else:
             address = (address == "auto" and os.environ.get("RAY_ADDRESS")) or address
-            _try(address)
+            _check_connection(address, connect_seconds)
         stack.callback(ray.shutdown)
         try:
             ray.init(address, **settings)
         except (OSError, RuntimeError, ValueError) as error:
-            raise _unusable(address, str(error)) from error
-        yield partial(RemoteProcess, n_threads or threads_each(_cpus(ray), n_workers), n_gpus)
+            raise _cluster_error(address, str(error)) from error
+        n_cpus = n_threads or threads_each(list(_cpus(ray).values()), n_workers)
+        yield partial(RemoteProcess, n_cpus, n_gpus, waiting_seconds)
 
 
 def threads_each(n_cpus: Sequence[int], n_workers: int) -> int:
-    """The most CPUs that each of so many workers can have at once on nodes with so many; or 1."""
+    """The most CPUs that each worker can have if all run at once on nodes with `n_cpus`; min. 1."""
     most = max(n_cpus, default=1)
     fitting = (n for n in range(most, 0, -1) if sum(cpus // n for cpus in n_cpus) >= n_workers)
     return next(fitting, 1)
 
 
 class RemoteProcess:
-    """A worker's process on whichever node has room for it; `events` hears it."""
+    """A WorkerProcess on a node that has room for it."""
 
     def __init__(
         self,
         n_cpus: int,
         n_gpus: float,
+        waiting_seconds: float,
         number: int,
         task: Mapping[str, Any],
-        events: SimpleQueue[Event],
+        events: SimpleQueue[WorkerEvent],
     ) -> None:
         import ray
 
         self.pid = 0
         self.node = ""
-        self._why = ""
+        self._end_reason = ""
         self._needed = {"CPU": n_cpus, "GPU": n_gpus}
+        self._waiting_seconds = waiting_seconds
         self._actor = (
-            ray.remote(_Host)
+            ray.remote(_WorkerActor)
             .options(
                 num_cpus=n_cpus,
                 num_gpus=n_gpus,
-                max_concurrency=3,  # it is spoken to while it listens
+                max_concurrency=3,  # `send` runs while `receive` waits
                 scheduling_strategy="SPREAD",
             )
             .remote()
         )
         args = (number, _with_absolute_paths(task), events)
-        self._ears = threading.Thread(target=self._listen, args=args, daemon=True)
-        self._ears.start()
+        self._reader = threading.Thread(target=self._read, args=args, daemon=True)
+        self._reader.start()
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Say something; one that is dead hears nothing, and is known to be dead by its event."""
-        self._actor.tell.remote(dict(message))
+    def send(self, message: Mapping[str, Any]) -> None:
+        self._actor.send.remote(dict(message))
 
     def kill(self) -> None:
-        """Ray kills the actor's children with it."""
+        """End the actor at once; Ray ends its child process too."""
         import ray
 
         ray.kill(self._actor)
 
-    def bury(self) -> None:
-        """Kill it if need be, and give back what it has reserved."""
+    def close(self) -> None:
         self.kill()
-        self._ears.join(_LAST_WORDS)
+        self._reader.join(_END_SECONDS)
 
-    def why(self) -> str:
-        """Of one that is dead: how it died, and where."""
-        return f"{self._why} (on node {self.node})" if self.node else self._why
+    def end_reason(self) -> str:
+        """How the process ended, and on which node."""
+        return f"{self._end_reason} (on node {self.node})" if self.node else self._end_reason
 
-    def _listen(self, number: int, task: dict[str, Any], events: SimpleQueue[Event]) -> None:
+    def _read(self, number: int, task: dict[str, Any], events: SimpleQueue[WorkerEvent]) -> None:
         import ray
 
         models = {task[role]: fingerprint(Path(task[role])) for role in _models(task)}
         try:
-            begun = self._actor.begin.remote(number, task, models, self._needed["CPU"], __version__)
-            if not ray.wait([begun], timeout=_PATIENCE)[0]:
-                events.put(Event(number, {"waiting": _no_room(self._needed)}))
-            self.node, self.pid = ray.get(begun)
-            while "died" not in (message := ray.get(self._actor.hear.remote())):
-                events.put(Event(number, message))
-            self._why = message["died"]
+            started = self._actor.start.remote(
+                number, task, models, self._needed["CPU"], __version__
+            )
+            if not ray.wait([started], timeout=self._waiting_seconds)[0]:
+                events.put(WorkerEvent(number, {"waiting": _waiting_reason(self._needed)}))
+            self.node, self.pid = ray.get(started)
+            while "ended" not in (message := ray.get(self._actor.receive.remote())):
+                events.put(WorkerEvent(number, message))
+            self._end_reason = message["ended"]
         except ray.exceptions.RayError as error:
-            what = "was lost" if self.node else "needs this ggufspec on its node, and was lost"
-            self._why = f"its worker {what}: {_last_line(str(error))}"
+            what = "was lost" if self.node else "was lost (is this ggufspec on its node?)"
+            self._end_reason = f"its worker {what}: {last_line(str(error)) or _NO_REASON}"
         finally:
-            events.put(Event(number, None))
+            events.put(WorkerEvent(number, None))
 
 
-class _Host:
-    """What Ray runs on a node: has the process of a worker there, and hands on what is said."""
+class _WorkerActor:
+    """The Ray actor on a node: starts a worker's process there and forwards its messages."""
 
     def __init__(self) -> None:
-        self._events: SimpleQueue[Event] = SimpleQueue()
+        self._events: SimpleQueue[WorkerEvent] = SimpleQueue()
         self._process: LocalProcess | None = None
 
-    def begin(
+    def start(
         self,
         number: int,
         task: dict[str, Any],
@@ -180,45 +189,48 @@ class _Host:
         n_cpus: int,
         version: str,
     ) -> tuple[str, int]:
-        """Start it, with a share of the threads where nobody said how many; the node, and its pid.
+        """Start the process, with its share of the node's CPUs as threads; returns (node, pid).
 
-        models: fingerprints of files, by path. Where something is missing here there is no process
-        (pid 0), and the first that is heard of it says so.
+        models: fingerprints of the files, by path. If this node lacks something, no process starts:
+        pid is 0, and the first message is the refusal.
         """
+        import ray
+
         node = socket.gethostname()
         refusal = _missing(node, models, version)
         if refusal is not None:
-            self._events.put(Event(number, refusal))
-            self._events.put(Event(number, None))
+            self._events.put(WorkerEvent(number, refusal))
+            self._events.put(WorkerEvent(number, None))
             return node, 0
-        task = {**task, "n_workers": max(_cpus_here() // n_cpus, 1)}
+        n_cpus_here = _cpus(ray)[ray.get_runtime_context().get_node_id()]
+        task = {**task, "n_workers": max(n_cpus_here // n_cpus, 1)}
         self._process = LocalProcess(number, task, self._events)
         return node, self._process.pid
 
-    def tell(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any]) -> None:
         assert self._process is not None
-        self._process.tell(message)
+        self._process.send(message)
 
-    def hear(self) -> dict[str, Any]:
-        """Wait for what it says next; at last, why it `died`."""
+    def receive(self) -> dict[str, Any]:
+        """Wait for the next message; the last one is {"ended": reason}."""
         message = self._events.get().message
         if message is not None:
             return message
-        return {
-            "died": "its worker could not be started" if not self._process else self._process.why()
-        }
+        if self._process is None:
+            return {"ended": "its worker could not be started"}
+        return {"ended": self._process.end_reason()}
 
 
 def _missing(node: str, models: Mapping[str, str | None], version: str) -> dict[str, str] | None:
-    """What keeps a worker from doing on this node what it would do elsewhere: a refusal."""
+    """A refusal, if this node has another ggufspec or other models than the batch."""
     if version != __version__:
-        said = f"node {node} has ggufspec {__version__}, not {version}; install the same on all"
+        said = f"node {node} has ggufspec {__version__}, not {version}; install the same everywhere"
         return {"refused": said, "kind": "ClusterError"}
     for path, expected in models.items():
         found = fingerprint(Path(path))
         if found is None or found != expected:
-            what = "cannot read" if found is None else "has another file as"
-            said = f"node {node} {what} {path}; every node needs the same files by the same paths"
+            what = "cannot read" if found is None else "has a different file at"
+            said = f"node {node} {what} {path}; every node needs the same files at the same paths"
             return {"refused": said, "kind": "ModelError"}
     return None
 
@@ -228,45 +240,36 @@ def _models(task: Mapping[str, Any]) -> list[str]:
 
 
 def _with_absolute_paths(task: Mapping[str, Any]) -> dict[str, Any]:
-    """An actor has another working directory."""
+    """The task with model paths that are valid in the actor's working directory."""
     return {**task, **{role: os.path.abspath(task[role]) for role in _models(task)}}
 
 
-def _cpus(ray: Any) -> list[int]:
-    """Of each node that is alive."""
-    return [int(node["Resources"].get("CPU", 0)) for node in ray.nodes() if node["Alive"]]
+def _cpus(ray: Any) -> dict[str, int]:
+    """The CPUs of each live node, by its id."""
+    nodes = [node for node in ray.nodes() if node["Alive"]]
+    return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes}
 
 
-def _cpus_here() -> int:
-    import ray
-
-    here = ray.get_runtime_context().get_node_id()
-    return sum(int(n["Resources"].get("CPU", 0)) for n in ray.nodes() if n["NodeID"] == here)
-
-
-def _no_room(needed: Mapping[str, float]) -> str:
-    """Of a worker that waits: what for."""
+def _waiting_reason(needed: Mapping[str, float]) -> str:
+    """What a waiting worker needs, and what is free."""
     import ray
 
     needed = {name: n for name, n in needed.items() if n}
     free = ray.available_resources()
-    parts = [f"{n:g} {name}{'s' if n != 1 else ''}" for name, n in needed.items()]
-    said = ", ".join(f"{free.get(name, 0):g} {name}s are free in all" for name in needed)
-    text = f"waits for a node with {' and '.join(parts)} to spare; {said}"
+    wanted = " and ".join(f"{n:g} {name}{'s' if n != 1 else ''}" for name, n in needed.items())
+    found = ", ".join(f"{free.get(name, 0):g} {name}s" for name in needed)
+    text = f"waits for a node with {wanted} free; the whole cluster has {found} free"
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if any(all(node.get(name, 0) >= n for name, n in needed.items()) for node in nodes):
         return text
-    return f"{text}, and no node has so many: give a smaller -t, or enlarge the cluster"
+    return f"{text}, and no node is large enough: give a smaller -t, or add a larger node"
 
 
 @contextlib.contextmanager
 def _quiet(verbose: bool) -> Iterator[Any]:
-    """The module ray, which within the block tells nobody who uses it, and prints on no stdout.
-
-    What Ray itself has to say of a death is said better by the batch.
-    """
+    """The module ray, which sends no usage statistics and prints nothing to stdout meanwhile."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # what is told to the dead
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # messages to ended actors
     with (
         open(os.devnull, "w") as nowhere,
         contextlib.redirect_stdout(sys.stderr if verbose else nowhere),
@@ -276,52 +279,43 @@ def _quiet(verbose: bool) -> Iterator[Any]:
         yield ray
 
 
-@contextlib.contextmanager
-def _folder() -> Iterator[str]:
-    """Of a Ray of our own: others do not find it, and nothing of it is left.
-
-    Sockets lie in it, whose paths must be short.
-    """
-    folder = tempfile.mkdtemp(prefix="ggufspec-", dir="/tmp" if os.name == "posix" else None)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    """For a Ray of our own; the paths of its sockets must be short."""
+    folder = "/tmp" if os.name == "posix" else None
+    return tempfile.TemporaryDirectory(prefix="ggufspec-", dir=folder, ignore_cleanup_errors=True)
 
 
-def _try(address: str) -> None:
-    """Raises ClusterError where there is no Ray that would have us."""
-    place = _ADDRESS.fullmatch(address)
-    if place is not None:
+def _check_connection(address: str, seconds: float) -> None:
+    """Raises ClusterError where no Ray cluster accepts a connection."""
+    match = _ADDRESS.fullmatch(address)
+    if match is not None:
         try:
-            at = (place["host"], int(place["port"]))
-            socket.create_connection(at, timeout=_KNOCK_SECONDS).close()
+            endpoint = (match["host"], int(match["port"]))
+            socket.create_connection(endpoint, timeout=_SOCKET_SECONDS).close()
         except (OSError, OverflowError) as error:
-            raise _unusable(address, str(error)) from error
+            raise _cluster_error(address, str(error)) from error
     try:
         tried = subprocess.run(
-            [sys.executable, "-c", _TRY, address],
+            [sys.executable, "-c", _CONNECT, address],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            timeout=_CONNECT_SECONDS,
+            timeout=seconds,
         )
     except subprocess.TimeoutExpired:
-        raise _unusable(address, f"no answer within {_CONNECT_SECONDS:g} seconds") from None
+        raise _cluster_error(address, f"no answer within {seconds:g} seconds") from None
     if tried.returncode:
-        raise _unusable(address, tried.stderr.decode(errors="replace"))
+        raise _cluster_error(address, tried.stderr.decode(errors="replace"))
 
 
-def _unusable(address: str, said: str) -> ClusterError:
-    where = "on this machine" if address in (LOCAL, "auto") else f"at {address}"
-    what = "could be started" if address == LOCAL else "answers"
-    hint = "" if address == LOCAL else "one with tokens needs RAY_AUTH_MODE=token; "
+def _cluster_error(address: str, said: str) -> ClusterError:
+    reason = last_line(said) or _NO_REASON
+    if address == LOCAL:
+        return ClusterError(
+            f"cannot start Ray on this machine: {reason}; leave --cluster out to run without it"
+        )
+    where = "on this machine" if address == "auto" else f"at {address}"
     return ClusterError(
-        f"no Ray that can be used {what} {where}: {_last_line(said)}; {hint}"
-        "leave --cluster out to stay on this machine"
+        f"cannot use a Ray cluster {where}: {reason}; if it requires tokens, set "
+        "RAY_AUTH_MODE=token; leave --cluster out to run on this machine"
     )
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return textwrap.shorten(lines[-1], 200, placeholder=" ...") if lines else "it does not say why"

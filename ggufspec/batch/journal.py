@@ -1,7 +1,4 @@
-"""What a batch has done so far, on the disk: a line of JSON a thing, each synced when it is told.
-
-Knows lines and files. A line that was cut by a crash is dropped, for it was told to nobody.
-"""
+"""The file of finished records: lines of JSON, each synced to the disk before `append` returns."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -24,97 +21,96 @@ _MARK = "ggufspec_batch"
 
 
 def line_of(document: Mapping[str, Any]) -> bytes:
-    """A line as it stands in journal and output."""
+    """A document as a line of the journal and of the output."""
     try:
         return json.dumps(document, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:  # an id may have surrogates that stand alone
+    except UnicodeEncodeError:  # an id may have unpaired surrogates
         return json.dumps(document).encode() + b"\n"
 
 
 class Journal:
-    """An open journal: append to it, and remove it once it is not needed. One process has it."""
+    """An open journal, locked for this process."""
 
     def __init__(self, path: Path) -> None:
-        """Open a file, made if need be. Raises CacheError, also where another batch has it open."""
+        """Open the file or create it. Raises CacheError, also where another batch has it open."""
         self.path = path
         try:
             self._file = FileIO(path, "a+")
         except OSError as error:
-            raise _refused(path, error) from error
+            raise _write_error(path, error) from error
         if sys.platform != "win32":
             try:
                 fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._file.close()
                 raise CacheError(
-                    f"{path} is being written by another batch; wait for it, or give another "
-                    "name to -o"
+                    f"{path} is in use by another batch; wait until it ends, or give another "
+                    "output to -o"
                 ) from None
             except OSError:
                 pass  # a file system without locks
 
     def read(self) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
-        """What the batch is of, and the lines behind that; None in a file that holds nothing yet.
+        """The settings of the batch, and the lines after them; None if the journal is empty.
 
-        A torn last line is cut off. Raises OptionError for a file that is something else.
+        Cuts off a last line that is incomplete after a crash: its `append` has not returned.
+        Raises OptionError for a file that is not a journal, or is damaged.
         """
         self._file.seek(0)
         data = self._file.readall()
         n_whole = data.rfind(b"\n") + 1
         documents = [_parsed(line) for line in data[:n_whole].splitlines(keepends=True)]
-        if documents and documents[-1] is None:  # the disk had room for its end, not for its middle
+        if documents and documents[-1] is None:  # its end was written to the disk, its middle not
             n_whole = data.rfind(b"\n", 0, n_whole - 1) + 1
             documents.pop()
         if documents and (documents[0] is None or documents[0].get(_MARK) != _FORMAT):
             raise OptionError(
-                f"{self.path} is no journal of a batch; move it away, or give another name to -o"
+                f"{self.path} is not the journal of a batch; move it away, or give another output "
+                "to -o"
             )
         if None in documents:
             raise OptionError(
-                f"line {documents.index(None) + 1} of {self.path} is damaged: what stands there "
-                "was done, and is lost. Remove that line to have it done again"
+                f"line {documents.index(None) + 1} of {self.path} is damaged, and its record is "
+                "lost; remove that line, and its prompt is run again"
             )
         lines = [document for document in documents if document is not None]
-        if lines and len(lines) <= lines[0]["n_at_first"]:  # it was never begun in full
+        if lines and len(lines) <= lines[0]["n_at_first"]:  # `begin` was interrupted
             lines, n_whole = [], 0
         if n_whole < len(data):
             self._do(lambda: os.ftruncate(self._file.fileno(), n_whole))
         return (lines[0]["settings"], lines[1:]) if lines else None
 
     def begin(self, settings: Mapping[str, Any], lines: Sequence[bytes] = ()) -> None:
-        """Write what the batch is of, and what is known of it already, into an empty journal.
+        """Write the settings, and lines that are known already, into an empty journal.
 
-        After a crash, either all of that is there, or `read` finds nothing.
+        After a crash `read` finds either all of them or nothing.
         """
         head = line_of({_MARK: _FORMAT, "settings": settings, "n_at_first": len(lines)})
-        self._write(b"".join([head, *lines]))
+        self.append(b"".join([head, *lines]))
         _sync_folder(self.path.parent)
 
     def append(self, line: bytes) -> None:
-        """Afterwards it is on the disk, whole. Raises CacheError; then it may be there in part."""
-        self._write(line)
-
-    def close(self) -> None:
-        """Give it free; it stays where it is."""
-        self._file.close()
-
-    def remove(self) -> None:
-        """It is not needed any more."""
-        with contextlib.suppress(OSError):
-            self.path.unlink()
-        self._file.close()
-
-    def _write(self, data: bytes) -> None:
-        rest = memoryview(data)
+        """Write a line and sync it. Raises CacheError; the line may then be there in part."""
+        rest = memoryview(line)
         while rest:
             rest = rest[self._do(lambda: os.write(self._file.fileno(), rest)) :]  # noqa: B023
         self._do(lambda: os.fsync(self._file.fileno()))
 
-    def _do(self, what: Any) -> Any:
+    def close(self) -> None:
+        """Close and unlock the file, and keep it."""
+        self._file.close()
+
+    def remove(self) -> None:
+        """Close and delete the file."""
+        with contextlib.suppress(OSError):
+            self.path.unlink()
+        self._file.close()
+
+    def _do(self, action: Callable[[], Any]) -> Any:
         try:
-            return what()
+            return action()
         except OSError as error:
-            raise _refused(self.path, error) from error
+            raise _write_error(self.path, error) from error
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -126,7 +122,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A new file's name is on the disk too; where folders cannot be synced, nothing is done."""
+    """Sync the name of a new file, where the system can sync folders."""
     with contextlib.suppress(OSError):
         opened = os.open(folder, os.O_RDONLY)
         try:
@@ -135,5 +131,8 @@ def _sync_folder(folder: Path) -> None:
             os.close(opened)
 
 
-def _refused(path: Path, error: OSError) -> CacheError:
-    return CacheError(f"cannot write {path}: {error.strerror or error}; make room, or name another")
+def _write_error(path: Path, error: OSError) -> CacheError:
+    return CacheError(
+        f"cannot write {path}: {error.strerror or error}; free some space, or give another output "
+        "to -o"
+    )

@@ -1,8 +1,7 @@
-"""Where records go: to the journal as they finish, to the output in the order of the prompts.
+"""Stores records: in the journal as they finish, in the output in the order of the prompts.
 
-The output holds what is complete from its beginning on and can be followed; the journal beside it,
-OUTPUT.part, holds everything that is finished and is removed when the output is complete. After a
-crash the output is made anew from the journal. Knows no processes, no models.
+The output can be read while the batch runs. The journal, OUTPUT.part, has all finished records and
+is removed once the output is complete; after a crash the output is written again from the journal.
 """
 
 from __future__ import annotations
@@ -10,61 +9,68 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from ggufspec.batch.journal import Journal, line_of
-from ggufspec.batch.order import InOrder
 from ggufspec.batch.settings import differences, run_name
 from ggufspec.errors import CacheError, GgufspecError, OptionError
 
-Record = dict[str, Any]
+BatchRecord = dict[str, Any]
+_PROFILE = "known"  # the key of the profile's line in journals
 
 
-class Results(Protocol):
-    """Takes records. `records` are those that there are, by index; `known` is what all texts with
-    a seed begin from, once somebody has found out (see Engine.settle)."""
+class OrderedLines:
+    """Holds back lines until all lines before them were pushed."""
 
-    records: dict[int, Record]
-    known: dict[str, object] | None
+    def __init__(self) -> None:
+        self._next = 0
+        self._held: dict[int, bytes] = {}
 
-    def know(self, known: dict[str, object]) -> None: ...
-    def add(self, record: Record) -> None: ...
-    def close(self) -> None: ...
+    def push(self, index: int, line: bytes) -> Iterator[bytes]:
+        """Add a line; yields those that can be written now."""
+        self._held[index] = line
+        while self._next in self._held:
+            yield self._held.pop(self._next)
+            self._next += 1
 
 
 class StreamResults:
-    """Records to a stream, in order; there is nothing to go on with after a crash."""
+    """Writes records to a stream, in order; such a batch cannot be resumed.
 
-    def __init__(self, stream: IO[bytes], settings: Mapping[str, Any], n_prompts: int) -> None:
-        self.records: dict[int, Record] = {}
-        self.known: dict[str, object] | None = None
+    `records` has those that exist, by index; `profile` is the pair profile from which all texts
+    begin (None: not measured yet).
+    """
+
+    def __init__(self, stream: IO[bytes], settings: Mapping[str, Any]) -> None:
+        self.records: dict[int, BatchRecord] = {}
+        self.profile: dict[str, object] | None = None
         self._stream = stream
         self._run = run_name(settings)
-        self._order: InOrder[bytes] = InOrder(range(n_prompts))
+        self._lines = OrderedLines()
 
-    def know(self, known: dict[str, object]) -> None:
-        self.known = known
+    def keep_profile(self, profile: dict[str, object]) -> None:
+        self.profile = profile
 
-    def add(self, record: Record) -> None:
-        """Write it when its turn has come. Raises OSError as the stream does."""
+    def add(self, record: BatchRecord) -> None:
+        """Write the record once all before it are written. Raises OSError as the stream does."""
         record["run"] = self._run
         self.records[record["index"]] = record
-        for line in self._order.push(record["index"], line_of(record)):
+        for line in self._lines.push(record["index"], line_of(record)):
             self._stream.write(line)
             self._stream.flush()
 
     def close(self) -> None:
-        """Nothing is held back that could be written; stdout is not ours to close."""
+        """Close the stream, unless it is stdout."""
         if self._stream is not sys.stdout.buffer:
             self._stream.close()
 
 
 class FileResults:
-    """Records to a file and its journal."""
+    """Writes records to a file and its journal; `records` and `profile` as in StreamResults."""
 
     def __init__(
         self,
@@ -73,98 +79,95 @@ class FileResults:
         n_prompts: int,
         *,
         resume: bool = False,
-        again: bool = False,
+        retry_failed: bool = False,
     ) -> None:
-        """Begin, or go on where an earlier run of the same `settings` was stopped.
+        """Begin a batch, or resume one of the same `settings`.
 
-        again: of what is there, drop what failed. Raises OptionError where there is something that
-        must not be overwritten or is of other settings, CacheError for what cannot be written.
+        retry_failed: drop the records with an error. Raises OptionError where a file exists that
+        must not be overwritten or has other settings, CacheError for a file that cannot be written.
         """
         self.path = path
-        self.records: dict[int, Record] = {}
-        self.known: dict[str, object] | None = None
+        self.records: dict[int, BatchRecord] = {}
+        self.profile: dict[str, object] | None = None
         self._n_prompts = n_prompts
         self._run = run_name(settings)
-        _check_place(path)
+        _check_folder(path)
         part = path.with_name(f"{path.name}.part")
         if not resume:
             _refuse_existing(path, part)
         self._journal = Journal(part)
-        self._order: InOrder[bytes] = InOrder(range(n_prompts))
-        is_ours = False  # whether it has nothing that was there before
+        self._lines = OrderedLines()
+        is_new = False  # whether the journal was empty or did not exist
         try:
-            held = self._journal.read()
-            is_ours = held is None
-            if held is None:
-                found = self._of_output() if path.exists() else []
-                kept = [record for record in found if not (again and record["error"])]
+            found = self._journal.read()
+            is_new = found is None
+            if found is None:
+                records = self._read_output() if path.exists() else []
+                kept = [record for record in records if not (retry_failed and record["error"])]
                 self._take(kept)
                 self._journal.begin(settings, [line_of(record) for record in kept])
             else:
-                self._check_same(held[0], settings)
-                self._take(held[1])
-            if again:
+                self._check_settings(found[0], settings)
+                self._take(found[1])
+            if retry_failed:
                 self.records = {i: each for i, each in self.records.items() if not each["error"]}
-            self._is_new = is_ours and not self.records
-            self._output = self._opened()
+            self._was_empty = is_new and not self.records
+            with self._write_errors():
+                self._output: IO[bytes] = path.open("wb")
             for index in sorted(self.records):
-                self._put(index)
+                self._write(index)
         except GgufspecError:
-            if is_ours:
+            if is_new:
                 self._journal.remove()
             else:
                 self._journal.close()
             raise
 
-    def know(self, known: dict[str, object]) -> None:
-        """Texts of this batch begin from that, in later runs of it too."""
-        self.known = known
-        self._journal.append(line_of({"known": known}))
+    def keep_profile(self, profile: dict[str, object]) -> None:
+        """Begin all texts from this profile, also after the batch is resumed."""
+        self.profile = profile
+        self._journal.append(line_of({_PROFILE: profile}))
 
-    def add(self, record: Record) -> None:
-        """Afterwards it is on the disk. Raises CacheError."""
+    def add(self, record: BatchRecord) -> None:
+        """Store a record; it is on the disk when this returns. Raises CacheError."""
         record["run"] = self._run
         self._journal.append(line_of(record))
         self.records[record["index"]] = record
-        self._put(record["index"])
+        self._write(record["index"])
 
     def close(self) -> None:
-        """The journal goes if the output is complete or nothing was done, and stays if not."""
+        """Remove the journal if the output is complete or still empty, else keep both."""
         try:
-            with self._output, self._explained():
+            with self._output, self._write_errors():
                 self._output.flush()
                 os.fsync(self._output.fileno())
         except CacheError:
             self._journal.close()
             raise
-        was_never_begun = self._is_new and not self.records
-        if was_never_begun:
+        is_empty = self._was_empty and not self.records
+        if is_empty:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-        if was_never_begun or len(self.records) == self._n_prompts:
+        if is_empty or len(self.records) == self._n_prompts:
             self._journal.remove()
         else:
             self._journal.close()
 
-    def _put(self, index: int) -> None:
-        with self._explained():
-            for line in self._order.push(index, line_of(self.records[index])):
+    def _write(self, index: int) -> None:
+        with self._write_errors():
+            for line in self._lines.push(index, line_of(self.records[index])):
                 self._output.write(line)
             self._output.flush()
 
     def _take(self, lines: Sequence[dict[str, Any]]) -> None:
         for line in lines:
-            if "known" in line:
-                self.known = line["known"]
+            if _PROFILE in line:
+                self.profile = line[_PROFILE]
             else:
                 self.records[line["index"]] = line
 
-    def _opened(self) -> IO[bytes]:
-        with self._explained():
-            return self.path.open("wb")
-
-    def _of_output(self) -> list[Record]:
-        """The records of an output that is complete: it has no journal any more."""
+    def _read_output(self) -> list[BatchRecord]:
+        """The records of a complete output, which has no journal."""
         try:
             records = [json.loads(line) for line in self.path.read_bytes().splitlines()]
             indices = [record["index"] for record in records]
@@ -173,51 +176,79 @@ class FileResults:
             indices, runs = [], set()
         if runs != {self._run} or indices != list(range(self._n_prompts)):
             raise OptionError(
-                f"{self.path} is complete, but not of these prompts, models and settings, or it is "
-                "of another program: there is nothing to go on with. Give another name to -o"
+                f"{self.path} cannot be resumed: it is complete, but has other prompts, models or "
+                "settings, or was not written by ggufspec batch. Give another output to -o"
             )
         return records
 
-    def _check_same(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    def _check_settings(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         found = differences(before, now)
         if found:
             raise OptionError(
-                f"{self._journal.path} is of another batch: {'; '.join(found)}. Give the same to "
-                "--resume, or another name to -o"
+                f"{self._journal.path} is from a batch with other settings: {'; '.join(found)}. "
+                "Give the same settings to --resume, or another output to -o"
             )
 
     @contextlib.contextmanager
-    def _explained(self) -> Any:
+    def _write_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise CacheError(
-                f"cannot write {self.path}: {error.strerror or error}; what is finished is kept in "
-                f"{self._journal.path.name}: make room, and --resume"
+                f"cannot write {self.path}: {error.strerror or error}; finished records are "
+                f"kept in {self._journal.path.name}: free some space, then run again with --resume"
             ) from error
 
 
-def is_stream(path: Path) -> bool:
-    """Whether that is no file that could be gone on with: a terminal, a pipe, /dev/null."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+BatchResults = StreamResults | FileResults
 
 
-def _check_place(path: Path) -> None:
+@dataclass(frozen=True)
+class BatchTotals:
+    """Sums over the records of a batch. `n_retried`: attempts beyond the first ones."""
+
+    n_prompts: int
+    n_failed: int
+    n_retried: int
+    n_generated: int
+    n_rounds: int
+    n_drafted: int
+    n_accepted: int
+
+    @staticmethod
+    def of(records: Iterable[Mapping[str, Any]]) -> BatchTotals:
+        """Add up records; those that failed may lack counts."""
+        known = list(records)
+        counts = ("n_generated", "n_rounds", "n_drafted", "n_accepted")
+        return BatchTotals(
+            len(known),
+            sum(record["error"] is not None for record in known),
+            sum(record.get("attempts", 1) - 1 for record in known),
+            *(sum(record.get(name, 0) for record in known) for name in counts),
+        )
+
+    @property
+    def acceptance(self) -> float:
+        return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
+
+    @property
+    def mean_length(self) -> float:
+        """Generated tokens per round."""
+        return self.n_generated / self.n_rounds if self.n_rounds else 0.0
+
+
+def _check_folder(path: Path) -> None:
     if path.is_dir():
         raise CacheError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise CacheError(f"cannot write {path}: there is no folder {path.parent}")
+        raise CacheError(f"cannot write {path}: there is no folder {path.parent}; create it first")
 
 
 def _refuse_existing(path: Path, part: Path) -> None:
     if part.exists():
         raise OptionError(
-            f"{part} is there: a batch was interrupted. --resume goes on with it; remove it to "
-            "begin anew, or give another name to -o"
+            f"{part} exists: a batch was interrupted. Continue it with --resume, remove the file "
+            "to begin again, or give another output to -o"
         )
     if path.exists():
-        raise OptionError(f"{path} is there already: give another name to -o, or remove it")
+        raise OptionError(f"{path} exists already; give another output to -o, or remove it")

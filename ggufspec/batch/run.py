@@ -1,33 +1,36 @@
-"""Hands prompts to workers one at a time, and collects: whoever dies is replaced.
-
-Knows processes and what they say; neither where they run, nor models, nor what is in a record.
-"""
+"""Gives prompts to worker processes one at a time, collects their records, replaces workers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any
 
 from ggufspec import errors
-from ggufspec.batch.pool import Event, LocalProcess
-from ggufspec.batch.prompts import Prompt
-from ggufspec.batch.results import Record, Results
-from ggufspec.batch.schedule import Schedule
+from ggufspec.batch.process import (
+    LocalProcess,
+    StartWorker,
+    WorkerEvent,
+    WorkerProcess,
+    timeout_error,
+)
+from ggufspec.batch.results import BatchRecord, BatchResults
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.common.prompts import Prompt
 from ggufspec.errors import GgufspecError, ModelError
 
-_GRACE = 10.0  # seconds after which a worker that does not see that its time is over is killed
-_N_STARTS = 2  # of a worker in a row that fail, after which it is given up
+GRACE_SECONDS = 10.0  # past its timeout, after which a worker that has not answered is killed
+_N_STARTS = 2  # failed starts of a worker in a row, after which it is not started again
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What the workers are told: models, how to load them, and what `Engine.stream` is given.
+class BatchPlan:
+    """What a batch runs: models, options of `ggufspec.load` and of `Engine.stream`, workers.
 
-    `chat`: None: for turns and messages. All of it is of JSON's types.
+    All values are of JSON's types. `chat` None: a chat for "turns" and "messages" only.
     """
 
     target: str
@@ -42,79 +45,73 @@ class Plan:
     timeout: float | None = None  # seconds of a prompt
     verbose: bool = False
 
-    def task(self, known: Mapping[str, object] | None, n_workers: int) -> dict[str, Any]:
-        """What a worker is told first."""
-        return {
-            "target": self.target,
-            "draft": self.draft,
-            "load": dict(self.load),
-            "settings": dict(self.settings),
-            "chat": self.chat,
-            "system": self.system,
-            "seed": self.seed,
-            "timeout": self.timeout,
-            "verbose": self.verbose,
-            "n_workers": n_workers,
-            "known": known,
-        }
-
-
-class Process(Protocol):
-    """A worker's process, wherever it runs. `pid` and `node` are known when it is ready.
-
-    `node` is the machine that it runs on; empty: this one.
-    """
-
-    @property
-    def pid(self) -> int: ...
-
-    @property
-    def node(self) -> str: ...
-
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Say something; one that is dead hears nothing, and is known to be dead by its event."""
-
-    def kill(self) -> None:
-        """Have it end at once; the event that tells so follows."""
-
-    def bury(self) -> None:
-        """Kill it if need be, and give back whatever is held for it."""
-
-    def why(self) -> str:
-        """Of one that is dead: how it died."""
-
-
-Start = Callable[[int, Mapping[str, Any], "SimpleQueue[Event]"], Process]
-"""Starts the process of a worker: its number, its task, and where its events go."""
-
-
-@dataclass(eq=False)
-class Worker:
-    """One of those who answer, and what it has to do."""
-
-    number: int
-    process: Process
-    is_ready: bool = False
-    refusal: tuple[str, str] | None = None  # kind of error, and what it says
-    index: int | None = None  # of the prompt that it has
-    attempt: int = 0
-    deadline: float | None = None  # by which it must have answered
-    was_too_slow: bool = False
-
 
 @dataclass(frozen=True)
-class News:
-    """Something happened. `what`: "waiting" (there is no room for it yet), "ready", "begun",
-    "finished", "died" (again: to be tried again), "lost" (one worker less)."""
+class BatchEvent:
+    """Something that happened, for a progress display.
+
+    `what`: "waiting" (a cluster has no room for the worker yet), "ready", "begun", "finished",
+    "ended" (the worker's process ended; `will_retry`: so its prompt is tried again), "lost" (the
+    worker cannot be started again; the others go on).
+    """
 
     what: str
     worker: int
     pid: int
     node: str
     index: int | None = None
-    why: str = ""
-    again: bool = False
-    record: Record | None = None
+    reason: str = ""
+    will_retry: bool = False
+    record: BatchRecord | None = None
+
+
+class PromptQueue:
+    """The prompts without a record, by index: each waits, is with a worker, or is finished."""
+
+    def __init__(self, waiting: Iterable[int], n_retries: int) -> None:
+        self._waiting = deque(waiting)
+        self._n_retries = n_retries
+        self._n_attempts: dict[int, int] = {}  # of prompts with a worker, or to be tried again
+
+    def __len__(self) -> int:
+        """How many prompts wait for a worker."""
+        return len(self._waiting)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no prompt waits or is with a worker."""
+        return not self._waiting and not self._n_attempts
+
+    def take(self) -> tuple[int, int]:
+        """The next prompt, and the number of this attempt, from 1."""
+        index = self._waiting.popleft()
+        attempt = self._n_attempts[index] = self._n_attempts.get(index, 0) + 1
+        return index, attempt
+
+    def finish(self, index: int) -> None:
+        """The prompt has its record."""
+        del self._n_attempts[index]
+
+    def retry(self, index: int) -> bool:
+        """Make it the next prompt again; False if it has no attempt left."""
+        if self._n_attempts[index] > self._n_retries:
+            return False
+        self._waiting.appendleft(index)
+        return True
+
+
+@dataclass(eq=False)
+class BatchWorker:
+    """A worker, and the prompt that it has."""
+
+    number: int
+    process: WorkerProcess
+    is_ready: bool = False
+    refusal: tuple[str, str] | None = None  # kind of error, message
+    index: int | None = None  # of its prompt
+    attempt: int = 0
+    deadline: float | None = None
+    was_killed: bool = False  # because it missed its deadline
 
 
 class Batch:
@@ -123,53 +120,55 @@ class Batch:
     def __init__(
         self,
         prompts: Sequence[Prompt],
-        plan: Plan,
-        results: Results,
-        heard: Callable[[News], None] = lambda news: None,
-        start: Start = LocalProcess,
+        plan: BatchPlan,
+        results: BatchResults,
+        report: Callable[[BatchEvent], None] = lambda event: None,
+        start: StartWorker = LocalProcess,
+        grace: float = GRACE_SECONDS,
     ) -> None:
         self._prompts = {prompt.index: prompt for prompt in prompts}
         self._plan = plan
         self._results = results
-        self._heard = heard
+        self._report_event = report
         self._start_process = start
-        left = [index for index in self._prompts if index not in results.records]
-        self._schedule = Schedule(left, plan.n_retries)
-        self._n_workers = min(plan.n_workers, len(left))
-        self._events: SimpleQueue[Event] = SimpleQueue()
-        self._workers: dict[int, Worker] = {}
+        self._grace = grace
+        waiting = [index for index in self._prompts if index not in results.records]
+        self._queue = PromptQueue(waiting, plan.n_retries)
+        self._n_workers = min(plan.n_workers, len(waiting))
+        self._events: SimpleQueue[WorkerEvent] = SimpleQueue()
+        self._workers: dict[int, BatchWorker] = {}
         self._n_failed_starts: dict[int, int] = {}
-        self._was_ready = False
+        self._was_ready = False  # whether any worker ever was
 
     def stop(self) -> None:
-        """Have `run` end; may be called from a signal handler."""
-        self._events.put(Event(None, None))
+        """Make `run` return; may be called from a signal handler."""
+        self._events.put(WorkerEvent(None, None))
 
     def run(self) -> bool:
-        """Until every prompt has its record, or somebody calls `stop`: then False.
+        """Run until every prompt has its record (True), or until `stop` is called (False).
 
         Raises GgufspecError where no worker can load the models, or records cannot be written;
-        what is finished is kept. No process is left behind.
+        finished records are kept. Leaves no process behind.
         """
         try:
-            if not self._schedule.is_over:
-                self._start(1)  # the others when that went well
-            while not self._schedule.is_over:
-                event = self._next()
+            if not self._queue.is_finished:
+                self._start(1)  # the others start when this one is ready
+            while not self._queue.is_finished:
+                event = self._next_event()
                 if event is not None and event.number is None:
-                    self._collect_last()
-                    return self._schedule.is_over
+                    self._collect_last_records()
+                    return False
                 if event is not None and event.number is not None:
-                    self._hear(self._workers[event.number], event.message)
+                    self._handle(self._workers[event.number], event.message)
             return True
         finally:
             for worker in self._workers.values():
                 worker.process.kill()
             for worker in self._workers.values():
-                worker.process.bury()
+                worker.process.close()
 
-    def _next(self) -> Event | None:
-        """What happens next; None where something had to be done about time."""
+    def _next_event(self) -> WorkerEvent | None:
+        """Wait for an event; None after workers were killed that missed their deadlines."""
         deadlines = [each.deadline for each in self._workers.values() if each.deadline]
         try:
             wait = max(min(deadlines) - monotonic(), 0.0) if deadlines else None
@@ -177,114 +176,120 @@ class Batch:
         except Empty:
             for worker in self._workers.values():
                 if worker.deadline and worker.deadline <= monotonic():
-                    worker.was_too_slow, worker.deadline = True, None
+                    worker.was_killed, worker.deadline = True, None
                     worker.process.kill()
             return None
 
-    def _hear(self, worker: Worker, message: dict[str, Any] | None) -> None:
+    def _handle(self, worker: BatchWorker, message: dict[str, Any] | None) -> None:
         if message is None:
-            self._mourn(worker)
+            self._replace(worker)
         elif "refused" in message:
             worker.refusal = (message["kind"], message["refused"])
         elif "waiting" in message:
-            self._tell("waiting", worker, why=message["waiting"])
+            self._report("waiting", worker, reason=message["waiting"])
         elif "ready" in message:
-            self._welcome(worker, message)
+            self._accept(worker, message)
         else:
             self._finish(worker, message["record"])
-            self._give()
+            self._assign()
 
-    def _welcome(self, worker: Worker, message: Mapping[str, Any]) -> None:
+    def _accept(self, worker: BatchWorker, message: Mapping[str, Any]) -> None:
+        """The worker is ready: it gets a prompt; if it is the first, the other workers start."""
         worker.is_ready = True
         self._n_failed_starts[worker.number] = 0
-        if message["known"] is not None and self._results.known is None:
-            self._results.know(message["known"])
-        self._tell("ready", worker, why=message["placement"] or "")
-        self._give()
+        if message["profile"] is not None and self._results.profile is None:
+            self._results.keep_profile(message["profile"])
+        self._report("ready", worker, reason=message["placement"] or "")
+        self._assign()
         if not self._was_ready:
             self._was_ready = True
             for number in range(2, self._n_workers + 1):
                 self._start(number)
 
-    def _mourn(self, worker: Worker) -> None:
-        """It is dead: its prompt goes to another, or has failed; another takes its place."""
+    def _replace(self, worker: BatchWorker) -> None:
+        """The process ended: its prompt is tried again or has failed; a new process starts."""
         del self._workers[worker.number]
-        why = worker.process.why()
-        worker.process.bury()
+        reason = worker.process.end_reason()
+        worker.process.close()
         index = worker.index
         if index is not None:
-            again = not worker.was_too_slow and self._schedule.give_back(index)
-            self._tell("died", worker, index, why, again)
-            if not again:
-                self._fail(worker, why)
+            will_retry = not worker.was_killed and self._queue.retry(index)
+            self._report("ended", worker, index, reason, will_retry)
+            if not will_retry:
+                self._fail(worker, reason)
         elif worker.is_ready:
-            self._tell("died", worker, None, why, True)
+            self._report("ended", worker, None, reason, True)
         else:
-            self._count_failed_start(worker, why)
-        self._give()
-        if self._schedule.has_next and self._n_failed_starts.get(worker.number, 0) < _N_STARTS:
+            self._count_failed_start(worker, reason)
+        self._assign()
+        if self._queue and self._n_failed_starts.get(worker.number, 0) < _N_STARTS:
             self._start(worker.number)
 
-    def _count_failed_start(self, worker: Worker, why: str) -> None:
-        """Raises GgufspecError where there is nobody else."""
+    def _count_failed_start(self, worker: BatchWorker, reason: str) -> None:
+        """Raises GgufspecError where no worker is left."""
         n_failed = self._n_failed_starts.get(worker.number, 0) + 1
         self._n_failed_starts[worker.number] = n_failed
-        kind, said = worker.refusal or ("ModelError", f"no worker became ready: {why}")
+        kind, said = worker.refusal or ("ModelError", f"no worker became ready: {reason}")
         if not self._was_ready or (n_failed >= _N_STARTS and not self._workers):
             error = getattr(errors, kind, ModelError)
             raise (error if issubclass(error, GgufspecError) else ModelError)(said)
         if n_failed >= _N_STARTS:
-            self._tell("lost", worker, None, said)
+            self._report("lost", worker, None, said)
 
-    def _give(self) -> None:
-        """Something to do for whoever has nothing."""
+    def _assign(self) -> None:
+        """Give a prompt to each worker that has none."""
         for worker in self._workers.values():
-            if not worker.is_ready or worker.index is not None or not self._schedule.has_next:
+            is_free = worker.is_ready and worker.index is None and not worker.was_killed
+            if not is_free or not self._queue:
                 continue
-            worker.index, worker.attempt = self._schedule.take()
+            worker.index, worker.attempt = self._queue.take()
             if self._plan.timeout is not None:
-                worker.deadline = monotonic() + self._plan.timeout + _GRACE
-            worker.process.tell({"prompt": self._prompts[worker.index].to_document()})
-            self._tell("begun", worker, worker.index)
+                worker.deadline = monotonic() + self._plan.timeout + self._grace
+            # Report first: the worker may finish a short prompt before a report after it is read.
+            self._report("begun", worker, worker.index)
+            worker.process.send({"prompt": self._prompts[worker.index].to_document()})
 
-    def _finish(self, worker: Worker, record: Record) -> None:
+    def _finish(self, worker: BatchWorker, record: BatchRecord) -> None:
         index = worker.index
         assert index is not None
         worker.index = worker.deadline = None
         record = {"index": index, **record, "worker": worker.number, "attempts": worker.attempt}
         self._results.add(record)
-        self._schedule.finish(index)
-        self._tell("finished", worker, index, record=record)
+        self._queue.finish(index)
+        self._report("finished", worker, index, record=record)
 
-    def _fail(self, worker: Worker, why: str) -> None:
-        """The record of a prompt whose workers die."""
+    def _fail(self, worker: BatchWorker, reason: str) -> None:
+        """Record that a prompt failed with its worker."""
         assert worker.index is not None
         prompt = self._prompts[worker.index]
-        if worker.was_too_slow:
-            why = f"it took longer than {self._plan.timeout:g} seconds (--timeout)"
-        record: Record = {prompt.id_name: prompt.id} if prompt.id is not None else {}
+        if worker.was_killed and self._plan.timeout is not None:
+            reason = timeout_error(self._plan.timeout)
+        record: BatchRecord = {prompt.id_name: prompt.id} if prompt.id is not None else {}
         seed = prompt_seed(self._plan.seed, prompt.index)
-        self._finish(worker, {**record, "seed": seed, "error": why})
+        self._finish(worker, {**record, "seed": seed, "error": reason})
 
     def _start(self, number: int) -> None:
-        task = self._plan.task(self._results.known, self._plan.n_workers)
-        self._workers[number] = Worker(number, self._start_process(number, task, self._events))
+        task = {**vars(self._plan), "profile": self._results.profile}
+        self._workers[number] = BatchWorker(number, self._start_process(number, task, self._events))
 
-    def _collect_last(self) -> None:
-        """What was finished before the end, and not heard yet, counts too."""
+    def _collect_last_records(self) -> None:
+        """Keep records that arrived before the request to stop was handled."""
         while not self._events.empty():
             number, message = self._events.get()
             if number is not None and message is not None and "record" in message:
                 self._finish(self._workers[number], message["record"])
 
-    def _tell(
+    def _report(
         self,
         what: str,
-        worker: Worker,
+        worker: BatchWorker,
         index: int | None = None,
-        why: str = "",
-        again: bool = False,
-        record: Record | None = None,
+        reason: str = "",
+        will_retry: bool = False,
+        record: BatchRecord | None = None,
     ) -> None:
         process = worker.process
-        self._heard(News(what, worker.number, process.pid, process.node, index, why, again, record))
+        event = BatchEvent(
+            what, worker.number, process.pid, process.node, index, reason, will_retry, record
+        )
+        self._report_event(event)

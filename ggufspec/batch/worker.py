@@ -1,11 +1,11 @@
-"""The process of a worker: loads a pair, then answers one prompt after the other.
+"""The worker process: loads a pair, then generates text for one prompt after the other.
 
-Lines of JSON in on stdin, out on stdout; when stdin ends, so does the process, whatever it is at.
-Knows no journal, no order, no other worker.
+Reads lines of JSON from stdin and writes lines of JSON to stdout; ends as soon as stdin ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -17,185 +17,182 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
 
-from ggufspec.batch.prompts import Prompt
+from ggufspec.batch.process import timeout_error
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
+from ggufspec.engine import scoring
+from ggufspec.engine.calibration import settle
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.generation import Completion
 from ggufspec.engine.load import load
-from ggufspec.engine.stream import Completion
 from ggufspec.engine.text import Message
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
-from ggufspec.llama.profile_key import facts
+from ggufspec.llama.profile_key import profile_key
 
 _THREADS = ("n_threads", "n_threads_draft")
 _ROLES = ("user", "assistant")
 
 
 def main() -> None:
-    """Work until stdin ends."""
-    incoming, outgoing = _own_pipes()
-    told: SimpleQueue[dict[str, Any]] = SimpleQueue()
-    threading.Thread(target=_listen, args=(incoming, told), daemon=True).start()
+    """Run until stdin ends."""
+    incoming, outgoing = _take_pipes()
+    messages: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    threading.Thread(target=_read, args=(incoming, messages), daemon=True).start()
 
-    def tell(**message: Any) -> None:
+    def send(**message: Any) -> None:
         data = memoryview(json.dumps(message).encode() + b"\n")
         while data:
             data = data[os.write(outgoing, data) :]
 
-    task = told.get()
+    task = messages.get()
     if task["verbose"]:
         _show_log()
     try:
-        engine = _loaded(task)
-        known = _known(engine, task)
+        engine = _load(task)
+        profile = _profile(engine, task)
     except (GgufspecError, OSError, MemoryError) as error:
-        tell(refused=str(error) or type(error).__name__, kind=type(error).__name__)
+        send(refused=str(error) or type(error).__name__, kind=type(error).__name__)
         sys.exit(1)
-    tell(ready=True, known=known, placement=engine.placement)
+    send(ready=True, profile=profile, placement=engine.placement)
     while True:
-        job = told.get()
-        prompt = Prompt.of_document(job["prompt"])
-        tell(done=prompt.index, record=answer(engine, prompt, task))
+        prompt = Prompt.of_document(messages.get()["prompt"])
+        send(record=answer(engine, prompt, task))
 
 
 def answer(engine: Engine, prompt: Prompt, task: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of a prompt, or of why it has none."""
+    """The record of a prompt: its text, or an error."""
     started = perf_counter()
-    written: list[Completion] = []
+    completions: list[Completion] = []
     error = None
     try:
-        for completion in _texts(engine, prompt, task):
-            written.append(completion)
+        for completion in _generate(engine, prompt, task):
+            completions.append(completion)
     except GgufspecError as failure:
         error = str(failure)
-    except _TooSlow:
-        error = too_slow(task["timeout"])
+    except _TimedOut:
+        error = timeout_error(task["timeout"])
     record: dict[str, Any] = {prompt.id_name: prompt.id} if prompt.id is not None else {}
     if error is None and prompt.kind == "turns":
-        record["choices"] = [_as_choice(written)]
+        record["choices"] = [_as_choice(completions)]
     elif error is None:
-        record["text"] = written[0].text
-    if written and error is None:
-        record["finish_reason"] = written[-1].finish_reason
+        record["text"] = completions[0].text
+    if error is None:
+        record["finish_reason"] = completions[-1].finish_reason
     return {
         **record,
-        **_counts([completion.stats for completion in written]),
+        **_counts([completion.stats for completion in completions]),
         "seed": prompt_seed(task["seed"], prompt.index),
         "seconds": perf_counter() - started,
         "error": error,
     }
 
 
-def too_slow(timeout: float) -> str:
-    """What is said of a prompt that took longer than it may."""
-    return f"it took longer than {timeout:g} seconds (--timeout)"
+class _TimedOut(Exception):
+    """The prompt took longer than its timeout."""
 
 
-class _TooSlow(Exception):
-    """The prompt's time is over."""
-
-
-def _texts(engine: Engine, prompt: Prompt, task: Mapping[str, Any]) -> Iterator[Completion]:
-    """A text, or one for each turn. Each prompt begins with nothing remembered of others."""
+def _generate(engine: Engine, prompt: Prompt, task: Mapping[str, Any]) -> Iterator[Completion]:
+    """One text, or one for each turn; nothing of other prompts is reused."""
     deadline = perf_counter() + task["timeout"] if task["timeout"] else None
 
     def check_time(*_: object) -> None:
         if deadline is not None and perf_counter() > deadline:
-            raise _TooSlow
+            raise _TimedOut
 
     engine.forget()
-    said: list[str] = []
-    for turn, text in enumerate(prompt.texts or [""]):
-        said.append(text)
-        tokens = _read(engine, prompt, said, task)
+    turns: list[str] = []  # of the user and of the target, alternating
+    for turn, text in enumerate(prompt.turns or [""]):
+        turns.append(text)
+        tokens = _to_tokens(engine, prompt, turns, task)
         seed = prompt_seed(task["seed"], prompt.index, turn)
         stream = engine.stream(tokens, seed=seed, progress=check_time, **_settings(task))
         for _ in stream:
             check_time()
-        said.append(stream.completion.text)
+        turns.append(stream.completion.text)
         yield stream.completion
 
 
-def _read(
-    engine: Engine, prompt: Prompt, said: Sequence[str], task: Mapping[str, Any]
+def _to_tokens(
+    engine: Engine, prompt: Prompt, turns: Sequence[str], task: Mapping[str, Any]
 ) -> str | list[int]:
-    """What is continued: a text, or a conversation by the target's own template."""
+    """What to continue: a text, or the tokens of a conversation in the target's chat template."""
     chat, system = task["chat"], task["system"]
     messages: list[Message] = [dict(message) for message in prompt.messages]
     if prompt.kind == "messages":
         if chat is False:
-            raise PromptError("messages are a conversation; they cannot be asked with --no-chat")
+            raise PromptError(
+                "messages are a conversation and need the chat template; leave --no-chat out"
+            )
     elif chat is None:
         has_template = engine.target.model.chat_template is not None
         chat = system is not None or (prompt.kind == "turns" and has_template)
     if prompt.kind != "messages":
         if not chat:
-            return "\n".join(said)
-        messages = [{"role": _ROLES[i % 2], "content": text} for i, text in enumerate(said)]
+            return "\n".join(turns)
+        messages = [{"role": _ROLES[i % 2], "content": text} for i, text in enumerate(turns)]
     if system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return engine.render(messages)
 
 
-def _loaded(task: Mapping[str, Any]) -> Engine:
-    """The pair, with this worker's share of the machine's threads where nobody said how many."""
+def _load(task: Mapping[str, Any]) -> Engine:
+    """The pair; without a number of threads, with this worker's share of the cores."""
     settings = dict(task["load"])
     if settings.get("n_threads") is None and task["n_workers"] > 1:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
     draft = task["draft"] and Path(task["draft"])
     engine = load(Path(task["target"]), draft, **settings)
-    engine.sampling([], **_settings(task))  # what is wrong with them is wrong for every prompt
+    scoring.sampling(engine, [], **_settings(task))  # invalid settings fail before any prompt
     return engine
 
 
-def _known(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | None:
-    """What texts begin from where costs say how far to draft: the same in every worker.
+def _profile(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | None:
+    """The pair profile from which all texts begin, if the draft length depends on it.
 
-    And in every batch of this pair on this machine, however many workers it has: it is remembered
-    without their threads.
+    It is the same in every worker. It is stored without the number of threads, so later batches of
+    this pair on this machine use it too, with any number of workers.
     """
     if task["settings"]["n_draft"] != "auto" or task["settings"]["drafter"] == "none":
         return None
-    about = facts(engine.target, engine.draft)
-    shared = {name: each for name, each in about.items() if name not in _THREADS}
-    shared |= {"about": "batch", "n_draft_max": engine.n_draft_max}
-    for known in (task["known"], profile_store.recall(shared)):
-        if known is not None:
-            try:
-                return engine.settle(known)
-            except ValueError:
-                continue
-    known = engine.settle()
-    profile_store.remember(shared, known)
-    return known
+    about = profile_key(engine.target, engine.draft)
+    key = {name: each for name, each in about.items() if name not in _THREADS}
+    key |= {"about": "batch", "n_draft_max": engine.n_draft_max}
+    for profile in (task["profile"], profile_store.recall(key)):
+        if profile is not None:
+            with contextlib.suppress(ValueError):
+                return settle(engine, profile)
+    profile = settle(engine)
+    profile_store.remember(key, profile)
+    return profile
 
 
 def _settings(task: Mapping[str, Any]) -> dict[str, Any]:
-    """What `stream` takes: JSON has no numbers for names."""
+    """The options of `Engine.stream`; JSON has made strings of the tokens in logit_bias."""
     settings = dict(task["settings"])
     biases = settings.get("logit_bias") or {}
     settings["logit_bias"] = {int(token): float(bias) for token, bias in biases.items()}
     return settings
 
 
-def _as_choice(written: Sequence[Completion]) -> dict[str, Any]:
-    """As Spec-Bench keeps answers."""
+def _as_choice(completions: Sequence[Completion]) -> dict[str, Any]:
+    """The answers to all turns, in the format of Spec-Bench."""
     return {
         "index": 0,
-        "turns": [completion.text for completion in written],
-        "decoding_steps": [completion.stats.n_rounds for completion in written],
-        "new_tokens": [completion.stats.n_generated for completion in written],
+        "turns": [completion.text for completion in completions],
+        "decoding_steps": [completion.stats.n_rounds for completion in completions],
+        "new_tokens": [completion.stats.n_generated for completion in completions],
         "wall_time": [
             completion.stats.seconds.prompt + completion.stats.seconds.generation
-            for completion in written
+            for completion in completions
         ],
     }
 
 
 def _counts(stats: Sequence[Stats]) -> dict[str, Any]:
-    """Sums over the texts of a prompt, and what follows from them."""
+    """Sums over the texts of a prompt, and rates."""
     n_generated, n_rounds, n_drafted, n_accepted = (
         sum(getattr(each, name) for each in stats)
         for name in ("n_generated", "n_rounds", "n_drafted", "n_accepted")
@@ -213,8 +210,8 @@ def _counts(stats: Sequence[Stats]) -> dict[str, Any]:
     }
 
 
-def _own_pipes() -> tuple[int, int]:
-    """Where messages come from and go to; what anybody else prints goes to stderr."""
+def _take_pipes() -> tuple[int, int]:
+    """File descriptors for messages, in and out; other output to stdout then goes to stderr."""
     incoming, outgoing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -223,11 +220,11 @@ def _own_pipes() -> tuple[int, int]:
     return incoming, outgoing
 
 
-def _listen(incoming: int, told: SimpleQueue[dict[str, Any]]) -> None:
-    """Hand on what the parent says. When it is gone, nobody needs us any more."""
+def _read(incoming: int, messages: SimpleQueue[dict[str, Any]]) -> None:
+    """Queue the parent's messages; end this process when the parent has ended."""
     with os.fdopen(incoming, "rb") as lines:
         for line in lines:
-            told.put(json.loads(line))
+            messages.put(json.loads(line))
     os._exit(0)
 
 

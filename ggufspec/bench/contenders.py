@@ -1,7 +1,4 @@
-"""Who competes: plain decoding, the draft alone, every way to speculate that was asked for, peers.
-
-Pure: names and options of generation; no models.
-"""
+"""The contenders of a benchmark: plain decoding, the draft alone, all variants, baselines."""
 
 from __future__ import annotations
 
@@ -14,9 +11,9 @@ from ggufspec.common import defaults
 
 PLAIN = "plain"
 DRAFT_ALONE = "draft alone"
-Anyone = TypeVar("Anyone")
+Item = TypeVar("Item")
 
-_STEPS = (5, 3, 2, 1)  # contenders by which the order moves on in each turn
+_STEPS = (5, 3, 2, 1)  # places by which the order rotates
 
 
 def contenders(
@@ -28,21 +25,21 @@ def contenders(
     sampling: Mapping[str, Any] | None = None,
     has_draft: bool,
 ) -> list[Contender]:
-    """Plain, the draft alone (where there is one), and all combinations.
+    """Plain decoding, the draft alone (if there is one), and all combinations.
 
-    lengths: tokens drafted, or "auto"; drafters: None is the engine's choice; sampling: what all
-    have in common. Names tell only what differs: "draft 3", "draft auto, ngram, rejection, T 0.7".
+    lengths: draft lengths, or "auto"; drafters: None is the engine's choice; sampling: options of
+    all. Names contain only what differs: "draft 3", "draft auto, ngram, rejection, T 0.7".
     """
     made: list[Contender] = []
     common = dict(sampling or {})
     for temperature in temperatures:
-        behind = _behind(temperature, temperatures)
+        suffix = _temperature_suffix(temperature, temperatures)
         options = {**common, "temperature": temperature}
-        plain = Contender(f"{PLAIN}{behind}", {**options, "drafter": "none"})
+        plain = Contender(f"{PLAIN}{suffix}", {**options, "drafter": "none"})
         made.append(plain)
         if has_draft:
             alone = {**options, "drafter": "none"}
-            made.append(Contender(f"{DRAFT_ALONE}{behind}", alone, "draft"))
+            made.append(Contender(f"{DRAFT_ALONE}{suffix}", alone, "draft"))
         for rule in rules:
             for drafter in drafters:
                 for length in lengths:
@@ -51,7 +48,7 @@ def contenders(
                     named += [rule] if len(rules) > 1 else []
                     made.append(
                         Contender(
-                            ", ".join(named) + behind,
+                            ", ".join(named) + suffix,
                             {**options, "n_draft": length, "drafter": drafter, "verify": rule},
                             baseline=plain.name,
                         )
@@ -59,40 +56,40 @@ def contenders(
     return made
 
 
-def peer_contenders(
+def baseline_contenders(
     names: Sequence[str],
     *,
     temperatures: Sequence[float],
     sampling: Mapping[str, Any] | None = None,
 ) -> list[Contender]:
-    """Peers by their names, compared with our own plain decoding at the same temperature."""
+    """Other programs by name, compared with our plain decoding at the same temperature."""
     made = []
     for temperature in temperatures:
-        behind = _behind(temperature, temperatures)
+        suffix = _temperature_suffix(temperature, temperatures)
         for name in names:
             made.append(
                 Contender(
-                    f"{name}{behind}",
+                    f"{name}{suffix}",
                     {**(sampling or {}), "temperature": temperature},
-                    model="peer",
-                    baseline=f"{PLAIN}{behind}",
-                    peer=name,
+                    model="baseline",
+                    baseline=f"{PLAIN}{suffix}",
+                    program=name,
                 )
             )
     return made
 
 
-def _behind(temperature: float, temperatures: Sequence[float]) -> str:
-    """What a name tells of the temperature: nothing where there is one."""
+def _temperature_suffix(temperature: float, temperatures: Sequence[float]) -> str:
+    """The end of a name: empty if there is only one temperature."""
     shown = f"{temperature:g}"
-    if float(shown) != temperature:  # two that are nearly the same need two names
+    if float(shown) != temperature:  # nearly equal ones need different names
         shown = repr(temperature)
     return f", T {shown}" if len(temperatures) > 1 else ""
 
 
-def in_turn(contenders: Sequence[Anyone], turn: int) -> list[Anyone]:
-    """In the order of that turn: another one begins each time, and each of them as often."""
-    n = len(contenders)
+def rotated(items: Sequence[Item], turn: int) -> list[Item]:
+    """The order of that turn: each item is first equally often."""
+    n = len(items)
     step = next(step for step in _STEPS if math.gcd(step, n) == 1)
     first = turn * step % n
-    return [*contenders[first:], *contenders[:first]]
+    return [*items[first:], *items[:first]]

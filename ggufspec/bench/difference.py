@@ -1,7 +1,7 @@
-"""Two benchmarks -> what has changed from one to the other, and what speaks against the comparison.
+"""Compares two benchmarks: changes of each contender, and other causes that are possible.
 
-Pure. Of two sessions, tokens/s tell also how fast the machine was each time; speed-ups over plain
-decoding, each of its own session, do not: they decide where there are any.
+Tokens/s of two sessions also depend on the state of the machine; speed-ups over plain decoding of
+the same session do not, so verdicts use them if there are any.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ggufspec.bench.records import Contender, Measurement, Results
-from ggufspec.bench.table import Row, Speedup, doubts, ratio_of_texts, rows
+from ggufspec.bench.records import BenchResults, Contender, Measurement
+from ggufspec.bench.summary import Speedup, Summary, ratio_of_texts, summarize, warnings_of
 from ggufspec.bench.tables import Table
 
 _NONE = "-"
@@ -27,50 +27,50 @@ _Key = tuple[str, int]
 
 @dataclass(frozen=True)
 class Change:
-    """What has become of one contender.
+    """The change of one contender.
 
-    `ratio`: of the rates of the same texts, after / before. `relative`: the same of the speed-ups
-    over plain. None: nothing can be paired.
+    `ratio`: of the rates of the same texts, after / before. `relative`: the same for speed-ups
+    over plain. None: no text is in both.
     """
 
-    before: Row
-    after: Row
+    before: Summary
+    after: Summary
     ratio: Speedup | None
     relative: Speedup | None
 
     @property
     def verdict(self) -> str:
-        """What decides is the speed-up where there is one, else the rate."""
+        """By the speed-up if there is one, else by the rate."""
         return _verdict(self.relative or self.ratio)
 
 
-def changes(before: Results, after: Results) -> list[Change]:
-    """Those of the contenders that have written in both."""
-    then = {row.contender.name: row for row in rows(before)}
+def changes(before: BenchResults, after: BenchResults) -> list[Change]:
+    """The changes of contenders that are in both."""
+    then = {row.contender.name: row for row in summarize(before)}
     return [
         Change(then[now.contender.name], now, *_ratios(before, after, now.contender))
-        for now in rows(after)
+        for now in summarize(after)
         if now.contender.name in then
     ]
 
 
-def compare(before: Results, after: Results) -> Table:
-    """The changes, and in its notes whatever else may have caused them."""
+def compare(before: BenchResults, after: BenchResults) -> Table:
+    """The changes as a table; its notes are other possible causes."""
     found = changes(before, after)
     notes = [
         *_absent(before, after, found),
         *_circumstances(before, after),
-        *_of_the_machine(found),
-        *(f"before: {doubt}" for doubt in doubts(before)),
-        *(f"after: {doubt}" for doubt in doubts(after)),
+        *_plain_changes(found),
+        *(f"before: {warning}" for warning in warnings_of(before)),
+        *(f"after: {warning}" for warning in warnings_of(after)),
     ]
     return Table("After compared with before", _COLUMNS, [_cells(each) for each in found], notes)
 
 
 def _ratios(
-    before: Results, after: Results, contender: Contender
+    before: BenchResults, after: BenchResults, contender: Contender
 ) -> tuple[Speedup | None, Speedup | None]:
-    """Of the rates, and of the speed-ups, paired by prompt and run."""
+    """Ratios of the rates and of the speed-ups, paired by prompt and run."""
     then, now = _rates(before.of(contender.name)), _rates(after.of(contender.name))
     shared = [key for key in now if key in then]
     logs = {key: math.log(now[key] / then[key]) for key in shared}
@@ -91,7 +91,7 @@ def _ratios(
 
 
 def _rates(texts: Sequence[Measurement]) -> dict[_Key, float]:
-    """Of the texts in which there was anything to measure."""
+    """The rates of texts with at least one token."""
     return {
         (text.prompt, text.run): text.tokens_per_second
         for text in texts
@@ -126,7 +126,7 @@ def _cells(change: Change) -> list[str]:
 
 
 def _interval(ratio: Speedup | None) -> str:
-    """Finer than that of a speed-up: what has changed may be little."""
+    """With three decimals, as changes may be small."""
     if ratio is None or ratio.low is None:
         return _NONE
     return f"{ratio.low:.3f}-{ratio.high:.3f}"
@@ -139,56 +139,59 @@ def _share(accepted: float | None) -> str:
 # Notes -------------------------------------------------------------------------------------------
 
 
-def _absent(before: Results, after: Results, found: Sequence[Change]) -> Iterator[str]:
+def _absent(before: BenchResults, after: BenchResults, found: Sequence[Change]) -> Iterator[str]:
     shared = {change.after.contender.name for change in found}
     for when, results in (("before", before), ("after", after)):
-        alone = [row.contender.name for row in rows(results) if row.contender.name not in shared]
+        alone = [
+            row.contender.name for row in summarize(results) if row.contender.name not in shared
+        ]
         if alone:
             yield f"only {when}: {', '.join(alone)}"
     options = {each.name: each.options for each in before.contenders}
     for contender in after.contenders:
         if contender.name in shared:
             then, now = options[contender.name], contender.options
-            for told in _differences(then, now):
-                yield f"options of {contender.name} differ: {told}"
+            for change in differences(then, now):
+                yield f"options of {contender.name} differ: {change}"
 
 
-def _circumstances(before: Results, after: Results) -> Iterator[str]:
+def _circumstances(before: BenchResults, after: BenchResults) -> Iterator[str]:
     for what in ("machine", "versions", "models", "settings"):
-        told = list(_differences(getattr(before, what), getattr(after, what)))
-        if told:
-            yield f"{what} differ: {'; '.join(told)}"
+        found = list(differences(getattr(before, what), getattr(after, what)))
+        if found:
+            yield f"{what} differ: {'; '.join(found)}"
     texts = [{(each.prompt, each.run) for each in both.measurements} for both in (before, after)]
     if texts[0] != texts[1] and texts[0] & texts[1]:
         n_both = len(texts[0] & texts[1])
         yield (
-            f"texts differ: {len(texts[0])} before, {len(texts[1])} after (prompts times runs); "
-            f"compared are the {n_both} in both, but the medians are of all"
+            f"texts differ: {len(texts[0])} before, {len(texts[1])} after (prompts x runs); ratios "
+            f"are of the {n_both} in both, medians of all"
         )
 
 
-def _of_the_machine(found: Sequence[Change]) -> Iterator[str]:
-    """What the rate of plain decoding says of all the others."""
+def _plain_changes(found: Sequence[Change]) -> Iterator[str]:
+    """Notes on changed rates of plain decoding, which affect all others."""
     for change in found:
         name, verdict = change.after.contender.name, _verdict(change.ratio)
         is_plain = any(other.after.contender.baseline == name for other in found)
         if is_plain and change.ratio and verdict in ("faster", "slower"):
             yield (
-                f"{name} itself is {change.ratio.ratio:.2f} times as fast as before: the machine, "
-                "or llama.cpp, changed; verdicts on the others are of their speed-ups over it"
+                f"{name} itself is {change.ratio.ratio:.2f} times as fast as before: the machine "
+                "or llama.cpp changed; the other verdicts use speed-ups over it"
             )
 
 
-def _differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
+    """What differs between two JSON objects, such as 'n_tokens was 64, is 96'."""
     then, now = dict(_flat(before)), dict(_flat(after))
     for name in dict.fromkeys([*then, *now]):
-        old, new = (_told(each, name) for each in (then, now))
+        old, new = (_shown(each, name) for each in (then, now))
         if old != new:
             yield f"{name} was {_short(old)}, is {_short(new)}"
 
 
 def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Facts within facts by the names that lead to them."""
+    """Nested values with their path as name."""
     for name, value in facts.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{above}{name}.")
@@ -196,11 +199,9 @@ def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield f"{above}{name}", value
 
 
-def _told(facts: Mapping[str, Any], name: str) -> str:
-    if name not in facts:
-        return "not told"
-    return json.dumps(facts[name], ensure_ascii=False)
+def _shown(facts: Mapping[str, Any], name: str) -> str:
+    return json.dumps(facts[name], ensure_ascii=False) if name in facts else "not given"
 
 
-def _short(told: str) -> str:
-    return told if len(told) <= _N_SHOWN else f"{told[: _N_SHOWN - 3]}..."
+def _short(text: str) -> str:
+    return text if len(text) <= _N_SHOWN else f"{text[: _N_SHOWN - 3]}..."

@@ -1,11 +1,4 @@
-"""llama.cpp's own speculative decoding, run as a command: its options in, its own numbers out.
-
-Knows llama.cpp's options, and llama-speculative-simple's log; no statistics, none of our models.
-
-What it calls decoding is what we call generation: it begins when target and draft have read the
-prompt but its last token, and ends behind the last round. That round may pass the number of tokens
-asked for; the rate counts what it gave.
-"""
+"""Runs llama-speculative-simple for one text, and builds the options llama.cpp's programs share."""
 
 from __future__ import annotations
 
@@ -14,47 +7,28 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.errors import OptionError
+from ggufspec.errors import OptionError, PromptError
+from ggufspec.llama.lookup import BaselineRequest, BaselineText
 
-_N_MAX = (2, 3, 5, 7, 11, 15)
-_P_MIN = (0.0, 0.3, 0.5, 0.75, 0.9)
-_N_TRIES = 6  # now and then its last lines are lost: it does not flush its log as it ends
-_N_LAST_WORDS = 800  # letters
-_N_BATCH = 2048  # llama.cpp's own; its command reads a prompt in one batch
-_SAMPLER_NAMES = {"typical_p": "typ_p"}  # where llama.cpp's are others than ours
-_FIRST = "\n\n"  # what it prints before the prompt, and behind the text
-_LAST = "\n\n\n\n"
-_READ = re.compile(r"encoded\s+(\d+) tokens in\s+([\d.]+) seconds")
-_WRITTEN = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds, speed:\s+([\d.]+) t/s")
-_DRAFTED = re.compile(r"n_drafted = (\d+)")
-_ACCEPTED = re.compile(r"n_accept  = (\d+)")
-
-
-class Combination(NamedTuple):
-    """How it drafts: the most tokens, and the probability below which it stops."""
-
-    n_max: int
-    p_min: float
-
-    @property
-    def name(self) -> str:
-        """What the tables call it."""
-        return f"llama n {self.n_max} p {self.p_min:g}"
-
-
-GRID = tuple(Combination(n_max, p_min) for n_max, p_min in product(_N_MAX, _P_MIN))
-_BY_NAME = {combination.name: combination for combination in GRID}  # any other name: as it comes
+_N_TRIES = 6  # sometimes its last lines are missing: it does not flush its log at exit
+_N_TAIL = 800  # characters of a log in an error message
+_N_BATCH = 2048  # llama.cpp's default; the program reads a prompt in one batch
+_SAMPLER_NAMES = {"typical_p": "typ_p"}  # where llama.cpp's names differ from ours
+_BEFORE_TEXT = "\n\n"  # printed before the prompt, and after the text
+_AFTER_TEXT = "\n\n\n\n"
+_PROMPT_LINE = re.compile(r"encoded\s+(\d+) tokens in\s+([\d.]+) seconds")
+_TEXT_LINE = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds, speed:\s+([\d.]+) t/s")
+_DRAFTED_LINE = re.compile(r"n_drafted = (\d+)")
+_ACCEPTED_LINE = re.compile(r"n_accept  = (\d+)")
 
 
 @dataclass(frozen=True)
-class Rival:
-    """A program of llama.cpp with a pair of models. Layers: None leaves them to llama.cpp."""
+class LlamaCppProgram:
+    """A program of llama.cpp and the models it loads. Layers: None is llama.cpp's default."""
 
     binary: Path
     target: Path
@@ -67,56 +41,48 @@ class Rival:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What it says of one text; `n_prompt` counts the beginning-of-text token, as ours.
+class SpeculativeSimple:
+    """llama-speculative-simple: a process for each text, which loads the models first.
 
-    `printed`: the prompt and the text, special tokens by their names.
+    Its "decoding" is our generation: it begins when target and draft have read the prompt but its
+    last token, and ends after the last round, which may exceed the requested number of tokens.
     """
 
-    n_prompt: int
-    n_generated: int
-    n_drafted: int
-    n_accepted: int
-    tokens_per_second: float
-    prompt_seconds: float = 0.0
-    generation_seconds: float = 0.0
-    printed: str = ""
+    program: LlamaCppProgram
+    sampling_options: Sequence[str] | None = None  # all of them
+    is_resident: bool = False
+
+    def write(self, request: BaselineRequest) -> BaselineText:
+        """Raises PromptError for tokens that no text has, and OptionError if the program fails."""
+        text = request.text
+        if text is None or "\0" in text:
+            raise PromptError(
+                f"it takes a text, and no text has these {len(request.tokens):,} tokens"
+            )
+        found = run(
+            text_command(
+                self.program,
+                text,
+                sampling_flags(request.sampling, request.dry_sequence_breakers, self.program.n_ctx),
+                n_tokens=request.n_tokens,
+                seed=request.seed,
+                ignore_eos=request.ignore_eos,
+                n_prompt=len(request.tokens),
+            )
+        )
+        return replace(found, text=found.text.partition(text)[2])
 
 
-def run(
-    rival: Rival, name: str, prompt: str, *, sampling: str, n_tokens: int, seed: int
-) -> Outcome:
-    """One text, at its defaults or as a combination of the grid. Raises OptionError."""
-    return write(command(rival, name, prompt, sampling=sampling, n_tokens=n_tokens, seed=seed))
-
-
-def command(
-    rival: Rival, name: str, prompt: str, *, sampling: str, n_tokens: int, seed: int
-) -> list[str]:
-    """The command line of one text."""
-    drafting = (
-        [
-            *("--spec-draft-n-max", str(combination.n_max)),
-            *("--spec-draft-p-min", f"{combination.p_min:g}"),
-        ]
-        if (combination := _BY_NAME.get(name))
-        else []
-    )
-    options = [*_sampling(sampling), *drafting]
-    return text_command(rival, prompt, options, n_tokens=n_tokens, seed=seed, ignore_eos=True)
-
-
-def write(arguments: Sequence[str]) -> Outcome:
-    """What the command of one text says. Raises OptionError."""
+def run(arguments: Sequence[str]) -> BaselineText:
+    """Run a command of `text_command`; its `text` begins with the prompt. Raises OptionError."""
     for _ in range(_N_TRIES - 1):
-        log, printed = _log(arguments)
-        if outcome := _outcome(log, printed):
-            return outcome
-    return parse(*_log(arguments))
+        if found := _parse(*_output(arguments)):
+            return found
+    return parse(*_output(arguments))
 
 
-def _log(arguments: Sequence[str]) -> tuple[str, str]:
-    """All that a command says, and what it says of that on stdout."""
+def _output(arguments: Sequence[str]) -> tuple[str, str]:
+    """All output of a command, and its stdout alone."""
     try:
         done = subprocess.run(
             arguments, capture_output=True, text=True, errors="replace", env=environment()
@@ -129,24 +95,24 @@ def _log(arguments: Sequence[str]) -> tuple[str, str]:
     log = done.stdout + done.stderr
     if done.returncode:
         raise OptionError(
-            f"{arguments[0]} ended with code {done.returncode}, it must be 0; its last words:\n"
-            f"{last_words(log)}\nTry it by hand: {shlex.join(arguments)}"
+            f"{arguments[0]} failed with exit code {done.returncode}; its output ends with:\n"
+            f"{log_tail(log)}\nRun it by hand: {shlex.join(arguments)}"
         )
     return log, done.stdout
 
 
 def environment() -> dict[str, str]:
-    """Ours, without what the user's shell says of llama.cpp: it would change what is compared."""
+    """Our environment without LLAMA_ARG_ variables, which would change what is compared."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
 
 
-def last_words(log: str) -> str:
-    """The end of a log, where it says what went wrong."""
-    return log[-_N_LAST_WORDS:].strip()
+def log_tail(log: str) -> str:
+    """The end of a log, where the error is."""
+    return log[-_N_TAIL:].strip()
 
 
 def text_command(
-    rival: Rival,
+    program: LlamaCppProgram,
     prompt: str,
     options: Sequence[str],
     *,
@@ -155,41 +121,41 @@ def text_command(
     ignore_eos: bool,
     n_prompt: int = 0,
 ) -> list[str]:
-    """The command line of one text; `n_prompt`: its tokens, where they may be many."""
+    """The command line of one text. `n_prompt`: its tokens, if they may exceed a batch."""
     return [
-        str(rival.binary),
-        *loading(rival),
+        str(program.binary),
+        *loading_options(program),
         *("-p", prompt, "--no-escape", *(["--ignore-eos"] if ignore_eos else [])),
         *("--seed", str(seed)),
-        *("-n", str(n_tokens - 1)),  # it stops behind the round that writes more than n
+        *("-n", str(n_tokens - 1)),  # it stops after the round that writes more than n
         *(["-b", str(n_prompt)] if n_prompt > _N_BATCH else []),
         *options,
         *("--log-colors", "off"),
     ]
 
 
-def loading(rival: Rival) -> list[str]:
-    """The options of loading that all of llama.cpp's programs have in common."""
-    made = ["-m", str(rival.target)]
-    if rival.draft is not None:
-        made += ["-md", str(rival.draft), "--spec-type", "draft-simple"]
-    made += ["-c", str(rival.n_ctx), "-t", str(rival.n_threads)]
-    if rival.draft is not None:
-        made += ["-td", str(rival.n_threads_draft)]
-    if rival.n_gpu_layers is not None:
-        made += ["-ngl", _layers(rival.n_gpu_layers)]
-    if rival.draft is not None and rival.n_gpu_layers_draft is not None:
-        made += ["-ngld", _layers(rival.n_gpu_layers_draft)]
+def loading_options(program: LlamaCppProgram) -> list[str]:
+    """The model options that all of llama.cpp's programs share."""
+    made = ["-m", str(program.target)]
+    if program.draft is not None:
+        made += ["-md", str(program.draft), "--spec-type", "draft-simple"]
+    made += ["-c", str(program.n_ctx), "-t", str(program.n_threads)]
+    if program.draft is not None:
+        made += ["-td", str(program.n_threads_draft)]
+    if program.n_gpu_layers is not None:
+        made += ["-ngl", _layers(program.n_gpu_layers)]
+    if program.draft is not None and program.n_gpu_layers_draft is not None:
+        made += ["-ngld", _layers(program.n_gpu_layers_draft)]
     return made
 
 
 def sampling_flags(sampling: Sampling, breakers: Sequence[str], n_ctx: int) -> list[str]:
-    """Ours as options of its command line: every one, since a model file may have defaults too."""
+    """Our sampling as llama.cpp options. All are given: a model file may have other defaults."""
     made = [
         *("--temp", str(sampling.temperature), "--top-k", str(sampling.top_k)),
         *("--top-p", str(sampling.top_p), "--min-p", str(sampling.min_p)),
         *("--typical", str(sampling.typical_p), "--top-nsigma", str(sampling.top_n_sigma)),
-        *("--repeat-last-n", str(looked_back(sampling.repeat_last_n, n_ctx))),
+        *("--repeat-last-n", str(penalty_window(sampling.repeat_last_n, n_ctx))),
         *("--repeat-penalty", str(sampling.repeat_penalty)),
         *("--frequency-penalty", str(sampling.frequency_penalty)),
         *("--presence-penalty", str(sampling.presence_penalty)),
@@ -200,7 +166,7 @@ def sampling_flags(sampling: Sampling, breakers: Sequence[str], n_ctx: int) -> l
             *("--dry-multiplier", str(sampling.dry_multiplier)),
             *("--dry-base", str(sampling.dry_base)),
             *("--dry-allowed-length", str(sampling.dry_allowed_length)),
-            *("--dry-penalty-last-n", str(looked_back(sampling.dry_penalty_last_n, n_ctx))),
+            *("--dry-penalty-last-n", str(penalty_window(sampling.dry_penalty_last_n, n_ctx))),
         ]
         for breaker in breakers or ["none"]:
             made += ["--dry-sequence-breaker", breaker]
@@ -214,8 +180,8 @@ def sampler_names(sampling: Sampling) -> list[str]:
     return [_SAMPLER_NAMES.get(name, name) for name in sampling.samplers]
 
 
-def looked_back(n: int, n_ctx: int) -> int:
-    """Tokens that a penalty looks back upon: llama.cpp's programs know no -1."""
+def penalty_window(n: int, n_ctx: int) -> int:
+    """The tokens a penalty considers: llama.cpp's programs do not accept -1 for all."""
     return n_ctx if n < 0 else n
 
 
@@ -223,41 +189,32 @@ def _layers(n: int) -> str:
     return "all" if n < 0 else str(n)
 
 
-def parse(log: str, printed: str = "") -> Outcome:
-    """What a log says. Raises OptionError for one that does not have the lines."""
-    outcome = _outcome(log, printed)
-    if outcome is None:
+def parse(log: str, printed: str = "") -> BaselineText:
+    """The numbers in a log. Raises OptionError if it does not have the expected lines."""
+    found = _parse(log, printed)
+    if found is None:
         raise OptionError(
             "the log has no lines 'encoded ...', 'decoded ... speed ...', 'n_drafted', 'n_accept' "
-            f"as those of llama-speculative-simple; it ends with:\n{last_words(log)}"
+            f"as llama-speculative-simple writes them; it ends with:\n{log_tail(log)}"
         )
-    return outcome
+    return found
 
 
-def _outcome(log: str, printed: str) -> Outcome | None:
-    found = [line.search(log) for line in (_READ, _WRITTEN, _DRAFTED, _ACCEPTED)]
-    read, written, drafted, accepted = found
-    if not (read and written and drafted and accepted):
+def _parse(log: str, printed: str) -> BaselineText | None:
+    lines = (_PROMPT_LINE, _TEXT_LINE, _DRAFTED_LINE, _ACCEPTED_LINE)
+    prompt, text, drafted, accepted = (line.search(log) for line in lines)
+    if not (prompt and text and drafted and accepted):
         return None
-    return Outcome(
-        n_prompt=int(read[1]),
-        n_generated=int(written[1]),
+    n_generated, n_accepted = int(text[1]), int(accepted[1])
+    prompt_seconds, seconds = float(prompt[2]), float(text[2])
+    return BaselineText(
+        n_prompt=int(prompt[1]),
+        n_generated=n_generated,
         n_drafted=int(drafted[1]),
-        n_accepted=int(accepted[1]),
-        tokens_per_second=float(written[3]),
-        prompt_seconds=float(read[2]),
-        generation_seconds=float(written[2]),
-        printed=printed.removeprefix(_FIRST).removesuffix(_LAST),
+        n_accepted=n_accepted,
+        prompt_seconds=prompt_seconds,
+        # Not in the log: estimated as one round of average length after the prompt.
+        first_token_seconds=prompt_seconds + seconds / max(n_generated - n_accepted, 1),
+        generation_seconds=seconds,
+        text=printed.removeprefix(_BEFORE_TEXT).removesuffix(_AFTER_TEXT),
     )
-
-
-def _sampling(sampling: str) -> Sequence[str]:
-    """Samplers that truncate are off at a temperature; at 0 its own chain gives the same, faster.
-
-    Penalties, DRY, typical, top-n-sigma and XTC stay in the chain and are off by default.
-    """
-    if sampling == "default":
-        return ()
-    if float(sampling) == 0:
-        return ("--temp", "0")
-    return ("--temp", sampling, "--top-k", "0", "--top-p", "1", "--min-p", "0")

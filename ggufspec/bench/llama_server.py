@@ -1,10 +1,4 @@
-"""llama.cpp's server as a competitor: started, asked and stopped; its own timings out.
-
-Knows llama-server's options, its /health and its /completion; neither contenders nor statistics.
-
-It is asked for a token more than is wanted: the first one comes with the prompt, so that the
-seconds of its generation are those of the others. That is how it counts its rate, too.
-"""
+"""Starts llama.cpp's server, requests texts from it with its own timings, and stops it."""
 
 from __future__ import annotations
 
@@ -16,106 +10,97 @@ import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from ggufspec.bench import llama_cpp_runner
-from ggufspec.bench.llama_cpp_runner import Rival
-from ggufspec.decoding.sampling import Sampling
+from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 from ggufspec.errors import OptionError
+from ggufspec.llama.lookup import BaselineRequest, BaselineText
 
 _HOST = "127.0.0.1"
-_START_SECONDS = 600.0  # large models are read from slow disks
-_STOP_SECONDS = 5.0
+_START_SECONDS = 600.0  # large models load slowly
+_STOP_SECONDS = 5.0  # between SIGTERM and SIGKILL
 _HEALTH_SECONDS = 5.0
 _WRITE_SECONDS = 3600.0
 _POLL_SECONDS = 0.05
 _READY = 200
-# By their names here, which are the server's own.
-_NUMBERS = (
+_NUMBERS = (  # sampling options by our names, which are the server's too
     *("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
     *("repeat_penalty", "frequency_penalty", "presence_penalty"),
     *("dry_multiplier", "dry_base", "dry_allowed_length"),
 )
-_LOOKING_BACK = ("repeat_last_n", "dry_penalty_last_n")
+_WINDOWS = ("repeat_last_n", "dry_penalty_last_n")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """One text: `tokens` has the first one too, `n_generated` and the seconds have not."""
+class LlamaServer:
+    """A server that is ready. Valid until its `running` block ends."""
 
-    n_prompt: int
-    n_generated: int
-    n_drafted: int
-    n_accepted: int
-    prompt_seconds: float  # to the first token
-    generation_seconds: float
-    tokens: tuple[int, ...]
+    sampling_options = None  # all of them
+    is_resident = True
 
-
-class Server:
-    """A server that is ready. Valid until its `running` ends."""
-
-    def __init__(self, name: str, port: int, process: subprocess.Popen[bytes], log: Path) -> None:
-        self._name = name
+    def __init__(
+        self, program: LlamaCppProgram, port: int, process: subprocess.Popen[bytes], log: Path
+    ) -> None:
+        self._program = program
         self._port = port
         self._process = process
         self._log = log
 
-    def complete(self, request: Mapping[str, Any]) -> Answer:
-        """The answer to a request. Raises OptionError."""
+    def write(self, request: BaselineRequest) -> BaselineText:
+        """One text. Raises OptionError."""
+        return self.complete(request_body(request, self._program.n_ctx))
+
+    def complete(self, body: Mapping[str, Any]) -> BaselineText:
+        """The result of one request to /completion. Raises OptionError."""
+        name = self._program.binary.name
         try:
-            status, body = _ask(self._port, "POST", "/completion", request, _WRITE_SECONDS)
+            status, answer = _request(self._port, "POST", "/completion", body, _WRITE_SECONDS)
         except (OSError, HTTPException) as error:
             code = self._process.poll()
-            ended = "does not answer" if code is None else f"ended with code {code}"
+            ended = "does not respond" if code is None else f"ended with exit code {code}"
             raise OptionError(
-                f"{self._name} {ended} ({error}); its last words:\n{_last_words(self._log)}"
+                f"{name} {ended} ({error}); its log ends with:\n{_log_tail(self._log)}"
             ) from error
         if status != _READY:
             raise OptionError(
-                f"{self._name} refused a text with status {status}: "
-                f"{body.decode('utf-8', 'replace')[:800]}"
+                f"{name} refused a request with status {status}: "
+                f"{answer.decode('utf-8', 'replace')[:800]}"
             )
-        return parse(body)
+        return parse(answer)
 
 
-def command(rival: Rival, port: int) -> list[str]:
-    """The command line of a server for one request at a time that keeps no former prompts."""
+def command(program: LlamaCppProgram, port: int) -> list[str]:
+    """The command line of a server with one slot that keeps no earlier prompts."""
     return [
-        str(rival.binary),
-        *llama_cpp_runner.loading(rival),
+        str(program.binary),
+        *llama_cpp_runner.loading_options(program),
         *("-np", "1", "--cache-ram", "0"),
         *("--host", _HOST, "--port", str(port)),
         *("--log-colors", "off"),
     ]
 
 
-def request(
-    tokens: Sequence[int],
-    sampling: Sampling,
-    breakers: Sequence[str],
-    *,
-    n_tokens: int,
-    n_ctx: int,
-    seed: int,
-    ignore_eos: bool,
-) -> dict[str, Any]:
-    """What is posted to /completion: every option, since a model file may have defaults too."""
+def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
+    """The JSON for /completion. All options are given: a model file may have other defaults.
+
+    It asks for one token more than requested: the first one counts as part of the prompt's time,
+    also in the server's own rate.
+    """
+    sampling = request.sampling
     made: dict[str, Any] = {name: getattr(sampling, name) for name in _NUMBERS}
-    for name in _LOOKING_BACK:
-        made[name] = llama_cpp_runner.looked_back(getattr(sampling, name), n_ctx)
-    if breakers:
-        made["dry_sequence_breakers"] = list(breakers)
+    for name in _WINDOWS:
+        made[name] = llama_cpp_runner.penalty_window(getattr(sampling, name), n_ctx)
+    if request.dry_sequence_breakers:
+        made["dry_sequence_breakers"] = list(request.dry_sequence_breakers)
     return {
         **made,
-        "prompt": list(tokens),
-        "n_predict": n_tokens + 1,
-        "seed": seed,
-        "ignore_eos": ignore_eos,
+        "prompt": list(request.tokens),
+        "n_predict": request.n_tokens + 1,
+        "seed": request.seed,
+        "ignore_eos": request.ignore_eos,
         "cache_prompt": False,
         "return_tokens": True,
         "samplers": llama_cpp_runner.sampler_names(sampling),
@@ -126,37 +111,43 @@ def request(
     }
 
 
-def parse(body: bytes) -> Answer:
-    """What /completion says. Raises OptionError for what is no such answer."""
+def parse(body: bytes) -> BaselineText:
+    """The result in a response of /completion. Raises OptionError for any other response."""
     try:
         document = json.loads(body)
         timings = document["timings"]
-        return Answer(
+        return BaselineText(
             n_prompt=int(document["tokens_evaluated"]),
             n_generated=max(int(timings["predicted_n"]) - 1, 0),
             n_drafted=int(timings.get("draft_n", 0)),
             n_accepted=int(timings.get("draft_n_accepted", 0)),
             prompt_seconds=timings["prompt_ms"] / 1e3,
+            first_token_seconds=timings["prompt_ms"] / 1e3,
             generation_seconds=timings["predicted_ms"] / 1e3,
             tokens=tuple(map(int, document["tokens"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise OptionError(
-            f"the answer is not as llama-server writes it ({type(error).__name__}: {error}); give "
-            "a llama.cpp of the version that llama-cpp-python has. It begins: "
+            f"the response is not as llama-server writes it ({type(error).__name__}: {error}); use "
+            "the llama.cpp version that llama-cpp-python has. The response begins: "
             f"{body[:400].decode('utf-8', 'replace')}"
         ) from error
 
 
 @contextmanager
-def running(rival: Rival, *, patience: float = _START_SECONDS) -> Iterator[Server]:
-    """A server for the block, which waits without work between texts; stopped in any case.
+def running(
+    program: LlamaCppProgram,
+    *,
+    start_seconds: float = _START_SECONDS,
+    stop_seconds: float = _STOP_SECONDS,
+) -> Iterator[LlamaServer]:
+    """A server for the block; it is always stopped at the end.
 
-    It is in a session of its own, so that a Ctrl-C at the terminal reaches us alone.
-    Raises OptionError, with the last words of its log, where it does not start.
+    It has its own session, so a Ctrl-C at the terminal does not reach it.
+    Raises OptionError, with the end of its log, if it does not start.
     """
     port = _free_port()
-    arguments = command(rival, port)
+    arguments = command(program, port)
     with tempfile.TemporaryDirectory(prefix="ggufspec-server-") as folder:
         log = Path(folder, "log")
         try:
@@ -174,55 +165,57 @@ def running(rival: Rival, *, patience: float = _START_SECONDS) -> Iterator[Serve
                 f"{arguments[0]} cannot be run: {error.strerror}; give the folder of a llama-server"
             ) from error
         try:
-            _wait_until_ready(process, port, patience, arguments, log)
-            yield Server(rival.binary.name, port, process, log)
+            _wait_until_ready(process, port, start_seconds, arguments, log)
+            yield LlamaServer(program, port, process, log)
         finally:
-            _stop(process)
+            _stop(process, stop_seconds)
 
 
 def _wait_until_ready(
     process: subprocess.Popen[bytes],
     port: int,
-    patience: float,
+    start_seconds: float,
     arguments: Sequence[str],
     log: Path,
 ) -> None:
-    until = monotonic() + patience
+    until = monotonic() + start_seconds
     while True:
         code = process.poll()
         if code is not None:
-            what = f"ended with code {code} before it was ready"
+            what = f"ended with exit code {code} before it was ready"
             break
         try:
-            if _ask(port, "GET", "/health", None, _HEALTH_SECONDS)[0] == _READY:
+            if _request(port, "GET", "/health", None, _HEALTH_SECONDS)[0] == _READY:
                 return
         except (OSError, HTTPException):
-            pass  # it does not listen yet
+            pass  # not listening yet
         if monotonic() > until:
-            what = f"was not ready within {patience:g} s"
+            what = f"was not ready within {start_seconds:g} s"
             break
         sleep(_POLL_SECONDS)
     raise OptionError(
-        f"{arguments[0]} {what}; its last words:\n{_last_words(log)}\n"
-        f"Try it by hand: {shlex.join(arguments)}"
+        f"{arguments[0]} {what}; its log ends with:\n{_log_tail(log)}\n"
+        f"Run it by hand: {shlex.join(arguments)}"
     )
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ask it to end, then make it."""
+def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Terminate it; kill it if it does not end in time."""
     process.terminate()
     try:
-        process.wait(_STOP_SECONDS)
+        process.wait(seconds)
     except subprocess.TimeoutExpired:
         pass
-    finally:  # also if Ctrl-C comes once more
+    finally:  # also on another Ctrl-C
         if process.poll() is None:
             process.kill()
             process.wait()
 
 
-def _ask(port: int, method: str, path: str, document: object, seconds: float) -> tuple[int, bytes]:
-    """Status and body of an answer; the proxies of the user's shell are not asked."""
+def _request(
+    port: int, method: str, path: str, document: object, seconds: float
+) -> tuple[int, bytes]:
+    """Status and body of a response; proxies of the environment are not used."""
     connection = HTTPConnection(_HOST, port, timeout=seconds)
     try:
         body = None if document is None else json.dumps(document)
@@ -233,8 +226,8 @@ def _ask(port: int, method: str, path: str, document: object, seconds: float) ->
         connection.close()
 
 
-def _last_words(log: Path) -> str:
-    return llama_cpp_runner.last_words(log.read_text(errors="replace"))
+def _log_tail(log: Path) -> str:
+    return llama_cpp_runner.log_tail(log.read_text(errors="replace"))
 
 
 def _free_port() -> int:

@@ -1,7 +1,4 @@
-"""Results -> one picture: speed-ups by length, costs, acceptance, a text as it was written.
-
-Knows the page and the file; what is drawn is reckoned in series.py, and drawn in panels.py.
-"""
+"""Draws results as one picture: speed-ups by length, pass costs, acceptance, a timeline."""
 
 from __future__ import annotations
 
@@ -15,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ggufspec.bench import plot_data, subplots
-from ggufspec.bench.records import Results
+from ggufspec.bench.records import BenchResults
 from ggufspec.bench.subplots import COLOURS, DASHES, FAINT, INK, MARKERS, N_BAR, QUIET, short
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENDINGS = (".png", ".svg")
-_WIDTH = 9.0  # inches: at 100 a screen's inch, as wide as a README
+SUFFIXES = (".png", ".svg")
+_WIDTH = 9.0  # inches
 _DPI = 200
-_N_COLUMNS = 4  # of the key
-_N_NAME = 44  # characters of a model's name that have room
+_N_COLUMNS = 4  # of the legend
+_N_NAME = 44  # characters of a model's name
 _STYLE = {
     "axes.edgecolor": "#AAAAAA",
     "axes.grid": True,
@@ -45,9 +42,9 @@ _STYLE = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
     "svg.fonttype": "path",
-    "svg.hashsalt": "ggufspec",  # otherwise no two files are the same
+    "svg.hashsalt": "ggufspec",  # for identical files
     "text.color": INK,
-    "text.parse_math": False,  # a name may have any characters
+    "text.parse_math": False,  # a name may contain any character
     "xtick.color": QUIET,
     "xtick.labelsize": 8,
     "ytick.color": QUIET,
@@ -56,31 +53,31 @@ _STYLE = {
 
 
 def check(path: Path) -> None:
-    """Raise OptionError now where `draw` could not write there."""
-    if path.suffix.lower() not in ENDINGS:
+    """Raise OptionError if `draw` could not write this file."""
+    if path.suffix.lower() not in SUFFIXES:
         raise OptionError(
-            f"a plot cannot be written to {path}: it ends in {path.suffix or 'nothing'!r}; name a "
-            f"file that ends in {' or '.join(ENDINGS)}"
+            f"a plot cannot be written to {path}: its suffix is {path.suffix!r}; name a file with "
+            f"the suffix {' or '.join(SUFFIXES)}"
         )
     folder = path.parent
     if not folder.is_dir():
         raise OptionError(
-            f"a plot cannot be written to {path}: there is no folder {folder}; make it"
+            f"a plot cannot be written to {path}: there is no folder {folder}; create it"
         )
     if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        why = "it is a folder" if path.is_dir() else f"the folder {folder} takes no files"
+        why = "it is a folder" if path.is_dir() else f"the folder {folder} is not writable"
         raise OptionError(f"a plot cannot be written to {path}: {why}; name another file")
     if importlib.util.find_spec("matplotlib") is None:
         raise OptionError(
-            "a plot needs matplotlib, which is not installed; install it by "
-            "`pip install 'ggufspec[plot]'`, or leave the plot out"
+            "a plot needs matplotlib, which is not installed; install it with "
+            "`pip install 'ggufspec[plot]'`, or leave out --plot"
         )
 
 
-def draw(results: Results, path: Path) -> None:
-    """Write the picture, whole or not at all; the same results make the same file.
+def draw(results: BenchResults, path: Path) -> None:
+    """Write the picture atomically; equal results give equal files.
 
-    A panel is left out where nothing is known for it. Raises OptionError.
+    A subplot without data is left out. Raises OptionError.
     """
     check(path)
     from matplotlib import style
@@ -90,7 +87,7 @@ def draw(results: Results, path: Path) -> None:
     kind = path.suffix.lower().removeprefix(".")
     part = path.with_name(f".{path.name[-100:]}.{secrets.token_hex(4)}.part")
     with style.context(["default", _STYLE]), warnings.catch_warnings():
-        # A name may have characters that the font has not: they are drawn as boxes.
+        # Characters that the font does not have are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
         figure = _figure(results)
@@ -112,15 +109,15 @@ def draw(results: Results, path: Path) -> None:
 # The page ----------------------------------------------------------------------------------------
 
 
-def _figure(results: Results) -> Figure:
-    """All panels there is something for, on one page."""
+def _figure(results: BenchResults) -> Figure:
+    """All subplots that have data."""
     from matplotlib.figure import Figure
 
-    lines, (bars, n_more) = plot_data.lines(results), plot_data.bars(results)
-    costs = plot_data.stairs(results)
-    accepted, race = plot_data.acceptances(results), plot_data.race(results)
-    names = plot_data.names(results)
-    n_right = bool(accepted) + (race is not None)
+    lines, (bars, n_more) = plot_data.speedup_lines(results), plot_data.rate_bars(results)
+    costs = plot_data.pass_costs(results)
+    accepted, timelines = plot_data.acceptances(results), plot_data.timelines(results)
+    names = plot_data.series_names(results)
+    n_right = bool(accepted) + (timelines is not None)
     n_rows = -(-len(names) // _N_COLUMNS) + bool(names)
     head = 1.0 + 0.18 * n_rows  # inches
     height = head + (4.7 if n_right or costs[0] else 2.6)
@@ -150,27 +147,27 @@ def _figure(results: Results) -> Figure:
         right = columns[1].subgridspec(n_right, 1, hspace=0.42)
         if accepted:
             subplots.draw_acceptances(figure.add_subplot(right[0]), accepted)
-        if race:
-            subplots.draw_race(figure.add_subplot(right[n_right - 1]), race)
-    _head(figure, results, height)
+        if timelines:
+            subplots.draw_timelines(figure.add_subplot(right[n_right - 1]), timelines)
+    _title(figure, results, height)
     if names:
-        _key(figure, names, height)
+        _legend(figure, names, height)
     return figure
 
 
-def _head(figure: Figure, results: Results, height: float) -> None:
-    """What was measured, and on what."""
+def _title(figure: Figure, results: BenchResults, height: float) -> None:
+    """The models, and where they were measured."""
     facts = next(iter(results.models.values()), None)
     known = facts if isinstance(facts, Mapping) else {}
-    target, draft = (_model(known.get(whose)) for whose in ("target", "draft"))
+    target, draft = (_model_name(known.get(whose)) for whose in ("target", "draft"))
     title = " with ".join(filter(None, (target, draft))) or "Speculative decoding"
     size = 13 if len(title) < 60 else 11 if len(title) < 80 else 9.5
     figure.text(0.02, 1 - 0.16 / height, title, size=size, weight="bold", va="top")
     figure.text(0.02, 1 - 0.44 / height, _circumstances(results), size=8, color=QUIET, va="top")
 
 
-def _key(figure: Figure, names: Sequence[str], height: float) -> None:
-    """Which colour is which way to draft, in all panels."""
+def _legend(figure: Figure, names: Sequence[str], height: float) -> None:
+    """The colour of each series, in all subplots."""
     from matplotlib.lines import Line2D
 
     entries = [
@@ -180,7 +177,7 @@ def _key(figure: Figure, names: Sequence[str], height: float) -> None:
     figure.legend(
         handles=[
             *entries,
-            Line2D([], [], color=QUIET, linestyle=DASHES, label="its auto"),
+            Line2D([], [], color=QUIET, linestyle=DASHES, label="auto of that colour"),
         ],
         loc="upper left",
         bbox_to_anchor=(0.012, 1 - 0.66 / height),
@@ -192,30 +189,30 @@ def _key(figure: Figure, names: Sequence[str], height: float) -> None:
     )
 
 
-def _circumstances(results: Results) -> str:
-    """One line in small type."""
-    machine, told = results.machine, []
+def _circumstances(results: BenchResults) -> str:
+    """The subtitle: processor, threads, prompts, version."""
+    machine, parts = results.machine, []
     if isinstance(machine.get("cpu"), str):
-        told.append(short(machine["cpu"], 60))
+        parts.append(short(machine["cpu"], 60))
     facts = next(iter(results.models.values()), None)
     if isinstance(facts, Mapping) and isinstance(facts.get("target_threads"), int):
-        told.append(_many(facts["target_threads"], "thread"))
+        parts.append(_count(facts["target_threads"], "thread"))
     n_prompts = len({text.prompt for text in results.measurements})
     n_runs = len({text.run for text in results.measurements})
-    told.append(f"{_many(n_prompts, 'prompt')}, {_many(n_runs, 'run')}")
+    parts.append(f"{_count(n_prompts, 'prompt')}, {_count(n_runs, 'run')}")
     version = results.versions.get("ggufspec")
-    told += [f"ggufspec {short(version, 20)}"] if isinstance(version, str) else []
-    told += ["interrupted"] if results.interrupted else []
-    return "  ·  ".join(told)
+    parts += [f"ggufspec {short(version, 20)}"] if isinstance(version, str) else []
+    parts += ["interrupted"] if results.interrupted else []
+    return "  ·  ".join(parts)
 
 
 # Helpers -----------------------------------------------------------------------------------------
 
 
-def _model(name: object) -> str:
+def _model_name(name: object) -> str:
     """The name of a model, from its file."""
     return short(name.removesuffix(".gguf"), _N_NAME) if isinstance(name, str) else ""
 
 
-def _many(n: int, what: str) -> str:
+def _count(n: int, what: str) -> str:
     return f"{n} {what}{'' if n == 1 else 's'}"

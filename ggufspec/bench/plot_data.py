@@ -1,4 +1,4 @@
-"""Measurements -> what a picture of them shows: lines, stairs, bars. Pure: no colours, no axes."""
+"""Selects and computes what a plot shows: speed-ups, pass costs, acceptance, timelines."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 
-from ggufspec.bench.records import Contender, Measurement, Results
-from ggufspec.bench.table import Row, Speedup, ratio_of, rows
+from ggufspec.bench.records import BenchResults, Contender, Measurement
+from ggufspec.bench.summary import Speedup, Summary, ratio_of, summarize
 
 AUTO = "auto"
-MOST_LINES = 6  # more of them nobody tells apart
-_MOST_LENGTHS = 3  # of one series, where acceptance is shown
-_MOST_BARS = 16
-_N_TELLING = 5  # drafts, or passes, of which a mean is worth showing
-_MOST_STEPS = 64  # tokens of a text whose steps can still be seen
+MAX_LINES = 6  # more are hard to tell apart
+_MAX_LENGTHS = 3  # of one series, in the plot of acceptance
+_MAX_BARS = 16
+_MIN_SAMPLES = 5  # drafts, or passes, for a mean that is shown
+_MAX_STEPS = 64  # tokens of a timeline
 _LENGTH = "n_draft"
-_FIRST = ("drafter", "verify")  # of what parts two ways to draft
+_FIRST = ("drafter", "verify")  # of the options in the name of a series
 _NAMES = {"drafter": "{}", "verify": "{}", "temperature": "T {}"}
 
 
 @dataclass(frozen=True)
-class Line:
-    """The speed-ups of one way to draft, by length. `auto`: where the length is chosen."""
+class SpeedupLine:
+    """The speed-ups of one series by draft length; `auto`: with the length chosen automatically."""
 
-    number: int  # of the way to draft, which keeps its colour in every panel
-    name: str  # what parts it from the other lines; empty where there is one
+    number: int  # of the series, which has the same colour in all subplots
+    name: str  # the options that differ from other series; empty if there is only one
     lengths: Sequence[int]
     speedups: Sequence[Speedup]
     auto: Speedup | None
@@ -37,7 +37,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How many drafts stood as far as position 1, 2 ... of those that were that long."""
+    """The share of drafts accepted up to position 1, 2 ..., of those that long."""
 
     number: int
     name: str  # the length
@@ -46,7 +46,7 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class Bar:
+class RateBar:
     """Tokens per second: the median of the texts, and the 95 % interval of their mean."""
 
     name: str
@@ -57,8 +57,8 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Written:
-    """Tokens of one text after each round, from 0 on, and the seconds until then."""
+class Timeline:
+    """The tokens of one text after each round, starting with 0, and the time of each."""
 
     name: str
     tokens: Sequence[int]
@@ -66,26 +66,26 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Race:
-    """The same prompt, written plainly and by the best of the others."""
+class TimelinePair:
+    """One prompt, continued by plain decoding and by the fastest contender."""
 
     prompt: str
-    n_tokens: int  # that are shown
+    n_tokens: int  # shown
     is_whole: bool
-    plain: Written
-    best: Written
+    plain: Timeline
+    best: Timeline
 
 
-def names(results: Results) -> list[str]:
-    """What parts the ways to draft that are shown, by number; empty where there is but one."""
-    found = [name for name, _ in _parts(results)]
+def series_names(results: BenchResults) -> list[str]:
+    """The names of the series by number; empty if there is only one."""
+    found = [name for name, _ in _series(results)]
     return found if len(found) > 1 else []
 
 
-def lines(results: Results) -> list[Line]:
-    """Speed-ups by length; empty where no way to draft has two lengths that can be compared."""
+def speedup_lines(results: BenchResults) -> list[SpeedupLine]:
+    """Speed-ups by length; empty if no series has two lengths to compare."""
     made = []
-    for number, (name, members) in enumerate(_parts(results)):
+    for number, (name, members) in enumerate(_series(results)):
         fixed: dict[int, Speedup] = {}
         auto = None
         for row in members:
@@ -98,70 +98,70 @@ def lines(results: Results) -> list[Line]:
                 fixed[length] = row.speedup
         if fixed or auto:
             lengths = sorted(fixed)
-            made.append(Line(number, name, lengths, [fixed[n] for n in lengths], auto))
+            made.append(SpeedupLine(number, name, lengths, [fixed[n] for n in lengths], auto))
     return made if any(len(line.lengths) > 1 for line in made) else []
 
 
-def acceptances(results: Results) -> list[Acceptance]:
-    """At most MOST_LINES: auto and the longest of each way to draft in turn.
+def acceptances(results: BenchResults) -> list[Acceptance]:
+    """At most MAX_LINES: auto and the longest length of each series in turn.
 
-    Where there is but one way, also half its length, and half of that: more would coincide.
+    With a single series also half its length, and half of that: more lines would coincide.
     """
     ranked: list[tuple[int, int, Acceptance]] = []
-    parts = _parts(results)
-    for number, (_, members) in enumerate(parts):
+    series = _series(results)
+    for number, (_, members) in enumerate(series):
         known = [row for row in members if row.by_position]
-        known.sort(key=lambda row: _reach(row.contender), reverse=True)
-        fixed = [row for row in known if _reach(row.contender) < math.inf]
+        known.sort(key=lambda row: _longest(row.contender), reverse=True)
+        fixed = [row for row in known if _longest(row.contender) < math.inf]
         kept = fixed[:1]
         for row in fixed[1:]:
-            if len(parts) == 1 and 2 * _reach(row.contender) <= _reach(kept[-1].contender):
+            if len(series) == 1 and 2 * _longest(row.contender) <= _longest(kept[-1].contender):
                 kept.append(row)
         chosen = [row for row in known if row not in fixed]
-        for rank, row in enumerate([*chosen, *kept[:_MOST_LENGTHS]]):
+        for rank, row in enumerate([*chosen, *kept[:_MAX_LENGTHS]]):
             shares = _shares(results.of(row.contender.name))
             line = Acceptance(number, _length_of(row.contender), row in chosen, shares)
             ranked.append((rank, number, line))
     ranked.sort(key=lambda each: each[:2])
-    in_parts = sorted(ranked[:MOST_LINES], key=lambda each: (each[1], each[0]))
-    return [line for _, _, line in in_parts]
+    in_order = sorted(ranked[:MAX_LINES], key=lambda each: (each[1], each[0]))
+    return [line for _, _, line in in_order]
 
 
-def stairs(results: Results) -> tuple[list[int], list[float]]:
-    """Tokens in a batch, and the median seconds of a pass of the target over them.
+def pass_costs(results: BenchResults) -> tuple[list[int], list[float]]:
+    """Tokens in a pass of the target, and its median seconds.
 
-    Sizes are those that came often enough; empty without passes of one token beside others.
+    Only sizes that occurred often enough; empty without passes over one and over more tokens.
     """
     names = {contender.name for contender in results.contenders if contender.model == "pair"}
     passes = defaultdict(list)
     for text in results.measurements:
         if text.contender in names:
-            for turn in text.rounds:
-                if turn.target_seconds > 0:
-                    passes[turn.n_drafted + 1].append(turn.target_seconds)
-    sizes = sorted(n for n, seconds in passes.items() if len(seconds) >= _N_TELLING)
+            for round_ in text.rounds:
+                if round_.target_seconds > 0:
+                    passes[round_.n_drafted + 1].append(round_.target_seconds)
+    sizes = sorted(n for n, seconds in passes.items() if len(seconds) >= _MIN_SAMPLES)
     if len(sizes) < 2 or sizes[0] != 1:
         return [], []
     return sizes, [median(passes[n]) for n in sizes]
 
 
-def bars(results: Results) -> tuple[list[Bar], int]:
-    """The contenders in their order, and how many more, slower ones there are."""
-    made = rows(results)
+def rate_bars(results: BenchResults) -> tuple[list[RateBar], int]:
+    """The contenders in their order, and how many slower ones are left out."""
+    made = summarize(results)
     compared = [row for row in made if row.contender.baseline is not None]
-    n_left = max(_MOST_BARS - (len(made) - len(compared)), 0)
+    n_left = max(_MAX_BARS - (len(made) - len(compared)), 0)
     slow = sorted(compared, key=lambda row: row.median, reverse=True)[n_left:]
-    shown = [row for row in made if row not in slow][:_MOST_BARS]
+    shown = [row for row in made if row not in slow][:_MAX_BARS]
     return [_bar(results, row) for row in shown], len(made) - len(shown)
 
 
-def race(results: Results) -> Race | None:
+def timelines(results: BenchResults) -> TimelinePair | None:
     """One text of the contender with the best speed-up, and plain's; None without their rounds.
 
-    Of all pairs of texts it is the one in the middle: as much faster as is usual.
+    Of all pairs of texts, the one with the median speed-up.
     """
-    compared = [row for row in rows(results) if row.speedup]
-    for row in sorted(compared, key=_height, reverse=True):
+    compared = [row for row in summarize(results) if row.speedup]
+    for row in sorted(compared, key=_ratio, reverse=True):
         assert row.contender.baseline is not None
         others = {(text.prompt, text.run): text for text in results.of(row.contender.baseline)}
         pairs = [
@@ -176,42 +176,42 @@ def race(results: Results) -> Race | None:
         pairs.sort(key=lambda pair: pair[0].tokens_per_second * pair[1].generation_seconds)
         ours, other = pairs[len(pairs) // 2]
         n_all = max(ours.n_generated, other.n_generated)
-        n_shown = min(n_all, _MOST_STEPS)
-        shown = (_written(other, n_shown), _written(ours, n_shown))
-        return Race(ours.prompt, n_shown, n_shown == n_all, *shown)
+        n_shown = min(n_all, _MAX_STEPS)
+        shown = (_timeline(other, n_shown), _timeline(ours, n_shown))
+        return TimelinePair(ours.prompt, n_shown, n_shown == n_all, *shown)
     return None
 
 
-def _parts(results: Results) -> list[tuple[str, list[Row]]]:
-    """The rows of those who speculate, by what they have in common but for the length: the best."""
-    found: dict[str, list[Row]] = {}
-    for row in rows(results):
+def _series(results: BenchResults) -> list[tuple[str, list[Summary]]]:
+    """The best summaries of speculative contenders, grouped by all options but the length."""
+    found: dict[str, list[Summary]] = {}
+    for row in summarize(results):
         if row.contender.baseline is not None or row.by_position:
-            key = json.dumps(_but_length(row.contender), sort_keys=True, default=str)
+            key = json.dumps(_without_length(row.contender), sort_keys=True, default=str)
             found.setdefault(key, []).append(row)
-    kept = sorted(found, key=lambda part: max(map(_height, found[part])), reverse=True)
-    members = [rows_of for part, rows_of in found.items() if part in kept[:MOST_LINES]]
-    options = [_but_length(each[0].contender) for each in members]
+    kept = sorted(found, key=lambda part: max(map(_ratio, found[part])), reverse=True)
+    members = [group for part, group in found.items() if part in kept[:MAX_LINES]]
+    options = [_without_length(each[0].contender) for each in members]
     known = dict.fromkeys([*_FIRST, *(name for each in options for name in each)])
-    parting = [name for name in known if len({str(each.get(name)) for each in options}) > 1]
+    differing = [name for name in known if len({str(each.get(name)) for each in options}) > 1]
     return [
-        (", ".join(_told(name, each.get(name)) for name in parting), rows_of)
-        for each, rows_of in zip(options, members, strict=True)
+        (", ".join(_shown(name, each.get(name)) for name in differing), group)
+        for each, group in zip(options, members, strict=True)
     ]
 
 
-def _but_length(contender: Contender) -> dict[str, object]:
+def _without_length(contender: Contender) -> dict[str, object]:
     return {name: value for name, value in contender.options.items() if name != _LENGTH}
 
 
-def _told(name: str, value: object) -> str:
+def _shown(name: str, value: object) -> str:
     if value is None:
         return "draft" if name == "drafter" else f"no {name}"
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     return _NAMES[name].format(shown) if name in _NAMES else f"{name} {shown}"
 
 
-def _reach(contender: Contender) -> float:
+def _longest(contender: Contender) -> float:
     length = contender.options.get(_LENGTH)
     if length == AUTO:
         return math.inf
@@ -223,12 +223,12 @@ def _length_of(contender: Contender) -> str:
     return contender.name if length is None else str(length)
 
 
-def _height(row: Row) -> float:
+def _ratio(row: Summary) -> float:
     return row.speedup.ratio if row.speedup else 0.0
 
 
 def _shares(texts: Sequence[Measurement]) -> list[float]:
-    """Accepted of drafted by position, as far as there are enough drafts to tell."""
+    """Accepted / drafted by position, for positions with enough drafts."""
     n = max(len(text.drafted_by_position) for text in texts)
     drafted, accepted = [0] * n, [0] * n
     for text in texts:
@@ -237,25 +237,25 @@ def _shares(texts: Sequence[Measurement]) -> list[float]:
         ):
             drafted[i] += d
             accepted[i] += a
-    enough = min(_N_TELLING, max(drafted))
+    enough = min(_MIN_SAMPLES, max(drafted))
     return [a / d for a, d in zip(accepted, drafted, strict=True) if d and d >= enough]
 
 
-def _bar(results: Results, row: Row) -> Bar:
+def _bar(results: BenchResults, row: Summary) -> RateBar:
     rates = [text.tokens_per_second for text in results.of(row.contender.name)]
     mean = ratio_of([math.log(rate) for rate in rates if rate > 0])
     low, high = (mean.low, mean.high) if mean else (None, None)
-    return Bar(row.contender.name, row.median, low, high, row.speedup)
+    return RateBar(row.contender.name, row.median, low, high, row.speedup)
 
 
 def _seconds(text: Measurement) -> list[float]:
     """When each round ended."""
-    spent = (turn.draft_seconds + turn.target_seconds for turn in text.rounds)
+    spent = (round_.draft_seconds + round_.target_seconds for round_ in text.rounds)
     return list(accumulate(spent, initial=0.0))
 
 
-def _written(text: Measurement, n_most: int) -> Written:
-    tokens = list(accumulate((turn.n_tokens for turn in text.rounds), initial=0))
-    tokens = [min(n, text.n_generated) for n in tokens]  # an end of text is drawn, not written
-    n = next((i for i, written in enumerate(tokens) if written >= n_most), len(tokens) - 1)
-    return Written(text.contender, tokens[: n + 1], _seconds(text)[: n + 1])
+def _timeline(text: Measurement, n_max: int) -> Timeline:
+    tokens = list(accumulate((round_.n_tokens for round_ in text.rounds), initial=0))
+    tokens = [min(n, text.n_generated) for n in tokens]  # an end-of-text token is not counted
+    n = next((i for i, written in enumerate(tokens) if written >= n_max), len(tokens) - 1)
+    return Timeline(text.contender, tokens[: n + 1], _seconds(text)[: n + 1])

@@ -1,26 +1,26 @@
-"""The experiments that the project grew from, as benchmarks: models, prompts, settings, sources.
-
-Pure: what is to be measured and what its source published; neither files nor engines.
-"""
+"""The experiments that the project started from: models, prompts, settings, published results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ggufspec.bench import preset_tables
 from ggufspec.bench.contenders import contenders
-from ggufspec.bench.prompts import Prompt, own_prompts
-from ggufspec.bench.records import Contender
+from ggufspec.bench.prompts import own_prompts
+from ggufspec.bench.records import BenchResults, Contender
+from ggufspec.bench.run import Experiment
 from ggufspec.bench.tables import Table
+from ggufspec.common.prompts import Prompt
 from ggufspec.errors import OptionError
 
-_NOTHING_TRUNCATED = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+_NO_TRUNCATION = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Models by their registered names, and what the source's table calls them."""
+class PresetPair:
+    """Registered names of two models, and their names in the source's table."""
 
     target: str
     draft: str
@@ -34,31 +34,32 @@ class Pair:
 
 @dataclass(frozen=True)
 class Preset:
-    """An experiment. `load`: settings of ggufspec.load; `form`: whose table is printed."""
+    """A known experiment. `load`: settings of ggufspec.load; `tables`: renders its results."""
 
     name: str
     about: str
-    pairs: Sequence[Pair]
-    contenders: Sequence[Contender]
-    prompts: Sequence[Prompt]
-    n_tokens: int
-    n_runs: int
-    form: str
+    pairs: Sequence[PresetPair]
+    experiment: Experiment
+    tables: Callable[[BenchResults], list[Table]] = preset_tables.general
     load: Mapping[str, Any] = field(default_factory=dict)
-    chat: bool | None = None
-    ignore_eos: bool = True
     published: Sequence[Table] = ()
+
+    def experiment_of(self, pair: str, **changed: Any) -> Experiment:
+        """The experiment for one of several pairs; `changed`: fields to replace unless None."""
+        given = {name: value for name, value in changed.items() if value is not None}
+        competing = [each.of_pair(pair) for each in self.experiment.contenders]
+        return replace(self.experiment, contenders=competing, **given)
 
 
 def preset(name: str) -> Preset:
-    """Raises OptionError for a name of none."""
+    """Raises OptionError for an unknown name."""
     if name not in _PRESETS:
         raise OptionError(f"there is no preset {name!r}; there are {', '.join(_PRESETS)}")
     return _PRESETS[name]
 
 
 def names() -> list[str]:
-    """All of them."""
+    """The names of all presets."""
     return list(_PRESETS)
 
 
@@ -72,27 +73,28 @@ _NOTEBOOK = Preset(
     name="notebook",
     about="A notebook of April 2024: Llama 3 70B with 8B as its draft, on an RTX 4090.",
     pairs=[
-        Pair(
+        PresetPair(
             "70B-Q3_K_S",
             "8B-Q3_K_L",
             "Meta-Llama-3-70B-Instruct-Q3_K_S.gguf",
             "Meta-Llama-3-8B-Instruct.Q3_K_L.gguf",
         )
     ],
-    contenders=_compared(0.0, [3, "auto"]),
-    prompts=[
-        Prompt(
-            "napoleon",
-            "",
-            ("Make me a summary of the Napoleon life",),
-            system="You are a polite chatbot who always responds the user requests",
-        )
-    ],
-    n_tokens=250,
-    n_runs=3,
-    form="notebook",
+    experiment=Experiment(
+        contenders=_compared(0.0, [3, "auto"]),
+        prompts=[
+            Prompt(
+                id="napoleon",
+                turns=("Make me a summary of the Napoleon life",),
+                system="You are a polite chatbot who always responds the user requests",
+            )
+        ],
+        n_tokens=250,
+        n_runs=3,
+        ignore_eos=False,
+    ),
+    tables=preset_tables.notebook,
     load={"n_gpu_layers": 45, "n_gpu_layers_draft": -1},
-    ignore_eos=False,
     published=[
         Table(
             "Published: one run of llama.cpp's speculative example of April 2024",
@@ -106,7 +108,7 @@ _NOTEBOOK = Preset(
     ],
 )
 
-_SSP_PROMPTS = (  # its own fifteen are not in its report
+_SSP_PROMPTS = (  # the source does not publish its fifteen
     "The ferry to the islands leaves at seven, so we",
     "A good loaf of bread needs only four things:",
     "When the lights went out in the theatre,",
@@ -128,15 +130,17 @@ _LLAMA_SSP = Preset(
     name="llama-ssp",
     about="llama-ssp: Llama 13B, 30B and 65B with 7B as the draft, in milliseconds a token.",
     pairs=[
-        Pair("Llama-2-13B-Q4_K_M", "Llama-2-7B-Q4_K_M", "13B (Llama 2)", "7B (Llama 2)"),
-        Pair("LLaMA-30B-Q4_K_S", "LLaMA-7B-Q4_K_S", "30B", "7B (Q4_K_S)"),
-        Pair("LLaMA-65B-Q4_K_M", "LLaMA-7B-Q4_0", "65B", "7B (Q4_0)"),
+        PresetPair("Llama-2-13B-Q4_K_M", "Llama-2-7B-Q4_K_M", "13B (Llama 2)", "7B (Llama 2)"),
+        PresetPair("LLaMA-30B-Q4_K_S", "LLaMA-7B-Q4_K_S", "30B", "7B (Q4_K_S)"),
+        PresetPair("LLaMA-65B-Q4_K_M", "LLaMA-7B-Q4_0", "65B", "7B (Q4_0)"),
     ],
-    contenders=_compared(1.0, [4, "auto"], **_NOTHING_TRUNCATED),
-    prompts=[Prompt(str(i), "", (text,)) for i, text in enumerate(_SSP_PROMPTS, 1)],
-    n_tokens=64,
-    n_runs=1,
-    form="llama-ssp",
+    experiment=Experiment(
+        contenders=_compared(1.0, [4, "auto"], **_NO_TRUNCATION),
+        prompts=[Prompt(id=str(i), turns=(text,)) for i, text in enumerate(_SSP_PROMPTS, 1)],
+        n_tokens=64,
+        n_runs=1,
+    ),
+    tables=preset_tables.llama_ssp,
     published=[
         Table(
             "Published: models alone, 4 A10G of a g5.12xlarge (left), 8 A100 of a p4d.24xlarge",
@@ -163,8 +167,8 @@ _LLAMA_SSP = Preset(
     ],
 )
 
-# Google's (arXiv 2211.17192) and DeepMind's (arXiv 2302.01318) papers tell one rule: both rows run
-# `rejection`, with coins of their own.
+# Google's (arXiv 2211.17192) and DeepMind's (arXiv 2302.01318) papers describe the same rule: both
+# rows run `rejection`, with different random numbers.
 _GOOGLE, _DEEPMIND, _BLOCK = "Google's", "DeepMind's", "block verification"
 
 
@@ -187,17 +191,19 @@ _LLMSS = Preset(
     about="LLMSpeculativeSampling: Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M; Google's and "
     "DeepMind's variants side by side.",
     pairs=[
-        Pair("Llama-2-70B-Q4_K_M", "Llama-2-7B-Q4_K_M", "llama2-70b", "llama2-7b"),
-        Pair("BLOOMZ-7B1-Q4_K_M", "BLOOM-560M-Q4_K_M", "bloomz-7b1", "bloom-560m"),
+        PresetPair("Llama-2-70B-Q4_K_M", "Llama-2-7B-Q4_K_M", "llama2-70b", "llama2-7b"),
+        PresetPair("BLOOMZ-7B1-Q4_K_M", "BLOOM-560M-Q4_K_M", "bloomz-7b1", "bloom-560m"),
     ],
-    contenders=_variants(1.0, top_k=20, top_p=0.9, min_p=0.0),
-    prompts=[
-        Prompt("fox", "", ("The quick brown fox jumps over the lazy ",)),
-        Prompt("president", "", ("Who is the president of the USA",)),
-    ],
-    n_tokens=100,
-    n_runs=5,
-    form="llmss",
+    experiment=Experiment(
+        contenders=_variants(1.0, top_k=20, top_p=0.9, min_p=0.0),
+        prompts=[
+            Prompt(id="fox", turns=("The quick brown fox jumps over the lazy ",)),
+            Prompt(id="president", turns=("Who is the president of the USA",)),
+        ],
+        n_tokens=100,
+        n_runs=5,
+    ),
+    tables=preset_tables.llmss,
     published=[
         Table(
             "Published: on GPUs that are not named",
@@ -212,20 +218,26 @@ _GPT2 = Preset(
     name="gpt2",
     about="A study of GPT-2 XL with itself as its draft (nothing may be rejected), and with GPT-2.",
     pairs=[
-        Pair("GPT-2-XL-Q8_0", "GPT-2-XL-Q8_0", "gpt2-xl", "gpt2-xl"),
-        Pair("GPT-2-XL-Q8_0", "GPT-2-Q8_0", "gpt2-xl", "gpt2"),
+        PresetPair("GPT-2-XL-Q8_0", "GPT-2-XL-Q8_0", "gpt2-xl", "gpt2-xl"),
+        PresetPair("GPT-2-XL-Q8_0", "GPT-2-Q8_0", "gpt2-xl", "gpt2"),
     ],
-    contenders=contenders(
-        lengths=[4],
-        rules=["rejection"],
-        temperatures=[0.6],
-        sampling={"top_k": 25, "top_p": 0.9, "min_p": 0.0},
-        has_draft=False,
+    experiment=Experiment(
+        contenders=contenders(
+            lengths=[4],
+            rules=["rejection"],
+            temperatures=[0.6],
+            sampling={"top_k": 25, "top_p": 0.9, "min_p": 0.0},
+            has_draft=False,
+        ),
+        prompts=[
+            Prompt(
+                id="turing", turns=("Alan Turing theorized that computers would one day become",)
+            )
+        ],
+        n_tokens=40,
+        n_runs=50,
     ),
-    prompts=[Prompt("turing", "", ("Alan Turing theorized that computers would one day become",))],
-    n_tokens=40,
-    n_runs=50,
-    form="gpt2",
+    tables=preset_tables.gpt2,
     published=[
         Table(
             "Published: gpt2-xl / gpt2-xl, MacBook Pro M2, seconds",
@@ -246,52 +258,56 @@ _GPT2 = Preset(
     ],
 )
 
-_OWN = Pair("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
+_OWN = PresetPair("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
 
 _STAGED = Preset(
     name="staged",
-    about="Who drafts: nobody, the text so far (n-grams), the model, or both by turns.",
+    about="Drafting strategies: none, n-gram lookup, the draft model, or both by turns.",
     pairs=[_OWN],
-    contenders=contenders(
-        lengths=["auto"],
-        drafters=["ngram", "model", "auto"],
-        temperatures=[0.0],
-        has_draft=False,
+    experiment=Experiment(
+        contenders=contenders(
+            lengths=["auto"],
+            drafters=["ngram", "model", "auto"],
+            temperatures=[0.0],
+            has_draft=False,
+        ),
+        prompts=own_prompts(),
+        n_tokens=96,
+        n_runs=3,
     ),
-    prompts=own_prompts(),
-    n_tokens=96,
-    n_runs=3,
-    form="overview",
 )
 
 _LENGTHS = Preset(
     name="lengths",
-    about="How far to draft: 1 to 16 tokens, and auto.",
+    about="Draft lengths: 1 to 16 tokens, and auto.",
     pairs=[_OWN],
-    contenders=contenders(
-        lengths=[1, 2, 3, 4, 5, 6, 8, 12, 16, "auto"], temperatures=[0.0], has_draft=False
+    experiment=Experiment(
+        contenders=contenders(
+            lengths=[1, 2, 3, 4, 5, 6, 8, 12, 16, "auto"], temperatures=[0.0], has_draft=False
+        ),
+        prompts=own_prompts(),
+        n_tokens=96,
+        n_runs=3,
     ),
-    prompts=own_prompts(),
-    n_tokens=96,
-    n_runs=3,
-    form="overview",
 )
 
 _TEMPERATURES = Preset(
     name="temperatures",
-    about="What sampling costs: temperatures 0 to 1.3, by each rule of verification.",
+    about="Temperatures 0 to 1.3, with each verification rule.",
     pairs=[_OWN],
-    contenders=contenders(
-        lengths=[3],
-        rules=["match", "rejection", "block"],
-        temperatures=[0.0, 0.3, 0.7, 1.0, 1.3],
-        sampling=_NOTHING_TRUNCATED,
-        has_draft=False,
+    experiment=Experiment(
+        contenders=contenders(
+            lengths=[3],
+            rules=["match", "rejection", "block"],
+            temperatures=[0.0, 0.3, 0.7, 1.0, 1.3],
+            sampling=_NO_TRUNCATION,
+            has_draft=False,
+        ),
+        prompts=own_prompts()[:3],
+        n_tokens=96,
+        n_runs=3,
     ),
-    prompts=own_prompts()[:3],
-    n_tokens=96,
-    n_runs=3,
-    form="temperatures",
+    tables=preset_tables.temperatures,
 )
 
 _PRESETS = {

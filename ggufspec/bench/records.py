@@ -1,7 +1,6 @@
-"""What a benchmark keeps: one Measurement a text, and the document that they are written down in.
+"""The results of a benchmark, one Measurement for each text, and their JSON document.
 
-Knows facts and JSON; measures nothing and concludes nothing. What it has read can be reckoned with:
-counts that agree with each other, seconds that are durations, names that somebody bears.
+What was read is consistent: counts agree, durations are finite, all names are defined.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ggufspec.bench import json_decoding
+from ggufspec.decoding.stats import Stats
 from ggufspec.errors import OptionError
 
 FORMAT = "ggufspec-bench-1"
-_MOST_BYTES = 2**30
-_AGAIN = "give a file that `ggufspec bench --json` wrote, or measure again"
+MAX_BYTES = 2**30
+_REMEDY = "give a file that `ggufspec bench --json` wrote, or measure again"
 
 
-class Key(NamedTuple):
-    """Which text of all: a contender continues a prompt in a run."""
+class TextKey(NamedTuple):
+    """Identifies a text: a contender continues a prompt in a run."""
 
     contender: str
     prompt: str
@@ -31,12 +31,12 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to write: options of generation under a name.
+    """A named set of generation options.
 
-    `model`: who writes: "pair", "draft" for the draft model alone, or "peer": somebody else, whose
-    name is `peer`. `baseline`: the name of the contender that its speed is compared with; None: it
-    is one itself, or nothing is comparable. `pair`: of which models, where a benchmark has several;
-    then the name begins with it.
+    `model`: what writes: "pair", "draft" for the draft model alone, or "baseline": another program,
+    whose name is in `program`. `baseline`: the contender that its speed is compared with; None for
+    plain decoding and the draft alone. `pair`: the pair of models, if a benchmark has several; then
+    the name begins with it.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Contender:
     model: str = "pair"
     baseline: str | None = None
     pair: str = ""
-    peer: str | None = None
+    program: str | None = None
 
     @property
     def label(self) -> str:
-        """Its name among those of its pair."""
+        """Its name without that of its pair."""
         return self.name.removeprefix(f"{self.pair}: ") if self.pair else self.name
 
     def of_pair(self, pair: str) -> Contender:
-        """The same, as one of a pair's."""
+        """The same contender for one of several pairs."""
         beside = self.baseline and f"{pair}: {self.baseline}"
         return replace(self, name=f"{pair}: {self.name}", baseline=beside, pair=pair)
 
@@ -62,8 +62,8 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One round of the loop: tokens that it added, drafted and accepted ones, and its seconds."""
+class RoundTiming:
+    """One round: the tokens it added, how many were drafted and accepted, and its seconds."""
 
     n_tokens: int
     n_drafted: int
@@ -76,7 +76,7 @@ class Turn:
 class Measurement:
     """One text. Seconds are wall time; `at`: seconds from the start of the benchmark.
 
-    Of a peer, `rounds` and counts by position are empty, and `tokens` too where it tells none.
+    For a baseline, `rounds` and counts by position are empty; `tokens` too if it prints no ids.
     """
 
     contender: str
@@ -94,38 +94,59 @@ class Measurement:
     prompt_seconds: float
     first_token_seconds: float  # from the request to the first tokens, the prompt included
     generation_seconds: float  # from the end of the prompt to the last token
-    joules: float | None = None  # of the processor, where the machine tells
+    joules: float | None = None  # of the processor, if the machine has counters
     tokens: Sequence[int] = ()
-    rounds: Sequence[Turn] = ()
+    rounds: Sequence[RoundTiming] = ()
+
+    @staticmethod
+    def of_stats(stats: Stats, contender: str, prompt: str, run: int = 0) -> Measurement:
+        """A text of the engine, without its tokens and rounds."""
+        return Measurement(
+            contender=contender,
+            prompt=prompt,
+            run=run,
+            category="",
+            at=0.0,
+            n_prompt=stats.n_prompt,
+            n_generated=stats.n_generated,
+            n_rounds=stats.n_rounds,
+            n_drafted=stats.n_drafted,
+            n_accepted=stats.n_accepted,
+            drafted_by_position=stats.drafted_by_position,
+            accepted_by_position=stats.accepted_by_position,
+            prompt_seconds=stats.seconds.prompt,
+            first_token_seconds=stats.seconds.prompt,
+            generation_seconds=stats.seconds.generation,
+        )
 
     @property
-    def key(self) -> Key:
-        return Key(self.contender, self.prompt, self.run)
+    def key(self) -> TextKey:
+        return TextKey(self.contender, self.prompt, self.run)
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second, the prompt's time left out."""
+        """Generated tokens per second, without the time of the prompt."""
         return self.n_generated / self.generation_seconds if self.generation_seconds > 0 else 0.0
 
     @property
     def seconds(self) -> float:
-        """The whole time, the prompt included."""
+        """The whole time, with the prompt."""
         return self.prompt_seconds + self.generation_seconds
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where a text at temperature 0 left plain's, and by how much plain preferred its own token."""
+class Divergence:
+    """Where a text at temperature 0 differs from plain's, and the difference of the two logits."""
 
     contender: str
     prompt: str
-    position: int  # tokens that were the same
-    margin: float  # in logits; near 0 it was rounding that decided
+    position: int  # number of equal tokens before
+    margin: float  # in logits; near 0, rounding decided
 
 
 @dataclass
-class Results:
-    """All of a benchmark. `machine`, `versions`, `models` and `settings` are plain JSON."""
+class BenchResults:
+    """A whole benchmark. `machine`, `versions`, `models` and `settings` are plain JSON."""
 
     settings: dict[str, Any]
     contenders: list[Contender]
@@ -133,74 +154,74 @@ class Results:
     versions: dict[str, Any] = field(default_factory=dict)
     models: dict[str, Any] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
-    partings: list[Parting] = field(default_factory=list)
+    divergences: list[Divergence] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
 
     def of(self, contender: str) -> list[Measurement]:
-        """Its measurements, in the order in which they were made."""
+        """Its measurements, in the order of time."""
         return [found for found in self.measurements if found.contender == contender]
 
     def to_document(self) -> dict[str, Any]:
         """For JSON: see of_document."""
         whole = {"format": FORMAT, **asdict(self)}
         for found in whole["measurements"]:
-            found["rounds"] = [_rounded(turn) for turn in found["rounds"]]
+            found["rounds"] = [_rounded(round_) for round_ in found["rounds"]]
         for found in whole["contenders"]:
             found["options"] = plain(found["options"])
         return {**whole, "settings": plain(whole["settings"]), "models": plain(whole["models"])}
 
     @staticmethod
-    def of_document(document: object, where: str) -> Results:
+    def of_document(document: object, where: str) -> BenchResults:
         """The results in a document; `where` names it in errors. Raises OptionError."""
         found = document.get("format") if isinstance(document, dict) else None
         if found != FORMAT:
-            said = f"its format is {found!r:.40}" if found is not None else "it names no format"
+            actual = f"its format is {found!r:.40}" if found is not None else "it names no format"
             raise OptionError(
-                f"{where} holds no results of ggufspec bench ({said}, not {FORMAT!r}); {_AGAIN}"
+                f"{where} has no results of ggufspec bench ({actual}, not {FORMAT!r}); {_REMEDY}"
             )
         try:
             return _results(document)
         except ValueError as error:
             raise OptionError(
-                f"{where} is not as `ggufspec bench --json` writes it: {error}; {_AGAIN}"
+                f"{where} is not as `ggufspec bench --json` writes it: {error}; {_REMEDY}"
             ) from error
 
 
 def plain(value: object) -> Any:
-    """The same in JSON, as it is read back: no infinite numbers, no halves of characters."""
+    """The value as JSON can hold it: no infinite numbers, no surrogates."""
     if isinstance(value, Mapping):
         return {str(plain(str(name))): plain(each) for name, each in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, (str, Path)):  # a path may be of bytes that are no UTF-8
+    if isinstance(value, (str, Path)):  # a path may have bytes that are not UTF-8
         return str(value).encode("utf-8", "backslashreplace").decode()
     return value
 
 
-def read_results(path: Path) -> Results:
+def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
     """The results in a file. Raises OptionError."""
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
+            data = file.read(max_bytes + 1)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise OptionError(f"cannot read {path}: {reason}; {_AGAIN}") from error
-    if len(data) > _MOST_BYTES:
+        raise OptionError(f"cannot read {path}: {reason}; {_REMEDY}") from error
+    if len(data) > max_bytes:
         raise OptionError(
-            f"{path} is larger than {_MOST_BYTES:,} bytes, which results are not; {_AGAIN}"
+            f"{path} is larger than {max_bytes:,} bytes, the limit for results; {_REMEDY}"
         )
     try:
         document = json.loads(data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise OptionError(f"{path} is not UTF-8 (byte {error.start}); {_AGAIN}") from error
+        raise OptionError(f"{path} is not UTF-8 (byte {error.start}); {_REMEDY}") from error
     except ValueError as error:
-        raise OptionError(f"{path} is not JSON ({error}); {_AGAIN}") from error
+        raise OptionError(f"{path} is not JSON ({error}); {_REMEDY}") from error
     except RecursionError as error:
-        raise OptionError(f"{path} is JSON of too many levels; {_AGAIN}") from error
-    return Results.of_document(document, str(path))
+        raise OptionError(f"{path} is JSON with too many levels; {_REMEDY}") from error
+    return BenchResults.of_document(document, str(path))
 
 
 # Reading -----------------------------------------------------------------------------------------
@@ -212,10 +233,10 @@ _CONTENDER = json_decoding.record(
         "model": json_decoding.text,
         "baseline": json_decoding.optional(json_decoding.text),
         "pair": json_decoding.text,
-        "peer": json_decoding.optional(json_decoding.text),
+        "program": json_decoding.optional(json_decoding.text),
     }
 )
-_PARTING = json_decoding.record(
+_DIVERGENCE = json_decoding.record(
     {
         "contender": json_decoding.text,
         "prompt": json_decoding.text,
@@ -225,14 +246,14 @@ _PARTING = json_decoding.record(
 )
 
 
-def _turn(where: str, value: object) -> Turn:
+def _round(where: str, value: object) -> RoundTiming:
     """A round from its list of numbers."""
     kinds: Sequence[json_decoding.Kind] = (*[json_decoding.count] * 3, *[json_decoding.seconds] * 2)
     if not isinstance(value, list) or len(value) != len(kinds):
-        raise ValueError(f"{where} is no round; it must be a list of {len(kinds)} numbers")
-    turn = Turn(*(kind(where, each) for kind, each in zip(kinds, value, strict=True)))
-    _check_most(where, turn.n_accepted, turn.n_drafted)
-    return turn
+        raise ValueError(f"{where} is not a round; it must be a list of {len(kinds)} numbers")
+    made = RoundTiming(*(kind(where, each) for kind, each in zip(kinds, value, strict=True)))
+    _check_counts(where, made.n_accepted, made.n_drafted)
+    return made
 
 
 _MEASUREMENT = json_decoding.record(
@@ -252,7 +273,7 @@ _MEASUREMENT = json_decoding.record(
             ("prompt_seconds", "first_token_seconds", "generation_seconds"), json_decoding.seconds
         ),
         "joules": json_decoding.optional(json_decoding.amount),
-        "rounds": json_decoding.several(_turn),
+        "rounds": json_decoding.several(_round),
     }
 )
 _RESULTS = json_decoding.record(
@@ -262,31 +283,38 @@ _RESULTS = json_decoding.record(
         ),
         "contenders": json_decoding.several(lambda where, value: _contender(where, value)),
         "measurements": json_decoding.several(lambda where, value: _measurement(where, value)),
-        "partings": json_decoding.several(lambda where, value: Parting(**_PARTING(where, value))),
+        "divergences": json_decoding.several(
+            lambda where, value: Divergence(**_DIVERGENCE(where, value))
+        ),
         "interrupted": json_decoding.switch,
     }
 )
 
 
-def _results(document: object) -> Results:
+def _results(document: Any) -> BenchResults:
     """Raises ValueError."""
-    made = Results(**_RESULTS("", document))
+    if "partings" in document:  # written by an earlier version
+        document = {**document, "divergences": document["partings"]}
+    made = BenchResults(**_RESULTS("", document))
     names = [contender.name for contender in made.contenders]
     _check_once("the contender", names)
     _check_once("the text", [found.key for found in made.measurements])
     users = [contender.baseline for contender in made.contenders if contender.baseline is not None]
     users += [found.contender for found in made.measurements]
-    users += [parting.contender for parting in made.partings]
+    users += [each.contender for each in made.divergences]
     unknown = next((name for name in users if name not in names), None)
     if unknown is not None:
-        raise ValueError(f"{unknown!r} is named, which is none of the contenders")
+        raise ValueError(f"{unknown!r} is named, but is not one of the contenders")
     return made
 
 
-def _contender(where: str, value: object) -> Contender:
+def _contender(where: str, value: Any) -> Contender:
+    if isinstance(value, dict) and "peer" in value:  # written by an earlier version
+        model = "baseline" if value.get("model") == "peer" else value.get("model")
+        value = {**value, "program": value["peer"], "model": model}
     made = Contender(**_CONTENDER(where, value))
-    if made.model not in ("pair", "draft", "peer"):
-        raise ValueError(f"{where}.model is {made.model!r:.40}; it must be pair, draft or peer")
+    if made.model not in ("pair", "draft", "baseline"):
+        raise ValueError(f"{where}.model is {made.model!r:.40}; it must be pair, draft or baseline")
     if "temperature" in made.options:
         json_decoding.amount(f"{where}.options.temperature", made.options["temperature"])
     return made
@@ -294,26 +322,26 @@ def _contender(where: str, value: object) -> Contender:
 
 def _measurement(where: str, value: object) -> Measurement:
     made = Measurement(**_MEASUREMENT(where, value))
-    _check_most(where, made.n_accepted, made.n_drafted)
+    _check_counts(where, made.n_accepted, made.n_drafted)
     drafted, accepted = made.drafted_by_position, made.accepted_by_position
     if len(drafted) != len(accepted):
         raise ValueError(
-            f"{where} has {len(drafted)} positions that were drafted and {len(accepted)} that were "
-            "accepted; there must be as many"
+            f"{where} has {len(drafted)} positions of drafted tokens and {len(accepted)} of "
+            "accepted ones; there must be equally many"
         )
     for n_drafted, n_accepted in zip(drafted, accepted, strict=True):
-        _check_most(where, n_accepted, n_drafted)
+        _check_counts(where, n_accepted, n_drafted)
     for name, n_needed in (("tokens", made.n_generated), ("rounds", made.n_rounds)):
         n_found = len(getattr(made, name))
-        if n_found not in (0, n_needed):  # none: they were left out
-            raise ValueError(f"{where} has {n_found} {name}; by its counts it must be {n_needed}")
+        if n_found not in (0, n_needed):  # 0: left out
+            raise ValueError(f"{where} has {n_found} {name}; its counts require {n_needed}")
     return made
 
 
-def _check_most(where: str, n_accepted: int, n_drafted: int) -> None:
+def _check_counts(where: str, n_accepted: int, n_drafted: int) -> None:
     if n_accepted > n_drafted:
         raise ValueError(
-            f"{where} has {n_accepted} tokens accepted of {n_drafted} drafted; it must be fewer"
+            f"{where} has {n_accepted} accepted tokens of {n_drafted} drafted; it cannot be more"
         )
 
 
@@ -321,10 +349,10 @@ def _check_once(what: str, names: Sequence[object]) -> None:
     seen: set[object] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"{what} {name!r:.80} is there twice; it must be there once")
+            raise ValueError(f"{what} {name!r:.80} occurs twice; it must be unique")
         seen.add(name)
 
 
-def _rounded(turn: Mapping[str, Any]) -> list[Any]:
-    """A round as a list of numbers: there are many of them."""
-    return [round(value, 6) if isinstance(value, float) else value for value in turn.values()]
+def _rounded(round_: Mapping[str, Any]) -> list[Any]:
+    """A round as a list of numbers, for small files."""
+    return [round(value, 6) if isinstance(value, float) else value for value in round_.values()]

@@ -1,35 +1,45 @@
-"""Who writes when, and what the clock says: contenders in turns, each text a Measurement.
-
-Knows engines, peers and clocks; prints nothing and concludes nothing.
-"""
+"""Measures contenders in turns: each text becomes one Measurement."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 from zlib import crc32
 
-from ggufspec.bench.baselines import Peer
-from ggufspec.bench.contenders import in_turn
-from ggufspec.bench.energy import Meter
-from ggufspec.bench.prompts import Prompt
-from ggufspec.bench.records import Contender, Key, Measurement, Parting, Results, Turn
+from ggufspec.bench.baselines import Baseline
+from ggufspec.bench.contenders import rotated
+from ggufspec.bench.machine import EnergyMeter
+from ggufspec.bench.records import (
+    BenchResults,
+    Contender,
+    Divergence,
+    Measurement,
+    RoundTiming,
+    TextKey,
+)
+from ggufspec.common.prompts import Prompt
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.text import Message
 from ggufspec.errors import OptionError, PromptError
 
-Heard = Callable[[int, int, str], None]  # tokens written, of how many in all, what is going on
-Told = Callable[[str], None]  # why a peer has left out a text
+OnTokens = Callable[[int, int, str], None]  # tokens generated, in all, what is being written
+Warn = Callable[[str], None]  # why something is left out
 
-_N_LOOKED = 3  # partings of a contender that are looked into
+_N_DIVERGENCES = 3  # of a contender, whose logits are compared
+
+_Timed = tuple[str, Measurement]  # a reply
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is to be written. `chat`: through the target's chat template; None: where it has one
-    and the prompt has more than a text to continue."""
+class Experiment:
+    """The texts to write with one pair.
+
+    `chat`: use the target's chat template; None: if it has one and the prompt has a category or a
+    system message.
+    """
 
     contenders: Sequence[Contender]
     prompts: Sequence[Prompt]
@@ -44,125 +54,115 @@ class Plan:
     def n_texts(self) -> int:
         return len(self.contenders) * len(self.prompts) * self.n_runs
 
-    def order(self) -> Iterator[Key]:
-        """All texts in the order in which they are written: the contenders take turns."""
+    def order(self) -> Iterator[TextKey]:
+        """All texts in the order in which they are written: the contenders alternate."""
         for run in range(self.n_runs):
             for i, prompt in enumerate(self.prompts):
-                turn = in_turn(self.contenders, run * len(self.prompts) + i)
-                yield from (Key(each.name, prompt.name, run) for each in turn)
+                order = rotated(self.contenders, run * len(self.prompts) + i)
+                yield from (TextKey(each.name, prompt.name, run) for each in order)
 
 
 def measure(
     engine: Engine,
-    plan: Plan,
+    experiment: Experiment,
     *,
-    done: Collection[Key] = (),
-    heard: Heard | None = None,
-    peers: Sequence[Peer] = (),
-    told: Told | None = None,
+    done: Collection[TextKey] = (),
+    progress: OnTokens | None = None,
+    baselines: Sequence[Baseline] = (),
+    warn: Warn = lambda message: None,
 ) -> Iterator[Measurement]:
-    """Warm up, then write every text that is not `done`; each is yielded when it is finished.
+    """Warm up, then write each text that is not in `done`; yield it when it is finished.
 
-    Every text begins with an empty cache, so that the time to the first token is a real one.
-    `peers`: those that contenders name. A prompt that is too long is left out, and one that a peer
-    cannot read as we do, for that peer; `told` hears why. Raises GgufspecError, and PromptError
-    where no prompt is left.
+    Each text starts with an empty cache, so the time to first token includes the whole prompt.
+    A prompt that is too long is left out, and one that a baseline tokenizes differently is left out
+    for that baseline; `warn` gets the reason. Raises GgufspecError, and PromptError if no prompt
+    can be used.
     """
-    contenders = {each.name: each for each in plan.contenders}
-    prompts = {each.name: each for each in plan.prompts}
-    left = [key for key in plan.order() if key not in done]
+    contenders = {each.name: each for each in experiment.contenders}
+    prompts = {each.name: each for each in experiment.prompts}
+    left = [key for key in experiment.order() if key not in done]
     if not left:
         return
-    writer = _Writer(engine, plan, heard, peers)
-    unread = _unread(writer, plan.prompts)
-    for name, error in unread.items():
-        if len(unread) == len(prompts):
-            raise error
-        if told is not None:
-            told(f"prompt {name} is left out: {error}")
-    left = [key for key in left if key.prompt not in unread]
+    writer = _Writer(engine, experiment, progress, baselines)
+    usable = []
+    for prompt in experiment.prompts:
+        try:
+            writer.check(prompt)
+            usable.append(prompt.name)
+        except PromptError as error:
+            if not usable and prompt is experiment.prompts[-1]:
+                raise
+            warn(f"prompt {prompt.name} is left out: {error}")
+    left = [key for key in left if key.prompt in usable]
     n_turns = sum(len(prompts[key.prompt].turns) for key in left)
     warm = [name for name in contenders if any(key.contender == name for key in left)]
-    writer.total = len(warm) * plan.n_warm_up + n_turns * plan.n_tokens
-    first = next(each for each in plan.prompts if each.name not in unread)
+    writer.n_tokens_in_all = len(warm) * experiment.n_warm_up + n_turns * experiment.n_tokens
     for name in warm:
         try:
-            writer.warm_up(contenders[name], first)
+            writer.warm_up(contenders[name], prompts[usable[0]])
         except PromptError as error:
-            if told is not None:
-                told(f"{name}, warm-up: {error}")
-    left_out: set[Key] = set()
+            warn(f"{name}, warm-up: {error}")
+    left_out: set[TextKey] = set()
     for key in left:
         try:
             text = writer.write(contenders[key.contender], prompts[key.prompt], key.run)
-        except PromptError as error:  # of a peer, or of an answer that left no room for the next
+        except PromptError as error:  # of a baseline, or if no room is left for the next turn
             once = key._replace(run=0)
-            if told is not None and once not in left_out:
-                told(f"{key.contender} leaves out prompt {key.prompt}: {error}")
+            if once not in left_out:
+                warn(f"{key.contender} leaves out prompt {key.prompt}: {error}")
             left_out.add(once)
         else:
             yield text
 
 
-def _unread(writer: _Writer, prompts: Sequence[Prompt]) -> dict[str, PromptError]:
-    """The prompts that cannot be continued, and why: to be known before hours are spent."""
-    unread = {}
-    for prompt in prompts:
-        try:
-            writer.check(prompt)
-        except PromptError as error:
-            unread[prompt.name] = error
-    return unread
-
-
 class _Writer:
-    """Has texts written by the pair, the draft alone, or a peer, and holds the clock."""
+    """Writes and times texts with the pair, the draft alone, or a baseline."""
 
     def __init__(
         self,
         engine: Engine,
-        plan: Plan,
-        heard: Heard | None,
-        peers: Sequence[Peer] = (),
+        experiment: Experiment,
+        progress: OnTokens | None,
+        baselines: Sequence[Baseline] = (),
     ) -> None:
         self._engine = engine
         self._engines = {"pair": engine}
-        if any(contender.model == "draft" for contender in plan.contenders):
-            self._engines["draft"] = engine.draft_alone()
-        self._peers = {peer.name: peer for peer in peers}
-        self._plan = plan
-        self._heard = heard
+        if any(contender.model == "draft" for contender in experiment.contenders):
+            self._engines["draft"] = scoring.draft_alone(engine)
+        self._baselines = {baseline.name: baseline for baseline in baselines}
+        self._experiment = experiment
+        self._progress = progress
         self._n_done = 0
-        self.total = 1  # tokens, which who asks for texts knows
-        self._meter = Meter()
+        self.n_tokens_in_all = 1
+        self._meter = EnergyMeter()
         self._started_at = perf_counter()
 
     def check(self, prompt: Prompt) -> None:
-        """Raises PromptError where its first turn cannot be read, or leaves no room for a token."""
-        self._read(self._engine, prompt, prompt.turns[:1])
+        """Raises PromptError if its first turn does not fit, with one token more."""
+        self.read(self._engine, prompt, prompt.turns[:1])
 
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
-        """The first texts of all are slower: they count for nobody."""
-        n_tokens = min(self._plan.n_warm_up, self._plan.n_tokens)
+        """Write a short text that is not measured: the first one is slower."""
+        n_tokens = min(self._experiment.n_warm_up, self._experiment.n_tokens)
         try:
             if n_tokens:
                 self._forget()
-                tokens = self._read(self._engine_of(contender), prompt, [prompt.turns[0]])
+                tokens = self.read(self._engine_of(contender), prompt, [prompt.turns[0]])
                 self._one(contender, tokens, n_tokens, f"warm-up: {contender.name}")
         finally:
-            self._n_done += self._plan.n_warm_up
+            self._n_done += self._experiment.n_warm_up
 
     def write(self, contender: Contender, prompt: Prompt, run: int) -> Measurement:
-        """All turns of a prompt, which count as one text. Raises PromptError."""
+        """All turns of a prompt, measured as one text. Raises PromptError."""
         self._forget()
         at = perf_counter() - self._started_at
-        n_end = self._n_done + len(prompt.turns) * self._plan.n_tokens
+        n_end = self._n_done + len(prompt.turns) * self._experiment.n_tokens
         joules = self._meter.joules()
         try:
             parts = self._parts(contender, prompt, run)
         finally:
             self._n_done = n_end
-        used = self._meter.joules() if all(part.has_energy for part in parts) else None
+        used = self._meter.joules() if self._has_energy(contender) else None
         return Measurement(
             contender=contender.name,
             prompt=prompt.name,
@@ -181,39 +181,43 @@ class _Writer:
             generation_seconds=sum(part.generation_seconds for part in parts),
             joules=None if joules is None or used is None else used - joules,
             tokens=[token for part in parts for token in part.tokens],
-            rounds=[turn for part in parts for turn in part.rounds],
+            rounds=[round_ for part in parts for round_ in part.rounds],
         )
 
-    def _parts(self, contender: Contender, prompt: Prompt, run: int) -> list[_Part]:
-        """The answers to the turns of a prompt, one behind the other."""
-        label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._plan.n_runs}"
+    def _parts(self, contender: Contender, prompt: Prompt, run: int) -> list[Measurement]:
+        """The replies to the turns of a prompt, in order."""
+        label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._experiment.n_runs}"
         said: list[str] = []
-        parts: list[_Part] = []
+        parts: list[Measurement] = []
         for turn in prompt.turns:
             said.append(turn)
-            tokens = self._read(self._engine_of(contender), prompt, said)
-            part = self._one(contender, tokens, self._plan.n_tokens, label)
-            said.append(part.text)
+            tokens = self.read(self._engine_of(contender), prompt, said)
+            reply, part = self._one(contender, tokens, self._experiment.n_tokens, label)
+            said.append(reply)
             parts.append(part)
-            self._n_done += self._plan.n_tokens
+            self._n_done += self._experiment.n_tokens
         return parts
 
-    def _one(self, contender: Contender, tokens: list[int], n_tokens: int, label: str) -> _Part:
-        seed = crc32(f"{self._plan.seed} {label}".encode())
-        if contender.peer is None:
+    def _one(self, contender: Contender, tokens: list[int], n_tokens: int, label: str) -> _Timed:
+        """One reply, as text and as numbers."""
+        seed = crc32(f"{self._experiment.seed} {label}".encode())
+        if contender.program is None:
             return self._by_engine(contender, tokens, n_tokens, label, seed)
-        if self._heard is not None:
-            self._heard(self._n_done, self.total, label)
-        return self._by_peer(contender, tokens, n_tokens, seed)
+        self._report(0, label)
+        return self._by_baseline(contender, tokens, n_tokens, seed)
+
+    def _report(self, n_tokens: int, label: str) -> None:
+        if self._progress is not None:
+            self._progress(self._n_done + n_tokens, self.n_tokens_in_all, label)
 
     def _by_engine(
         self, contender: Contender, tokens: list[int], n_tokens: int, label: str, seed: int
-    ) -> _Part:
-        # As people mostly run `auto`: a text with a seed would learn nothing of what passes cost.
+    ) -> _Timed:
+        # Without a seed, as `auto` is mostly used: a text with a seed updates no measured costs.
         learns = contender.options.get("n_draft") == "auto"
         options: dict[str, Any] = {
             "seed": None if learns else seed,
-            "ignore_eos": self._plan.ignore_eos,
+            "ignore_eos": self._experiment.ignore_eos,
             **contender.options,
             "max_tokens": n_tokens,
         }
@@ -224,73 +228,67 @@ class _Writer:
         for chunk in stream:
             first = perf_counter() - started if first is None else first
             n_written += len(chunk.tokens)
-            if self._heard is not None:
-                self._heard(self._n_done + n_written, self.total, label)
+            self._report(n_written, label)
         done = stream.completion
-        stats = done.stats
-        rounds = [
-            Turn(
-                len(turn.tokens),
-                turn.n_drafted,
-                turn.n_accepted,
-                turn.draft_seconds,
-                turn.target_seconds + turn.verify_seconds,
-            )
-            for turn in stream.rounds
-        ]
-        return _Part(
-            text=done.text,
-            tokens=list(done.tokens),
-            n_prompt=stats.n_prompt,
-            n_generated=stats.n_generated,
-            n_rounds=stats.n_rounds,
-            n_drafted=stats.n_drafted,
-            n_accepted=stats.n_accepted,
-            drafted_by_position=stats.drafted_by_position,
-            accepted_by_position=stats.accepted_by_position,
-            prompt_seconds=stats.seconds.prompt,
+        measured = replace(
+            Measurement.of_stats(done.stats, contender.name, label),
             first_token_seconds=first or 0.0,
-            generation_seconds=stats.seconds.generation,
-            rounds=rounds,
+            tokens=done.tokens,
+            rounds=[
+                RoundTiming(
+                    len(round_.tokens),
+                    round_.n_drafted,
+                    round_.n_accepted,
+                    round_.draft_seconds,
+                    round_.target_seconds + round_.verify_seconds,
+                )
+                for round_ in stream.rounds
+            ],
         )
+        return done.text, measured
 
-    def _by_peer(self, contender: Contender, tokens: list[int], n_tokens: int, seed: int) -> _Part:
-        peer = self._peers.get(contender.peer or "")
-        if peer is None:
-            raise OptionError(f"there is no peer {contender.peer!r} to write as {contender.name!r}")
-        done = peer.write(
+    def _by_baseline(
+        self, contender: Contender, tokens: list[int], n_tokens: int, seed: int
+    ) -> _Timed:
+        baseline = self._baselines.get(contender.program or "")
+        if baseline is None:
+            raise OptionError(f"{contender.name!r} needs {contender.program!r}, which is not open")
+        done = baseline.write(
             tokens,
             text_of(self._engine, tokens),
-            options={"ignore_eos": self._plan.ignore_eos, **contender.options},
+            options={"ignore_eos": self._experiment.ignore_eos, **contender.options},
             n_tokens=n_tokens,
             seed=seed,
         )
         pieces = b"".join(self._engine.vocab.piece(token) for token in done.tokens)
-        return _Part(
-            text=pieces.decode("utf-8", "replace") if done.tokens else done.text,
-            tokens=list(done.tokens),
-            n_prompt=done.n_prompt,
-            n_generated=done.n_generated,
+        measured = Measurement(
+            contender=contender.name,
+            prompt="",
+            run=0,
+            category="",
+            at=0.0,
+            drafted_by_position=(),
+            accepted_by_position=(),
             n_rounds=done.n_rounds,
-            n_drafted=done.n_drafted,
-            n_accepted=done.n_accepted,
-            prompt_seconds=done.prompt_seconds,
-            first_token_seconds=done.first_token_seconds,
-            generation_seconds=done.generation_seconds,
-            has_energy=peer.is_resident,
+            **{name: value for name, value in vars(done).items() if name != "text"},
         )
+        return pieces.decode("utf-8", "replace") if done.tokens else done.text, measured
+
+    def _has_energy(self, contender: Contender) -> bool:
+        """Whether the energy between two texts is that of the text."""
+        return contender.program is None or self._baselines[contender.program].runner.is_resident
 
     def _engine_of(self, contender: Contender) -> Engine:
-        """Who writes; of a peer, who reads its prompts for it."""
-        return self._engine if contender.peer is not None else self._engines[contender.model]
+        """The engine that writes; for a baseline, the one that tokenizes its prompts."""
+        return self._engine if contender.program is not None else self._engines[contender.model]
 
     def _forget(self) -> None:
         for engine in self._engines.values():
             engine.forget()
 
-    def _read(self, engine: Engine, prompt: Prompt, said: Sequence[str]) -> list[int]:
-        """The tokens of a prompt: a chat where the model has a template for it, else a text."""
-        chat = self._plan.chat
+    def read(self, engine: Engine, prompt: Prompt, said: Sequence[str]) -> list[int]:
+        """The tokens of a prompt: as a chat if the model has a template, else as text."""
+        chat = self._experiment.chat
         if chat is None:
             wants = prompt.system is not None or bool(prompt.category)
             chat = wants and engine.target.model.chat_template is not None
@@ -307,39 +305,19 @@ class _Writer:
         if len(tokens) >= engine.n_ctx:
             raise PromptError(
                 f"prompt {prompt.name} has {len(tokens):,} tokens, the context {engine.n_ctx:,}; "
-                "load with a larger context (-c), or leave it out"
+                "use a larger context (-c), or leave it out"
             )
         return tokens
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The answer to one turn."""
-
-    text: str
-    tokens: list[int]
-    n_prompt: int
-    n_generated: int
-    n_rounds: int
-    n_drafted: int
-    n_accepted: int
-    prompt_seconds: float
-    first_token_seconds: float
-    generation_seconds: float
-    drafted_by_position: Sequence[int] = ()
-    accepted_by_position: Sequence[int] = ()
-    rounds: Sequence[Turn] = ()
-    has_energy: bool = True
-
-
 def text_of(engine: Engine, tokens: Sequence[int]) -> str | None:
-    """The text that tokenizes to these tokens, special ones by their names; None: there is none."""
+    """The text that tokenizes to these tokens, special ones by their names; None: no text does."""
     vocab = engine.vocab
     added = vocab.tokenize("", add_special=True, parse_special=True)
     rest = tokens[len(added) :] if list(tokens[: len(added)]) == added else tokens
     shown = [vocab.shown(token) for token in rest]
     is_special = [vocab.piece(token) != text for token, text in zip(rest, shown, strict=True)]
-    # Some vocabularies put a space in front of a text, and behind each special token.
+    # Some vocabularies add a space before a text, and after each special token.
     bare = [
         text.removeprefix(b" ") if i == 0 or is_special[i - 1] else text
         for i, text in enumerate(shown)
@@ -351,34 +329,35 @@ def text_of(engine: Engine, tokens: Sequence[int]) -> str | None:
     return None
 
 
-def partings(engine: Engine, plan: Plan, results: Results) -> list[Parting]:
-    """Where texts at temperature 0 left plain's, and how near to a tie that was.
+def divergences(engine: Engine, experiment: Experiment, results: BenchResults) -> list[Divergence]:
+    """Where texts at temperature 0 differ from plain's, and the difference of the two logits.
 
-    Of each contender, the first few are looked into, those of one turn alone.
+    Of each contender, the first few texts of one turn.
     """
-    prompts = {each.name: each for each in plan.prompts if len(each.turns) == 1}
-    writer = _Writer(engine, plan, None)
-    found: list[Parting] = []
-    for contender in plan.contenders:
+    prompts = {each.name: each for each in experiment.prompts if len(each.turns) == 1}
+    writer = _Writer(engine, experiment, None)
+    found: list[Divergence] = []
+    for contender in experiment.contenders:
         if contender.baseline is None or contender.temperature > 0:
             continue
         plain = {each.key._replace(contender=""): each for each in results.of(contender.baseline)}
-        n_looked, seen = 0, set()
+        seen: set[str] = set()
         for text in results.of(contender.name):
             other = plain.get(text.key._replace(contender=""))
             if other is None or text.prompt not in prompts or text.prompt in seen:
                 continue
             n_same = _n_common(text.tokens, other.tokens)
-            if n_same == min(len(text.tokens), len(other.tokens)) or n_looked == _N_LOOKED:
+            if n_same == min(len(text.tokens), len(other.tokens)):
                 continue
+            if len(seen) == _N_DIVERGENCES:
+                break
             seen.add(text.prompt)
-            n_looked += 1
             prompt = prompts[text.prompt]
-            before = [*writer._read(engine, prompt, prompt.turns), *other.tokens[:n_same]]
+            before = [*writer.read(engine, prompt, prompt.turns), *other.tokens[:n_same]]
             engine.forget()
-            row = next(engine.logits(before, [other.tokens[n_same]], whose="target"))[0]
+            row = next(scoring.logits(engine, before, [other.tokens[n_same]], whose="target"))[0]
             margin = abs(float(row[other.tokens[n_same]] - row[text.tokens[n_same]]))
-            found.append(Parting(contender.name, text.prompt, n_same, margin))
+            found.append(Divergence(contender.name, text.prompt, n_same, margin))
     return found
 
 
@@ -388,6 +367,6 @@ def _n_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _added(counts: Sequence[Sequence[int]]) -> list[int]:
-    """Sums by position, of counts that reach more or less far."""
+    """Sums by position, of counts of different lengths."""
     n = max(map(len, counts), default=0)
     return [sum(each[i] for each in counts if i < len(each)) for i in range(n)]

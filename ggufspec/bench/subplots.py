@@ -1,7 +1,4 @@
-"""The panels of a plot, each drawn into the axes that it is given.
-
-Knows lines, bars and labels; neither the page, nor files, nor how anything was reckoned.
-"""
+"""Draws the subplots of a plot into given axes."""
 
 from __future__ import annotations
 
@@ -13,23 +10,23 @@ from ggufspec.bench import plot_data
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito's, but for those that are too light on white: https://jfly.uni-koeln.de/color/
+# Okabe and Ito's colours without those that are too light on white: https://jfly.uni-koeln.de/color/
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "osD^vP"
 INK, QUIET, FAINT = "#222222", "#666666", "#DDDDDD"
 DASHES = (0, (5, 2))
-N_BAR = 30  # characters of a contender's name that have room
+N_BAR = 30  # characters of a contender's name
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _TICK = f"{{x:g}}{_TIMES}"
-_FEW_BARS = 5  # fewer would be thicker
-_MOST_REACH = 1.5  # of the best: an interval that goes on beyond says no more
-_LETTER = 0.145  # inches of a line of text
-_MANY = 3  # lines, of which bands would hide each other
+_FEW_BARS = 5  # fewer are not drawn thicker
+_MAX_REACH = 1.5  # x the best speed-up: the end of the axis
+_LINE_HEIGHT = 0.145  # inches of a line of text
+_MANY = 3  # lines, whose confidence bands would overlap
 
 
-def draw_lines(axes: Axes, lines: Sequence[plot_data.Line]) -> None:
-    """Speed-ups by length with their intervals; auto as a dashed level, plain at 1."""
-    axes.set_title("Speed-up by tokens drafted a round")
+def draw_lines(axes: Axes, lines: Sequence[plot_data.SpeedupLine]) -> None:
+    """Speed-ups by length with their intervals; auto as a dashed line, plain at 1."""
+    axes.set_title("Speed-up by draft length")
     labels = []
     n_most = max(max(line.lengths, default=1) for line in lines)
     n_least = min(min(line.lengths, default=n_most) for line in lines)
@@ -37,7 +34,7 @@ def draw_lines(axes: Axes, lines: Sequence[plot_data.Line]) -> None:
     for i, line in enumerate(lines):
         colour = COLOURS[line.number]
         if line.lengths:
-            # Side by side, so that intervals do not hide each other.
+            # Shifted, so that intervals do not overlap.
             xs = [n + shift * (i - (len(lines) - 1) / 2) for n in line.lengths]
             ratios = [each.ratio for each in line.speedups]
             axes.errorbar(
@@ -60,18 +57,18 @@ def draw_lines(axes: Axes, lines: Sequence[plot_data.Line]) -> None:
     labels.append((1.0, "plain", QUIET))
     low, high = axes.get_ylim()
     ratios = [each.ratio for line in lines for each in (*line.speedups, line.auto) if each]
-    axes.set_ylim(min(max(low, 0), 0.9), max(min(high, _MOST_REACH * max(ratios)), 1.1))
+    axes.set_ylim(min(max(low, 0), 0.9), max(min(high, _MAX_REACH * max(ratios)), 1.1))
     axes.yaxis.set_major_formatter(_TICK)
     axes.set_xlim(n_least - 0.5, n_most + 0.5)
     _whole_ticks(axes)
-    axes.set_ylabel("times as fast as plain (95 % intervals)")
-    axes.set_xlabel("tokens drafted a round")
+    axes.set_ylabel("speed-up over plain (95 % intervals)")
+    axes.set_xlabel("draft length (tokens per round)")
     _label(axes, labels)
 
 
-def draw_bars(axes: Axes, bars: Sequence[plot_data.Bar], n_more: int) -> None:
-    """Tokens per second of each contender; `n_more`: how many are not shown."""
-    axes.set_title(f"Tokens a second{' (the fastest)' if n_more else ''}")
+def draw_bars(axes: Axes, bars: Sequence[plot_data.RateBar], n_more: int) -> None:
+    """Tokens per second of each contender; `n_more`: how many are left out."""
+    axes.set_title(f"Tokens/s{' (the fastest)' if n_more else ''}")
     if not bars:
         axes.text(0.5, 0.5, "nothing was measured", ha="center", transform=axes.transAxes)
         axes.set_axis_off()
@@ -101,12 +98,12 @@ def draw_bars(axes: Axes, bars: Sequence[plot_data.Bar], n_more: int) -> None:
     axes.grid(visible=False, axis="y")
     axes.set_xlim(0, 1.28 * max(max(bar.rate, bar.high or 0) for bar in bars) or 1)
     more = f"\n{n_more} slower ones are left out" if n_more else ""
-    axes.set_xlabel(f"tokens a second (median; lines: 95 % intervals of the mean){more}")
+    axes.set_xlabel(f"tokens/s (median; lines: 95 % intervals of the mean){more}")
 
 
 def draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> None:
-    """What a pass costs beside one over a single token: a staircase."""
-    axes.set_title("What a pass of the target costs")
+    """The time of a pass by its size, relative to one token."""
+    axes.set_title("Time of a target pass")
     one = seconds[0]
     drafted = [n - 1 for n in sizes]
     ratios = [each / one for each in seconds]
@@ -117,8 +114,8 @@ def draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> No
     axes.set_xlim(min(low, -0.5), max(high, drafted[-1] + 0.5))
     _whole_ticks(axes)
     axes.yaxis.set_major_formatter(_TICK)
-    axes.set_ylabel("beside one token")
-    axes.set_xlabel("tokens drafted: the pass reads one more")
+    axes.set_ylabel("relative to one token")
+    axes.set_xlabel("draft length (the pass has one token more)")
     axes.text(
         *(0.02, 0.9, f"1{_TIMES} = {_ms(one)}"),
         color=QUIET,
@@ -129,8 +126,8 @@ def draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> No
 
 
 def draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> None:
-    """How far drafts stand, by position."""
-    axes.set_title("Drafts accepted as far as a position")
+    """The share of drafts accepted up to each position."""
+    axes.set_title("Drafts accepted up to a position")
     labels = []
     n_seen: dict[int, int] = {}
     for each in accepted:
@@ -151,21 +148,21 @@ def draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> No
     axes.yaxis.set_major_formatter(_percent())
     _whole_ticks(axes)
     axes.set_xlabel("position in the draft")
-    axes.set_ylabel("of the drafts that long")
+    axes.set_ylabel("share of the drafts that long")
     _label_ends(axes, labels)
 
 
-def draw_race(axes: Axes, race: plot_data.Race) -> None:
-    """Tokens over seconds, in the steps in which they came."""
-    axes.set_title("A text as it was written")
-    both = ((race.plain, QUIET), (race.best, COLOURS[1]))
-    corners = ((0.02, 0.97, "left", "top"), (0.98, 0.05, "right", "bottom"))  # nobody passes there
-    for written, colour in both:
-        axes.step(written.seconds, written.tokens, where="post", color=colour, linewidth=1.3)
-    by_end = sorted(both, key=lambda each: each[0].seconds[-1])
-    for (written, colour), (x, y, across, up) in zip(by_end, corners, strict=True):
+def draw_timelines(axes: Axes, timelines: plot_data.TimelinePair) -> None:
+    """Tokens over seconds of one text, round by round."""
+    axes.set_title("One text over time")
+    both = ((timelines.plain, QUIET), (timelines.best, COLOURS[1]))
+    corners = ((0.02, 0.97, "left", "top"), (0.98, 0.05, "right", "bottom"))  # without lines
+    for each, colour in both:
+        axes.step(each.seconds, each.tokens, where="post", color=colour, linewidth=1.3)
+    by_end = sorted(both, key=lambda pair: pair[0].seconds[-1])
+    for (each, colour), (x, y, across, up) in zip(by_end, corners, strict=True):
         axes.text(
-            *(x, y, f"{short(written.name, 27)}: {written.seconds[-1]:.3g} s"),
+            *(x, y, f"{short(each.name, 27)}: {each.seconds[-1]:.3g} s"),
             color=colour,
             weight="bold",
             transform=axes.transAxes,
@@ -173,9 +170,9 @@ def draw_race(axes: Axes, race: plot_data.Race) -> None:
             va=up,
         )
     axes.set_xlim(0, 1.02 * by_end[-1][0].seconds[-1])
-    axes.set_ylim(0, 1.18 * race.n_tokens)
-    part = "" if race.is_whole else f", its first {race.n_tokens} tokens"
-    axes.set_xlabel(f"seconds of writing (prompt: {short(race.prompt, 20)}{part})")
+    axes.set_ylim(0, 1.18 * timelines.n_tokens)
+    part = "" if timelines.is_whole else f", its first {timelines.n_tokens} tokens"
+    axes.set_xlabel(f"seconds (prompt: {short(timelines.prompt, 20)}{part})")
     axes.set_ylabel("tokens")
 
 
@@ -183,7 +180,7 @@ def draw_race(axes: Axes, race: plot_data.Race) -> None:
 
 
 def short(name: str, n_most: int) -> str:
-    """A name in one line, its middle left out where it is too long."""
+    """A name in one line; the middle is left out if it is too long."""
     line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in name)
     if len(line) <= n_most:
         return line
@@ -192,7 +189,7 @@ def short(name: str, n_most: int) -> str:
 
 
 def _label(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Names to the right of the lines that reach there: height, name, colour."""
+    """Names at the right edge, from (height, name, colour)."""
     places = _apart(axes, [y for y, _, _ in labels])
     for place, (_, name, colour) in zip(places, labels, strict=True):
         axes.annotate(
@@ -207,7 +204,7 @@ def _label(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
 
 
 def _label_ends(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
-    """Names where the lines end: place, height, name, colour."""
+    """Names at the ends of lines, from (place, height, name, colour)."""
     from matplotlib.patheffects import withStroke
 
     for end in sorted({x for x, _, _, _ in labels}):
@@ -226,9 +223,9 @@ def _label_ends(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> 
 
 
 def _apart(axes: Axes, heights: Sequence[float]) -> list[float]:
-    """Heights for names, moved apart where they would overlap, within the axes."""
+    """Heights for names within the axes, moved apart so that they do not overlap."""
     low, high = axes.get_ylim()
-    gap = (high - low) * _LETTER * axes.figure.dpi / axes.get_window_extent().height
+    gap = (high - low) * _LINE_HEIGHT * axes.figure.dpi / axes.get_window_extent().height
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     places = list(heights)
     for below, i in zip([None, *order], order, strict=False):
@@ -239,7 +236,7 @@ def _apart(axes: Axes, heights: Sequence[float]) -> list[float]:
 
 
 def _reaches(speedups: Sequence[Any]) -> list[list[float]]:
-    """How far the intervals reach down and up; nothing where there is none."""
+    """How far the intervals reach down and up; 0 without an interval."""
     return [
         [each.ratio - each.low if each.low is not None else 0.0 for each in speedups],
         [each.high - each.ratio if each.high is not None else 0.0 for each in speedups],

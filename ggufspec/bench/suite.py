@@ -1,128 +1,108 @@
-"""A benchmark of one or several pairs of models: what is measured of each, in one Results.
-
-Knows plans and facts of engines; neither options nor files of results.
-"""
+"""Measures one or several pairs of models into one BenchResults, and checks resumed results."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ggufspec.bench.baselines import Peer
-from ggufspec.bench.presets import Preset
-from ggufspec.bench.records import Key, Results, plain
-from ggufspec.bench.run import Heard, Plan, Told, measure, partings
+from ggufspec.bench import machine
+from ggufspec.bench.baselines import Baseline
+from ggufspec.bench.difference import differences
+from ggufspec.bench.records import BenchResults, TextKey, plain
+from ggufspec.bench.run import Experiment, OnTokens, Warn, divergences, measure
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError
 from ggufspec.llama import devices
-from tests.benchmarks.memory import peak_rss
 
 
 @dataclass(frozen=True)
-class Job:
-    """One pair and what it is to write. `pair`: its name in the results; "" if there is one."""
+class PairBenchmark:
+    """The experiment of one pair. `pair`: its name in the results; "" if there is only one."""
 
     target: Path
     draft: Path | None
-    plan: Plan
+    experiment: Experiment
     pair: str = ""
     target_label: str = ""
     draft_label: str = ""
     load: Mapping[str, Any] = field(default_factory=dict)
 
 
-def plan_of(preset: Preset, pair: str, **changed: Any) -> Plan:
-    """A preset's plan for one of its pairs, with what the user has `changed` (None: nothing)."""
-    plan = Plan(
-        contenders=[each.of_pair(pair) for each in preset.contenders],
-        prompts=preset.prompts,
-        n_runs=preset.n_runs,
-        n_tokens=preset.n_tokens,
-        ignore_eos=preset.ignore_eos,
-        chat=preset.chat,
-    )
-    return replace(plan, **{name: value for name, value in changed.items() if value is not None})
-
-
 def perform(
-    job: Job,
+    benchmark: PairBenchmark,
     engine: Engine,
-    results: Results,
-    heard: Heard | None = None,
+    results: BenchResults,
+    progress: OnTokens | None = None,
     *,
-    peers: Sequence[Peer] = (),
-    told: Told | None = None,
-    kept: Callable[[], None] = lambda: None,
+    baselines: Sequence[Baseline] = (),
+    warn: Warn = lambda message: None,
+    on_text: Callable[[], None] = lambda: None,
 ) -> int:
-    """Measure what is not in the results yet, and add it; returns how many texts that were.
+    """Measure the texts that the results do not have, and add them; returns their number.
 
-    `told` hears why a text was left out. `kept` is called after every text, while no clock runs.
-    What there is when a KeyboardInterrupt comes, stays. Raises GgufspecError.
+    `warn` gets the reason why a text is left out. `on_text` is called after each text, outside of
+    all measured times. Results are kept on KeyboardInterrupt. Raises GgufspecError.
     """
-    results.models[job.pair] = _facts(job, engine)
+    experiment = benchmark.experiment
+    results.models[benchmark.pair] = _model_facts(benchmark, engine)
     done = {text.key for text in results.measurements}
     n = 0
     try:
-        for text in measure(engine, job.plan, done=done, heard=heard, peers=peers, told=told):
+        for text in measure(
+            engine, experiment, done=done, progress=progress, baselines=baselines, warn=warn
+        ):
             results.measurements.append(text)
             n += 1
-            kept()
+            on_text()
         if n:
-            names = {each.name for each in job.plan.contenders}
-            others = [each for each in results.partings if each.contender not in names]
-            results.partings = others + partings(engine, job.plan, results)
+            names = {each.name for each in experiment.contenders}
+            others = [each for each in results.divergences if each.contender not in names]
+            results.divergences = others + divergences(engine, experiment, results)
     finally:
-        results.memory["peak_rss_bytes"] = peak_rss()
+        peak = machine.peak_rss()
+        if peak is not None:
+            results.memory["peak_rss_bytes"] = peak
     return n
 
 
-def machine() -> dict[str, Any]:
-    """What the seconds depend on."""
-    return {"platform": platform.platform(), **devices.machine()}
-
-
-def check_resumed(before: Results, now: Results) -> None:
-    """Whether results may be gone on with: raises OptionError where they are of something else."""
-    differing = [
-        f"{name} was {_shortened(before.settings.get(name))}, is {_shortened(value)}"
-        for name, value in now.settings.items()
-        if before.settings.get(name) != value
-    ]
+def check_resumed(before: BenchResults, now: BenchResults) -> None:
+    """Raise OptionError if results cannot be resumed: they are of another benchmark."""
+    found = list(differences(before.settings, now.settings))
     names = [[each.name for each in results.contenders] for results in (before, now)]
     if names[0] != names[1]:
-        differing.append(f"contenders were {_shortened(names[0])}, are {_shortened(names[1])}")
+        found += differences({"contenders": names[0]}, {"contenders": names[1]})
     else:
         for old, new in zip(before.contenders, now.contenders, strict=True):
-            differing += _differing(f"{new.name}: ", old.options, new.options)
-    # A kernel may be updated between two evenings; another processor or library is another speed.
+            options = (plain(old.options), plain(new.options))
+            found += [f"{new.name}: {each}" for each in differences(*options)]
+    # The kernel may have been updated in between; another processor or library changes the speed.
     machines = [
         {name: value for name, value in results.machine.items() if name != "platform"}
         for results in (before, now)
     ]
-    differing += _differing("", *machines)
-    differing += _differing("", before.versions, now.versions)
-    if differing:
+    found += differences(*machines)
+    found += differences(before.versions, now.versions)
+    if found:
         raise OptionError(
-            f"these results are of another benchmark: {'; '.join(differing)}. Give the same "
+            f"these results are of another benchmark: {'; '.join(found)}. Give the same "
             "options to --resume, or another file to --json"
         )
 
 
-def n_left(job: Job, results: Results) -> int:
-    """How many texts of a job are not in the results yet."""
-    done: set[Key] = {text.key for text in results.measurements}
-    return sum(key not in done for key in job.plan.order())
+def n_left(benchmark: PairBenchmark, results: BenchResults) -> int:
+    """How many texts of a pair are not in the results yet."""
+    done: set[TextKey] = {text.key for text in results.measurements}
+    return sum(key not in done for key in benchmark.experiment.order())
 
 
-def _facts(job: Job, engine: Engine) -> dict[str, Any]:
+def _model_facts(benchmark: PairBenchmark, engine: Engine) -> dict[str, Any]:
     has_gpu = bool(devices.gpus())
     facts: dict[str, Any] = {"placement": engine.placement}
     for whose, context, label in (
-        ("target", engine.target, job.target_label),
-        ("draft", engine.draft, job.draft_label),
+        ("target", engine.target, benchmark.target_label),
+        ("draft", engine.draft, benchmark.draft_label),
     ):
         if context is None:
             continue
@@ -138,18 +118,3 @@ def _facts(job: Job, engine: Engine) -> dict[str, Any]:
             f"{whose}_threads": context.n_threads,
         }
     return facts
-
-
-def _differing(of: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """What has changed, as it is read back from JSON."""
-    then, since = plain(before), plain(now)
-    return [
-        f"{of}{name} was {_shortened(then.get(name))}, is {_shortened(since.get(name))}"
-        for name in dict.fromkeys([*then, *since])
-        if then.get(name) != since.get(name)
-    ]
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."

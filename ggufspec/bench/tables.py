@@ -1,4 +1,4 @@
-"""Tables as data, and as Markdown and CSV. Pure: cells are texts already."""
+"""Renders summaries as tables, and tables as Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ggufspec.bench.records import Results
-from ggufspec.bench.table import Row, Speedup, categories, geometric_mean, rows
+from ggufspec.bench.records import BenchResults
+from ggufspec.bench.summary import Speedup, Summary, categories, geometric_mean, summarize
 
 _NONE = "-"
 
 
 @dataclass(frozen=True)
 class Table:
-    """What is printed: a title, columns, rows of cells, and what has to be said of them."""
+    """A title, columns, rows of cells, and notes."""
 
     title: str
     columns: Sequence[str]
@@ -23,13 +23,13 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def overview(results: Results) -> Table:
-    """One row for each contender: everything that fits."""
-    made = rows(results)
+def overview(results: BenchResults) -> Table:
+    """One row for each contender."""
+    made = summarize(results)
     has_energy = any(row.joules_per_token is not None for row in made)
     columns = [
-        *("", "tokens/s", "mean ± std", "least-most", "ms/token", "first token"),
-        *("speed-up", "95 % interval", "accepted", "tokens a round"),
+        *("", "tokens/s", "mean ± std", "min-max", "ms/token", "first token"),
+        *("speed-up", "95 % interval", "accepted", "tokens/round"),
         *(["joules/token"] if has_energy else []),
     ]
     cells = []
@@ -56,24 +56,24 @@ def overview(results: Results) -> Table:
     return Table("", columns, cells)
 
 
-def positions(results: Results) -> Table | None:
-    """How many drafts stood as far as each position; None where nothing was drafted."""
-    made = [row for row in rows(results) if row.by_position]
+def positions(results: BenchResults) -> Table | None:
+    """Acceptance by position; None if nothing was drafted."""
+    made = [row for row in summarize(results) if row.by_position]
     if not made:
         return None
     n = max(len(row.by_position) for row in made)
     cells = [[row.contender.name, *(_at(row, i) for i in range(n))] for row in made]
-    columns = ["accepted as far as", *(str(i) for i in range(1, n + 1))]
-    return Table("Acceptance by position, of the drafts that were that long", columns, cells)
+    columns = ["accepted up to position", *(str(i) for i in range(1, n + 1))]
+    return Table("Acceptance by position, of the drafts that long", columns, cells)
 
 
-def by_category(results: Results) -> Table | None:
-    """The speed-up of each contender in each category; None where prompts have no more than one."""
+def by_category(results: BenchResults) -> Table | None:
+    """The speed-up of each contender in each category; None for a single category."""
     names = categories(results)
     if len(names) < 2:
         return None
-    compared = [row.contender.name for row in rows(results) if row.speedup]
-    found = {name: {row.contender.name: row for row in rows(results, name)} for name in names}
+    compared = [row.contender.name for row in summarize(results) if row.speedup]
+    found = {name: {row.contender.name: row for row in summarize(results, name)} for name in names}
     cells = []
     for contender in compared:
         ratios = [
@@ -94,7 +94,7 @@ def interval(speedup: Speedup | None) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A table as GitHub shows it."""
+    """A table in GitHub's Markdown."""
 
     def line(cells: Sequence[str]) -> str:
         escaped = (" ".join(cell.splitlines()).replace("|", "\\|") for cell in cells)
@@ -116,9 +116,9 @@ def to_csv(table: Table) -> str:
     return written.getvalue()
 
 
-def _at(row: Row, i: int) -> str:
+def _at(row: Summary, i: int) -> str:
     return f"{row.by_position[i]:.0%}" if i < len(row.by_position) else ""
 
 
-def _ratio_in(row: Row | None) -> str:
+def _ratio_in(row: Summary | None) -> str:
     return f"{row.speedup.ratio:.2f}" if row is not None and row.speedup else _NONE

@@ -23,11 +23,11 @@ from ggufspec.engine.engine import Engine
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
 from ggufspec.llama.devices import n_logical_cores, n_threads_default
-from ggufspec.llama.profile_key import facts
+from ggufspec.llama.profile_key import profile_key
 from ggufspec.llama.timing import (
-    Filled,
+    FilledContext,
     time_draft,
-    time_in_turns,
+    time_interleaved,
     time_reading,
     time_target,
     time_threads,
@@ -177,7 +177,7 @@ def tune(
             passes=tuple(_summed_up(size, seconds[size]) for size in sizes),
             step=_summed_up(1, steps.steps) if steps else None,
             reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,
-            facts=facts(target, draft),
+            facts=profile_key(target, draft),
         )
 
 
@@ -274,10 +274,10 @@ class _Trials:
         """The passes of a target by which ways to run it are judged."""
         return [1, min(defaults.N_DRAFT_FIXED, self._n_most) + 1] if draft else [1]
 
-    def fill(self, context: Context, whose: str) -> Filled:
+    def fill(self, context: Context, whose: str) -> FilledContext:
         """Read the text behind which passes are timed: what is read once is known to all trials."""
         progress = _named(self._progress, f"Filling the cache of the {whose}")
-        return Filled(context, depth=self._depth, n_most=self._n_most + 1, progress=progress)
+        return FilledContext(context, depth=self._depth, n_most=self._n_most + 1, progress=progress)
 
     def threads(self, whose: str, context: Context, sizes: Sequence[int], n_most: int) -> None:
         """Let a context compute with the best number of threads for passes over these sizes."""
@@ -363,7 +363,7 @@ class _Trials:
                 }
             except OutOfMemoryError:
                 return target, draft
-            times = time_in_turns(
+            times = time_interleaved(
                 passes,
                 self._n_runs,
                 at_least=_AT_LEAST / 2,

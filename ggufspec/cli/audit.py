@@ -125,9 +125,10 @@ def _read_prompts(path: Path | None) -> list[str] | None:
     """The prompts of a file; None without a file. Raises PromptError."""
     if path is None:
         return None
-    from ggufspec.audit.prompts import parse_prompts
+    from ggufspec.common.prompts import TEXTS, parse_prompts
 
-    return parse_prompts(read_prompt_file(path), str(path))
+    prompts = parse_prompts(read_prompt_file(path), str(path), TEXTS)
+    return [prompt.turns[0] for prompt in prompts]
 
 
 def _print_report(report: AuditReport) -> None:
@@ -135,28 +136,31 @@ def _print_report(report: AuditReport) -> None:
     if report.batch is not None:
         batch = report.batch
         distances = [f"{batch.median:.1g}", f"{batch.largest:.1g}"]
-        rows.append(["batch, from single tokens", *distances, str(batch.n_positions), ""])
+        rows.append(["target: batches vs. single tokens", *distances, str(batch.n_positions), ""])
     if report.rule is not None:
         rule = report.rule
         distances = [f"{rule.median:.1g}", f"{rule.largest:.1g}"]
-        name = f"rule {report.settings.verify}, from the target"
+        name = f"rule {report.settings.verify} vs. target"
         rows.append([name, *distances, str(rule.n_positions), f"{rule.resolution:.1g}"])
     if rows:
         render.echo_table(
-            ["Next-token distributions: distance", "median", "largest", "positions", "resolution"],
-            rows,
+            ["Next-token distributions", "median", "largest", "positions", "resolution"], rows
+        )
+        click.echo(
+            "Distances are total variation: 0 for equal distributions, 1 for disjoint ones.\n"
+            "Rounding makes small ones; resolution is their numerical error.\n"
         )
     if report.sequences is not None:
         _print_sequences(report)
     greedy = report.greedy
-    n_same = greedy.n_texts - len(greedy.partings)
-    line = f"Temperature 0: {n_same} of {greedy.n_texts} texts are equal"
-    if greedy.partings:
+    n_same = greedy.n_texts - len(greedy.divergences)
+    line = f"Temperature 0: {n_same} of {greedy.n_texts} texts are identical"
+    if greedy.divergences:
         where = ", ".join(
-            f"prompt {parting.prompt + 1} at token {parting.position + 1} (gap {parting.gap:.2g})"
-            for parting in greedy.partings
+            f"prompt {each.prompt + 1} at token {each.position + 1} (logit gap {each.gap:.2g})"
+            for each in greedy.divergences
         )
-        line += f"; the others differ: {where}. A gap up to {greedy.near_tie:g} is a near-tie"
+        line += f"; the others diverge: {where}. A gap of up to {greedy.near_tie:g} is a near-tie"
     click.echo(f"{line}.\n\n{report.verdict}")
 
 
@@ -178,12 +182,17 @@ def _print_sequences(report: AuditReport) -> None:
     )
     share = found.n_accepted / found.n_drafted if found.n_drafted else 0.0
     click.echo(
-        f"{found.n_texts} texts of each kind, {found.n_tokens_plain} and "
-        f"{found.n_tokens_speculative} tokens; {found.n_drafted} drafted, {share:.0%} of them "
-        f"accepted; seed {report.settings.seed}."
+        f"{found.n_texts} texts of each kind, {found.n_tokens_plain:,} and "
+        f"{found.n_tokens_speculative:,} tokens; {share:.0%} of {found.n_drafted:,} drafted tokens "
+        f"accepted; seed {report.settings.seed}.\n"
+        f"p is the probability of such an effect by chance; if p <= {found.alpha:g} (--alpha), it "
+        "counts as a difference."
     )
-    if any(found.n_impossible):
+    n_impossible = sum(found.n_impossible)
+    if n_impossible:
+        is_one = n_impossible == 1
         click.echo(
-            f"{sum(found.n_impossible)} tokens have probability 0 in batched evaluation; a few are "
-            "expected near the cut-off of a truncation such as top-k."
+            f"{n_impossible} token{' has' if is_one else 's have'} probability 0 in batched "
+            "evaluation; a few are expected near the top-k/top-p cut-off."
         )
+    click.echo()

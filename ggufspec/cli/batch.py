@@ -30,9 +30,10 @@ from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import check_needs_no_draft, text_options
 
 if TYPE_CHECKING:
-    from ggufspec.batch.prompts import Prompt
-    from ggufspec.batch.results import Results
-    from ggufspec.batch.run import News, Plan, Start
+    from ggufspec.batch.process import StartWorker
+    from ggufspec.batch.results import BatchResults
+    from ggufspec.batch.run import BatchEvent, BatchPlan
+    from ggufspec.common.prompts import Prompt
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
@@ -144,9 +145,9 @@ def command(
             "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
         )
     load_settings |= room_for(settings["n_draft"])
-    from ggufspec.batch.prompts import parse_prompts
-    from ggufspec.batch.run import Plan
+    from ggufspec.batch.run import BatchPlan
     from ggufspec.batch.settings import as_json
+    from ggufspec.common.prompts import parse_prompts
 
     if pair.draft is None:
         check_needs_no_draft(settings)
@@ -156,7 +157,7 @@ def command(
         check(address)
     prompts = parse_prompts(read_prompt_file(prompt_file), str(prompt_file))[:limit]
     target, draft = pair.find()
-    plan = Plan(
+    plan = BatchPlan(
         target=str(target),
         draft=None if draft is None else str(draft),
         load=as_json(load_settings),
@@ -170,7 +171,9 @@ def command(
         verbose=verbose,
     )
     with (
-        closing(_results(plan, prompts, output, resume=resume, again=retry_failed)) as results,
+        closing(
+            _results(plan, prompts, output, resume=resume, retry_failed=retry_failed)
+        ) as results,
         _processes(plan, address, n_gpus) as start,
     ):
         is_finished = _write(prompts, plan, results, start)
@@ -178,12 +181,13 @@ def command(
 
 
 def _results(
-    plan: Plan, prompts: Sequence[Prompt], output: Path, *, resume: bool, again: bool
-) -> Results:
+    plan: BatchPlan, prompts: Sequence[Prompt], output: Path, *, resume: bool, retry_failed: bool
+) -> BatchResults:
     """Where the records go. Raises GgufspecError before anything is loaded."""
-    from ggufspec.batch.prompts import digest
-    from ggufspec.batch.results import FileResults, StreamResults, is_stream
+    from ggufspec.batch.results import FileResults, StreamResults
     from ggufspec.batch.settings import model_identity
+    from ggufspec.common.files import is_stream
+    from ggufspec.common.prompts import digest
 
     load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
     settings = {
@@ -198,18 +202,18 @@ def _results(
         **load,
     }
     if str(output) != "-" and not is_stream(output):
-        return FileResults(output, settings, len(prompts), resume=resume, again=again)
+        return FileResults(output, settings, len(prompts), resume=resume, retry_failed=retry_failed)
     if resume:
         raise click.UsageError("--resume needs the output file to continue: name it with -o")
     stream = sys.stdout.buffer if str(output) == "-" else output.open("wb")
-    return StreamResults(stream, settings, len(prompts))
+    return StreamResults(stream, settings)
 
 
 @contextmanager
-def _processes(plan: Plan, address: str | None, n_gpus: float) -> Iterator[Start]:
+def _processes(plan: BatchPlan, address: str | None, n_gpus: float) -> Iterator[StartWorker]:
     """How workers are started: on this machine, or on the cluster of that address."""
     if address is None:
-        from ggufspec.batch.pool import LocalProcess
+        from ggufspec.batch.process import LocalProcess
 
         yield LocalProcess
         return
@@ -222,7 +226,9 @@ def _processes(plan: Plan, address: str | None, n_gpus: float) -> Iterator[Start
         yield start
 
 
-def _write(prompts: Sequence[Prompt], plan: Plan, results: Results, start: Start) -> bool:
+def _write(
+    prompts: Sequence[Prompt], plan: BatchPlan, results: BatchResults, start: StartWorker
+) -> bool:
     """Run all prompts that are not finished; False if a signal stopped it."""
     from ggufspec.batch.run import Batch
 
@@ -240,11 +246,13 @@ def _write(prompts: Sequence[Prompt], plan: Plan, results: Results, start: Start
     return is_finished
 
 
-def _end(prompts: Sequence[Prompt], results: Results, output: Path, *, is_finished: bool) -> int:
+def _end(
+    prompts: Sequence[Prompt], results: BatchResults, output: Path, *, is_finished: bool
+) -> int:
     """Print totals, and what to do about missing prompts; the exit code."""
-    from ggufspec.batch.totals import totals
+    from ggufspec.batch.results import BatchTotals
 
-    done = totals(results.records.values())
+    done = BatchTotals.of(results.records.values())
     parts = [f"{done.n_prompts:,} of {len(prompts):,} prompts", f"{done.n_failed:,} failed"]
     if done.n_retried:
         parts.append(f"{done.n_retried:,} tried again")
@@ -275,27 +283,27 @@ class _Shown:
         self._placements: set[str] = set()
         self._started = self._talked = monotonic()
 
-    def show(self, news: News) -> None:
+    def show(self, event: BatchEvent) -> None:
         """Show one event of the batch."""
-        where = f"{news.pid} on {news.node}" if news.node else f"{news.pid}"
-        worker = f"process {news.worker}" + (f" ({where})" if news.pid else "")
-        which = "" if news.index is None else f" prompt {news.index + 1}"
-        if news.what == "ready":
+        where = f"{event.pid} on {event.node}" if event.node else f"{event.pid}"
+        worker = f"process {event.worker}" + (f" ({where})" if event.pid else "")
+        which = "" if event.index is None else f" prompt {event.index + 1}"
+        if event.what == "ready":
             if not self._n_here:
                 self._started = monotonic()  # loading is not writing
-            self._say_placement(news.why)
+            self._say_placement(event.reason)
             self._say(f"{worker} is ready", only_if_verbose=True)
-        elif news.what == "waiting":
-            self._say(f"{worker} {news.why}")
-        elif news.what == "begun":
+        elif event.what == "waiting":
+            self._say(f"{worker} {event.reason}")
+        elif event.what == "begun":
             self._say(f"{worker} begins{which}", only_if_verbose=True)
-        elif news.what == "died":
-            end = "; trying again" if news.again else "; giving up" if which else ""
-            self._say(f"{which.strip() or worker}: {news.why}{end}")
-        elif news.what == "lost":
-            self._say(f"{worker} cannot be restarted: {news.why}; continuing without it")
-        elif news.record is not None:
-            self._count(news.record)
+        elif event.what == "ended":
+            end = "; trying again" if event.will_retry else "; giving up" if which else ""
+            self._say(f"{which.strip() or worker}: {event.reason}{end}")
+        elif event.what == "lost":
+            self._say(f"{worker} cannot be restarted: {event.reason}; continuing without it")
+        elif event.record is not None:
+            self._count(event.record)
 
     def print_speed(self) -> None:
         """Print the speed of all processes together."""

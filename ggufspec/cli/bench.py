@@ -1,4 +1,4 @@
-"""`ggufspec bench`: plain against speculative decoding in turns, as tables and pictures."""
+"""`ggufspec bench`: measures plain and speculative decoding; prints tables, draws plots."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
-    from ggufspec.bench.records import Results
-    from ggufspec.bench.suite import Job
+    from ggufspec.bench.records import BenchResults
+    from ggufspec.bench.suite import PairBenchmark
     from ggufspec.bench.tables import Table
 
 _FORMATS = ("table", "markdown", "csv")
-_PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
-_SAVE_EVERY = 2.0  # seconds, at least
-_SAVE_REST = 20  # times what saving took: of many texts it takes seconds
-_TALK_EVERY = 10.0  # seconds, where there is no terminal
+PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
+SAVE_SECONDS = 2.0  # between two writes of the file, at least
+SAVE_SHARE = 0.05  # of the time, at most: with many texts a write takes seconds
+_PROGRESS_SECONDS = 10.0  # between two progress lines, if stderr is not a terminal
 
 
 @click.group(cls=SectionedGroup, invoke_without_command=True)
 @click.option(
     "--preset",
-    type=click.Choice(_PRESETS),
-    help="An experiment with models, prompts and table of its own: see below.",
+    type=click.Choice(PRESETS),
+    help="A known experiment with its own models, prompts and table: see below.",
 )
 @target_option(required=False)
 @draft_option()
@@ -58,63 +58,66 @@ _TALK_EVERY = 10.0  # seconds, where there is no terminal
     "lengths",
     metavar="LIST",
     callback=listed(length, "lengths such as auto,3 or 1-8 (at most 64)"),
-    help="Tokens drafted in a round: a list such as auto,3 or 1-8.  [default: auto]",
+    help="Draft lengths: a list such as auto,3 or 1-8.  [default: auto]",
 )
 @click.option(
     "--drafter",
     "drafters",
     metavar="LIST",
     callback=listed(name, "drafters"),
-    help="Who drafts: auto, model, ngram.  [default: auto for auto, model for a number]",
+    help="Drafting strategies: auto, model, ngram.  "
+    "[default: auto with --draft-n auto, else model]",
 )
 @click.option(
     "--verify",
     "rules",
     metavar="LIST",
     callback=listed(name, "rules"),
-    help=f"How drafts are judged: block, rejection, match.  [default: {defaults.VERIFY}]",
+    help=f"Verification rules: block, rejection, match.  [default: {defaults.VERIFY}]",
 )
 @click.option(
     "--temp",
     "temperatures",
     metavar="LIST",
     callback=listed(temperature, "temperatures"),
-    help=f"Temperatures; 0: greedy.  [default: {defaults.TEMPERATURE}]",
+    help=f"Temperatures; 0 is greedy.  [default: {defaults.TEMPERATURE}]",
 )
-@click.option("-p", "--prompt", metavar="TEXT", help="The one prompt.")
+@click.option("-p", "--prompt", metavar="TEXT", help="A single prompt.")
 @click.option(
     "--prompts",
     "prompt_file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Prompts: JSON lines with question_id, category, turns (Spec-Bench, MT-bench) or prompt, "
-    "or plain text.  [default: a few of our own]",
+    "or plain text.  [default: built-in prompts]",
 )
 @click.option(
-    "--n-prompts", type=click.IntRange(min=1), help="At most so many, spread over the categories."
+    "--n-prompts",
+    type=click.IntRange(min=1),
+    help="Use at most this many prompts, spread over the categories.",
 )
 @click.option(
     "--chat/--no-chat",
     default=None,
-    help="Ask through the target's chat template, or not.  [default: for prompts with a category]",
+    help="Use the target's chat template, or not.  [default: for prompts with a category]",
 )
 @click.option(
-    "-n", "--n-predict", "n_tokens", type=click.IntRange(min=1), help="Tokens of a text. "
-    "[default: 128]",
+    "-n", "--n-predict", "n_tokens", type=click.IntRange(min=1), help="Tokens to generate for "
+    "each prompt.  [default: 128]",
 )  # fmt: skip
 @click.option(
     "--ignore-eos/--eos",
     default=None,
-    help="Write on where the model would end.  [default: ignore-eos]",
+    help="Continue after the end-of-text token.  [default: ignore-eos]",
 )
 @click.option(
-    "--runs", "n_runs", type=click.IntRange(1, 10_000), help="Times each prompt is continued by "
-    "each contender.  [default: 3]",
+    "--runs", "n_runs", type=click.IntRange(1, 10_000), help="Times that each contender "
+    "continues each prompt.  [default: 3]",
 )  # fmt: skip
 @click.option(
     "--warm-up",
     "n_warm_up",
     type=click.IntRange(min=0),
-    help="Tokens that each contender writes before anything counts.  [default: 32]",
+    help="Tokens that each contender generates before the measurement.  [default: 32]",
 )
 @click.option(
     "-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed."
@@ -125,34 +128,34 @@ _TALK_EVERY = 10.0  # seconds, where there is no terminal
     type=click.Choice(_FORMATS),
     default="table",
     show_default=True,
-    help="How tables are printed.",
+    help="Format of the tables.",
 )
 @click.option(
     "--json",
     "json_path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Everything raw into this file, written after every text.",
+    help="Write all raw data into this file, after each text.",
 )
 @click.option(
-    "--resume", is_flag=True, help="Go on with the --json file of a benchmark that was interrupted."
+    "--resume", is_flag=True, help="Continue an interrupted benchmark from its --json file."
 )
 @click.option(
     "--against",
     type=click.Choice(["llama.cpp"]),
-    help="Others too, in the same turns: llama-speculative-simple, llama-server with and without "
-    "the draft, and llama-cpp-python with and without its prompt lookup.",
+    help="Measure other programs in alternation: llama-speculative-simple, llama-server with and "
+    "without the draft, llama-cpp-python with and without prompt lookup.",
 )
 @click.option(
     "--llama-bin",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of llama.cpp's programs.  [default: where PATH has llama-server]",
+    help="Folder of llama.cpp's programs.  [default: that of llama-server on PATH]",
 )
 @click.option(
     "--plot",
     "plot_path",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A picture into this .png or .svg: speed-up and cost by length, acceptance by position, "
-    "a text's course. Needs ggufspec[plot].",
+    help="Draw a plot into this .png or .svg file: speed-up and cost by draft length, acceptance "
+    "by position, one text over time. Needs ggufspec[plot].",
 )
 @sampling_options_beside_temperature
 @load_options
@@ -170,29 +173,29 @@ def command(
     form: str,
     load_settings: dict[str, Any],
     verbose: bool,
-    **asked: Any,
+    **given: Any,
 ) -> int:
-    """Measure plain and speculative decoding side by side, in turns, and tell how sure that is.
+    """Measure plain and speculative decoding in alternation, with confidence intervals.
 
-    Without --target, a stand-in of the embedded pair writes: nothing to download. Every text begins
-    with an empty cache; what was measured is kept on Ctrl-C, and --resume goes on with it.
+    Without --target, a stand-in of the embedded pair is measured: nothing to download. Each text
+    starts with an empty cache. Ctrl-C keeps what was measured, and --resume continues.
 
     \b
       ggufspec bench --target large.gguf --draft small.gguf --draft-n auto,1-8 --temp 0,0.8
       ggufspec bench --preset notebook
       ggufspec bench --prompts spec_bench.jsonl --json out.json --format markdown
 
-    Presets measure the models that they name if those are on this machine, else the stand-in, and
-    print the table of their source, with what it published:
+    Presets measure the models that they name if they are on this machine, else the stand-in, and
+    print the table of their source together with its published results:
 
     \b
       notebook      Llama 3 70B Q3_K_S with 8B Q3_K_L, 45 of 80 layers on the GPU
-      llama-ssp     Llama 13B, 30B, 65B with 7B, milliseconds a token
+      llama-ssp     Llama 13B, 30B, 65B with 7B, milliseconds per token
       llmss         Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M, two papers' variants
       gpt2          GPT-2 XL with itself and with GPT-2, 50 runs of 40 tokens
-      staged        who drafts: n-grams, the model, both
-      lengths       1 to 16 tokens a draft, and auto
-      temperatures  0 to 1.3, by each rule
+      staged        drafting strategies: n-grams, the model, both
+      lengths       draft lengths 1 to 16, and auto
+      temperatures  0 to 1.3, with each verification rule
     """
     if context.invoked_subcommand is not None:
         return 0
@@ -201,8 +204,9 @@ def command(
         from ggufspec.bench import plot
 
         plot.check(plot_path)
-    asked["sampling"] = to_generate(asked["sampling"])
-    jobs, title, settings = bench_jobs.jobs_of(preset, load_settings=load_settings, **asked)
+    given["sampling"] = to_generate(given["sampling"])
+    options = bench_jobs.BenchOptions(preset=preset, load_settings=load_settings, **given)
+    jobs, title, settings = bench_jobs.jobs_of(options)
     results = _results_of(jobs, settings, json_path, resume=resume)
     failure: GgufspecError | None = None
     try:
@@ -210,7 +214,7 @@ def command(
             _perform(job, results, json_path, llama_bin)
     except KeyboardInterrupt:
         results.interrupted = True
-    except GgufspecError as error:  # what was measured until then is kept, and told
+    except GgufspecError as error:  # what was measured before is kept and printed
         results.interrupted, failure = True, error
     try:
         if results.measurements or failure is None:
@@ -239,10 +243,10 @@ def command(
     help="How the table is printed.",
 )
 def compare(before: Path, after: Path, form: str) -> None:
-    """Tell what has changed between two benchmarks, from their --json files.
+    """Compare two benchmarks by their --json files.
 
-    The verdict is on speed-ups over plain decoding, each over its own: so it does not matter if the
-    machine itself was faster or slower.
+    Verdicts use speed-ups over plain decoding of the same benchmark, so they do not depend on
+    whether the machine itself was faster or slower.
     """
     from ggufspec.bench import difference
     from ggufspec.bench.records import read_results
@@ -256,28 +260,29 @@ def compare(before: Path, after: Path, form: str) -> None:
 
 
 def _results_of(
-    jobs: list[Job], settings: dict[str, Any], path: Path | None, *, resume: bool
-) -> Results:
-    """Empty results, or those that are gone on with. Raises OptionError before anything is read."""
-    from ggufspec.bench.records import Results, read_results
-    from ggufspec.bench.suite import check_resumed, machine
+    jobs: list[PairBenchmark], settings: dict[str, Any], path: Path | None, *, resume: bool
+) -> BenchResults:
+    """Empty results, or those to continue. Raises OptionError before models are loaded."""
+    from ggufspec.bench import machine
+    from ggufspec.bench.records import BenchResults, read_results
+    from ggufspec.bench.suite import check_resumed
 
-    results = Results(
+    results = BenchResults(
         settings=settings,
-        contenders=[contender for job in jobs for contender in job.plan.contenders],
-        machine=machine(),
+        contenders=[contender for job in jobs for contender in job.experiment.contenders],
+        machine=machine.describe(),
         versions=dict(render.versions()),
     )
     if path is None:
         if resume:
-            raise click.UsageError("--resume needs the file to go on with: name it with --json")
+            raise click.UsageError("--resume needs the file to continue: name it with --json")
         return results
     if not path.exists():
         check_writable(path)
         return results
     if not resume:
         raise OptionError(
-            f"{path} is there already: --resume goes on with it, or give another name to --json"
+            f"{path} exists already: continue it with --resume, or give another name to --json"
         )
     before = read_results(path)
     check_resumed(before, results)
@@ -285,35 +290,37 @@ def _results_of(
     return before
 
 
-def _perform(job: Job, results: Results, path: Path | None, llama_bin: Path | None) -> None:
-    """Measure one pair; what there is, is on the disk after every text."""
+def _perform(
+    job: PairBenchmark, results: BenchResults, path: Path | None, llama_bin: Path | None
+) -> None:
+    """Measure one pair; results are saved after each text, but not too often."""
     from ggufspec.bench.suite import n_left, perform
 
     if not n_left(job, results):
         return
     with ExitStack() as stack:
         engine = stack.enter_context(load_with_bars(job.target, job.draft, dict(job.load)))
-        others = stack.enter_context(bench_jobs.opened_peers(job, engine, llama_bin, _tell))
-        job = bench_jobs.with_peers(job, others)
-        shown = _Shown(stack.enter_context(late_bars()))
-        due = monotonic() + _SAVE_EVERY
+        baselines = stack.enter_context(bench_jobs.opened_baselines(job, engine, llama_bin, _warn))
+        job = bench_jobs.with_baselines(job, baselines)
+        shown = _Progress(stack.enter_context(late_bars()))
+        due = monotonic() + SAVE_SECONDS
 
-        def kept() -> None:
+        def save() -> None:
             nonlocal due
             if (started := monotonic()) >= due:
                 _save(results, path)
                 now = monotonic()
-                due = now + max(_SAVE_EVERY, _SAVE_REST * (now - started))
+                due = now + max(SAVE_SECONDS, (now - started) / SAVE_SHARE)
 
-        perform(job, engine, results, shown.update, peers=others, told=_tell, kept=kept)
+        perform(job, engine, results, shown.update, baselines=baselines, warn=_warn, on_text=save)
 
 
-def _tell(message: str) -> None:
+def _warn(message: str) -> None:
     click.echo(f"ggufspec: {message}", err=True)
 
 
-class _Shown:
-    """Progress: a bar on a terminal, else a line now and then."""
+class _Progress:
+    """Shows a bar on a terminal, else a line now and then."""
 
     def __init__(self, bars: Any) -> None:
         self._bars = bars
@@ -322,50 +329,51 @@ class _Shown:
     def update(self, done: int, total: int, label: str) -> None:
         if sys.stderr.isatty():
             self._bars.update("Measuring", done, total, unit="share", label=label)
-        elif monotonic() - self._last > _TALK_EVERY:
+        elif monotonic() - self._last > _PROGRESS_SECONDS:
             self._last = monotonic()
             left = (self._last - self._started) / max(done, 1) * (total - done)
             click.echo(f"{done / total:4.0%}, about {left:.0f} s left: {label}", err=True)
 
 
-def _save(results: Results, path: Path | None) -> None:
-    """The whole document, or the one before."""
+def _save(results: BenchResults, path: Path | None) -> None:
+    """Write the document atomically."""
     if path is None:
         return
     write_file(path, json.dumps(results.to_document()).encode() + b"\n")
 
 
-def _print(preset: str | None, title: str, results: Results, form: str) -> None:
-    """Tables on stdout; what speaks against them too, but for programs."""
-    from ggufspec.bench.table import doubts
+def _print(preset: str | None, title: str, results: BenchResults, form: str) -> None:
+    """Print tables to stdout; title and warnings too, but with csv to stderr."""
+    from ggufspec.bench.summary import warnings_of
 
     render.tolerate_letters()
     made, published = bench_jobs.tables_of(preset, results)
-    told = [f"{title}.\n{_circumstances(results)}"]
-    told += [f"Doubt: {doubt}." for doubt in doubts(results)]
-    shown = [_shown(table, form) for table in ([*made, *published] if form != "csv" else made)]
-    blocks = [told[0], *shown, *(["\n".join(told[1:])] if told[1:] else [])]
+    head = f"{title}.\n{_circumstances(results)}"
+    warnings = [f"Warning: {each}." for each in warnings_of(results)]
     if form == "csv":
-        blocks = shown
-        for line in told:
+        blocks = [_shown(table, form) for table in made]
+        for line in [head, *warnings]:
             click.echo(line, err=True)
+    else:
+        blocks = [head, *(_shown(table, form) for table in [*made, *published])]
+        blocks += ["\n".join(warnings)] if warnings else []
     click.echo("\n\n".join(blocks))
 
 
-def _circumstances(results: Results) -> str:
-    """A line on what the seconds depend on."""
+def _circumstances(results: BenchResults) -> str:
+    """One line on the machine and versions."""
     from ggufspec.common.files import format_bytes
 
     machine = results.machine
     gpus = ", ".join(map(str, machine.get("gpus", ()))) or "no GPU"
     peak = results.memory.get("peak_rss_bytes")
-    memory = f"; {format_bytes(peak)} of memory at most" if peak else ""
+    memory = f"; peak memory {format_bytes(peak)}" if peak else ""
     packages = f"llama-cpp-python {results.versions.get('llama-cpp-python', '?')}"
     return f"{machine.get('cpu', '?')}, {gpus}; {packages}{memory}."
 
 
 def _shown(table: Table, form: str) -> str:
-    """A table as it was asked for."""
+    """A table in the chosen format."""
     from ggufspec.bench.tables import to_csv, to_markdown
 
     if form != "table":

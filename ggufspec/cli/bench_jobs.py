@@ -1,11 +1,11 @@
-"""From what a user asks of `ggufspec bench` to pairs of models and what they are to write."""
+"""Turns the options of `ggufspec bench` into pairs of models and what each is to write."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,188 +19,129 @@ from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, PromptError
 
 if TYPE_CHECKING:
-    from ggufspec.bench.baselines import Peer
-    from ggufspec.bench.presets import Pair, Preset
-    from ggufspec.bench.prompts import Prompt
-    from ggufspec.bench.records import Contender, Results
-    from ggufspec.bench.suite import Job
+    from ggufspec.bench.baselines import Baseline
+    from ggufspec.bench.presets import Preset, PresetPair
+    from ggufspec.bench.records import BenchResults, Contender
+    from ggufspec.bench.run import Experiment
+    from ggufspec.bench.suite import PairBenchmark
     from ggufspec.bench.tables import Table
+    from ggufspec.common.prompts import Prompt
     from ggufspec.engine.engine import Engine
 
 _N_TOKENS = 128
 _N_RUNS = 3
 _N_WARM_UP = 32
-_CONTENDERS = ("lengths", "drafters", "rules", "temperatures")  # options that say who competes
+_OF_CONTENDERS = ("lengths", "drafters", "rules", "temperatures", "against")
 _STAND_IN = (
     "a stand-in: the embedded 7 M-parameter model of old novels, padded with zeros to the cost "
     "of {:,.0f} M, with its draft of 1.5 M"
 )
 
 
-def jobs_of(
-    preset_name: str | None,
-    *,
-    target: str | None,
-    draft: str | None,
-    size: str,
-    cache_dir: Path | None,
-    lengths: Sequence[int | str],
-    drafters: Sequence[str],
-    rules: Sequence[str],
-    temperatures: Sequence[float],
-    sampling: dict[str, Any],
-    prompt: str | None,
-    prompt_file: Path | None,
-    n_prompts: int | None,
-    chat: bool | None,
-    n_tokens: int | None,
-    ignore_eos: bool | None,
-    n_runs: int | None,
-    n_warm_up: int | None,
-    seed: int,
-    against: str | None,
-    load_settings: dict[str, Any],
-    offline: bool,
-) -> tuple[list[Job], str, dict[str, Any]]:
-    """What to measure, what to call it, and the settings that a later run must share to go on.
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure, by the names of the command's parameters."""
+
+    preset: str | None
+    target: str | None
+    draft: str | None
+    size: str
+    cache_dir: Path | None
+    lengths: Sequence[int | str]
+    drafters: Sequence[str]
+    rules: Sequence[str]
+    temperatures: Sequence[float]
+    sampling: dict[str, Any]
+    prompt: str | None
+    prompt_file: Path | None
+    n_prompts: int | None
+    chat: bool | None
+    n_tokens: int | None
+    ignore_eos: bool | None
+    n_runs: int | None
+    n_warm_up: int | None
+    seed: int
+    against: str | None
+    load_settings: dict[str, Any]
+    offline: bool
+
+    @property
+    def has_draft(self) -> bool:
+        return not self.target or bool(self.draft)
+
+    def of_experiment(self) -> dict[str, Any]:
+        """Fields of an Experiment; None: not given."""
+        return {
+            "prompts": _prompts(self),
+            "n_runs": self.n_runs,
+            "n_tokens": self.n_tokens,
+            "n_warm_up": _N_WARM_UP if self.n_warm_up is None else self.n_warm_up,
+            "ignore_eos": self.ignore_eos,
+            "chat": self.chat,
+            "seed": self.seed,
+        }
+
+
+def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, Any]]:
+    """What to measure, its title, and the settings that a resumed benchmark must share.
 
     Raises GgufspecError; nothing is loaded yet.
     """
-    if draft is not None and target is None:
+    if options.draft is not None and options.target is None:
         raise click.UsageError("--draft without --target: name the model that it drafts for")
-    if target is not None and draft is None:
-        _check_needs_no_draft(preset_name, lengths, drafters)
-    if against is not None and load_settings["rpc"]:
+    if options.target is not None and options.draft is None:
+        _check_needs_no_draft(options)
+    if options.against is not None and options.load_settings["rpc"]:
         raise click.UsageError(
-            "--against with --rpc would be unfair: the others would decode on this machine alone"
+            "--against cannot be combined with --rpc: the other programs would use this machine "
+            "only"
         )
-    prompts = _prompts(preset_name, prompt, prompt_file, n_prompts)
-    changed = {
-        "prompts": prompts,
-        "n_runs": n_runs,
-        "n_tokens": n_tokens,
-        "n_warm_up": _N_WARM_UP if n_warm_up is None else n_warm_up,
-        "ignore_eos": ignore_eos,
-        "chat": chat,
-        "seed": seed,
-    }
-    if preset_name is None:
-        has_draft = not target or bool(draft)
-        competing = _contenders(
-            lengths, drafters, rules, temperatures, sampling, has_draft=has_draft
-        )
-        if against is not None:
-            competing += _peers(temperatures, sampling, has_draft=has_draft)
-        jobs, what = _jobs_of_pair(
-            target, draft, size, cache_dir, competing, changed, load_settings, offline
-        )
-    else:
-        files = [f"{name}_file" for name in sampling]  # that a grammar may come from
-        _refuse_with_preset(preset_name, [*_CONTENDERS, "against", *sampling, *files])
-        jobs, what = _jobs_of_preset(
-            preset_name, target, draft, size, cache_dir, changed, load_settings, offline
-        )
+    jobs, title = _jobs_of_pair(options) if options.preset is None else _jobs_of_preset(options)
     from ggufspec.bench.records import plain
 
+    experiment = jobs[0].experiment
     settings = {
-        "preset": preset_name,
+        "preset": options.preset,
         "models": [[str(job.target), job.draft and str(job.draft)] for job in jobs],
         "load": {name: value for name, value in jobs[0].load.items() if value is not None},
-        "prompts": [[each.name, list(each.turns)] for each in jobs[0].plan.prompts],
-        "n_tokens": jobs[0].plan.n_tokens,
-        "n_runs": jobs[0].plan.n_runs,
-        "ignore_eos": jobs[0].plan.ignore_eos,
-        "chat": jobs[0].plan.chat,
-        "seed": seed,
+        "prompts": [[each.name, list(each.turns)] for each in experiment.prompts],
+        "n_tokens": experiment.n_tokens,
+        "n_runs": experiment.n_runs,
+        "ignore_eos": experiment.ignore_eos,
+        "chat": experiment.chat,
+        "seed": options.seed,
     }
-    return jobs, what, plain(settings)
+    return jobs, title, plain(settings)
 
 
-def _check_needs_no_draft(
-    preset_name: str | None, lengths: Sequence[int | str], drafters: Sequence[str]
-) -> None:
-    """What needs a draft model, needs one. Raises UsageError."""
-    wants = None
-    if preset_name is not None and preset_name != "staged":
-        wants = f"--preset {preset_name}"
-    elif "model" in drafters:
-        wants = "--drafter model"
-    elif not drafters and any(isinstance(n, int) for n in lengths):
-        wants = "--draft-n with a number"
-    if wants is not None:
-        raise click.UsageError(
-            f"{wants} needs a draft model: name one with --draft, or let --drafter ngram draft"
-        )
-
-
-def tables_of(preset_name: str | None, results: Results) -> tuple[list[Table], Sequence[Table]]:
-    """The tables of a preset, or all that there are, and those that its source published."""
-    from ggufspec.bench.preset_forms import tables
+def tables_of(preset_name: str | None, results: BenchResults) -> tuple[list[Table], list[Table]]:
+    """The tables of a preset, or the general ones, and those that its source published."""
+    from ggufspec.bench.preset_tables import general
     from ggufspec.bench.presets import preset
 
     if preset_name is None:
-        return tables("overview", results), ()
+        return general(results), []
     chosen = preset(preset_name)
-    return tables(chosen.form, results), chosen.published
-
-
-def _contenders(
-    lengths: Sequence[int | str],
-    drafters: Sequence[str],
-    rules: Sequence[str],
-    temperatures: Sequence[float],
-    sampling: dict[str, Any],
-    *,
-    has_draft: bool,
-) -> list[Contender]:
-    from ggufspec.bench.contenders import contenders
-    from ggufspec.engine.options import Request
-
-    if "none" in drafters:
-        raise click.UsageError(
-            "--drafter none is what plain decoding does anyway; name one that drafts, such as ngram"
-        )
-    made = contenders(
-        lengths=lengths or [defaults.N_DRAFT],
-        drafters=drafters or [None],
-        rules=rules or [defaults.VERIFY],
-        temperatures=temperatures or [defaults.TEMPERATURE],
-        sampling=sampling,
-        has_draft=has_draft,
-    )
-    for each in made:
-        Request.of(dict(each.options))  # type: ignore[arg-type]  # what is wrong is known at once
-    return made
-
-
-def _peers(
-    temperatures: Sequence[float], sampling: dict[str, Any], *, has_draft: bool
-) -> list[Contender]:
-    from ggufspec.bench.baselines import LLAMA_SERVER, LLAMA_SIMPLE, PEERS
-    from ggufspec.bench.contenders import peer_contenders
-
-    names = [name for name in PEERS if has_draft or name not in (LLAMA_SERVER, LLAMA_SIMPLE)]
-    wanted = temperatures or [defaults.TEMPERATURE]
-    return peer_contenders(names, temperatures=wanted, sampling=sampling)
+    return chosen.tables(results), list(chosen.published)
 
 
 @contextmanager
-def opened_peers(
-    job: Job, engine: Engine, llama_bin: Path | None, told: Callable[[str], None]
-) -> Iterator[Sequence[Peer]]:
-    """The others of a job that can run here; `told` hears why one cannot."""
-    wanted = list(dict.fromkeys(each.peer for each in job.plan.contenders if each.peer))
+def opened_baselines(
+    job: PairBenchmark, engine: Engine, llama_bin: Path | None, warn: Callable[[str], None]
+) -> Iterator[Sequence[Baseline]]:
+    """The other programs of a job that can run here; `warn` gets the reason why one cannot."""
+    wanted = list(dict.fromkeys(each.program for each in job.experiment.contenders if each.program))
     if not wanted:
         yield ()
         return
-    from ggufspec.bench.baselines import peers
+    from ggufspec.bench.baselines import open_baselines
 
     found = shutil.which("llama-server")
     folder = llama_bin or (Path(found).parent if found else None)
     if folder is None:
-        told("llama.cpp's programs are left out: PATH has no llama-server; name it by --llama-bin")
+        warn("llama.cpp's programs are left out: llama-server is not on PATH; give --llama-bin")
     target, draft = engine.target, engine.draft
-    with peers(
+    with open_baselines(
         folder,
         job.target,
         job.draft,
@@ -209,188 +150,218 @@ def opened_peers(
         n_threads_draft=(draft or target).n_threads,
         n_gpu_layers=target.model.n_gpu_layers,
         n_gpu_layers_draft=(draft or target).model.n_gpu_layers,
-        heard=told,
+        warn=warn,
         wanted=wanted,
-    ) as others:
-        yield others
+    ) as baselines:
+        yield baselines
 
 
-def with_peers(job: Job, others: Sequence[Peer]) -> Job:
-    """The same without those who cannot run here."""
-    names = {peer.name for peer in others}
-    able = [each for each in job.plan.contenders if each.peer is None or each.peer in names]
-    return replace(job, plan=replace(job.plan, contenders=able))
+def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBenchmark:
+    """The same job without contenders whose program is not open."""
+    names = {None, *(each.name for each in baselines)}
+    able = [each for each in job.experiment.contenders if each.program in names]
+    return replace(job, experiment=replace(job.experiment, contenders=able))
 
 
-def _jobs_of_pair(
-    target: str | None,
-    draft: str | None,
-    size: str,
-    folder: Path | None,
-    competing: Sequence[Contender],
-    changed: dict[str, Any],
-    load_settings: dict[str, Any],
-    offline: bool,
-) -> tuple[list[Job], str]:
+# A pair ------------------------------------------------------------------------------------------
+
+
+def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     from ggufspec.bench.prompts import own_prompts
     from ggufspec.bench.records import plain
-    from ggufspec.bench.run import Plan
-    from ggufspec.bench.suite import Job
+    from ggufspec.bench.run import Experiment
+    from ggufspec.bench.suite import PairBenchmark
 
-    plan = Plan(
-        contenders=competing,
+    given = options.of_experiment()
+    contenders = _contenders(options)
+    experiment = Experiment(
+        contenders=contenders,
         **{
-            **changed,
-            "prompts": changed["prompts"] or own_prompts(),
-            "n_runs": changed["n_runs"] or _N_RUNS,
-            "n_tokens": changed["n_tokens"] or _N_TOKENS,
-            "ignore_eos": _ignores_eos(changed["ignore_eos"], competing[0]),
+            **given,
+            "prompts": given["prompts"] or own_prompts(),
+            "n_runs": given["n_runs"] or _N_RUNS,
+            "n_tokens": given["n_tokens"] or _N_TOKENS,
+            "ignore_eos": _ignores_eos(options.ignore_eos, contenders[0]),
         },
     )
     paths: tuple[Path, Path | None]
-    if target is None:
-        paths, what = _stand_in(size, folder)
+    if options.target is None:
+        paths, title = _stand_in(options)
     else:
-        paths = find_models(target, draft, offline=offline)
-        what = plain(target if draft is None else f"{target} with {draft}")
-    load = {**load_settings, **_room(plan)}
-    return [Job(*paths, plan, load=load)], what[0].upper() + what[1:]
+        paths = find_models(options.target, options.draft, offline=options.offline)
+        title = plain(" with ".join(filter(None, (options.target, options.draft))))
+    load = {**options.load_settings, **_room(experiment)}
+    return [PairBenchmark(*paths, experiment, load=load)], title[0].upper() + title[1:]
 
 
-def _ignores_eos(asked: bool | None, contender: Contender) -> bool:
-    """By default, all texts are equally long; but a grammar ends them where it will."""
-    held = any(contender.options.get(name) for name in ("grammar", "json_schema"))
-    return not held if asked is None else asked
+def _contenders(options: BenchOptions) -> list[Contender]:
+    from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT
+    from ggufspec.bench.contenders import baseline_contenders, contenders
+    from ggufspec.engine.options import CheckedOptions
+
+    if "none" in options.drafters:
+        raise click.UsageError(
+            "--drafter none is plain decoding, which is always measured; name one that drafts, "
+            "such as ngram"
+        )
+    temperatures = options.temperatures or [defaults.TEMPERATURE]
+    made = contenders(
+        lengths=options.lengths or [defaults.N_DRAFT],
+        drafters=options.drafters or [None],
+        rules=options.rules or [defaults.VERIFY],
+        temperatures=temperatures,
+        sampling=options.sampling,
+        has_draft=options.has_draft,
+    )
+    for each in made:
+        CheckedOptions.of(dict(each.options))  # type: ignore[arg-type]  # report errors before loading
+    if options.against is not None:
+        names = [each for each in BASELINES if options.has_draft or each not in NEED_A_DRAFT]
+        made += baseline_contenders(names, temperatures=temperatures, sampling=options.sampling)
+    return made
 
 
-def _jobs_of_preset(
-    name: str,
-    target: str | None,
-    draft: str | None,
-    size: str,
-    folder: Path | None,
-    changed: dict[str, Any],
-    load_settings: dict[str, Any],
-    offline: bool,
-) -> tuple[list[Job], str]:
+def _check_needs_no_draft(options: BenchOptions) -> None:
+    """Raise UsageError if an option needs a draft model."""
+    needs = None
+    if options.preset is not None and options.preset != "staged":
+        needs = f"--preset {options.preset}"
+    elif "model" in options.drafters:
+        needs = "--drafter model"
+    elif not options.drafters and any(isinstance(n, int) for n in options.lengths):
+        needs = "--draft-n with a number"
+    if needs is not None:
+        raise click.UsageError(
+            f"{needs} needs a draft model: name one with --draft, or use --drafter ngram"
+        )
+
+
+def _ignores_eos(given: bool | None, contender: Contender) -> bool:
+    """By default, all texts have the same length, except with a grammar, which ends them."""
+    has_grammar = any(contender.options.get(name) for name in ("grammar", "json_schema"))
+    return not has_grammar if given is None else given
+
+
+# A preset ----------------------------------------------------------------------------------------
+
+
+def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     from ggufspec.bench.presets import preset
     from ggufspec.bench.records import plain
-    from ggufspec.bench.suite import Job, plan_of
+    from ggufspec.bench.suite import PairBenchmark
 
+    name = options.preset or ""
+    files = [f"{each}_file" for each in options.sampling]  # that a grammar may come from
+    _refuse_with_preset(name, [*_OF_CONTENDERS, *options.sampling, *files])
     chosen = preset(name)
-    load = {**load_settings, **_unless_given(chosen.load)}
-    if target is not None:
-        paths = find_models(target, draft, offline=offline)
-        labels = (plain(paths[0].name), plain(paths[1].name) if paths[1] else "")
+    given = options.of_experiment()
+    # What the user gives replaces the preset's settings.
+    preset_load = {each: value for each, value in chosen.load.items() if not was_given(each)}
+
+    def job(paths: tuple[Path, Path | None], labels: tuple[str, str]) -> PairBenchmark:
         pair = " / ".join(filter(None, labels))
-        plan = plan_of(chosen, pair, **changed)
-        what = f"{name}, on a pair of yours"
-        return [Job(*paths, plan, pair, *labels, load={**load, **_room(plan)})], what
+        experiment = chosen.experiment_of(pair, **given)
+        load = {**options.load_settings, **preset_load, **_room(experiment)}
+        return PairBenchmark(*paths, experiment, pair, *labels, load=load)
+
+    if options.target is not None:
+        paths = find_models(options.target, options.draft, offline=options.offline)
+        labels = (plain(paths[0].name), plain(paths[1].name) if paths[1] else "")
+        return [job(paths, labels)], f"{name}, on the given pair"
     here = [(pair, found) for pair in chosen.pairs if (found := _located(pair)) is not None]
+    _report_missing(chosen, [pair for pair in chosen.pairs if pair not in dict(here)])
     if here:
-        _tell_missing(chosen, [pair for pair in chosen.pairs if pair not in dict(here)])
-        jobs = []
-        for known, files in here:
-            plan = plan_of(chosen, known.label, **changed)
-            labels = (known.target_label, known.draft_label)
-            jobs.append(Job(*files, plan, known.label, *labels, load={**load, **_room(plan)}))
+        jobs = [job(found, (pair.target_label, pair.draft_label)) for pair, found in here]
         return jobs, chosen.about.rstrip(".")
-    _tell_missing(chosen, chosen.pairs)
-    (stand_in, its_draft), what = _stand_in(size, folder)
+    (stand_in, its_draft), title = _stand_in(options)
     jobs = []
-    for both in dict.fromkeys((pair.target == pair.draft) for pair in chosen.pairs):
-        draft_path = stand_in if both else its_draft
-        labels = ("stand-in", "itself" if both else "its draft")
-        pair_name = " / ".join(labels)
-        plan = plan_of(chosen, pair_name, **changed)
-        load_all = {**load, **_room(plan)}
-        jobs.append(Job(stand_in, draft_path, plan, pair_name, *labels, load=load_all))
-    return jobs, f"{name}, NOT on the models that it names, but on {what}"
+    for is_own_draft in dict.fromkeys(pair.target == pair.draft for pair in chosen.pairs):
+        draft, label = (stand_in, "itself") if is_own_draft else (its_draft, "its draft")
+        jobs.append(job((stand_in, draft), ("stand-in", label)))
+    return jobs, f"{name}, NOT on the models that it names, but on {title}"
 
 
-def _located(pair: Pair) -> tuple[Path, Path] | None:
+def _located(pair: PresetPair) -> tuple[Path, Path] | None:
     """The files of a pair if both are on this machine."""
     from ggufspec.models.pull import locate
 
     try:
         target, draft = locate(pair.target), locate(pair.draft)
     except GgufspecError:
-        return None  # a registry of the user's without them
+        return None  # the user's own registry does not have them
     return (target[0], draft[0]) if target and draft else None
 
 
-def _tell_missing(chosen: Preset, pairs: Sequence[Pair]) -> None:
-    """Which models would have to be pulled, and how large they are."""
+def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
+    """Print which models are missing, and how large they are."""
     from ggufspec.common.files import format_bytes
     from ggufspec.models.pull import locate
     from ggufspec.models.registry import load_registry
-    from ggufspec.models.shapes import reckoned
+    from ggufspec.models.shape import estimated_shape
 
     registry = load_registry()
-    names = dict.fromkeys(name for pair in pairs for name in (pair.target, pair.draft))
-    for name in names:
+    for name in dict.fromkeys(name for pair in pairs for name in (pair.target, pair.draft)):
         if locate(name) is not None:
             continue
         entry = registry.find(name)
         size = entry.size
         about = ""
         if size is None and entry.shape is not None:
-            size, about = reckoned(entry).n_bytes, "about "
-        told = f" ({about}{format_bytes(size)})" if size else ""
+            size, about = estimated_shape(entry).n_bytes, "about "
+        shown = f" ({about}{format_bytes(size)})" if size else ""
         click.echo(
-            f"ggufspec: {chosen.name} names {name}{told}, which is not here: "
-            f"`ggufspec models pull {name}`",
+            f"ggufspec: {chosen.name} uses {name}{shown}, which is not on this machine; download "
+            f"it with `ggufspec models pull {name}`",
             err=True,
         )
 
 
-def _stand_in(size: str, folder: Path | None) -> tuple[tuple[Path, Path], str]:
-    """The embedded pair with its padded target, written first if it is not there yet."""
-    from ggufspec.standin import embedded
-
-    n_params = embedded.parse_size(size)
-    target = padded(size, folder)
-    shape = embedded.plan_shape(n_params)
-    return (target, embedded.embedded_draft()), _STAND_IN.format(shape.n_params / 1e6)
-
-
-def _prompts(
-    preset_name: str | None, prompt: str | None, prompt_file: Path | None, n_prompts: int | None
-) -> list[Prompt] | None:
-    """Those that were given; None: the preset's, or our own."""
-    from ggufspec.bench.presets import preset
-    from ggufspec.bench.prompts import Prompt, own_prompts, prompts_of, spread
-
-    if prompt is not None:
-        if prompt_file is not None:
-            raise click.UsageError("give the prompt with -p or with --prompts, not both")
-        if not prompt:
-            raise PromptError("the prompt is empty; give at least one character to continue")
-        return [Prompt("prompt", "", (prompt,))]
-    if prompt_file is None:
-        if n_prompts is None:
-            return None
-        return spread(preset(preset_name).prompts if preset_name else own_prompts(), n_prompts)
-    return spread(prompts_of(read_prompt_file(prompt_file), str(prompt_file)), n_prompts)
-
-
-def _room(plan: Any) -> dict[str, Any]:
-    """What `load` has to be told for the longest drafts."""
-    lengths = [each.options.get("n_draft") for each in plan.contenders]
-    longest = max((n for n in lengths if isinstance(n, int)), default=0)
-    return {"n_draft_max": max(longest, defaults.N_DRAFT_MAX)}
-
-
-def _unless_given(load: Any) -> dict[str, Any]:
-    """A preset's settings of loading, less those that the user has given."""
-    return {name: value for name, value in load.items() if not was_given(name)}
-
-
 def _refuse_with_preset(preset_name: str, names: Sequence[str]) -> None:
-    """Raises UsageError where the user gave what the preset says itself."""
+    """Raise UsageError if the user gave an option that the preset sets."""
     options = {each.name: each.opts[0] for each in click.get_current_context().command.params}
     given = [options[name] for name in names if name in options and was_given(name)]
     if given:
         raise click.UsageError(
-            f"--preset {preset_name} has its own {given[0]}; leave one of them out"
+            f"--preset {preset_name} sets {given[0]} itself; leave one of them out"
         )
+
+
+# Both --------------------------------------------------------------------------------------------
+
+
+def _stand_in(options: BenchOptions) -> tuple[tuple[Path, Path], str]:
+    """The embedded pair with a padded target, which is written if it does not exist yet."""
+    from ggufspec.standin.embedded import embedded_draft
+    from ggufspec.standin.padded import padded_file, parse_size
+
+    n_params = padded_file(parse_size(options.size)).n_params
+    target = padded(options.size, options.cache_dir)
+    return (target, embedded_draft()), _STAND_IN.format(n_params / 1e6)
+
+
+def _prompts(options: BenchOptions) -> list[Prompt] | None:
+    """The given prompts; None: the preset's, or our own."""
+    from ggufspec.bench.presets import preset
+    from ggufspec.bench.prompts import own_prompts, spread
+    from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
+
+    file = options.prompt_file
+    if options.prompt is not None:
+        if file is not None:
+            raise click.UsageError("give the prompt with -p or with --prompts, not both")
+        if not options.prompt:
+            raise PromptError("the prompt is empty; give at least one character to continue")
+        return [Prompt(id="prompt", turns=(options.prompt,))]
+    if file is not None:
+        return spread(parse_prompts(read_prompt_file(file), str(file), TEXTS), options.n_prompts)
+    if options.n_prompts is None:
+        return None
+    known = preset(options.preset).experiment.prompts if options.preset else own_prompts()
+    return spread(known, options.n_prompts)
+
+
+def _room(experiment: Experiment) -> dict[str, Any]:
+    """The setting of `load` for the longest drafts."""
+    lengths = [each.options.get("n_draft") for each in experiment.contenders]
+    longest = max((n for n in lengths if isinstance(n, int)), default=0)
+    return {"n_draft_max": max(longest, defaults.N_DRAFT_MAX)}

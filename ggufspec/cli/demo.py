@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -185,28 +184,38 @@ class _Demo:
         return runs
 
 
-def _row(mode: str, runs: Sequence[Stats]) -> dict[str, Any]:
-    """The texts of one mode: medians, and shares over all of them."""
-    rates = [run.tokens_per_second for run in runs]
-    n_drafted = sum(run.n_drafted for run in runs)
-    n_rounds = sum(run.n_rounds for run in runs)
+def _stand_in(size: str, target: Path) -> dict[str, Any]:
+    from ggufspec.standin import padded
+
+    n_params = padded.parse_size(size)
+    dimensions = padded.plan_dimensions(n_params)
     return {
-        "mode": mode,
-        "n_runs": len(runs),
-        "tokens_per_second": median(rates),
-        "tokens_per_second_spread": [min(rates), max(rates)],
-        "accepted": sum(run.n_accepted for run in runs) / n_drafted if n_drafted else None,
-        "mean_length": sum(run.n_generated for run in runs) / max(n_rounds, 1),
-        "overhead": median(run.overhead for run in runs),
+        "path": str(target),
+        "n_bytes": target.stat().st_size,
+        "n_params": padded.padded_file(n_params).n_params,
+        "n_embd": dimensions.n_embd,
+        "n_layer": dimensions.n_layers,
+        "n_head": dimensions.n_heads,
+        "n_ff": dimensions.n_ff,
     }
 
 
-def _stand_in(size: str, target: Path) -> dict[str, Any]:
-    from ggufspec.standin import embedded
+def _row(mode: str, runs: Sequence[Stats]) -> dict[str, Any]:
+    """Medians of several texts, and the share of their time outside llama_decode."""
+    from ggufspec.bench.records import Contender, Measurement
+    from ggufspec.bench.summary import summary_of
 
-    shape = embedded.plan_shape(embedded.parse_size(size))
-    n_bytes = target.stat().st_size
-    return {"path": str(target), "n_bytes": n_bytes, "n_params": shape.n_params, **asdict(shape)}
+    texts = [Measurement.of_stats(stats, mode, "", run) for run, stats in enumerate(runs)]
+    row = summary_of(Contender(mode, {}), texts)
+    return {
+        "mode": mode,
+        "n_runs": row.n_texts,
+        "tokens_per_second": row.median,
+        "tokens_per_second_spread": [row.low, row.high],
+        "accepted": row.accepted,
+        "mean_length": row.mean_length,
+        "overhead": median(stats.overhead for stats in runs),
+    }
 
 
 def _print_result(document: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`ggufspec models`: models by name, listed, shown, downloaded, checked and removed."""
+"""`ggufspec models`: lists, shows, downloads, verifies and removes models."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _json_option = click.option(
 
 @click.group(name="models")
 def command() -> None:
-    """Models by name: list, show, download, verify and remove them.
+    """List, show, download, verify and remove models.
 
-    A NAME is a registered one (see list), user/repo:QUANT, user/repo/file.gguf, the address of a
-    file on huggingface.co, each also with an @revision, or the path of a file. Downloads lie in the
-    hub's own cache (HF_HUB_CACHE, HF_HOME). Models of your own can be registered in files that the
-    environment variable GGUFSPEC_MODELS names.
+    A NAME is a registered name (see list), user/repo:QUANT, user/repo/file.gguf, the URL of a file
+    on huggingface.co, or the path of a file; an @revision may follow. Downloads go to the Hugging
+    Face cache (HF_HUB_CACHE, HF_HOME). To register your own models, write a TOML file and set the
+    environment variable GGUFSPEC_MODELS to its path.
 
     \b
       ggufspec models list
@@ -45,7 +45,7 @@ def command() -> None:
 @command.command(name="list")
 @_json_option
 def list_models(as_json: bool) -> None:
-    """List the registered models: where they are, how large, in the cache, and fit for memory."""
+    """List the registered models: size, in the cache or not, and whether they fit into memory."""
     from ggufspec.llama.devices import gpus, physical_memory
     from ggufspec.models.registry import load_registry
 
@@ -72,7 +72,7 @@ def list_models(as_json: bool) -> None:
         )
     widths = render.column_widths(rows)
     if sys.stdout.isatty() and sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns:
-        rows = [row[:-1] for row in rows]  # the repository has no room
+        rows = [row[:-1] for row in rows]  # without the repository
     render.echo_rows(rows)
 
 
@@ -80,7 +80,7 @@ def list_models(as_json: bool) -> None:
 @click.argument("name")
 @_json_option
 def show(name: str, as_json: bool) -> None:
-    """Show what is known of a model: its registry entry, its pairs, and its file's header."""
+    """Show a model: its registry entry, its pairs, and the header of its file."""
     from ggufspec.models import names, pull
     from ggufspec.models.registry import load_registry
 
@@ -90,7 +90,7 @@ def show(name: str, as_json: bool) -> None:
     paths = pull.locate(name, registry)
     if entry is None and paths is None:
         raise ModelError(
-            f"{name} is not on this machine, and the registry does not know it: "
+            f"{name} is neither on this machine nor registered: "
             f"`ggufspec models pull {name}` downloads it"
         )
     header = None
@@ -117,10 +117,10 @@ def show(name: str, as_json: bool) -> None:
 @command.command()
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def pull(names: tuple[str, ...]) -> None:
-    """Download models, or bring them up to date; print their paths.
+    """Download models, or update them to the newest version; print their paths.
 
-    What was broken off goes on where it ended. A file is used only once its sha256 is the one that
-    the registry, or else the hub, states.
+    An interrupted download continues where it stopped. A file is used only after its sha256 was
+    checked against the registry and the hub.
 
     \b
       ggufspec models pull 8B-Q3_K_L
@@ -138,7 +138,7 @@ def pull(names: tuple[str, ...]) -> None:
 @command.command()
 @click.argument("name")
 def path(name: str) -> None:
-    """Print the path of a model's first file, if it is on this machine."""
+    """Print the path of a model on this machine (of the first file, if it is split)."""
     click.echo(str(_here(name)[0]))
 
 
@@ -146,33 +146,33 @@ def path(name: str) -> None:
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 @_json_option
 def check(names: tuple[str, ...], as_json: bool) -> int:
-    """Compare registry entries, all or some, with what the hub has now. Downloads no model.
+    """Compare registry entries (default: all) with the hub. Downloads no model.
 
     Exit code 1 if a file, its size or its sha256 differs.
     """
     from ggufspec.models.hub import Transient, is_offline
-    from ggufspec.models.pull import Difference
+    from ggufspec.models.pull import Mismatch
     from ggufspec.models.pull import check as check_one
     from ggufspec.models.registry import load_registry
 
     if is_offline():
-        raise DownloadError("the network is off limits (HF_HUB_OFFLINE): the hub cannot be asked")
+        raise DownloadError("HF_HUB_OFFLINE is set, so the hub cannot be asked: unset it")
     registry = load_registry()
     entries = [registry.find(name) for name in names] or list(registry.models.values())
-    found: list[Difference] = []
+    found: list[Mismatch] = []
     for entry in entries:
         try:
             differences = list(check_one(entry))
         except Transient:
             raise
         except DownloadError as error:
-            differences = [Difference(entry.alias, "repository", entry.repo, str(error))]
+            differences = [Mismatch(entry.alias, "repository", entry.repo, str(error))]
         found += differences
         if not as_json:
             for difference in differences:
                 click.echo(
-                    f"{entry.alias}: {difference.what}: {difference.registered} is registered, "
-                    f"found: {difference.found}"
+                    f"{entry.alias}: {difference.what}: registered {difference.registered}, "
+                    f"found {difference.found}"
                 )
             if not differences:
                 click.echo(f"{entry.alias}: as registered")
@@ -184,11 +184,11 @@ def check(names: tuple[str, ...], as_json: bool) -> int:
 @command.command()
 @click.argument("name")
 def verify(name: str) -> int:
-    """Hash a model's files again; print each sha256, and whether it is the one it should be.
+    """Compute the sha256 of a model's files again, and compare it with the registry or the hub.
 
-    Exit code 1 if one is not.
+    Exit code 1 if a file is damaged.
     """
-    from ggufspec.models import names, verified
+    from ggufspec.models import hashes, names
     from ggufspec.models.registry import load_registry
 
     registry = load_registry()
@@ -201,21 +201,21 @@ def verify(name: str) -> int:
     with late_bars() as bars:
         for i, path in enumerate(paths):
 
-            def tell(n_done: int, before: int = n_before) -> None:
+            def report(n_done: int, before: int = n_before) -> None:
                 bars.download("Verifying", before + n_done, n_bytes)
 
-            digest = verified.sha256_of(path, tell)
+            digest = hashes.sha256_of(path, report)
             n_before += path.stat().st_size
-            wanted = (entry.sha256_of(entry.files[i]) if entry else None) or _stated(path)
-            verdict = {None: "nothing to compare it with", digest: "as it should be"}.get(
-                wanted, f"DAMAGED: it should be {wanted}"
+            wanted = (entry.sha256_of(entry.files[i]) if entry else None) or _blob_sha256(path)
+            verdict = {None: "not compared, no sha256 is known for it", digest: "correct"}.get(
+                wanted, f"DAMAGED: the correct one is {wanted}"
             )
             is_damaged = is_damaged or wanted not in (None, digest)
             click.echo(f"{digest}  {path.name}: {verdict}")
     if is_damaged:
         click.echo(
-            f"ggufspec: to have it whole: `ggufspec models rm {name}`, then `ggufspec models pull "
-            f"{name}`",
+            f"ggufspec: to download it again: `ggufspec models rm {name}`, then `ggufspec models "
+            f"pull {name}`",
             err=True,
         )
     return DIFFERENCE if is_damaged else 0
@@ -223,17 +223,15 @@ def verify(name: str) -> int:
 
 @command.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 def rm(name: str, yes: bool) -> None:
-    """Remove a model from the hub's cache."""
+    """Remove a model from the Hugging Face cache."""
     from ggufspec.models import local
 
     paths = [path.parent.resolve() / path.name for path in _here(name)]
     cache = local.hub_cache().resolve()
     if not all(cache in path.parents and "snapshots" in path.parts for path in paths):
-        raise ModelError(
-            f"{name} does not lie in the hub's cache {cache}; other files are yours to remove"
-        )
+        raise ModelError(f"{name} is not in the hub's cache {cache}; remove other files yourself")
     size = format_bytes(sum(path.stat().st_size for path in paths))
     files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
     if not yes:
@@ -242,7 +240,7 @@ def rm(name: str, yes: bool) -> None:
 
 
 def header_text(header: Header) -> str:
-    """What a file says of itself, in a few lines."""
+    """The header of a file in a few lines."""
     facts = _header_facts(header)
     layers = facts["layer_bytes"]
     span = ""
@@ -317,9 +315,9 @@ def _entry_text(entry: ModelEntry, registry: Registry) -> str:
         "name": entry.alias,
         "repository": f"https://huggingface.co/{entry.repo} at {entry.revision}",
         "files": ", ".join(entry.files),
-        "size": format_bytes(entry.size) if entry.size else "not known",
-        "sha256": ", ".join(entry.sha256) or "not known",
-        "source": entry.source or "none given",
+        "size": format_bytes(entry.size) if entry.size else "unknown",
+        "sha256": ", ".join(entry.sha256) or "unknown",
+        "source": entry.source or "unknown",
         "checked": "yes" if entry.checked else f"no (`ggufspec models check {entry.alias}`)",
         "cached": facts["cached"] or f"no (`ggufspec models pull {entry.alias}`)",
     }
@@ -344,7 +342,7 @@ def _entry_text(entry: ModelEntry, registry: Registry) -> str:
 
 
 def _here(name: str) -> Sequence[Path]:
-    """The files of a model on this machine. Raises ModelError where they are not."""
+    """The files of a model on this machine. Raises ModelError if there are none."""
     from ggufspec.models.pull import locate
 
     if (paths := locate(name)) is None:
@@ -352,8 +350,8 @@ def _here(name: str) -> Sequence[Path]:
     return paths
 
 
-def _stated(path: Path) -> str | None:
-    """The sha256 that the hub stated for a file of its cache: the blob is named after it."""
+def _blob_sha256(path: Path) -> str | None:
+    """The sha256 of a file in the hub's cache, from the name of its blob."""
     content = path.resolve()
     is_blob = content.parent.name == "blobs" and len(content.name) == 64
     return content.name if is_blob else None

@@ -34,9 +34,9 @@ class PairOptions:
         """The files of target and draft. Raises GgufspecError."""
         if self.target is not None:
             return find_models(self.target, self.draft, offline=self.offline)
-        from ggufspec.standin import embedded
+        from ggufspec.standin.embedded import embedded_draft
 
-        return stand_in(self.size, self.cache_dir), embedded.embedded_draft()
+        return stand_in(self.size, self.cache_dir), embedded_draft()
 
 
 def find_model(name: str, *, offline: bool) -> Path:
@@ -66,23 +66,23 @@ def proposed_draft(target: str) -> str:
 
 def stand_in(size: str, cache_dir: Path | None) -> Path:
     """The padded target, written first if it is not there yet."""
-    from ggufspec.standin import embedded
+    from ggufspec.common.files import default_cache_dir
+    from ggufspec.standin import padded
 
-    n_params, folder = embedded.parse_size(size), cache_dir or embedded.default_cache_dir()
-    shape = embedded.plan_shape(n_params)
+    n_params, folder = padded.parse_size(size), cache_dir or default_cache_dir()
+    dimensions, file = padded.plan_dimensions(n_params), padded.padded_file(n_params)
     click.echo(
         f"The large model is a stand-in: a model of {_EMBEDDED_PARAMS} M parameters, trained on "
-        f"old novels, padded with zeros\nto the cost of {shape.n_params / 1e6:,.0f} M "
-        f"({shape.n_layer} layers, width {shape.n_embd}). It writes what the small one would, only "
-        "slower.\n",
+        f"old novels, padded with zeros\nto the cost of {file.n_params / 1e6:,.0f} M "
+        f"({dimensions.n_layers} layers, width {dimensions.n_embd}). It writes what the small one "
+        "would, only slower.\n",
         err=True,
     )
-    found = embedded.cached_target(n_params, folder)
+    found = padded.cached_target(n_params, folder)
     if found is not None:
         return found
-    n_megabytes = embedded.padded_size(n_params) / 1e6
-    click.echo(f"Writing it once: {n_megabytes:,.0f} MB in {folder} ...", err=True)
+    click.echo(f"Writing it once: {file.n_bytes / 1e6:,.0f} MB in {folder} ...", err=True)
     with late_bars() as bars:
-        return embedded.padded_target(
+        return padded.padded_target(
             n_params, folder, lambda done, of: bars.update("Writing", done, of, unit="bytes")
         )

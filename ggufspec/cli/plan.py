@@ -132,8 +132,8 @@ def command(
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB
       ggufspec plan --target large.gguf --draft small.gguf --vram 24GiB,12GiB --acceptance 0.7
     """
-    from ggufspec.models.shapes import shape_of_name
-    from ggufspec.placement.plan import Wishes, alternatives
+    from ggufspec.models.shape import shape_of_name
+    from ggufspec.placement.plan import PlacementOptions, alternatives
 
     if rpc and vram is not None:
         raise click.UsageError("--vram thinks of another machine, and --rpc asks servers of this")
@@ -141,7 +141,7 @@ def command(
         draft = proposed_draft(target)
     shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
     machine = _machine(vram, ram, gpu_bandwidth, ram_bandwidth, rpc)
-    wishes = Wishes(
+    wishes = PlacementOptions(
         n_ctx=n_ctx,
         type_k=type_k,
         type_v=type_v,
@@ -164,12 +164,12 @@ def _machine(
 ) -> Machine:
     from ggufspec.engine.fit import measured_host
     from ggufspec.llama.devices import free_memory, gpus
-    from ggufspec.llama.rpc import Servers
+    from ggufspec.llama.rpc import RpcConnections
     from ggufspec.placement import rpc_address as servers
     from ggufspec.placement.plan import Gpu, Machine
 
     if vram is None:
-        with closing(Servers(servers.addresses("--rpc", rpc))) as remote:
+        with closing(RpcConnections(servers.addresses("--rpc", rpc))) as remote:
             found = (*remote.gpus(), *gpus())
     else:
         found = tuple(Gpu("a GPU", round(size * _LIKELY_FREE)) for size in vram if size)

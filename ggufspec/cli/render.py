@@ -15,7 +15,7 @@ import click
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
     from ggufspec.decoding.types import Round
-    from ggufspec.engine.stream import Chunk
+    from ggufspec.engine.generation import Chunk
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = "__..::##"

@@ -35,7 +35,7 @@ from ggufspec.errors import PromptError
 if TYPE_CHECKING:
     from ggufspec.decoding.types import Round
     from ggufspec.engine.engine import Engine
-    from ggufspec.engine.stream import Completion
+    from ggufspec.engine.generation import Completion
 
 
 @click.command(name="run", cls=SectionedCommand)
@@ -147,12 +147,10 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         raise click.UsageError("give the prompt with -p or with -f, not both")
     if prompt is not None:
         return prompt
-    if path is not None and str(path) != "-":
-        data, where = read_prompt_file(path), str(path)
-    else:
-        if sys.stdin.isatty():
-            raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
-        data, where = sys.stdin.buffer.read(), "stdin"
+    where = "stdin" if path is None or str(path) == "-" else str(path)
+    if where == "stdin" and sys.stdin.isatty():
+        raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
+    data = read_prompt_file(path or Path("-"))
     try:
         # Editors and echo end a file with a newline, some begin it with a byte order mark: neither
         # is part of the prompt.

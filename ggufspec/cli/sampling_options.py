@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ggufspec.cli.files import read_file
 from ggufspec.cli.options import COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
@@ -49,9 +50,7 @@ def _read(context: click.Context, option: click.Parameter, path: Path | None) ->
     if path is None:
         return None
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise OptionError(f"{path} cannot be read: {error.strerror}") from error
+        return read_file(path, "the file", OptionError).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise OptionError(f"{path} is not UTF-8 at byte {error.start}") from error
 

@@ -40,20 +40,10 @@ def text_options(*others: Option) -> Callable[[Command], Command]:
 
 def checked(**settings: Any) -> dict[str, Any]:
     """The same settings. Raises OptionError or UsageError if `generate` would not take them."""
-    check_rule(settings["verify"])
-    from ggufspec.engine.options import Request
+    from ggufspec.engine.options import CheckedOptions
 
-    Request.of(settings)  # type: ignore[arg-type]
+    CheckedOptions.of(settings)  # type: ignore[arg-type]
     return settings
-
-
-def check_rule(verify: str) -> None:
-    """Raises BadParameter for a rule that does not preserve the target's distribution."""
-    if verify.startswith("_"):
-        raise click.BadParameter(
-            f"{verify!r} is wrong on purpose: only `ggufspec audit` takes it",
-            param_hint="--verify",
-        )
 
 
 def drafter_without_model(settings: dict[str, Any]) -> str:

@@ -1,14 +1,13 @@
-"""The user's cache folder: where it is; and files written whole or not at all, there or elsewhere.
-
-Knows nothing of their content.
-"""
+"""The user's cache folder, and files that are written whole or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from io import FileIO
@@ -22,10 +21,13 @@ if sys.platform != "win32":
 
 __all__ = [
     "CACHE_VARIABLE",
-    "Place",
+    "USER_FOLDER",
     "Progress",
+    "check_writable",
     "default_cache_dir",
     "format_bytes",
+    "free_bytes",
+    "is_stream",
     "write_whole",
 ]
 
@@ -35,23 +37,24 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _SUFFIX = ".ggufspec-tmp"
 
 
-class Place(NamedTuple):
-    """How errors speak of a folder, and of how to choose another one."""
+class _Place(NamedTuple):
+    """What error messages call a folder, and how to choose another one."""
 
     name: str
     other: str
 
 
-CACHE = Place(
+_CACHE = _Place(
     "the cache folder",
     f"choose another folder with --cache-dir or the environment variable {CACHE_VARIABLE}",
 )
+USER_FOLDER = _Place("the folder", "name a file elsewhere")
 
 
 def default_cache_dir() -> Path:
-    """The folder for what can be made again: `$GGUFSPEC_CACHE`, or the platform's own.
+    """The folder for files that can be made again: `$GGUFSPEC_CACHE`, or the platform's own.
 
-    Raises CacheError if no such variable is set and there is no home folder either.
+    Raises CacheError if the variable is not set and there is no home folder.
     """
     try:
         if chosen := os.environ.get(CACHE_VARIABLE):
@@ -64,17 +67,26 @@ def default_cache_dir() -> Path:
         ) from error
 
 
+def is_stream(path: Path) -> bool:
+    """Whether the path is a terminal, a pipe or a device such as /dev/null, so not replaceable."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
 def write_whole(
     path: Path,
     n_bytes: int,
     chunks: Iterable[bytes | memoryview],
     progress: Progress | None = None,
-    place: Place = CACHE,
+    place: _Place = _CACHE,
 ) -> None:
     """Write `chunks`, `n_bytes` in all, to `path`: afterwards it is whole, or as it was before.
 
     They go to a temporary file beside it, which is synced to the disk and then renamed. It is
-    removed on any failure; what killed runs have left behind goes at the next call. Several
+    removed on any failure; the next call removes what killed runs have left behind. Several
     processes may write at once. Raises CacheError if the folder or the disk does not take it.
     """
     explained = _Explained(path, n_bytes, place)
@@ -104,8 +116,27 @@ def write_whole(
         raise
 
 
+def check_writable(path: Path, place: _Place = USER_FOLDER) -> None:
+    """Raise CacheError if no such file can be written: now, rather than after the work."""
+    explained = _Explained(path, 0, place)
+    with explained:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        file, temporary = _open_temporary(path)
+        file.close()
+        temporary.unlink()
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Room on the disk of a folder, which need not exist yet; None: unknown."""
+    for place in (folder, *folder.parents):
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(place).free
+    return None
+
+
 def format_bytes(n_bytes: int) -> str:
-    """A number of bytes for people: 7.8 MB, 240 MB, 8.4 GB."""
+    """A readable number of bytes: 7.8 MB, 240 MB, 8.4 GB."""
     value, unit = (n_bytes / 1e6, "MB") if n_bytes < 999.5e6 else (n_bytes / 1e9, "GB")
     return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
 
@@ -113,11 +144,11 @@ def format_bytes(n_bytes: int) -> str:
 class _Explained:
     """Turns an OSError in its block into a CacheError that says what to do.
 
-    It goes around calls of the operating system only, never around a callback: an OSError of the
-    caller's own, such as a closed terminal, is not the disk's.
+    It goes around calls of the operating system only, never around a callback, whose own OSError
+    (such as a closed terminal) has nothing to do with the disk.
     """
 
-    def __init__(self, path: Path, n_bytes: int, place: Place) -> None:
+    def __init__(self, path: Path, n_bytes: int, place: _Place) -> None:
         self._path = path
         self._n_bytes = n_bytes
         self._place = place
@@ -131,7 +162,7 @@ class _Explained:
 
     def check_free(self) -> None:
         """Raise CacheError now rather than after gigabytes, if they do not fit."""
-        n_free = _free_bytes(self._path.parent)
+        n_free = free_bytes(self._path.parent)
         if n_free is not None and n_free < self._n_bytes:
             raise self._explain("not enough space")
 
@@ -139,7 +170,7 @@ class _Explained:
         folder = self._path.parent
         if os.path.isfile(folder):  # pathlib's would raise where a parent cannot be read
             reason = "it is a file, not a folder"
-        n_free = _free_bytes(folder)
+        n_free = free_bytes(folder)
         free = "an unknown amount is" if n_free is None else f"{format_bytes(n_free)} are"
         return CacheError(
             f"cannot write {self._path.name} into {self._place.name} {folder}: {reason}. "
@@ -149,13 +180,13 @@ class _Explained:
 
 
 def _open_temporary(path: Path) -> tuple[FileIO, Path]:
-    """A new file beside `path`, locked for as long as it is open: the sign that its run lives."""
+    """A new file beside `path`, locked while it is open: the sign that its run is alive."""
     while True:
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_SUFFIX}")
         file = FileIO(temporary, "x")
         if sys.platform == "win32":
             return file, temporary  # an open file cannot be deleted there: no lock is needed
-        with contextlib.suppress(OSError):  # a file system without locks: then nobody cleans either
+        with contextlib.suppress(OSError):  # a file system without locks: nothing to do
             fcntl.flock(file.fileno(), fcntl.LOCK_EX)
         if temporary.exists():
             return file, temporary
@@ -185,14 +216,8 @@ def _write_all(file: FileIO, chunk: bytes | memoryview) -> None:
         rest = rest[file.write(rest) :]  # a nearly full disk takes a part, and refuses the next
 
 
-def _free_bytes(folder: Path) -> int | None:
-    for place in (folder, *folder.parents):
-        with contextlib.suppress(OSError):
-            return shutil.disk_usage(place).free
-    return None
-
-
 def _platform_cache_dir() -> Path:
+    # platformdirs would take a relative XDG_CACHE_HOME, and a folder named ~ without a home.
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     if sys.platform == "darwin":

@@ -1,29 +1,88 @@
-"""What a file of prompts says: bytes in, one object a prompt out. Knows no command's own fields."""
+"""Reads files of prompts: bytes in, one Prompt for each line or paragraph out."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from ggufspec.errors import PromptError
 
+_FORMS = {
+    "prompt": 'a text "prompt"',
+    "turns": 'a list of texts "turns"',
+    "messages": 'a list "messages"',
+}
+TEXTS = ("prompt", "turns")  # the forms without conversations
+_ID_NAMES = ("question_id", "id")
+_MESSAGE_FORM = 'give a list of {"role": ..., "content": ...} with texts'
 
-class Entry(NamedTuple):
-    """A prompt as it stands in a file: a line of JSON, or a text as {"prompt": text}."""
 
-    where: str  # names it in errors
-    fields: Mapping[str, Any]
-    line: int = 0  # of JSON lines, from 1; 0: plain text
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt; the first of a file has `index` 0.
+
+    `kind`: "prompt" (one text, in `turns`), "turns" (what the user says, each turn after the answer
+    to the one before) or "messages" (a conversation to continue). `id`: as the file has it, under
+    the name `id_name`. `system`: the system message.
+    """
+
+    index: int = 0
+    kind: str = "prompt"
+    turns: Sequence[str] = ()
+    messages: Sequence[Mapping[str, str]] = ()
+    id: str | int | None = None
+    id_name: str = "id"
+    category: str = ""
+    system: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Unique among the prompts of a file: the id, or else the number, from 1."""
+        return str(self.index + 1 if self.id is None else self.id)
+
+    @staticmethod
+    def of_document(document: Mapping[str, Any]) -> Prompt:
+        """The inverse of to_document."""
+        lists = {name: tuple(document[name]) for name in ("turns", "messages")}
+        return Prompt(**{**document, **lists})
+
+    def to_document(self) -> dict[str, Any]:
+        """As an object for JSON."""
+        return asdict(self)
 
 
-def parse_entries(data: bytes, where: str, needed: str) -> list[Entry]:
+def parse_prompts(data: bytes, where: str, forms: Sequence[str] = tuple(_FORMS)) -> list[Prompt]:
     """The prompts in a file's bytes, at least one. `where` names the file in errors.
 
-    JSON lines; or plain text: a prompt a paragraph if there is an empty line, else a prompt a line.
-    `needed` says what a line of JSON has to have. Raises PromptError for anything else.
+    JSON lines, each with one of `forms` ("turns" as in Spec-Bench and MT-bench) and, optionally,
+    "question_id" or "id", and "category". Or plain text: a prompt for each paragraph if there is an
+    empty line, else for each line. Raises PromptError.
     """
+    lines = _Lines(where, forms)
+    prompts = list(lines.parse(_decode(data, where)))
+    if not prompts:
+        raise PromptError(f"{where} has no prompts: it is empty; give at least one")
+    first: dict[str, int] = {}
+    for prompt in prompts:
+        if (earlier := first.setdefault(prompt.name, prompt.index)) != prompt.index:
+            raise PromptError(
+                f"{where} has {prompt.id_name} {prompt.name} twice, for its prompts {earlier + 1} "
+                f"and {prompt.index + 1}; give each its own, or none"
+            )
+    return prompts
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """A hash of the prompts that is the same in every process."""
+    text = json.dumps([prompt.to_document() for prompt in prompts], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _decode(data: bytes, where: str) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -32,25 +91,84 @@ def parse_entries(data: bytes, where: str, needed: str) -> list[Entry]:
             "convert it to UTF-8 first"
         ) from error
     if "\0" in text:
-        raise PromptError(f"{where} is no text: it has zero bytes; give JSON lines or plain text")
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise PromptError(f"{where} has no prompts: it is empty; give at least one")
-    if where.endswith((".jsonl", ".ndjson")) or _is_object(lines[0]):
-        return [
-            _entry(line, i, where, needed)
-            for i, line in enumerate(text.split("\n"), 1)
-            if line.strip()
-        ]
-    paragraphs = re.split(r"\n[ \t]*\n\s*", text.replace("\r\n", "\n").strip())
-    found = paragraphs if len(paragraphs) > 1 else lines
-    return [Entry(f"prompt {i} of {where}", {"prompt": text}) for i, text in enumerate(found, 1)]
+        raise PromptError(f"{where} is not text: it has zero bytes; give JSON lines or plain text")
+    return text
 
 
-def without_text(entry: Entry, needed: str) -> PromptError:
-    """The error of an entry that has nothing to continue."""
-    keys = ", ".join(map(repr, entry.fields)) or "nothing"
-    return PromptError(f"{entry.where} has no text in {keys}; {needed}")
+class _Lines:
+    """Parses the text of one file; holds what error messages name."""
+
+    def __init__(self, where: str, forms: Sequence[str]) -> None:
+        self._where = where
+        self._forms = forms
+        *most, last = [_FORMS[form] for form in forms]
+        self._needed = f"each line needs {', '.join(most)} or {last}"
+
+    def parse(self, text: str) -> Iterator[Prompt]:
+        lines = [line for line in text.splitlines() if line.strip()]
+        if self._where.endswith((".jsonl", ".ndjson")) or (lines and _is_object(lines[0])):
+            numbered = [each for each in enumerate(text.split("\n"), 1) if each[1].strip()]
+            for index, (number, line) in enumerate(numbered):
+                yield self._prompt(line, f"line {number} of {self._where}", index)
+            return
+        paragraphs = re.split(r"\n[ \t]*\n\s*", text.replace("\r\n", "\n").strip())
+        for index, found in enumerate(paragraphs if len(paragraphs) > 1 else lines):
+            yield Prompt(index, turns=(found,))
+
+    def _prompt(self, line: str, where: str, index: int) -> Prompt:
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise PromptError(f"{where} is not JSON ({error}); {self._needed}") from error
+        if not isinstance(fields, dict):
+            raise PromptError(f"{where} is not a JSON object; {self._needed}")
+        found = [form for form in self._forms if fields.get(form) is not None]
+        if len(found) > 1:
+            raise PromptError(f"{where} has {' and '.join(found)}; give one of them")
+        kind = found[0] if found else "prompt"
+        id_name, given = _id(fields, where)
+        category = fields.get("category")
+        is_chat = kind == "messages"
+        return Prompt(
+            index,
+            kind,
+            turns=() if is_chat else self._turns(kind, fields, where),
+            messages=_messages(fields[kind], where) if is_chat else (),
+            id=given,
+            id_name=id_name,
+            category="" if category is None else str(category),
+        )
+
+    def _turns(self, kind: str, fields: Mapping[str, Any], where: str) -> tuple[str, ...]:
+        turns = fields.get(kind) if kind == "turns" else [fields.get(kind)]
+        if not isinstance(turns, list) or not turns or not turns[0] or not _is_text(turns[0]):
+            keys = ", ".join(map(repr, fields)) or "nothing"
+            raise PromptError(f"{where} has no text in {keys}; {self._needed}")
+        if not all(_is_text(turn) and turn for turn in turns):
+            raise PromptError(f"{where} has a turn that is empty or not a text")
+        return tuple(turns)
+
+
+def _id(fields: Mapping[str, Any], where: str) -> tuple[str, str | int | None]:
+    name = next((name for name in _ID_NAMES if fields.get(name) is not None), "id")
+    given = fields.get(name)
+    if isinstance(given, bool) or not isinstance(given, (str, int, type(None))):
+        raise PromptError(f"{where} has {name} {given!r}; give a text or a whole number")
+    return name, given
+
+
+def _messages(messages: object, where: str) -> tuple[dict[str, str], ...]:
+    names = ("role", "content")
+    if not isinstance(messages, list) or not messages:
+        raise PromptError(f"{where} has no conversation in 'messages'; {_MESSAGE_FORM}")
+    for i, message in enumerate(messages, 1):
+        if not isinstance(message, dict) or not all(_is_text(message.get(name)) for name in names):
+            raise PromptError(f"message {i} of {where} cannot be used; {_MESSAGE_FORM}")
+    return tuple({name: message[name] for name in names} for message in messages)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def _is_object(line: str) -> bool:
@@ -58,14 +176,3 @@ def _is_object(line: str) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
-
-
-def _entry(line: str, number: int, where: str, needed: str) -> Entry:
-    name = f"line {number} of {where}"
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise PromptError(f"{name} is not JSON ({error}); {needed}") from error
-    if not isinstance(fields, dict):
-        raise PromptError(f"{name} is no JSON object; {needed}")
-    return Entry(name, fields, number)

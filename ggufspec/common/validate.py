@@ -1,4 +1,4 @@
-"""Values as they should be, or an OptionError that says what was found. Knows no meanings."""
+"""Checks argument values: each function returns the value with its type, or raises OptionError."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ggufspec.errors import OptionError
 
 
 def number(name: str, value: object) -> float:
-    """Any real number, numpy's too, as a float."""
+    """A real number, also of numpy, as a float."""
     if isinstance(value, (str, bytes, bool)):
         raise OptionError(f"{name} is {value!r}; it must be a number")
     try:
@@ -24,7 +24,7 @@ def number(name: str, value: object) -> float:
 
 
 def number32(name: str, value: object) -> float:
-    """The same where it will be a float of 32 bits: neither lost in 0 nor beyond its range."""
+    """A number that a 32-bit float can hold: neither rounded to 0 nor to infinity."""
     found = number(name, value)
     with np.errstate(over="ignore", under="ignore"):
         kept = float(np.float32(found))
@@ -34,7 +34,7 @@ def number32(name: str, value: object) -> float:
 
 
 def whole(name: str, value: object) -> int:
-    """Any integer, numpy's too, as an int."""
+    """An integer, also of numpy, as an int."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -65,24 +65,24 @@ def path(name: str, value: object) -> Path:
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
-    """Several texts; one alone is no sequence of its letters."""
+    """A list of texts; a single text is not one."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise OptionError(f"{name} is {value!r}; it must be a list of texts")
     return tuple(text(f"an entry of {name}", entry) for entry in value)
 
 
 def shares(name: str, value: object) -> tuple[float, ...]:
-    """Shares of a whole: numbers from 0 on, of which not all are 0; none at all is fine."""
+    """Shares of a whole: numbers of at least 0, not all 0; may be empty."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise OptionError(f"{name} is {value!r}; it must be a list of numbers")
     found = tuple(number(f"a share of {name}", each) for each in value)
     if found and (not all(0 <= each < math.inf for each in found) or not sum(found)):
-        raise OptionError(f"{name} is {value!r}; give shares like [3, 1]")
+        raise OptionError(f"{name} is {value!r}; give shares such as [3, 1]")
     return found
 
 
 def biases(name: str, value: object) -> dict[int, float]:
-    """A number for each of some tokens."""
+    """A number for each of some token ids."""
     if not isinstance(value, Mapping):
         raise OptionError(f"{name} is {value!r}; it must map token ids to numbers")
     found = {
@@ -91,5 +91,5 @@ def biases(name: str, value: object) -> dict[int, float]:
     }
     for token in found:
         if not 0 <= token < 2**31:
-            raise OptionError(f"{name} names token {token}; there is no such id")
+            raise OptionError(f"{name} names token {token}; token ids are from 0 to {2**31 - 1}")
     return found

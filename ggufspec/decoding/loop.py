@@ -1,4 +1,4 @@
-"""The loop: propose, score, judge, learn. Token ids only; no text, no cache, no progress.
+"""The decoding loop: draft, score with the target, verify, learn. Token ids only.
 
 Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.org/abs/2302.01318
 """
@@ -11,11 +11,11 @@ from time import perf_counter
 from ggufspec.decoding.sampling import Rows, Sampling, to_probs, unusable
 from ggufspec.decoding.types import Ask, Drafter, Logits, Round, Scored, Uniforms, Verify
 
-Steps = Generator[Ask | Round, Scored | None, None]  # each Ask is answered, then comes its Round
+Steps = Generator[Ask | Round, Scored | None, None]  # an Ask, which is answered, then its Round
 
 
 def timed(score: Callable[[Sequence[int], Sequence[int]], Logits], ask: Ask) -> Scored:
-    """The answer to an Ask of a text that has its passes to itself."""
+    """Answer an Ask with a pass of its own."""
     start = perf_counter()
     logits = score(ask.tokens, ask.draft)
     return Scored(logits, perf_counter() - start)
@@ -34,11 +34,12 @@ def speculate(
 ) -> Steps:
     """Continue `tokens` in place, yielding each Round, until `n_end` of them or a stop token.
 
-    Before each Round comes an Ask, which whoever drives the loop answers with what was Scored: so
-    passes of several texts can be one. `uniforms(n)` gives n fresh uniforms; `n_draft` is the most
-    that one round drafts. With a lossless rule the tokens have exactly the target's distribution
-    under `sampling`. The caller may stop at any round: there is nothing to clean up.
+    Before each Round it yields an Ask, to be answered by `send(Scored(...))`: so the caller can
+    put several texts into one pass. `uniforms(n)` returns n fresh uniforms; a round drafts at most
+    `n_draft` tokens. With a lossless rule the tokens have exactly the target's distribution under
+    `sampling`. The caller may stop after any round: there is nothing to clean up.
     """
+    ends = frozenset(stop_tokens)
     rows: Rows | None = None  # (n_draft + 1, n_vocab), reused every round
     while len(tokens) < n_end:
         start = perf_counter()
@@ -55,11 +56,11 @@ def speculate(
         verdict = verify(draft, probs, uniforms(len(logits)))
         drafter.observe(draft, probs, verdict)
         added = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
-        stops = [i for i, token in enumerate(added) if token in stop_tokens]
+        stops = not ends.isdisjoint(added)
         if stops:
-            del added[stops[0] + 1 :]
+            del added[next(i for i, token in enumerate(added, 1) if token in ends) :]
         elif verdict.next_token < 0:
-            raise unusable("a drafted token has led to where the grammar allows none", sampling)
+            raise unusable("after a drafted token, the grammar allows no token", sampling)
         tokens.extend(added)
         yield Round(
             added,

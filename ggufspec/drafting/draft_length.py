@@ -1,6 +1,6 @@
-"""When to draft, and what to learn from it: the policy around the rule of each round.
+"""Decides how far to draft in each round, from the cost model and what is known of acceptance.
 
-The rule itself, how far to go in a round, is native/draft_length.h's. Pure: no clocks, no models.
+The rule within a round, token by token, is native/draft_length.h's; README.md has the whole method.
 """
 
 from __future__ import annotations
@@ -8,67 +8,71 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
+from enum import Enum, auto
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 from ggufspec import _native
 from ggufspec.common import defaults
 from ggufspec.decoding.types import Round
+from ggufspec.drafting import constants
 from ggufspec.drafting.cost_model import CostModel
 
-_ENDS = ("", "as far as it may go", "unlikely to stand so far", "the draft is unsure of the next")
-
-_N_USUAL = 2  # unread tokens where all was accepted; with more, a draft's first step takes longer
-_N_GAPS = 48  # gaps looked back upon: what the next tokens will be like
-_N_KINDS = 8  # of them: as many kinds of tokens the rule reckons with
-_HOPELESS = (-math.inf,)
-_FIRST_GAPS = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)  # of a draft that nobody knows,
-_N_OWN_GAPS = 16  # until so many of its own were seen
-_N_EARLY = 24  # rounds at first, in which the rule is reckoned after each few
-_EVERY_EARLY = 2
-_EVERY = 8
-_N_PLAIN = 2  # passes over one token before anything is compared with them
-_PLAIN_EVERY = 64  # rounds without one until another is measured, where that matters
-_THIN = 1.4  # speed-up below which it matters
-_FIRST_WEIGHT = 2  # lessons that each token of a first probe counts as: of all, it is the most fair
-_BONUS_WEIGHT = 400.0  # of the bonus that a text begins with; a round of three weighs 2 or 3,
-_MOST_BONUS = 0.5  # and more than that is nobody's
-_PROBE_SHARE = 0.015  # of all time, at most, for asking what a draft would have said
-_UNPAID = "a draft would not pay"
-_N_UNPAID = 32  # such rounds after which it is told,
-_UNPAID_SHARE = 0.8  # if they were that many of all
-_RECENT = 0.98  # of what the last rounds weigh, what they weigh after each further one
-_CAUTION = 0.95  # of what recent rounds brought: so much is asked of the next
+# By the numbers of native/draft_length.h's Stop.
+STOP_REASONS = (
+    "",
+    "the maximum draft length is reached",
+    "the draft is unlikely to be accepted so far",
+    "the draft model is uncertain about the next token",
+)
+TEXT_ENDS = "the text ends with the next token"
+MEASURING_PLAIN = "plain decoding is being measured"
+UNMEASURED = "the draft model has not been measured yet"
+NO_GAIN = "drafting would not be faster"
 
 
-class Line(NamedTuple):
-    """A logistic line: chance = 1 / (1 + exp(-(at_zero + slope * gap))).
+class AcceptancePrior(NamedTuple):
+    """The acceptance model before a text: see AcceptanceModel in native/draft_length.h.
 
-    `gap`: between the two largest logits of the draft. `weight`: how many lessons it counts as;
-    `memory`: lessons after which one has lost most of its weight.
+    probability = 1 / (1 + exp(-(intercept + slope * gap))), with `gap` the difference of the draft
+    model's two largest logits. `weight`: observations that this counts as; `memory`: observations
+    after which one has lost most of its weight.
     """
 
-    at_zero: float
+    intercept: float
     slope: float
-    weight: float
-    memory: float = 100.0
+    weight: float = constants.PRIOR_WEIGHT
+    memory: float = constants.GREEDY_MEMORY
 
 
-class Weighed(NamedTuple):
-    """A draft that is there already: how many tokens of it to take, and what that gains.
+class Action(Enum):
+    """What the draft model is to do in a round."""
 
-    `gain` compares rounds: tokens - rate * seconds, where it is known what seconds are worth.
+    DRAFT = auto()
+    PROBE = auto()  # read the last tokens, and report how well it would have predicted them
+    SKIP = auto()
+
+
+class PrefixLength(NamedTuple):
+    """How many tokens of an existing draft to verify.
+
+    `expected`: accepted tokens, on average; `beats_model`: this promises more than a round with the
+    draft model.
     """
 
     n_draft: int
-    gain: float
     expected: float
+    beats_model: bool
 
 
 class LengthPolicy(Protocol):
-    """Tells a drafter how far to go; `native` says it token by token."""
+    """Decides how far a drafter goes. A drafter asks, drafts, and reports what came of it.
 
-    native: _native.LengthRule
+    `rule` is asked for each further token of the draft model: should_evaluate (run the model?) and,
+    given the logit gap, should_draw (draw from its distribution?).
+    """
+
+    rule: _native.LengthRule
 
     @property
     def why(self) -> str:
@@ -77,88 +81,70 @@ class LengthPolicy(Protocol):
 
     @property
     def expected(self) -> float | None:
-        """How many of the tokens that were taken will stand, on average; None: nobody knows."""
+        """How many of the drawn tokens are accepted, on average; None: unknown."""
         ...
 
-    def begin(self, n_max: int, n_unread: int) -> bool:
-        """A round of at most `n_max` drafted tokens starts: is any worth a look?
+    def start_round(self, n_max: int, n_unread: int) -> Action:
+        """A round of at most `n_max` drafted tokens starts: what shall the draft model do?
 
-        `n_unread`: tokens that the draft has not read yet.
+        `n_unread`: tokens that the draft model has not read yet. After a PROBE, ask again.
         """
         ...
 
-    def probes(self) -> bool:
-        """Nothing was worth a look: shall the draft be asked what it would have said?"""
-        ...
+    def prefix_length(self, probs: Sequence[float]) -> PrefixLength:
+        """How much to use of a draft that already exists, such as an n-gram match.
 
-    def weigh(self, chances: Sequence[float]) -> Weighed:
-        """How much to take of a draft that is there already, whose tokens stand with `chances`.
-
-        Each if those before it do.
+        `probs`: for each token, its acceptance probability if those before it are accepted.
         """
         ...
 
-    @property
-    def prospect(self) -> float:
-        """What a round with the draft model gains, as Weighed has it."""
-        ...
+    def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
+        """The target has judged a draft of the draft model.
 
-    def learn(self, n_accepted: int, chances: Iterable[float]) -> None:
-        """So many of the tokens that were taken stood.
-
-        `chances`: how likely each token that was looked at would have stood if those before it
-        did, in hindsight.
+        `acceptances`: for each distribution that the draft model computed, the probability that a
+        token from it is accepted if those before it are, from both models' distributions.
         """
         ...
 
-    def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
-        """What a probe found: how sure the draft was, and how likely it would have stood."""
+    def observe_probe(self, gaps: Sequence[float], acceptances: Sequence[float]) -> None:
+        """A probe found, for each token, the draft's logit gap and its acceptance probability."""
         ...
 
-    def share(self, n_sharers: int) -> None:
-        """The next pass is one with those of so many texts in all."""
+    def set_n_sharers(self, n_sharers: int) -> None:
+        """The next target pass is shared by so many texts."""
         ...
 
     def advice(self) -> str | None:
-        """What to change, where a draft of this pair does not pay."""
+        """What to change if this pair's draft does not pay; None if it does."""
         ...
 
 
-_NOTHING = Weighed(0, -1e9, 0.0)
-
-
 class FixedLength:
-    """Always as many as there may be."""
+    """As many tokens as allowed, in every round."""
 
     why = ""
     expected = None
 
     def __init__(self) -> None:
-        self.native = _native.LengthRule()
-        self._n_rounds, self._n_accepted = 1, 1  # by the model
+        self.rule = _native.LengthRule()
+        self._n_rounds, self._n_accepted = 1, 1  # of the draft model
 
-    @property
-    def prospect(self) -> float:
-        return self._n_accepted / self._n_rounds
+    def start_round(self, n_max: int, n_unread: int) -> Action:
+        self.rule.start(n_max)
+        return Action.DRAFT if n_max > 0 else Action.SKIP
 
-    def weigh(self, chances: Sequence[float]) -> Weighed:
-        return Weighed(*self.native.weigh(chances))
+    def prefix_length(self, probs: Sequence[float]) -> PrefixLength:
+        n_draft, gain, expected = self.rule.prefix_length(probs)
+        return PrefixLength(n_draft, expected, gain > self._n_accepted / self._n_rounds)
 
-    def begin(self, n_max: int, n_unread: int) -> bool:
-        self.native.begin(n_max)
-        return n_max > 0
-
-    def probes(self) -> bool:
-        return False
-
-    def learn(self, n_accepted: int, chances: Iterable[float]) -> None:
+    def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
         self._n_rounds += 1
         self._n_accepted += n_accepted
 
-    def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
+    def observe_probe(self, gaps: Sequence[float], acceptances: Sequence[float]) -> None:
         pass
 
-    def share(self, n_sharers: int) -> None:
+    def set_n_sharers(self, n_sharers: int) -> None:
         pass
 
     def advice(self) -> str | None:
@@ -166,200 +152,211 @@ class FixedLength:
 
 
 class AutoLength:
-    """As many as bring the most tokens a second, by what costs and chances are known to be."""
+    """The length with the highest expected tokens per second; 0 if drafting would not be faster."""
 
     def __init__(
         self,
         costs: CostModel,
-        line: Line,
+        prior: AcceptancePrior,
         *,
-        is_known: bool,
+        is_measured: bool,
         has_model: bool = True,
-        bonus: float = 0.0,
+        block_bonus: float = 0.0,
     ) -> None:
-        """`line`: of the draft model, if the text `has_model` at all.
+        """`prior` is of the draft model, if there is one (`has_model`).
 
-        `bonus`: see native/draft_length.h; more than 0 is learned.
-
-        `is_known`: it was learned with this pair. A draft that nobody knows is first asked what it
-        would have said of some tokens that the target wrote alone: that costs next to nothing,
-        however wrong it is.
+        `is_measured`: the prior was learned with this pair. Otherwise the draft model is probed
+        first with tokens that the target wrote alone: that costs next to nothing even if it is
+        always wrong. `block_bonus`: see native/draft_length.h; a value above 0 is learned further.
         """
         self.costs = costs
-        self.native = _native.LengthRule(*line, bonus)
-        self._bonus, self._saved, self._bonus_weight = bonus, 0.0, _BONUS_WEIGHT
-        self._gaps: deque[float] = deque(maxlen=_N_GAPS)
-        self._is_known, self._has_model = is_known, has_model
-        self._n_trusted = defaults.N_DRAFT_LIMIT if is_known else 1  # until a first token stood
-        self.n_lessons = 0
-        self._n_rounds = self._n_until_reckoned = 0
-        self._n_since_plain = self._n_unpaid = 0
-        self._seconds = self._probe_seconds = 0.0
+        self.rule = _native.LengthRule(*prior, block_bonus)
+        self.n_observed = 0  # tokens that the acceptance model has learned from
+        self._block_bonus = block_bonus
+        self._bonus_sum, self._bonus_weight = 0.0, constants.BLOCK_BONUS_WEIGHT
+        self._gaps: deque[float] = deque(maxlen=constants.N_GAPS)
+        self._is_measured, self._has_model = is_measured, has_model
+        self._n_max = defaults.N_DRAFT_LIMIT if is_measured else 1  # until one was accepted
+        self._n_rounds = self._n_since_plain = self._n_without_gain = 0
+        self._n_until_update = 0
+        self._seconds = 0.0
+        self.probe_seconds = 0.0  # spent on probes, estimated
         self._recent_tokens = self._recent_seconds = 0.0
         self._n_sharers = 1
-        # The round under way.
-        self._why = ""
-        self._n_unread = self._n_read = 0
+        self._curve: Sequence[float] = ()  # as the rule has it
+        # Of the current round.
+        self._skipped = ""
+        self._n_unread = self._n_probed = 0
 
     @property
     def why(self) -> str:
-        return self._why or _ENDS[self.native.end]
+        return self._skipped or STOP_REASONS[self.rule.stop]
 
     @property
     def expected(self) -> float | None:
-        return self.native.expected
+        return self.rule.expected
 
-    # What a drafter asks.
+    # Decisions.
 
-    def begin(self, n_max: int, n_unread: int) -> bool:
+    def start_round(self, n_max: int, n_unread: int) -> Action:
         self._n_unread = n_unread
-        self._reckon_if_due()
-        self.native.begin(min(n_max, self._n_trusted))
-        self._why = ""
+        self._update_if_due()
+        self.rule.start(min(n_max, self._n_max))
+        self._skipped = self._reason_to_skip(n_max)
+        if not self._skipped:
+            return Action.DRAFT
+        return Action.PROBE if n_max and self._should_probe() else Action.SKIP
+
+    def _reason_to_skip(self, n_max: int) -> str:
         if n_max == 0:
-            self._why = "the text ends"
-        elif self._wants_plain():
-            self._why = "plain decoding is measured"
-        elif not self._is_known:
-            self._why = "the draft is not known yet"
-        elif not self.native.pays:
-            self._why = _UNPAID
-        return not self._why
+            return TEXT_ENDS
+        if self._should_measure_plain():
+            return MEASURING_PLAIN
+        if not self._is_measured:
+            return UNMEASURED
+        return "" if self.rule.drafts else NO_GAIN
 
-    def weigh(self, chances: Sequence[float]) -> Weighed:
-        self.native.begin(0)
-        self._reckon_if_due()
-        if not chances or self._wants_plain():
-            return _NOTHING
-        return Weighed(*self.native.weigh(chances))
+    def _should_measure_plain(self) -> bool:
+        costs = self.costs
+        if costs.is_frozen or self._n_sharers > 1:
+            return False
+        if costs.n_measured(1) < constants.N_PLAIN:
+            return True
+        is_due = self._n_since_plain >= constants.PLAIN_EVERY
+        return is_due and self.rule.rate * costs.plain < constants.SMALL_SPEED_UP
 
-    @property
-    def prospect(self) -> float:
-        return self.native.prospect if self._is_known else _NOTHING.gain
-
-    def probes(self) -> bool:
+    def _should_probe(self) -> bool:
         if self._n_unread < defaults.N_PROBED:
             return False
-        if not self._is_known:
+        if not self._is_measured:
             return True
-        if self.native.pays:
+        if self.rule.drafts:
             return False
         seconds = self.costs.step + self._n_unread * self.costs.read
-        return self._probe_seconds + seconds <= _PROBE_SHARE * self._seconds
+        return self.probe_seconds + seconds <= constants.PROBE_SHARE * self._seconds
 
-    # What it learns from.
+    def prefix_length(self, probs: Sequence[float]) -> PrefixLength:
+        self.rule.start(0)
+        self._skipped = ""
+        self._update_if_due()
+        if not probs or self._should_measure_plain():
+            return PrefixLength(0, 0.0, beats_model=False)
+        n_draft, gain, expected = self.rule.prefix_length(probs)
+        beats_model = not (self._has_model and self._is_measured) or gain > self.rule.gain
+        return PrefixLength(n_draft, expected, beats_model)
 
-    def learn(self, n_accepted: int, chances: Iterable[float]) -> None:
-        gaps = self.native.seen
-        # Without a bonus to learn, nothing behind the first that fell is worth reckoning.
-        known = list(islice(chances, None if self._bonus else n_accepted + 1))
-        # What might have stood says more than what did: luck is left out of it.
-        for gap, chance in zip(gaps, known[: n_accepted + 1], strict=False):
-            self.native.learn(gap, chance)
-            self.n_lessons += 1
-        self._learn_bonus(n_accepted, known[: self.native.n_taken])
+    # Observations.
+
+    def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
+        # Only the regression of the bonus needs what lies behind the first rejected token.
+        known = list(islice(acceptances, None if self._block_bonus else n_accepted + 1))
+        gaps = self.rule.gaps
+        # Probabilities say more than what was accepted: they are free of chance.
+        self.rule.observe(known[: n_accepted + 1])
+        self.n_observed += min(len(gaps), n_accepted + 1)
+        self._learn_block_bonus(n_accepted, known[: self.rule.n_drawn])
         self._gaps.extend(gaps)
         if n_accepted:
-            self._n_trusted = defaults.N_DRAFT_LIMIT
+            self._n_max = defaults.N_DRAFT_LIMIT
 
-    def _learn_bonus(self, n_accepted: int, chances: Sequence[float]) -> None:
-        """What judging a draft as a whole saved, by linear regression."""
-        if not self._bonus:
+    def _learn_block_bonus(self, n_accepted: int, acceptances: Sequence[float]) -> None:
+        """Linear regression of what judging a draft as a whole accepts beyond its tokens alone."""
+        if not self._block_bonus:
             return
-        still, token_wise, further = 1.0, 0.0, 0.0
-        for n, chance in enumerate(chances):
-            still *= chance
-            token_wise += still
-            further += n * still
+        reached, token_wise, further = 1.0, 0.0, 0.0
+        for n, acceptance in enumerate(acceptances):
+            reached *= acceptance
+            token_wise += reached
+            further += n * reached
         self._bonus_weight += further**2
-        self._saved += further * (n_accepted - token_wise)
-        found = (_BONUS_WEIGHT * self._bonus + self._saved) / self._bonus_weight
-        self.native.bonus = min(max(found, 0.0), _MOST_BONUS)
+        self._bonus_sum += further * (n_accepted - token_wise)
+        prior = constants.BLOCK_BONUS_WEIGHT * self._block_bonus
+        found = (prior + self._bonus_sum) / self._bonus_weight
+        self.rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
 
-    def share(self, n_sharers: int) -> None:
-        # What others do must not change what a text with a seed becomes.
-        if n_sharers != self._n_sharers and not self.costs.is_frozen:
-            self._n_sharers = n_sharers
-            self._recent_tokens = self._recent_seconds = 0.0
-            self._n_until_reckoned = 0
-
-    def learn_unread(self, gaps: Sequence[float], chances: Sequence[float]) -> None:
-        weight = 1 if self._is_known else _FIRST_WEIGHT
-        for gap, chance in zip(gaps, chances, strict=True):
-            for _ in range(weight):
-                self.native.learn(gap, chance)
-        self._n_read, self._is_known = self._n_unread, True
-        self.n_lessons += len(gaps)
+    def observe_probe(self, gaps: Sequence[float], acceptances: Sequence[float]) -> None:
+        n_times = 1 if self._is_measured else constants.FIRST_PROBE_WEIGHT
+        for gap, acceptance in zip(gaps, acceptances, strict=True):
+            for _ in range(n_times):
+                self.rule.observe_token(gap, acceptance)
+        self._n_probed, self._is_measured = self._n_unread, True
+        self.n_observed += len(gaps)
         self._gaps.extend(gaps)
-        self._reckon()
+        self._update()
 
-    def advice(self) -> str | None:
-        if self._n_unpaid < _N_UNPAID or self._n_unpaid < _UNPAID_SHARE * self._n_rounds:
-            return None
-        if self.costs.draft_cannot_pay:
-            share = self.costs.step / self.costs.curve[0]
-            return (
-                f"this draft cannot pay: one step of it takes {share:.0%} of a pass of its target. "
-                "Use a smaller draft, give it more of the GPU (-ngld), or leave it out"
-            )
-        gaps = self._sorted_gaps()
-        chance = self.native.chance(gaps[len(gaps) // 2])
-        return (
-            f"this draft did not pay: {chance:.0%} of its tokens would have stood, and a pass over "
-            f"two tokens takes {self.costs.curve[1] / self.costs.curve[0]:.1f} times as long as "
-            f"over one. {self._n_unpaid} of {self._n_rounds} rounds went without it"
-        )
-
-    def clock(self, round_: Round) -> None:
-        """A round has ended: what did it cost?"""
-        costs = self.costs
-        n_looked = self.native.n_looked
-        if self._n_read:
-            costs.observe_reading(self._n_read, round_.draft_seconds)
-            self._probe_seconds += self._n_read * costs.read
-            self._n_read = 0
-        elif n_looked and self._n_unread <= _N_USUAL:
-            costs.observe_draft(n_looked, round_.draft_seconds)
-        n_drafted = round_.n_drafted
+    def observe_round(self, round_: Round) -> None:
+        """A round has ended: learn what it cost."""
+        costs, n_drafted = self.costs, round_.n_drafted
+        n_evaluated = self.rule.n_evaluated
+        if self._n_probed:
+            costs.observe_reading(self._n_probed, round_.draft_seconds)
+            self.probe_seconds += self._n_probed * costs.read
+            self._n_probed = 0
+        elif n_evaluated and self._n_unread <= constants.N_UNREAD_USUAL:
+            costs.observe_draft(n_evaluated, round_.draft_seconds)
         if round_.n_sharers == 1:
             target_seconds = round_.target_seconds + round_.verify_seconds
             costs.observe_target(n_drafted + 1, target_seconds)
             if not n_drafted and not self._n_since_plain and self._n_rounds:
                 costs.observe_plain(target_seconds)
-        seconds = costs.part(n_drafted + 1, self._n_sharers) + n_looked * costs.step
+        curve = self._curve or costs.per_text(self._n_sharers)
+        seconds = curve[min(n_drafted, len(curve) - 1)]
+        if n_evaluated:
+            seconds += n_evaluated * costs.step
         self._seconds += seconds
-        # What was expected, not what came: luck says nothing of the next rounds.
-        self._recent_tokens = _RECENT * self._recent_tokens + 1 + (round_.expected or 0.0)
-        self._recent_seconds = _RECENT * self._recent_seconds + seconds
+        # What was expected, not what was accepted: chance says nothing about the next rounds.
+        keep = constants.RECENT_KEEP
+        self._recent_tokens = keep * self._recent_tokens + 1 + (round_.expected or 0.0)
+        self._recent_seconds = keep * self._recent_seconds + seconds
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1
-        self._n_unpaid += self._why == _UNPAID and self._n_sharers == 1
-        self._n_until_reckoned -= 1
+        self._n_without_gain += self._skipped == NO_GAIN and self._n_sharers == 1
+        self._n_until_update -= 1
 
-    def _sorted_gaps(self) -> Sequence[float]:
-        """How sure the draft has been of late."""
-        few = len(self._gaps) < _N_OWN_GAPS
-        return sorted([*self._gaps, *_FIRST_GAPS] if few else self._gaps)
+    def set_n_sharers(self, n_sharers: int) -> None:
+        # Other texts must not change what a text with a seed becomes.
+        if n_sharers != self._n_sharers and not self.costs.is_frozen:
+            self._n_sharers = n_sharers
+            self._recent_tokens = self._recent_seconds = 0.0
+            self._n_until_update = 0
 
-    def _wants_plain(self) -> bool:
-        costs = self.costs
-        if costs.is_frozen or self._n_sharers > 1:
-            return False
-        if costs.n_measured(1) < _N_PLAIN:
-            return True
-        return self._n_since_plain >= _PLAIN_EVERY and self.native.rate * costs.plain < _THIN
+    def advice(self) -> str | None:
+        n_skipped, n_rounds, curve = self._n_without_gain, self._n_rounds, self.costs.curve
+        if n_skipped < max(constants.N_ADVICE, constants.ADVICE_SHARE * n_rounds):
+            return None
+        if self.costs.draft_cannot_pay:
+            return (
+                f"drafting cannot help: one draft token costs {self.costs.step / curve[0]:.2f}x a "
+                "target pass. Use a smaller draft, give it more of the GPU (-ngld), or leave it out"
+            )
+        gaps = self._recent_gaps()
+        acceptance = self.rule.acceptance(gaps[len(gaps) // 2])
+        return (
+            f"drafting did not help: {acceptance:.0%} of draft tokens would be accepted, but "
+            f"verifying 2 tokens costs {curve[1] / curve[0]:.1f}x a pass over one; "
+            f"{n_skipped} of {n_rounds} rounds skipped drafting"
+        )
 
-    def _reckon_if_due(self) -> None:
-        if self._n_until_reckoned <= 0:
-            self._reckon()
+    # The rule.
 
-    def _reckon(self) -> None:
-        self._n_until_reckoned = _EVERY_EARLY if self._n_rounds < _N_EARLY else _EVERY
-        gaps = self._sorted_gaps() if self._has_model else _HOPELESS
-        n = len(gaps)
-        kinds = [gaps[(2 * k + 1) * n // (2 * _N_KINDS)] for k in range(_N_KINDS)]
-        curve = self.costs.shared(self._n_sharers)
-        worth = 1 / (self.costs.plain if self._n_sharers == 1 else curve[0])
+    def _update_if_due(self) -> None:
+        if self._n_until_update <= 0:
+            self._update()
+
+    def _update(self) -> None:
+        is_early = self._n_rounds < constants.N_EARLY
+        self._n_until_update = constants.UPDATE_EVERY_EARLY if is_early else constants.UPDATE_EVERY
+        gaps = self._recent_gaps() if self._has_model else [-math.inf]
+        n, n_levels = len(gaps), constants.N_GAP_LEVELS
+        levels = [gaps[(2 * k + 1) * n // (2 * n_levels)] for k in range(n_levels)]  # mid-quantiles
+        self._curve = self.costs.per_text(self._n_sharers)
+        min_rate = 1 / (self.costs.plain if self._n_sharers == 1 else self._curve[0])
         if self._recent_seconds:
-            worth = max(worth, _CAUTION * self._recent_tokens / self._recent_seconds)
-        self.native.reckon(curve, self.costs.step, kinds, worth)
+            recent_rate = self._recent_tokens / self._recent_seconds
+            min_rate = max(min_rate, constants.RECENT_RATE_MARGIN * recent_rate)
+        self.rule.update(self._curve, self.costs.step, levels, min_rate)
+
+    def _recent_gaps(self) -> Sequence[float]:
+        """The draft model's last logit gaps, sorted."""
+        few = len(self._gaps) < constants.N_OWN_GAPS
+        return sorted([*self._gaps, *constants.PRIOR_GAPS] if few else self._gaps)

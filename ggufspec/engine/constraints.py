@@ -6,33 +6,33 @@ import math
 from dataclasses import replace
 
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.engine.options import Request
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import OptionError
 from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.vocab import Vocab
 from ggufspec.structured.json_schema import gbnf_of_schema
 
 
-def sampling_of(request: Request, vocab: Vocab, n_prompt: int) -> Sampling:
+def sampling_of(options: CheckedOptions, vocab: Vocab, n_prompt: int) -> Sampling:
     """The sampling of a request behind `n_prompt` tokens, with what only the vocabulary knows.
 
     Raises OptionError.
     """
-    sampling = request.sampling
+    sampling = options.sampling
     for token in sampling.logit_bias:
         if not 0 <= token < vocab.n_tokens:
             raise OptionError(
                 f"logit_bias names token {token}; the vocabulary has {vocab.n_tokens:,}"
             )
-    if request.ignore_eos:
+    if options.ignore_eos:
         banned = dict.fromkeys(vocab.stop_tokens, -math.inf)
         sampling = replace(sampling, logit_bias={**sampling.logit_bias, **banned})
     if sampling.dry_multiplier > 0:
-        breakers = vocab.sequence_breakers(tuple(request.dry_sequence_breakers))
+        breakers = vocab.sequence_breakers(tuple(options.dry_sequence_breakers))
         sampling = replace(sampling, dry_breakers=breakers)
-    gbnf = request.grammar
-    if request.json_schema is not None:
-        gbnf = gbnf_of_schema(request.json_schema)
+    gbnf = options.grammar
+    if options.json_schema is not None:
+        gbnf = gbnf_of_schema(options.json_schema)
     if gbnf is None:
         return sampling
     if not vocab.stop_tokens:

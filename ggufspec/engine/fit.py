@@ -1,4 +1,4 @@
-"""Where a pair goes on this machine. Reads headers and asks devices; loads nothing."""
+"""Chooses where a pair goes on this machine, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,114 +14,100 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
-from ggufspec.models.shapes import shape_of
+from ggufspec.models.shape import shape_of
 from ggufspec.placement.memory import VALUE_BYTES
-from ggufspec.placement.plan import Gpu, Machine, Wishes, plan_offload, why
+from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
-_SMALLER = 0.85  # of the free memory of GPUs, what a second attempt reckons with
+_SMALLER = 0.85  # share of the free memory of GPUs that a second attempt plans with
 _MOST_LAYERS = 2**31
 _MOST_GPUS = 16  # GGML_CUDA_MAX_DEVICES and its like in llama.cpp
-_FEW = 8  # tokens of a batch, as drafting makes them
+_FEW = 8  # tokens of a pass that verifies a short draft
 
 
 @dataclass(frozen=True)
-class Placement:
-    """How to load: see ggufspec.load. why: one line for the user; None: nothing was decided."""
+class LoadOptions:
+    """The options of ggufspec.load, checked. None: to be chosen; negative layers: all."""
 
-    n_gpu_layers: int
-    n_gpu_layers_draft: int
-    n_ctx: int | None
-    type_k: str
-    type_v: str
-    tensor_split: Sequence[float] = ()
-    gpu_draft: int | None = None
-    why: str | None = None
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the user said about it; None: choose. Negative layers: all of them."""
-
-    n_gpu_layers: int | None
-    n_gpu_layers_draft: int | None
-    n_ctx: int | None
-    n_batch: int | None
-    type_k: str
-    type_v: str
-    flash_attention: str
+    target: Path
+    draft: Path | None = None
+    n_ctx: int | None = None
+    n_batch: int | None = None
+    n_draft_max: int = defaults.N_DRAFT_MAX
+    n_slots: int = 1
+    n_gpu_layers: int | None = None
+    n_gpu_layers_draft: int | None = None
     tensor_split: Sequence[float] = ()
     main_gpu: int | None = None
-    n_slots: int = 1
+    n_threads: int | None = None
+    n_threads_draft: int | None = None
+    flash_attention: str = defaults.FLASH_ATTENTION
+    type_k: str = defaults.KV_TYPE
+    type_v: str = defaults.KV_TYPE
+    mmap: bool = True
+    tuned: bool = True
+    placement: str | None = None  # what was chosen for the user, in a line; None: nothing
 
 
-class Placing:
-    """The first placement of a pair, and a smaller one if that fails."""
+class Fit:
+    """Chooses where a pair goes: a first placement, and a smaller one if memory runs out."""
 
-    def __init__(self, target: Path, draft: Path | None, asked: Asked) -> None:
-        """Raises ModelError for files that cannot be what they say."""
-        self._target = shape_of(read_header(target))
-        self._draft = shape_of(read_header(draft)) if draft else None
-        self._asked = asked
+    def __init__(self, options: LoadOptions) -> None:
+        """Raises ModelError for files whose headers cannot be right, OptionError."""
+        self._target = shape_of(read_header(options.target))
+        self._draft = shape_of(read_header(options.draft)) if options.draft else None
+        self._options = options
         self._gpus = gpus()
-        for which, type_ in (("K", asked.type_k), ("V", asked.type_v)):
+        for which, type_ in (("K", options.type_k), ("V", options.type_v)):
             if type_ not in VALUE_BYTES:
                 raise OptionError(
                     f"{type_!r} is no type of the {which} cache; choose from "
                     f"{', '.join(VALUE_BYTES)}"
                 )
-        if len(asked.tensor_split) > _MOST_GPUS:
+        if len(options.tensor_split) > _MOST_GPUS:
             raise OptionError(
-                f"tensor_split has {len(asked.tensor_split)} shares; llama.cpp knows at most "
+                f"tensor_split has {len(options.tensor_split)} shares; llama.cpp supports at most "
                 f"{_MOST_GPUS} GPUs"
             )
-        if asked.main_gpu is not None and not 0 <= asked.main_gpu < max(len(self._gpus), 1):
+        if options.main_gpu is not None and not 0 <= options.main_gpu < max(len(self._gpus), 1):
             found = ", ".join(f"{i}: {gpu.name}" for i, gpu in enumerate(self._gpus)) or "none"
             raise OptionError(
-                f"there is no GPU {asked.main_gpu}; llama.cpp sees {found}. Choose one of them "
+                f"there is no GPU {options.main_gpu}; llama.cpp found {found}. Choose one of them "
                 "(main_gpu, -mg)"
             )
 
     def add(self, remote: Sequence[Gpu]) -> None:
-        """Devices of RPC servers, for the target only; they come first, as in llama.cpp."""
+        """Add devices of RPC servers, for the target only; they come first, as in llama.cpp."""
         self._gpus = (*remote, *self._gpus)
         if len(self._gpus) > _MOST_GPUS:
             raise OptionError(
-                f"rpc adds {len(remote)} devices, {len(self._gpus)} with the GPUs here; llama.cpp "
-                f"knows at most {_MOST_GPUS}. Name fewer servers"
+                f"rpc adds {len(remote)} devices, {len(self._gpus)} with the local GPUs; llama.cpp "
+                f"supports at most {_MOST_GPUS}. Name fewer servers"
             )
 
-    def first(self) -> Placement:
-        """Where everything goes, if nothing went wrong yet."""
-        asked = self._asked
-        if not self._gpus or None not in (asked.n_gpu_layers, asked.n_gpu_layers_draft):
-            return Placement(
-                defaults.ALL_LAYERS if asked.n_gpu_layers is None else asked.n_gpu_layers,
-                defaults.ALL_LAYERS
-                if asked.n_gpu_layers_draft is None
-                else asked.n_gpu_layers_draft,
-                asked.n_ctx,
-                asked.type_k,
-                asked.type_v,
-                asked.tensor_split,
-                asked.main_gpu,
-            )
-        return self._planned(self._machine(1.0), asked)
+    @property
+    def _is_open(self) -> bool:
+        """Whether there is a GPU, and its number of layers was left open."""
+        options = self._options
+        return bool(self._gpus) and None in (options.n_gpu_layers, options.n_gpu_layers_draft)
 
-    def smaller(self, used: Placement) -> Placement | None:
-        """After memory has run out: what takes less; None where the user left no choice."""
-        asked = self._asked
-        if self._gpus and None in (asked.n_gpu_layers, asked.n_gpu_layers_draft):
-            found = self._planned(self._machine(_SMALLER), asked)
+    def first(self) -> LoadOptions:
+        """The options, with what was left open chosen by free memory and predicted speed."""
+        return self._planned(self._machine(1.0)) if self._is_open else self._options
+
+    def smaller(self, used: LoadOptions) -> LoadOptions | None:
+        """Options that take less memory than those used; None where the user left no choice."""
+        if self._is_open:
+            found = self._planned(self._machine(_SMALLER))
             if found != used:
                 return found
-        if asked.n_ctx is not None:
+        if self._options.n_ctx is not None:
             return None
         n_ctx = self._default_n_ctx() // 2
         return replace(
             used,
             n_ctx=max(n_ctx, 1),
-            why=f"a context of {n_ctx:,} tokens, since there was no memory for twice as many",
+            placement=f"a context of {n_ctx:,} tokens: there was no memory for twice as many",
         )
 
     def _default_n_ctx(self) -> int:
@@ -131,32 +117,34 @@ class Placing:
         left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._gpus)
         return Machine(left, free_memory())
 
-    def _planned(self, machine: Machine, asked: Asked) -> Placement:
-        wishes = Wishes(
-            n_ctx=asked.n_ctx,
-            n_batch=asked.n_batch or defaults.N_BATCH,
-            type_k=asked.type_k,
-            type_v=asked.type_v,
-            flash_attention=asked.flash_attention != "off",
-            n_gpu_layers=asked.n_gpu_layers,
-            n_gpu_layers_draft=asked.n_gpu_layers_draft,
-            n_slots=asked.n_slots,
+    def _planned(self, machine: Machine) -> LoadOptions:
+        options = self._options
+        wishes = PlacementOptions(
+            n_ctx=options.n_ctx,
+            n_batch=options.n_batch or defaults.N_BATCH,
+            type_k=options.type_k,
+            type_v=options.type_v,
+            flash_attention=options.flash_attention != "off",
+            n_gpu_layers=options.n_gpu_layers,
+            n_gpu_layers_draft=options.n_gpu_layers_draft,
+            n_slots=options.n_slots,
         )
         plan = plan_offload(self._target, self._draft, machine, wishes)
         is_split = len(machine.gpus) > 1 and plan.n_gpu_layers > 0
         gpu_draft = plan.draft_gpu
-        if gpu_draft is not None:  # of those here, as drafts are loaded
+        if gpu_draft is not None:  # a number among the local GPUs, where drafts are loaded
             gpu_draft -= sum(gpu.is_remote for gpu in machine.gpus)
         is_shorter = plan.caches.n_ctx < self._default_n_ctx()
-        return Placement(
-            plan.n_gpu_layers,
-            plan.n_gpu_layers_draft,
-            plan.caches.n_ctx if is_shorter else asked.n_ctx,
-            plan.caches.type_k,
-            plan.caches.type_v,
-            asked.tensor_split or (plan.split if is_split else ()),
-            gpu_draft if asked.main_gpu is None else asked.main_gpu,
-            why(plan, self._target, self._draft, machine),
+        return replace(
+            options,
+            n_gpu_layers=plan.n_gpu_layers,
+            n_gpu_layers_draft=plan.n_gpu_layers_draft,
+            n_ctx=plan.caches.n_ctx if is_shorter else options.n_ctx,
+            type_k=plan.caches.type_k,
+            type_v=plan.caches.type_v,
+            tensor_split=options.tensor_split or (plan.split if is_split else ()),
+            main_gpu=gpu_draft if options.main_gpu is None else options.main_gpu,
+            placement=describe(plan, self._target, self._draft, machine),
         )
 
 
@@ -172,19 +160,19 @@ def layers(name: str, value: int | str) -> int | None:
     return found
 
 
-class Measured(NamedTuple):
-    """What passes were found to take on this machine: see Machine."""
+class HostSpeed(NamedTuple):
+    """Measured speed of this machine's memory: see Machine."""
 
     bandwidth: float
     slope: float
 
 
-def measured_host() -> Measured | None:
+def measured_host() -> HostSpeed | None:
     """From what is remembered of the pair with the largest target; None where there is nothing.
 
     The largest, since small models live in caches.
     """
-    best: tuple[int, Measured] | None = None
+    best: tuple[int, HostSpeed] | None = None
     here = machine()
     for record in profile_store.records():
         pair = record.facts.get("pair", {})
@@ -197,7 +185,7 @@ def measured_host() -> Measured | None:
         slopes = [(of / one - 1) / (n - 1) for n, of in seconds.items() if 2 <= n <= _FEW]
         slope = statistics.median(slopes) if slopes else HOST_SLOPE
         bandwidth = host_bandwidth(n_bytes, 8 * n_bytes / n_params, one)
-        best = n_bytes, Measured(bandwidth, max(slope, 0.0))
+        best = n_bytes, HostSpeed(bandwidth, max(slope, 0.0))
     return best[1] if best else None
 
 

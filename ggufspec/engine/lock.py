@@ -1,11 +1,10 @@
-"""Whose turn it is with a pair. Knows threads and callbacks; not what is done in a turn."""
+"""The lock of an engine: one thread at a time, and no deadlock from a progress callback."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
+from ggufspec.engine.options import PromptProgress
 from ggufspec.errors import OptionError
 
 
@@ -14,30 +13,36 @@ class EngineLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._called_back: int | None = None  # the thread that is in a callback of ours
+        self._called_back: int | None = None  # the thread that runs a progress callback
 
     def check(self) -> None:
-        """Raise OptionError in a callback, whose end a turn would wait for forever."""
+        """Raise OptionError in a progress callback, which would wait for the lock forever."""
         if self._called_back == threading.get_ident():
             raise OptionError(
-                "this engine is reading a prompt: its own progress callback cannot ask it for a "
-                "text, or close it"
+                "a progress callback cannot use the engine that calls it: generate, stream and "
+                "close wait until the prompt is processed. Call them after the callback returns"
             )
 
     def held(self) -> threading.Lock:
-        """The lock to hold meanwhile. Raises OptionError rather than wait for itself.
+        """The lock, for a `with` statement. Raises OptionError in a progress callback.
 
-        Python's own, held by a `with` of the caller: in an `__enter__` of ours, Ctrl-C could come
-        between taking it and knowing that it has to be given back.
+        It is Python's own lock: in an `__enter__` written in Python, Ctrl-C could come after the
+        lock is taken and before the `with` statement would release it.
         """
-        self.check()
+        if self._called_back is not None:
+            self.check()
         return self._lock
 
-    @contextmanager
-    def calling_back(self) -> Iterator[None]:
-        """Within a turn: who has it calls somebody else."""
-        self._called_back = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._called_back = None
+    def callback(self, progress: PromptProgress | None) -> PromptProgress | None:
+        """The same callback, marked as running while it is called with the lock held."""
+        if progress is None:
+            return None
+
+        def call(whose: str, done: int, total: int) -> None:
+            self._called_back = threading.get_ident()
+            try:
+                progress(whose, done, total)
+            finally:
+                self._called_back = None
+
+        return call

@@ -1,4 +1,4 @@
-"""What can be asked of one generation, and whether it makes sense. Knows no model."""
+"""The options of one generation, and their checks."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from ggufspec.decoding.sampling import Sampling, SamplingOptions
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
 
-PromptProgress = Callable[[str, int, int], None]  # (whose, tokens done, tokens to read)
+PromptProgress = Callable[[str, int, int], None]  # ("target", "draft" or "costs", done, total)
 
 
 class GenerateOptions(SamplingOptions, total=False):
-    """What can be asked of one generation; the defaults are those of Request and Sampling."""
+    """The options of one generation; the defaults are those of CheckedOptions and Sampling."""
 
     max_tokens: int | None  # None: until the model stops or the context is full
-    n_draft: int | str  # tokens that a round drafts at most; "auto": chosen in each round
-    draft_temperature: float | str  # "auto": learned, so that most is accepted; 0: greedy
-    dry_sequence_breakers: Sequence[str]  # texts over which DRY sees no repetition
-    grammar: str | None  # GBNF, whose rule `root` is the whole text
-    json_schema: str | Mapping[str, object] | None  # the text is JSON that it accepts
-    seed: int | None  # None: a fresh one
-    stop: str | Sequence[str]  # texts that end the generation, and are no part of it
-    ignore_eos: bool  # forbid the tokens that end a text
+    n_draft: int | str  # maximum drafted tokens per round; "auto": chosen in each round
+    draft_temperature: float | str  # "auto": learned, for the most accepted tokens; 0: greedy
+    dry_sequence_breakers: Sequence[str]  # texts at which DRY restarts its search
+    grammar: str | None  # GBNF; the text matches its rule `root`
+    json_schema: str | Mapping[str, object] | None  # the text is JSON that matches it
+    seed: int | None  # None: a random one
+    stop: str | Sequence[str]  # texts that end the generation; they are not part of the text
+    ignore_eos: bool  # ban the tokens that end a text
     drafter: str | None  # "auto", "model", "ngram", "none"; None: auto, model for a fixed n_draft
     verify: str  # "block", "rejection", "match"
-    progress: PromptProgress | None  # hears of the prompt being read
+    progress: PromptProgress | None  # called while the prompt is processed
 
 
 @dataclass(frozen=True)
-class Request:
-    """The options of one generation, checked. Raises OptionError."""
+class CheckedOptions:
+    """The options of one generation, checked once. Raises OptionError."""
 
     max_tokens: int | None = None
     n_draft: int | str = defaults.N_DRAFT
@@ -50,23 +50,42 @@ class Request:
     progress: PromptProgress | None = None
     sampling: Sampling = field(default_factory=Sampling)
 
-    @property
-    def learned_temperature(self) -> float | str:
-        """The draft's, or "auto". By `match`, a token stands as often as the target draws it: there
-        is nothing to learn, the likeliest is the best guess.
-        """
-        is_known = self.draft_temperature == "auto" and self.verify == "match"
-        return 0.0 if is_known else self.draft_temperature
-
     @staticmethod
-    def of(options: GenerateOptions) -> Request:
-        """The request that these options make; those of sampling become its `sampling`."""
+    def of(options: GenerateOptions, *, allow_test_rules: bool = False) -> CheckedOptions:
+        """Check options; those of SamplingOptions become `sampling`.
+
+        `allow_test_rules`: accept rules that are wrong on purpose, which an audit has to detect.
+        """
         rest: dict[str, Any] = dict(options)
         names = [name for name in SamplingOptions.__annotations__ if name in rest]
-        unknown = sorted(set(rest) - set(Request.__annotations__) - set(names))
+        unknown = sorted(set(rest) - set(CheckedOptions.__annotations__) - set(names))
         if unknown:
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
-        return Request(sampling=Sampling(**{name: rest.pop(name) for name in names}), **rest)
+        sampling = Sampling(**{name: rest.pop(name) for name in names})
+        checked = CheckedOptions(sampling=sampling, **rest)
+        if checked.verify.startswith("_") and not allow_test_rules:
+            raise OptionError(
+                f"the verification rule {checked.verify!r} (verify, --verify) is wrong on purpose, "
+                f"for `ggufspec audit` only; choose from {', '.join(rules.names())}"
+            )
+        return checked
+
+    @property
+    def initial_draft_temperature(self) -> float | str:
+        """The draft's temperature, or "auto": learned.
+
+        With `match`, an argmax token has the highest chance of acceptance: nothing is learned.
+        """
+        is_greedy = self.draft_temperature == "auto" and self.verify == "match"
+        return 0.0 if is_greedy else self.draft_temperature
+
+    def drafter_name(self, *, has_draft: bool) -> str:
+        """The drafting strategy, for an engine with or without a draft model."""
+        if self.drafter is not None:
+            return self.drafter
+        if self.n_draft == "auto":
+            return "auto"
+        return "model" if has_draft else "none"
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -80,11 +99,11 @@ class Request:
         rules.rule(self.verify)
         DraftTemperature(self.sampling.temperature, self.draft_temperature)
         if self.grammar is not None and self.json_schema is not None:
-            raise OptionError("there are a grammar and a JSON schema; give one of them")
+            raise OptionError("both a grammar and a JSON schema are given; give one of them")
         if self.ignore_eos and (self.grammar is not None or self.json_schema is not None):
             raise OptionError(
-                "ignore_eos forbids the tokens that end a text, but under a grammar (or JSON "
-                "schema) it is the grammar that ends it; leave one of them out"
+                "ignore_eos bans the tokens that end a text, but a text under a grammar or JSON "
+                "schema has to end; leave one of them out"
             )
         if self.seed is not None and self.seed < 0:
             raise OptionError(f"seed is {self.seed}; it must be 0 or more")

@@ -1,179 +1,175 @@
-"""Several texts at once: what they ask of the target is one pass, where that is faster.
+"""Several generations at once: what they ask of the target is one pass, where that is faster.
 
-Weights are read once for all of them. No text depends on the others: each has its own slot, random
-numbers and rows of the logits.
+A pass reads the weights once for all of them. No text depends on the others: each has its own slot,
+random numbers and rows of the logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Ask, Scored
-from ggufspec.drafting.cost_model import CostModel
-from ggufspec.engine.slots import Slots
-from ggufspec.engine.stream import Completion, Stream
+from ggufspec.engine.generation import Completion, Generation
 from ggufspec.errors import ClosedError, DecodeError
-from ggufspec.llama.context import Context, Part
-from ggufspec.llama.session import Wanted
+from ggufspec.llama.context import BatchPart
+from ggufspec.llama.session import PreparedScore
 
-_FIRST_PIECE = 32  # prompt tokens that others wait for
-_MOST_WAITED = 0.2  # seconds, at about half of which such a piece is to stay
+if TYPE_CHECKING:
+    from ggufspec.engine.engine import Engine
+
+_FIRST_PIECE = 32  # prompt tokens for which other generations wait
+_MOST_WAITED = 0.2  # seconds; a piece is made to take about half of that
 _LEAST_PIECE = 16
+
+Failures = list[tuple[Generation, Exception]]
 
 
 class Scheduler:
-    """The passes of an engine's streams. Each step takes every one of them a round further."""
+    """Takes generations of one engine further together. `step` may be called from one thread."""
 
-    def __init__(
-        self,
-        target: Context,
-        costs: Callable[[], CostModel],
-        slots: Slots,
-        lock: Callable[[], AbstractContextManager[object]],
-    ) -> None:
-        self._target = target
-        self._costs = costs
-        self._slots = slots
-        self._lock = lock
-        self._piece = _FIRST_PIECE
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._n_piece = _FIRST_PIECE
         self._seconds = 0.0  # of the last pass
 
-    def step(self, streams: Sequence[Stream]) -> list[tuple[Stream, Exception]]:
-        """A round of each stream that writes, and a piece of the prompt of the first that reads.
+    def step(self, generations: Sequence[Generation]) -> Failures:
+        """A round of each generation that writes, and a piece of the prompt of one that reads.
 
-        Their chunks are then `taken`. Returns those that failed, and why; the others go on.
+        The text is added to their `chunks`. Returns those that failed, and why; the others go on.
         """
-        failed: list[tuple[Stream, Exception]] = []
-        with self._lock():
-            alive = [stream for stream in dict.fromkeys(streams) if not stream.is_over]
-            writing = [stream for stream in alive if not stream.is_reading]
-            asks: list[tuple[Stream, Ask]] = []
-            # Where two have one slot, each reads again what the other made it forget: so who has
-            # none waits for those who will leave theirs.
-            waits = bool(writing) and self._slots.are_taken
-            reads = (each for each in alive if each.is_reading and (each.has_begun or not waits))
-            reading = next(reads, None)
-            if reading is not None:
-                asks += self._advanced([reading], failed, others_wait=bool(writing))
-            for stream in writing:
-                stream.share(len(writing))
-            asks += self._advanced(writing, failed)
-            for stream, answer in self._answers(asks, failed):
+        failed: Failures = []
+        with self._engine.lock.held():
+            alive = [each for each in dict.fromkeys(generations) if not each.is_over]
+            writing = [each for each in alive if not each.is_reading]
+            together = [*self._read(alive, writing, failed), *writing]
+            asks: list[tuple[Generation, Ask]] = []
+            for generation in together:
                 try:
-                    stream.advance(answer)
-                except Exception as error:  # it is told to whoever asked for this text
-                    failed.append((stream, error))
+                    ask = generation.ask(len(together))
+                except Exception as error:
+                    failed.append((generation, error))
+                else:
+                    if ask is not None:
+                        asks.append((generation, ask))
+            for generation, scored in self._scored(asks, failed):
+                try:
+                    generation.answer(scored)
+                except Exception as error:  # only of this generation
+                    failed.append((generation, error))
         return failed
 
-    def _advanced(
-        self,
-        streams: Sequence[Stream],
-        failed: list[tuple[Stream, Exception]],
-        *,
-        others_wait: bool = False,
-    ) -> list[tuple[Stream, Ask]]:
-        """What streams ask next, of those that ask. A prompt is read a piece further."""
-        asks: list[tuple[Stream, Ask]] = []
-        for stream in streams:
-            stream.n_piece = self._piece if others_wait else None
-            start = perf_counter()
-            try:
-                ask = stream.advance()
-            except Exception as error:
-                failed.append((stream, error))
-                continue
-            if ask is not None:
-                asks.append((stream, ask))
-            elif others_wait:
-                self._pace_reading(perf_counter() - start)
-        return asks
+    def write_all(self, generations: Iterable[Generation]) -> list[Completion]:
+        """Write generations to their ends, as many at once as there are slots.
 
-    def _pace_reading(self, seconds: float) -> None:
-        """A piece took that long: how many tokens should the next one have?"""
+        Each is taken from the iterable when its turn comes, so that it begins with what was learned
+        from those before it. Raises the error of the first that fails.
+        """
+        n_at_once = len(self._engine.slots)
+        left, writing = enumerate(generations), dict[Generation, int]()
+        written: dict[int, Completion] = {}
+        try:
+            while True:
+                for i, generation in islice(left, n_at_once - len(writing)):
+                    writing[generation] = i
+                if not writing:
+                    return [written[i] for i in sorted(written)]
+                for _, error in self.step(list(writing)):
+                    raise error
+                for generation in [each for each in writing if each.is_over]:
+                    written[writing.pop(generation)] = generation.completion
+        finally:
+            for generation in writing:
+                generation.close()
+
+    def _read(
+        self, alive: Sequence[Generation], writing: Sequence[Generation], failed: Failures
+    ) -> Sequence[Generation]:
+        """A piece of the first prompt that is being read; its generation, if that was the last."""
+        # Two generations in one slot would process their texts again at each round: one without a
+        # slot waits until one is free.
+        waits = bool(writing) and self._engine.slots.are_taken
+        reads = (each for each in alive if each.is_reading and (each.has_begun or not waits))
+        generation = next(reads, None)
+        if generation is None:
+            return ()
+        start = perf_counter()
+        try:
+            generation.read(self._n_piece if writing else None)
+        except Exception as error:
+            failed.append((generation, error))
+            return ()
+        if not generation.is_reading:
+            return (generation,)
+        if writing:
+            self._adapt_piece(perf_counter() - start)
+        return ()
+
+    def _adapt_piece(self, seconds: float) -> None:
+        """Choose the size of the next piece, after one that took so long."""
         if seconds > _MOST_WAITED:
-            self._piece = max(self._piece // 2, _LEAST_PIECE)
+            self._n_piece = max(self._n_piece // 2, _LEAST_PIECE)
         elif seconds < _MOST_WAITED / 4:
-            self._piece = min(2 * self._piece, self._target.n_batch)
+            self._n_piece = min(2 * self._n_piece, self._engine.target.n_batch)
 
-    def _answers(
-        self, asks: Sequence[tuple[Stream, Ask]], failed: list[tuple[Stream, Exception]]
-    ) -> Iterator[tuple[Stream, Scored]]:
-        """Each is valid until the next is asked for."""
+    def _scored(
+        self, asks: Sequence[tuple[Generation, Ask]], failed: Failures
+    ) -> Iterator[tuple[Generation, Scored]]:
+        """The answers; each is valid until the next is asked for."""
         together = self._prepared(asks)
         sizes = [len(wanted.tokens) for _, wanted in together]
-        if self._pays(sizes) and self._decoded(together):
+        if self._is_faster(sizes) and self._decode(together):
             start = perf_counter() - self._seconds
             first = 0
-            for (stream, wanted), size in zip(together, sizes, strict=True):
-                rows = stream.session.rows_of(wanted, first)
-                yield stream, Scored(rows, self._seconds, len(together))
+            for (generation, wanted), size in zip(together, sizes, strict=True):
+                rows = generation.session.rows_of(wanted, first)
+                yield generation, Scored(rows, self._seconds, len(together))
                 first += size
-            self._costs().observe_target(first, perf_counter() - start)
+            self._engine.profile.costs.observe_target(first, perf_counter() - start)
             return
-        for stream, ask in asks:
+        for generation, ask in asks:
             try:
-                answer = timed(stream.session.score, ask)
+                scored = timed(generation.session.score, ask)
             except Exception as error:
-                stream.end()
-                failed.append((stream, error))
+                generation.end()
+                failed.append((generation, error))
             else:
-                yield stream, answer
+                yield generation, scored
 
-    def _prepared(self, asks: Sequence[tuple[Stream, Ask]]) -> list[tuple[Stream, Wanted]]:
-        """What the streams want of one pass; none where they cannot have one."""
-        if len(asks) < 2 or not self._target.can_share_passes:
+    def _prepared(
+        self, asks: Sequence[tuple[Generation, Ask]]
+    ) -> list[tuple[Generation, PreparedScore]]:
+        """What the generations need of one pass; none where they cannot have one together."""
+        if len(asks) < 2 or not self._engine.target.can_share_passes:
             return []
-        sequences = {stream.session.sequence for stream, _ in asks}
+        sequences = {generation.session.sequence for generation, _ in asks}
         if len(sequences) < len(asks):
-            return []  # more texts than slots
+            return []  # more generations than slots
         try:
-            return [(stream, stream.session.prepare(*ask)) for stream, ask in asks]
+            return [(generation, generation.session.prepare(*ask)) for generation, ask in asks]
         except (DecodeError, ClosedError):
-            return []  # whose it is will show when each is scored alone
+            return []  # the one that fails is found when each has a pass of its own
 
-    def _pays(self, sizes: Sequence[int]) -> bool:
-        """Whether one pass over all is faster than one over each, as far as is known."""
-        if not 0 < sum(sizes) <= self._target.n_batch:
+    def _is_faster(self, sizes: Sequence[int]) -> bool:
+        """Whether one pass over all is predicted to be faster than one over each."""
+        if not 0 < sum(sizes) <= self._engine.target.n_batch:
             return False
-        curve = self._costs().curve
+        curve = self._engine.profile.costs.curve
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
         return cost[0] < sum(cost[1:])
 
-    def _decoded(self, together: Sequence[tuple[Stream, Wanted]]) -> bool:
+    def _decode(self, together: Sequence[tuple[Generation, PreparedScore]]) -> bool:
         parts = [
-            Part(stream.session.sequence, wanted.tokens, wanted.n_rows)
-            for stream, wanted in together
+            BatchPart(generation.session.sequence, wanted.tokens, wanted.n_rows)
+            for generation, wanted in together
         ]
         start = perf_counter()
         try:
-            self._target.decode_together(parts)
+            self._engine.target.decode_together(parts)
         except DecodeError:
             return False  # likewise
         self._seconds = perf_counter() - start
         return True
-
-
-def write_all(scheduler: Scheduler, streams: Iterable[Stream], n_at_once: int) -> list[Completion]:
-    """Streams to their ends, so many at a time; each is asked for when its turn comes.
-
-    So it knows what those before it have taught. Raises what the first that fails raises.
-    """
-    left, writing = enumerate(streams), dict[Stream, int]()
-    written: dict[int, Completion] = {}
-    try:
-        while True:
-            for i, stream in islice(left, n_at_once - len(writing)):
-                writing[stream] = i
-            if not writing:
-                return [written[i] for i in sorted(written)]
-            for _, error in scheduler.step(list(writing)):
-                raise error
-            for stream in [stream for stream in writing if stream.is_over]:
-                written[writing.pop(stream)] = stream.completion
-    finally:
-        for stream in writing:
-            stream.close()

@@ -1,21 +1,21 @@
-"""Places for texts: sequences of the two contexts, and who writes into which.
+"""Slots: pairs of sequences of the two contexts, and which generation uses which.
 
-A session is a memo, so no text depends on its slot; but one that finds its beginning there does
-not read it again.
+The tokens of a text never depend on its slot; a slot that holds the start of a prompt saves
+processing it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
+from weakref import WeakSet
 
 from ggufspec.decoding.types import Logits
-from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
 
-_NEARLY_ALL = 0.8  # of what a slot holds: a text that begins with that goes on with it
-_HALF = 0.5  # of a text: who cannot borrow that goes where it is
+_NEARLY_ALL = 0.8  # of the tokens that a slot holds: a prompt that starts with them continues it
+_HALF = 0.5  # of a prompt: the same, where no tokens can be copied between slots
 _N_WORTH_BORROWING = 8  # tokens
 
 
@@ -25,12 +25,18 @@ class Slot:
     def __init__(self, target: LlamaSession, draft: LlamaSession | None) -> None:
         self.target = target
         self.draft = draft
-        self.n_users = 0
+        # Weak: a generation that is dropped without being closed does not keep its slot.
+        self.leases: WeakSet[SlotLease] = WeakSet()
         self.used_at = 0  # the higher, the later
+
+    @property
+    def n_users(self) -> int:
+        """Generations that use it."""
+        return len(self.leases)
 
 
 class Slots:
-    """All slots of a pair. At least one."""
+    """All slots of a pair. At least one. Its callers hold the engine's lock."""
 
     def __init__(self, target: Context, draft: Context | None) -> None:
         self._all = [
@@ -46,43 +52,46 @@ class Slots:
     def __len__(self) -> int:
         return len(self._all)
 
+    def __iter__(self) -> Iterator[Slot]:
+        return iter(self._all)
+
     @property
     def are_taken(self) -> bool:
-        """Whether each has a text."""
+        """Whether each slot is in use."""
         return all(slot.n_users for slot in self._all)
 
-    def take(self, tokens: Sequence[int]) -> Slot:
-        """A slot for a text: one that nobody uses, if there is one, with its beginning if possible.
+    def take(self, lease: SlotLease, tokens: Sequence[int]) -> Slot:
+        """Choose a slot for a prompt: a free one if there is one.
 
-        A text that goes on with what a slot holds gets that slot. Any other gets the one that was
-        used longest ago, and what others hold of its beginning.
+        A prompt that continues what a slot holds gets that slot. Any other prompt gets the slot
+        that was used longest ago, and a copy of the cells that other slots hold of its beginning.
         """
         n_users = min(slot.n_users for slot in self._all)
         free = [slot for slot in self._all if slot.n_users == n_users]
         chosen = max(free, key=lambda slot: (slot.target.n_common(tokens), -slot.used_at))
         n_known = chosen.target.n_common(tokens)
-        goes_on = n_known >= _NEARLY_ALL * chosen.target.n_held or (
+        continues = n_known >= _NEARLY_ALL * chosen.target.n_held or (
             not self._can_borrow and n_known >= _HALF * len(tokens)
         )
-        if not goes_on:
+        if not continues:
             chosen = min(free, key=lambda slot: slot.used_at)
             if self._can_borrow and not n_users:
                 self._borrow(chosen, tokens)
         chosen.used_at = next(self._clock)
-        chosen.n_users += 1
+        chosen.leases.add(lease)
         return chosen
 
-    def leave(self, slot: Slot) -> None:
-        """A text has ended."""
-        slot.n_users -= 1
+    def leave(self, lease: SlotLease, slot: Slot) -> None:
+        """A generation has ended."""
+        slot.leases.discard(lease)
         slot.used_at = next(self._clock)
 
     def nearest(self, tokens: Sequence[int]) -> Slot:
-        """The slot that holds most of the beginning of a text."""
+        """The slot that holds the longest beginning of a text."""
         return max(self._all, key=lambda slot: slot.target.n_common(tokens))
 
     def forget(self) -> None:
-        """Hold nothing any more. Raises ClosedError."""
+        """Empty all slots. Raises ClosedError."""
         for slot in self._all:
             for session in (slot.target, slot.draft):
                 if session is not None:
@@ -102,38 +111,26 @@ class Slots:
 
 
 class SlotLease:
-    """A text's slot, once it has one."""
+    """The slot of one generation, between `take` and `leave`.
+
+    It is also the draft's session for a drafter that is made before the slot is taken.
+    """
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._slot: Slot | None = None
 
-    @property
-    def slot(self) -> Slot:
-        """Valid between `take` and `leave`."""
-        assert self._slot is not None
+    def take(self, tokens: Sequence[int]) -> Slot:
+        """The generation begins."""
+        self._slot = self._slots.take(self, tokens)
         return self._slot
 
-    def take(self, tokens: Sequence[int]) -> None:
-        """The text begins."""
-        self._slot = self._slots.take(tokens)
-
     def leave(self) -> None:
-        """The text has ended. Twice is fine."""
+        """The generation has ended. Twice is fine."""
         slot, self._slot = self._slot, None
         if slot is not None:
-            self._slots.leave(slot)
-
-
-class LeasedSession:
-    """The draft's session of a lease, as a core.Session."""
-
-    def __init__(self, lease: SlotLease) -> None:
-        self._lease = lease
+            self._slots.leave(self, slot)
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
-        """See core.Session."""
-        session = self._lease.slot.draft
-        if session is None:
-            raise OptionError("there is no draft to ask")
-        return session.score(tokens, draft)
+        """The draft's logits: see decoding.types.Session."""
+        return self._slot.draft.score(tokens, draft)  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""llama.cpp behind a door: models and contexts in, sessions out. The only importer of llama_cpp.
+"""Models, contexts and sessions of llama.cpp. The only package that imports llama_cpp.
 
-Importing a module of this room loads libllama; nothing else in ggufspec does.
+Importing one of its modules loads libllama.
 """

@@ -1,123 +1,111 @@
-"""llama.cpp's kernels for AMX, left out where they end the process. Knows ggml's list of buffers.
+"""Keeps llama.cpp from using its AMX kernels in builds where they crash.
 
-ldtilecfg reads 64 bytes, and GCC's header tells the compiler of 8: in optimized builds it reads
-what happens to lie on the stack, and the processor refuses it (general protection fault with the
-first pass over two tokens; llama.cpp issue 20824, pull request 26954). Nobody can see that from
-outside, so a child process tries them, once for each build; without them llama.cpp takes its next
-best kernels.
+`ldtilecfg` reads 64 bytes, but GCC's header declares 8 to the compiler. Optimized builds then load
+whatever lies on the stack, and the processor raises a general protection fault in the first pass
+over two tokens (llama.cpp issue 20824, pull request 26954). Only a trial shows whether a build is
+affected, so a child process makes one, once for each build and processor. Without AMX, llama.cpp
+uses its next best kernels.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
+import signal
 import subprocess
-import sys
 from functools import cache
+from os import environ
 from pathlib import Path
 
 import llama_cpp
-import numpy as np
 
 from ggufspec.drafting import profile_store
-from ggufspec.llama import devices
+from ggufspec.llama import child, devices
 from ggufspec.llama.log import listening, logger
 
-VARIABLE = "GGUFSPEC_AMX"  # "on", "off": what a trial would find out otherwise
-_NAME = b"AMX"
-_TRY_SECONDS = 60.0  # of the child; it starts an interpreter
-_CODE = "import sys; sys.path[:] = sys.argv[1:]; from ggufspec.llama import amx; amx.try_out()"
-_WORKS = "works"
-_MODEL = Path(__file__).parent.parent / "standin" / "classics-draft.gguf"
-_TOKENS = range(10, 26)
-_ROUNDING = 0.2  # of the spread of logits; what is wrong is as far off as the spread
+VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
+BUFFER_TYPE = "AMX"  # its name in ggml
+WORKS, WRONG = "works", "wrong"  # printed by the trial
+
+_CRASHES = ("SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGTRAP")
+_WINDOWS_CRASH = 0xC0000000  # NTSTATUS codes of severity error
 
 
 @cache
 def leave_out_if_broken() -> bool:
-    """Let no model of this process use AMX if that does not work; whether it was left out.
+    """Keep all models of this process from using AMX if it does not work; whether that was done.
 
-    Call it before the first model is loaded. Where there is no AMX it costs nothing.
+    Call it before the first model is loaded. It costs nothing where llama.cpp has no AMX.
     """
-    if _place() is None or _works():
+    if _find(BUFFER_TYPE) is None or works():
         return False
-    logger.warning(
-        "the AMX kernels of this llama.cpp do not work, as compiled: others are used (%s=on, or "
-        "off, spares the trial)",
-        VARIABLE,
-    )
-    while (place := _place()) is not None:
-        kinds, i = place
-        while kinds[i]:
-            kinds[i] = kinds[i + 1]
-            i += 1
+    leave_out(BUFFER_TYPE)
     return True
 
 
-def try_out() -> None:
-    """Print that AMX works, if it does; ends the process if not. For a child.
+def works() -> bool:
+    """Whether AMX may be used: as the user says, as an earlier trial found, or by a trial now.
 
-    Passes over one token use no tiles: what they say is compared with a pass over all.
+    A trial without a definite answer (no process could be started, a timeout) counts as failed for
+    this call, and is not remembered.
     """
-    from ggufspec.llama.context import Context, ContextOptions
-    from ggufspec.llama.model import Model
-
-    os.environ[VARIABLE] = "on"
-    if sys.platform != "win32":
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    tokens = [*_TOKENS]
-    model = Model(_MODEL, n_gpu_layers=0)
-    context = Context(model, ContextOptions(n_ctx=64, n_rows=len(tokens), n_threads=2))
-    context.decode(tokens, len(tokens), 0)
-    together = np.array(context.rows(0, len(tokens)))
-    context.truncate(0, 0)
-    for token, row in zip(tokens, together, strict=True):
-        context.decode([token], 1, 0)
-        alone = np.array(context.rows(0, 1)[0])
-        if not np.abs(row - alone).max() < _ROUNDING * np.ptp(alone):
-            return
-    sys.stdout.write(_WORKS + "\n")
-
-
-def _works() -> bool:
-    asked = os.environ.get(VARIABLE, "")
-    if asked in ("on", "off"):
-        return asked == "on"
-    facts = {"about": _NAME.decode(), "cpu": devices.cpu_name(), "build": _build()}
-    known = profile_store.recall(facts)
-    if known is None:
-        known = {_WORKS: _tried()}
-        profile_store.remember(facts, known)
-    return known.get(_WORKS) is True
-
-
-def _tried() -> bool:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _CODE, *sys.path],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TRY_SECONDS,
-            check=False,
+    if (chosen := environ.get(VARIABLE)) in ("on", "off"):
+        return chosen == "on"
+    key = {"about": BUFFER_TYPE, "cpu": devices.cpu_name(), "build": _build()}
+    if (known := profile_store.recall(key)) is not None:
+        found = known.get(WORKS)
+    elif (found := _try()) is not None:
+        profile_store.remember(key, {WORKS: found})
+    if found is False:
+        logger.warning(
+            "the AMX kernels of this llama.cpp build do not work; other kernels are used "
+            "(set %s=off to skip this check, %s=on to use AMX)",
+            *(VARIABLE, VARIABLE),
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0 and done.stdout.split() == [_WORKS.encode()]
+    return found is True
+
+
+def leave_out(name: str) -> None:
+    """Remove a buffer type from ggml's list, for the rest of this process."""
+    while (found := _find(name)) is not None:
+        types, i = found
+        while types[i]:
+            types[i] = types[i + 1]
+            i += 1
+
+
+def _try() -> bool | None:
+    """Whether AMX works, found by a child process; None without a definite answer."""
+    try:
+        done = child.call("ggufspec.llama.amx_trial", "run")
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = str(error)
+    else:
+        printed = done.stdout.decode("ascii", "replace").split()[-1:]
+        if done.returncode == 0 and printed in ([WORKS], [WRONG]):
+            return printed == [WORKS]
+        crashes = [-getattr(signal, name, 0) for name in _CRASHES]
+        if done.returncode and (done.returncode in crashes or done.returncode >= _WINDOWS_CRASH):
+            return False
+        reason = f"the child process ended with code {done.returncode}"
+    logger.warning(
+        "the AMX kernels could not be tried (%s); this process does not use them, the next one "
+        "tries again",
+        reason,
+    )
+    return None
 
 
 def _build() -> dict[str, list[int]]:
-    """Tells this build of llama.cpp from others."""
+    """Identifies this build of llama.cpp."""
     folder = Path(str(devices.libraries()[0]._name)).parent
     stats = {path.name: path.stat() for path in sorted(folder.glob("*ggml*"))}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
 
 
-def _place() -> tuple[ctypes._Pointer[ctypes.c_void_p], int] | None:
-    """ggml's own list of kinds of buffers, ended by a null, and where AMX is in it.
+def _find(name: str) -> tuple[ctypes._Pointer[ctypes.c_void_p], int] | None:
+    """ggml's list of extra buffer types, which a null ends, and the index of `name` in it.
 
-    llama.cpp asks for it with each model, and takes the first kind that knows a tensor.
+    llama.cpp reads the list for each model, and takes the first type that supports a tensor.
     """
     with listening():
         llama_cpp.llama_backend_init()
@@ -135,10 +123,10 @@ def _place() -> tuple[ctypes._Pointer[ctypes.c_void_p], int] | None:
     address = library.ggml_backend_reg_get_proc_address(
         registry, b"ggml_backend_dev_get_extra_bufts"
     )
-    kinds = address and ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(None)
+    types = address and ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(None)
     i = 0
-    while kinds and kinds[i]:
-        if library.ggml_backend_buft_name(kinds[i]) == _NAME:
-            return kinds, i
+    while types and types[i]:
+        if library.ggml_backend_buft_name(types[i]) == name.encode():
+            return types, i
         i += 1
     return None

@@ -1,7 +1,4 @@
-"""A llama.cpp context: memory for sequences of tokens, and a batch to decode with.
-
-Owns the pointers and checks every return value. Policy, such as what to decode, is the session's.
-"""
+"""A llama.cpp context: the KV cache of a few sequences, and batches to decode into it."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import ctypes
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -20,38 +16,38 @@ from ggufspec import _native
 from ggufspec.common import defaults
 from ggufspec.decoding.types import Logits, first_rows
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
-from ggufspec.llama.devices import n_threads_default, physical_memory
+from ggufspec.llama.devices import address_of, addresses, n_threads_default, physical_memory
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.placement.memory import VALUE_BYTES
 
-KV_TYPES = {
-    "f32": llama_cpp.GGML_TYPE_F32,
-    "f16": llama_cpp.GGML_TYPE_F16,
-    "bf16": 30,  # GGML_TYPE_BF16, not named by llama-cpp-python
-    "q8_0": llama_cpp.GGML_TYPE_Q8_0,
-    "q5_1": llama_cpp.GGML_TYPE_Q5_1,
-    "q5_0": llama_cpp.GGML_TYPE_Q5_0,
-    "q4_1": llama_cpp.GGML_TYPE_Q4_1,
-    "q4_0": llama_cpp.GGML_TYPE_Q4_0,
+_GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
+KV_TYPES: dict[str, int] = {
+    name: getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", _GGML_TYPE_BF16) for name in VALUE_BYTES
 }
 FLASH_ATTENTION = {
     "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
     "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
+_FUNCTIONS = (  # called by the extension
+    "llama_decode",
+    "llama_synchronize",
+    "llama_get_logits_ith",
+    "llama_memory_seq_rm",
+    "llama_memory_seq_cp",
+)
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
-_CLOSED = "this context is closed; load the model again"
-_MAX_CELLS = 2**32 - 1  # beyond, it takes the rest of a division by 2**32
+_MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
-Checkpoint = NDArray[np.uint8]  # the part of a state that cannot be cut: of recurrent layers
+Checkpoint = NDArray[np.uint8]  # the state of recurrent layers, which cannot be truncated
 
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """How a context is made. n_ctx: tokens of each sequence; n_rows: the most logits rows that one
-    decode will be asked for, of each sequence."""
+    """How a context is made. n_ctx: tokens for each sequence; n_rows: the most rows of logits for
+    each sequence in one decode."""
 
     n_ctx: int
     n_rows: int = 1
@@ -63,8 +59,8 @@ class ContextOptions:
     type_v: str = defaults.KV_TYPE
 
 
-class Part(NamedTuple):
-    """What a pass has of a sequence: tokens behind those it holds, logits of the last `n_rows`."""
+class BatchPart(NamedTuple):
+    """One sequence in a batch: tokens after those that it holds, logits of the last `n_rows`."""
 
     sequence: int
     tokens: Sequence[int]
@@ -72,23 +68,26 @@ class Part(NamedTuple):
 
 
 class Context:
-    """A context over a model, for sequences 0, 1 ... Close it before its model."""
+    """A context of a model, for sequences 0, 1 ... Close it before its model.
+
+    Each method raises ClosedError after close.
+    """
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
         """Raises OptionError for unknown values, OutOfMemoryError where it does not fit."""
         if model.n_ctx_max is not None and options.n_ctx > model.n_ctx_max:
             raise OptionError(
-                f"a context of {options.n_ctx:,} tokens is too long for {model.path}, whose "
-                f"positions end at {model.n_ctx_max:,}; choose at most that (n_ctx, -c)"
+                f"a context of {options.n_ctx:,} tokens is too long for {model.path}, which has "
+                f"{model.n_ctx_max:,} positions; choose at most that (n_ctx, -c)"
             )
         self.model = model
         self.options = options
         self.n_threads = options.n_threads or n_threads_default()
         self.n_ctx = options.n_ctx
         self.n_sequences = options.n_sequences
-        # Then cells are everybody's: else sequences with unequal numbers of tokens share no pass.
-        # Not with sliding windows: there, llama.cpp takes cells that a window has left for others,
-        # and a sequence that goes back finds them gone.
+        # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
+        # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
+        # sequence that goes back would miss them.
         self.can_share_passes = (
             options.n_sequences > 1 and model.can_drop_tail and not model.has_windows
         )
@@ -96,22 +95,22 @@ class Context:
         n_rows = options.n_rows * options.n_sequences
         self.n_batch = max(min(options.n_batch, options.n_ctx), n_rows)
         self.n_vocab = model.vocab.n_tokens
-        # Views of llama.cpp's buffer, which mostly stays where it is: slices of them come cheaper.
+        # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}
         self._pointer: int | None = self._make(options)
         try:
             memory = llama_cpp.llama_get_memory(self._pointer)
             if not memory:
                 raise ModelError(
-                    f"{model.path} has no memory for tokens ({model.description}): it makes "
-                    "embeddings. Speculative decoding needs a model that writes text"
+                    f"{model.path} has no KV cache ({model.description}): it makes embeddings. "
+                    "Speculative decoding needs a model that writes text"
                 )
             self._native = _native.Context(
-                _address_of(self._pointer),
-                _address_of(memory),
+                address_of(self._pointer),
+                address_of(memory),
                 self.n_batch,
                 self.n_sequences,
-                **_borrowed(),
+                **_addresses(),
             )
         except BaseException:
             self.close()
@@ -120,8 +119,8 @@ class Context:
     def _make(self, options: ContextOptions) -> int:
         if options.n_ctx * options.n_sequences > _MAX_CELLS:
             raise OptionError(
-                f"a {_asked_for(options)} is more than the {_MAX_CELLS:,} tokens that llama.cpp "
-                "counts to; use a smaller one (n_ctx, -c)"
+                f"a {_in_words(options)} exceeds llama.cpp's limit of {_MAX_CELLS:,} tokens; use a "
+                "smaller one (n_ctx, -c)"
             )
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = options.n_ctx * options.n_sequences
@@ -131,10 +130,10 @@ class Context:
         params.n_outputs_max = options.n_rows * options.n_sequences
         params.n_threads = params.n_threads_batch = self.n_threads
         if options.flash_attention == "off" and _has_quantized_cache(options):
-            # llama.cpp refuses some of these, and computes others wrongly or aborts.
+            # llama.cpp rejects some of these; with others it computes wrong logits or aborts.
             raise OptionError(
                 f"KV caches of type {options.type_k} and {options.type_v} need flash attention; "
-                "leave it on auto, or take f16 caches"
+                "leave it on auto, or use f16 caches"
             )
         params.flash_attn_type = _choice(
             FLASH_ATTENTION, options.flash_attention, "flash attention"
@@ -142,18 +141,18 @@ class Context:
         params.type_k = _choice(KV_TYPES, options.type_k, "type of the K cache")
         params.type_v = _choice(KV_TYPES, options.type_v, "type of the V cache")
         self._check_fits(options)
-        with listening() as heard:
+        with listening() as log:
             pointer: int | None = llama_cpp.llama_init_from_model(self.model.pointer, params)
             if not pointer:
                 raise OutOfMemoryError(
-                    f"no {_asked_for(options)} could be made for {self.model.path}: "
+                    f"no {_in_words(options)} could be made for {self.model.path}: "
                     "use a smaller context (n_ctx, -c), fewer GPU layers (n_gpu_layers, -ngl), or "
-                    f"another cache type.\n{heard.complaints()}"
+                    f"another cache type.\n{log.complaints()}"
                 )
         return pointer
 
     def _check_fits(self, options: ContextOptions) -> None:
-        """Refuse caches larger than the machine: the kernel would end the process instead."""
+        """Refuse caches larger than the memory: the operating system would end the process."""
         memory = physical_memory()
         if memory is None or self.model.n_gpu_layers:
             return
@@ -161,84 +160,74 @@ class Context:
         needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
         if needed > memory:
             raise OutOfMemoryError(
-                f"a {_asked_for(options)} needs {needed / 1e9:,.0f} GB for "
-                f"{self.model.path}, this machine has {memory / 1e9:,.0f}: use a smaller one "
+                f"a {_in_words(options)} needs {needed / 1e9:,.0f} GB for "
+                f"{self.model.path}, this machine has {memory / 1e9:,.0f} GB: use a smaller one "
                 "(n_ctx, -c)"
             )
 
     @property
     def pointer(self) -> int:
-        """The llama_context pointer. Raises ClosedError after close."""
+        """The llama_context pointer."""
         if self._pointer is None:
-            raise ClosedError(_CLOSED)
+            raise ClosedError("this context is closed; load the model again")
         return self._pointer
+
+    def _open(self) -> _native.Context:
+        self.pointer  # noqa: B018  (raises if closed)
+        return self._native
 
     def n_cells(self, sequence: int = 0) -> int:
         """How many tokens a sequence holds."""
         return self._native.n_cells(sequence)
 
     def n_common(self, tokens: array[int], sequence: int = 0) -> int:
-        """How many of the first of `tokens` a sequence begins with."""
-        if self._pointer is None:
-            raise ClosedError(_CLOSED)
-        return self._native.n_common(tokens, sequence)  # type: ignore[arg-type]
+        """How many tokens at the start of `tokens` a sequence holds."""
+        return self._open().n_common(tokens, sequence)  # type: ignore[arg-type]
 
     def resume(self, tokens: array[int], n_most: int, sequence: int = 0) -> int:
-        """Forget all behind the common prefix with the first `n_most` of `tokens`.
+        """Truncate a sequence to its common prefix with the first `n_most` of `tokens`.
 
-        Returns how many tokens remain; -1 where the tail cannot be dropped, and a state of at most
-        n_cells tokens has to be restored.
+        Returns how many tokens remain; -1 if the tail cannot be dropped, so that a checkpoint has
+        to be restored.
         """
-        if self._pointer is None:
-            raise ClosedError(_CLOSED)
-        return self._native.resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
+        return self._open().resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
 
     def decode(self, tokens: Sequence[int], n_rows: int, sequence: int = 0) -> None:
-        """Evaluate `tokens` behind those that are held, and keep logits of the last `n_rows`.
+        """Evaluate `tokens` after those that are held, and keep logits of the last `n_rows`.
 
-        Raises DecodeError; none of the tokens then counts as held.
+        Raises DecodeError; the sequence then holds none of the tokens.
         """
-        if self._pointer is None:
-            raise ClosedError(_CLOSED)
+        native = self._open()
         self._check_rows(n_rows)
-        log.inside += 1
-        try:
-            result = self._native.decode(tokens, n_rows, sequence)
-        finally:
-            log.inside -= 1
+        with log:
+            result = native.decode(tokens, n_rows, sequence)
         if result:
             raise _failure(f"{len(tokens)} tokens at position {self.n_cells(sequence)}", result)
 
-    def decode_together(self, parts: Sequence[Part]) -> None:
-        """One pass over parts of different sequences, as `decode` of each; n_batch tokens at most.
+    def decode_together(self, parts: Sequence[BatchPart]) -> None:
+        """`decode` of parts of different sequences in one pass, of at most n_batch tokens.
 
-        Raises DecodeError; no token of any part then counts as held.
+        Raises DecodeError; the sequences then hold none of the tokens.
         """
-        if self._pointer is None:
-            raise ClosedError(_CLOSED)
+        native = self._open()
         for part in parts:
             self._check_rows(part.n_rows)
-        log.inside += 1
-        try:
-            result = self._native.decode_together(parts)
-        finally:
-            log.inside -= 1
+        with log:
+            result = native.decode_together(parts)
         if result:
             n_tokens = sum(len(part.tokens) for part in parts)
             raise _failure(f"{n_tokens} tokens of {len(parts)} sequences in one pass", result)
 
     def _check_rows(self, n_rows: int) -> None:
         if n_rows > self._n_rows:
-            raise DecodeError(f"{n_rows} rows were asked of a context made for {self._n_rows}")
+            raise DecodeError(f"the context keeps {self._n_rows} rows of logits, not {n_rows}")
 
     def rows(self, first: int, n_rows: int) -> Logits:
-        """Logits (n_rows, n_vocab) of the last batch from its token `first` on, in place.
+        """Logits (n_rows, n_vocab) of the last batch, from its token `first` on.
 
-        Valid until the next decode.
+        A view of llama.cpp's buffer, valid until the next decode.
         """
-        if self._pointer is None:
-            raise ClosedError(_CLOSED)
-        address = self._native.logits(first)
+        address = self._open().logits(first)
         views = self._rows.get(address)
         if views is None:
             if not address:
@@ -250,19 +239,15 @@ class Context:
         return views[n_rows]
 
     def truncate(self, n_tokens: int, sequence: int = 0) -> bool:
-        """Forget all from position `n_tokens` on; False where the tail cannot be dropped."""
-        if self._pointer is None:
-            raise ClosedError(_CLOSED)
-        return self._native.truncate(n_tokens, sequence)
+        """Keep the first `n_tokens` of a sequence; False if its tail cannot be dropped."""
+        return self._open().truncate(n_tokens, sequence)
 
     def copy_prefix(self, source: int, sequence: int, n_tokens: int) -> None:
-        """Have a sequence hold the first `n_tokens` of another, and nothing else.
+        """Make a sequence hold the first `n_tokens` of `source` only, sharing its cells.
 
-        They share its memory. Not for models that cannot drop a tail.
+        Not for models that cannot drop a tail.
         """
-        if self._pointer is None:
-            raise ClosedError(_CLOSED)
-        self._native.copy_prefix(source, sequence, n_tokens)
+        self._open().copy_prefix(source, sequence, n_tokens)
 
     @property
     def decode_seconds(self) -> float:
@@ -270,16 +255,13 @@ class Context:
         return self._native.decode_seconds
 
     def use_threads(self, n_threads: int) -> None:
-        """Compute with so many threads from now on."""
-        log.inside += 1
-        try:
+        """Compute with `n_threads` from now on."""
+        with log:
             llama_cpp.llama_set_n_threads(self.pointer, n_threads, n_threads)
-        finally:
-            log.inside -= 1
         self.n_threads = n_threads
 
     def checkpoint(self, sequence: int = 0) -> Checkpoint:
-        """A copy of the state of the recurrent layers, as it is now."""
+        """A copy of the present state of the recurrent layers."""
         size = llama_cpp.llama_state_seq_get_size_ext(self.pointer, sequence, _PARTIAL)
         saved = np.empty(size, np.uint8)
         written = llama_cpp.llama_state_seq_get_data_ext(
@@ -290,18 +272,17 @@ class Context:
         return saved
 
     def restore(self, saved: Checkpoint, n_cells: int, sequence: int = 0) -> None:
-        """Go back to a checkpoint of `n_cells` tokens; attention is still to be truncated."""
-        self.pointer  # noqa: B018  (raises if closed)
-        self._native.forget(n_cells, sequence)
+        """Go back to a checkpoint of `n_cells` tokens; the caller then truncates to that length."""
+        self._open().forget(n_cells, sequence)
         read = llama_cpp.llama_state_seq_set_data_ext(
             self.pointer, _bytes_of(saved), saved.size, sequence, _PARTIAL
         )
         if read == 0:
             self.truncate(0, sequence)
-            raise DecodeError(f"llama.cpp refused {saved.size} bytes of the model's own state")
+            raise DecodeError(f"llama.cpp did not restore {saved.size} bytes of the model's state")
 
     def close(self) -> None:
-        """Give the memory back. Closing twice is fine."""
+        """Free the memory. Closing twice is fine."""
         if self._pointer is not None:
             with listening():
                 llama_cpp.llama_free(self._pointer)
@@ -314,40 +295,21 @@ def _failure(what: str, result: int) -> DecodeError:
     return DecodeError(f"llama.cpp could not decode {what} (code {result}).\n{complaints}")
 
 
-@cache
-def _borrowed() -> dict[str, int]:
-    """Addresses of what the extension calls itself, in the libllama that is loaded already."""
+def _addresses() -> dict[str, int]:
     fields = [name for name, _ in llama_cpp.llama_batch._fields_]
     if fields != _BATCH_FIELDS:
         raise ModelError(
             f"this llama-cpp-python has another llama_batch ({', '.join(fields)}) than ggufspec "
-            f"was built for ({', '.join(_BATCH_FIELDS)}); install a version that ggufspec names"
+            f"was built for ({', '.join(_BATCH_FIELDS)}); install a version that ggufspec supports"
         )
-    library = llama_cpp.llama_cpp._lib
-    return {
-        name: _address_of(ctypes.cast(getattr(library, name), ctypes.c_void_p))
-        for name in (
-            "llama_decode",
-            "llama_synchronize",
-            "llama_get_logits_ith",
-            "llama_memory_seq_rm",
-            "llama_memory_seq_cp",
-        )
-    }
-
-
-def _address_of(pointer: Any) -> int:
-    """The number behind what ctypes has for a pointer."""
-    address = pointer if isinstance(pointer, int) else pointer.value
-    assert isinstance(address, int)
-    return address
+    return addresses(*_FUNCTIONS)
 
 
 def _bytes_of(array: Checkpoint) -> ctypes.Array[ctypes.c_uint8]:
     return (ctypes.c_uint8 * array.size).from_buffer(array.data)
 
 
-def _asked_for(options: ContextOptions) -> str:
+def _in_words(options: ContextOptions) -> str:
     each = f"context of {options.n_ctx:,} tokens"
     n = options.n_sequences
     return each if n == 1 else f"{each} for each of {n} slots (n_slots, --slots)"

@@ -1,4 +1,4 @@
-"""What this machine computes with: its processor, GPUs and memory, and llama.cpp's build for it."""
+"""The processor, memory and GPUs of this machine, and the loaded build of llama.cpp."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import llama_cpp
 
 from ggufspec.placement.plan import Gpu
 
-Signature = tuple[Any, list[Any]]  # the type of a C function's result, and those of its arguments
+Signature = tuple[Any, list[Any]]  # the types of a C function: result, arguments
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
 
 
 def n_threads_default() -> int:
-    """Physical cores that this process may use: two threads on one only get in each other's way."""
+    """Physical cores that this process may use: two threads on one core are no faster."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     if usable is not None:
         return max(len({_siblings(cpu) for cpu in usable}), 1)
     if sys.platform == "darwin":
-        # Apple Silicon: the efficiency cores would hold the others up at every barrier.
+        # Apple Silicon: the other cores would wait for the efficiency cores at every barrier.
         for key in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
             found = _sysctl(key)
             if found.isdigit():
@@ -43,7 +43,7 @@ def n_logical_cores() -> int:
 
 
 def physical_memory() -> int | None:
-    """Bytes of memory of this machine; None where the platform does not tell."""
+    """Bytes of memory of this machine; None if unknown."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -52,7 +52,7 @@ def physical_memory() -> int | None:
 
 @cache
 def cpu_name() -> str:
-    """What the processor calls itself; perhaps empty."""
+    """The model name of the processor; may be empty."""
     if sys.platform == "darwin" and (found := _sysctl("machdep.cpu.brand_string")):
         return found
     for line in _lines(Path("/proc/cpuinfo")):
@@ -63,60 +63,60 @@ def cpu_name() -> str:
 
 
 class Device(NamedTuple):
-    """What llama.cpp computes with. n_free: bytes; an integrated GPU's are those of the machine.
-    pointer: ggml's."""
+    """A device of llama.cpp. n_free: bytes; an integrated GPU reports those of the machine."""
 
     name: str
     description: str
     kind: int
     n_free: int
-    pointer: int
+    pointer: int  # of ggml
 
 
 def devices() -> list[Device]:
-    """The devices of llama.cpp; none where it does not tell."""
-    for library in libraries():
-        try:
-            count, get = library.ggml_backend_dev_count, library.ggml_backend_dev_get
-            kind, memory = library.ggml_backend_dev_type, library.ggml_backend_dev_memory
-            texts = [library.ggml_backend_dev_name, library.ggml_backend_dev_description]
-        except AttributeError:
-            continue
-        count.restype, count.argtypes = ctypes.c_size_t, []
-        get.restype, get.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-        kind.restype, kind.argtypes = ctypes.c_int, [ctypes.c_void_p]
-        size = ctypes.POINTER(ctypes.c_size_t)
-        memory.restype, memory.argtypes = None, [ctypes.c_void_p, size, size]
-        for text in texts:
-            text.restype, text.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-        found = []
-        for device in filter(None, [get(i) for i in range(count())]):
-            n_free, n_total = ctypes.c_size_t(), ctypes.c_size_t()
-            memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
-            name, description = ((text(device) or b"").decode("utf-8", "replace") for text in texts)
-            found.append(Device(name, description, kind(device), n_free.value, device))
-        return found
-    return []
+    """The devices of llama.cpp; empty if the library does not export them."""
+    pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
+    sizes = ctypes.POINTER(size)
+    library = ggml(
+        {
+            "ggml_backend_dev_count": (size, []),
+            "ggml_backend_dev_get": (pointer, [size]),
+            "ggml_backend_dev_name": (text, [pointer]),
+            "ggml_backend_dev_description": (text, [pointer]),
+            "ggml_backend_dev_type": (ctypes.c_int, [pointer]),
+            "ggml_backend_dev_memory": (None, [pointer, sizes, sizes]),
+        }
+    )
+    if library is None:
+        return []
+    found = []
+    for device in map(library.ggml_backend_dev_get, range(library.ggml_backend_dev_count())):
+        n_free, n_total = ctypes.c_size_t(), ctypes.c_size_t()
+        library.ggml_backend_dev_memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
+        texts = (library.ggml_backend_dev_name, library.ggml_backend_dev_description)
+        name, description = ((get(device) or b"").decode("utf-8", "replace") for get in texts)
+        kind = library.ggml_backend_dev_type(device)
+        found.append(Device(name, description, kind, n_free.value, device))
+    return found
 
 
 def gpu_names() -> list[str]:
-    """The devices of llama.cpp other than processors."""
+    """The devices of llama.cpp that are not processors."""
     return [f"{at.name}: {at.description}" for at in devices() if at.kind != _CPU]
 
 
 def offload_devices() -> list[Device]:
-    """What llama.cpp offloads to: GPUs, or the first integrated one where there is no other."""
+    """The GPUs that llama.cpp offloads to; without any, the first integrated GPU."""
     found = devices()
     return [at for at in found if at.kind == _GPU] or [at for at in found if at.kind == _IGPU][:1]
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """The same, as plans are made of them."""
+    """The same devices, for placement plans."""
     return tuple(Gpu(at.description or at.name, at.n_free) for at in offload_devices())
 
 
 def free_memory() -> int | None:
-    """Bytes that this process may still take; None where the platform does not tell."""
+    """Bytes of memory that this process may still use; None if unknown."""
     limits = []
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
@@ -128,7 +128,7 @@ def free_memory() -> int | None:
 
 
 def machine() -> dict[str, object]:
-    """What the speed of any model depends on."""
+    """The properties of this machine that the speed of a model depends on."""
     return {
         "cpu": cpu_name(),
         "n_physical_cores": n_threads_default(),
@@ -140,14 +140,14 @@ def machine() -> dict[str, object]:
 
 
 def libraries() -> list[ctypes.CDLL]:
-    """Where ggml may be found: in libllama or behind it, or beside it."""
+    """The loaded libraries that may have ggml's functions: libllama, then libggml."""
     found = [llama_cpp.llama_cpp._lib]
     beside = getattr(getattr(llama_cpp, "_ggml", None), "libggml", None)
     return found if beside is None else [*found, beside]
 
 
 def ggml(functions: Mapping[str, Signature]) -> ctypes.CDLL | None:
-    """The library that has all these functions of ggml's, with their types set; None: none has."""
+    """The library that has all these functions, with their types set; None if none has."""
     for library in libraries():
         if all(hasattr(library, name) for name in functions):
             for name, (restype, argtypes) in functions.items():
@@ -157,8 +157,20 @@ def ggml(functions: Mapping[str, Signature]) -> ctypes.CDLL | None:
     return None
 
 
+def addresses(*names: str) -> dict[str, int]:
+    """Addresses of functions of the loaded libllama, for the extension."""
+    return {name: address_of(getattr(llama_cpp.llama_cpp._lib, name)) for name in names}
+
+
+def address_of(pointer: Any) -> int:
+    """The address that a pointer of ctypes holds."""
+    address = ctypes.cast(pointer, ctypes.c_void_p).value
+    assert address
+    return address
+
+
 def _lines(path: Path) -> list[str]:
-    """Of a file of the kernel's; none where there is no such."""
+    """The lines of a file; none if it cannot be read."""
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:
@@ -171,7 +183,7 @@ def _sysctl(key: str) -> str:
 
 
 def _siblings(cpu: int) -> str:
-    """A name for the core of a logical processor; its own where Linux does not tell."""
+    """Identifies the core of a logical processor; its own number if unknown."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     try:
         return path.read_text().strip()

@@ -1,7 +1,4 @@
-"""A draft model for `llama_cpp.Llama(draft_model=...)`: users of llama-cpp-python keep their code.
-
-Knows greedy drafting only: their loop accepts a drafted token if it equals the one sampled.
-"""
+"""A draft model for llama-cpp-python's own speculation: `llama_cpp.Llama(draft_model=...)`."""
 
 from __future__ import annotations
 
@@ -24,11 +21,12 @@ _GREEDY = Sampling(temperature=0, samplers=("temperature",))
 
 
 class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no types
-    """Drafts by the largest logit of a small GGUF model.
+    """Drafts the most likely tokens of a small GGUF model.
 
         llama_cpp.Llama("large.gguf", draft_model=ggufspec.DraftModel("small.gguf"))
 
-    The draft must have the target's vocabulary. Tokens drafted before are never evaluated again.
+    The draft must have the target's vocabulary. llama-cpp-python accepts a drafted token if it
+    equals the sampled one.
     """
 
     def __init__(
@@ -40,7 +38,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         n_gpu_layers: int = defaults.ALL_LAYERS,
         n_threads: int | None = None,
     ) -> None:
-        """`n_ctx`: as large as the target's. Raises ModelError, OptionError, OutOfMemoryError."""
+        """`n_ctx`: that of the target. Raises ModelError, OptionError, OutOfMemoryError."""
         if n_draft < 1 or n_ctx < 1:
             raise OptionError(f"n_draft is {n_draft} and n_ctx is {n_ctx}; both must be at least 1")
         self.n_draft = n_draft
@@ -54,7 +52,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         self._stop_tokens = self._model.vocab.stop_tokens
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        """At most n_draft tokens to follow `input_ids` (n); none where the context ends."""
+        """At most n_draft tokens that follow `input_ids` (n); none at the end of the context."""
         tokens = array("i", input_ids.tolist())
         n_known = len(tokens)
         n_max = min(self.n_draft, self._context.n_ctx - n_known) if n_known else 0
@@ -65,6 +63,6 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         return np.array(tokens[n_known:], dtype=np.intc)
 
     def close(self) -> None:
-        """Give the memory back. Closing twice is fine."""
+        """Free the memory. Closing twice is fine."""
         self._context.close()
         self._model.close()

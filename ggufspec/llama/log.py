@@ -1,6 +1,6 @@
-"""llama.cpp's log: kept while we are inside one of its calls, left to others otherwise.
+"""Sends llama.cpp's log to the logger `ggufspec.llama` during calls that ggufspec makes.
 
-Knows lines of text and their levels; decides nothing. Lines go to the logger `ggufspec.llama`.
+Lines from other calls, such as those of llama_cpp.Llama, go where they went before.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _N_KEPT = 200
 
 
 class _Log:
-    """Takes the place of llama-cpp-python's log callback; hands on what is not ours."""
+    """Replaces llama-cpp-python's log callback. `with log:` surrounds a call of ggufspec's."""
 
     def __init__(self) -> None:
-        self.interrupted = False  # Ctrl-C was pressed since listening began
-        self.inside = 0  # how many of our calls are under way
+        self.interrupted = False  # Ctrl-C was pressed within `listening`
+        self._n_calls = 0  # that are under way
         self._lines: deque[tuple[int, str]] = deque(maxlen=_N_KEPT)
         self._partial = ""
         self._level = logging.INFO
@@ -47,7 +47,7 @@ class _Log:
         llama_cpp.llama_log_set(self._callback, ctypes.c_void_p())
 
     def _receive(self, level: int, text: bytes, data: int | None) -> None:
-        if not self.inside:
+        if not self._n_calls:
             self._previous(level, text, data)
             return
         if level != _CONTINUED:
@@ -58,11 +58,17 @@ class _Log:
                 self._lines.append((self._level, line.rstrip()))
                 logger.log(self._level, "%s", line.rstrip())
 
+    def __enter__(self) -> None:
+        self._n_calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._n_calls -= 1
+
     def clear(self) -> None:
         self._lines.clear()
 
     def complaints(self) -> str:
-        """The errors and warnings since the last clear, or the last lines where there are none."""
+        """The last errors since the last clear, or else the last warnings."""
         found = [line for level, line in self._lines if level >= logging.ERROR]
         found = found or [line for level, line in self._lines if level >= logging.WARNING]
         return "\n".join(f"  llama.cpp: {line}" for line in (found or [""])[-4:] if line)
@@ -73,22 +79,18 @@ log = _Log()
 
 @contextmanager
 def listening() -> Iterator[_Log]:
-    """Keep what llama.cpp logs within the block, and nothing older. Ctrl-C waits for its end."""
+    """Keep only the lines that llama.cpp logs within the block. Ctrl-C takes effect after it."""
     log.clear()
-    with _interrupts_held(log):
-        log.inside += 1
-        try:
-            yield log
-        finally:
-            log.inside -= 1
+    with _interrupts_held(log), log:
+        yield log
 
 
 @contextmanager
 def _interrupts_held(log: _Log) -> Iterator[None]:
     """Raise KeyboardInterrupt after the block, not in it.
 
-    Python hears of a signal at its next bytecode. Inside llama.cpp that is a callback of ours, from
-    where no exception gets out: ctypes prints and forgets it.
+    Python handles a signal at its next bytecode. Within llama.cpp that is in one of our callbacks,
+    where ctypes would print the exception and drop it.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,11 +1,4 @@
-"""llama-cpp-python's own loop, with its prompt lookup or without, as others would call it.
-
-Knows `llama_cpp.Llama` and a clock; nothing of our engine, which it is compared with.
-
-The first token comes with the prompt; the seconds of generation are those of the ones behind it.
-Its loop has no ban of tokens: where the end of a text is to be ignored, the end is written, and
-the text goes on behind it.
-"""
+"""llama-cpp-python's own generation loop as a baseline, and the types that all baselines share."""
 
 from __future__ import annotations
 
@@ -25,130 +18,165 @@ from ggufspec.errors import DecodeError, OutOfMemoryError
 from ggufspec.llama import amx
 from ggufspec.llama.vocab import Vocab
 
-TAKEN = (  # options of sampling that its loop has
+SAMPLING_OPTIONS = (  # those that llama-cpp-python's loop has
     *("temperature", "top_k", "top_p", "min_p", "typical_p"),
     *("repeat_penalty", "frequency_penalty", "presence_penalty"),
 )
-_CELLS = 256  # llama.cpp makes a context of a multiple of these, llama-cpp-python's arrays do not
+# llama.cpp rounds the context up to a multiple of this; llama-cpp-python's arrays do not.
+_CONTEXT_MULTIPLE = 256
 
 
 @dataclass(frozen=True)
-class Written:
-    """One text: `tokens` has the first one too, `n_generated` and the seconds have not."""
+class BaselineRequest:
+    """One text that a baseline is to write.
 
+    `text` tokenizes to `tokens`, special tokens by their names; None: no text does.
+    """
+
+    tokens: Sequence[int]
+    sampling: Sampling
+    n_tokens: int
+    seed: int
+    ignore_eos: bool
+    text: str | None = None
+    dry_sequence_breakers: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class BaselineText:
+    """One text of a baseline, in numbers that mean what ours do.
+
+    `n_generated` tokens took `generation_seconds`; they include the accepted ones. `tokens` is
+    empty, and the text is in `text`, where the program prints no token ids.
+    """
+
+    n_prompt: int
     n_generated: int
     n_drafted: int
     n_accepted: int
-    prompt_seconds: float  # to the first token
+    prompt_seconds: float
+    first_token_seconds: float
     generation_seconds: float
-    tokens: tuple[int, ...]
+    tokens: Sequence[int] = ()
+    text: str = ""
+
+    @property
+    def n_rounds(self) -> int:
+        """Each round adds one token of the target's own to the accepted ones."""
+        return self.n_generated - self.n_accepted
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens per second, without the prompt; 0 if no time was measured."""
+        return self.n_generated / self.generation_seconds if self.generation_seconds > 0 else 0.0
 
 
 class PythonLlama:
     """A `llama_cpp.Llama` at its defaults, in this process."""
 
+    sampling_options = SAMPLING_OPTIONS
+    is_resident = True
+
     def __init__(
         self, path: Path, *, n_ctx: int, n_threads: int, n_gpu_layers: int, n_drafted: int
     ) -> None:
-        """`n_drafted`: what its lookup drafts at most; 0: it has none.
+        """`n_drafted`: the most tokens that its prompt lookup drafts; 0: no prompt lookup.
 
-        Raises OutOfMemoryError where it does not load.
+        Raises OutOfMemoryError if it does not load.
         """
-        self._draft = _Counted(n_drafted) if n_drafted else None
+        self._draft = _CountingLookup(n_drafted)
         amx.leave_out_if_broken()
         try:
             self._llama: Any = llama_cpp.Llama(
                 str(path),
-                n_ctx=whole_cells(n_ctx),
+                n_ctx=rounded_context(n_ctx),
                 n_threads=n_threads,
                 n_threads_batch=n_threads,
                 n_gpu_layers=n_gpu_layers,
-                draft_model=self._draft,
-                logits_all=self._draft is not None,  # else it breaks behind the first batch
+                draft_model=self._draft if n_drafted else None,
+                logits_all=bool(n_drafted),  # without it, drafting fails after the first batch
                 verbose=False,
             )
         except (ValueError, MemoryError) as error:
             raise OutOfMemoryError(
-                f"llama-cpp-python cannot load {path} once more ({error}); leave it out, or take a "
-                "smaller context (-c)"
+                f"llama-cpp-python cannot load {path} a second time ({error}); leave it out, or "
+                "use a smaller context (-c)"
             ) from error
         self._stop_tokens = Vocab(self._llama.model).stop_tokens
 
-    def write(
-        self,
-        prompt: Sequence[int],
-        sampling: Sampling,
-        *,
-        n_tokens: int,
-        seed: int,
-        ignore_eos: bool,
-    ) -> Written:
-        """A text of n_tokens behind the first. Of `sampling`, TAKEN counts. Raises DecodeError."""
-        n_tokens = min(n_tokens, self._llama.n_ctx() - len(prompt))
-        stop_tokens = frozenset() if ignore_eos else self._stop_tokens
-        draft = self._draft or _Counted(0)
-        draft.begin()
+    def write(self, request: BaselineRequest) -> BaselineText:
+        """A text of n_tokens after the first token, which counts as part of the prompt's time.
+
+        Of the sampling, only SAMPLING_OPTIONS are used. The loop cannot ban tokens: with
+        `ignore_eos` the end token is written, and the text continues after it. Raises DecodeError.
+        """
+        n_prompt = len(request.tokens)
+        n_tokens = min(request.n_tokens, self._llama.n_ctx() - n_prompt)
+        stop_tokens = frozenset() if request.ignore_eos else self._stop_tokens
+        self._draft.reset()
         self._llama.reset()
-        self._llama.set_seed(seed)
-        asked = {name: getattr(sampling, name) for name in TAKEN}
-        asked["temp"] = asked.pop("temperature")
-        written: list[int] = []
-        started = read = perf_counter()
+        self._llama.set_seed(request.seed)
+        options = {name: getattr(request.sampling, name) for name in SAMPLING_OPTIONS}
+        options["temp"] = options.pop("temperature")
+        tokens: list[int] = []
+        started = first = perf_counter()
         try:
-            for token in self._llama.generate(list(prompt), **asked):
-                if not written:
-                    read = perf_counter()
-                written.append(token)
-                draft.hear(token)
-                if len(written) > n_tokens or token in stop_tokens:
+            for token in self._llama.generate(list(request.tokens), **options):
+                if not tokens:
+                    first = perf_counter()
+                tokens.append(token)
+                self._draft.count(token)
+                if len(tokens) > n_tokens or token in stop_tokens:
                     break
         except RuntimeError as error:
             raise DecodeError(
-                f"llama-cpp-python failed behind {len(prompt):,} tokens and {len(written):,} more: "
-                f"{error}"
+                f"llama-cpp-python failed after {n_prompt:,} tokens of the prompt and "
+                f"{len(tokens):,} generated ones: {error}"
             ) from error
         ended = perf_counter()
-        return Written(
-            n_generated=len(written) - 1,
-            n_drafted=draft.n_drafted,
-            n_accepted=draft.n_accepted,
-            prompt_seconds=read - started,
-            generation_seconds=ended - read,
-            tokens=tuple(written),
+        return BaselineText(
+            n_prompt=n_prompt,
+            n_generated=len(tokens) - 1,
+            n_drafted=self._draft.n_drafted,
+            n_accepted=self._draft.n_accepted,
+            prompt_seconds=first - started,
+            first_token_seconds=first - started,
+            generation_seconds=ended - first,
+            tokens=tuple(tokens),
         )
 
     def close(self) -> None:
-        """Give the memory back. Closing twice is fine."""
+        """Free the memory. Closing twice is fine."""
         self._llama.close()
 
 
-class _Counted(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no types
-    """Its prompt lookup, with a count of what became of the drafts."""
+class _CountingLookup(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no types
+    """llama-cpp-python's prompt lookup, with counts of drafted and accepted tokens."""
 
     def __init__(self, n_drafted: int) -> None:
         self._lookup = LlamaPromptLookupDecoding(num_pred_tokens=n_drafted)
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         self.n_drafted = self.n_accepted = 0
-        self._ahead: list[int] = []
+        self._pending: list[int] = []
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         draft: NDArray[np.intc] = self._lookup(input_ids, **kwargs)
         self.n_drafted += len(draft)
-        self._ahead = draft.tolist()
+        self._pending = draft.tolist()
         return draft
 
-    def hear(self, token: int) -> None:
-        """The next token of the text: a drafted one, or the target's own, which ends a round."""
-        self.n_accepted += bool(self._ahead) and self._ahead.pop(0) == token
+    def count(self, token: int) -> None:
+        """Count the next token: accepted if drafted; else it is the target's and ends a round."""
+        self.n_accepted += bool(self._pending) and self._pending.pop(0) == token
 
 
-def whole_cells(n_ctx: int) -> int:
-    """A context that llama.cpp does not make larger: drafts would outgrow the arrays beside it."""
-    return -(-n_ctx // _CELLS) * _CELLS
+def rounded_context(n_ctx: int) -> int:
+    """A context size that llama.cpp does not enlarge: drafts would not fit the arrays beside it."""
+    return -(-n_ctx // _CONTEXT_MULTIPLE) * _CONTEXT_MULTIPLE
 
 
 def n_logits_bytes(n_ctx: int, n_vocab: int) -> int:
-    """Bytes of the logits that a `Llama` with a draft keeps: a row for each cell of its context."""
-    return whole_cells(n_ctx) * n_vocab * np.dtype(np.single).itemsize
+    """Bytes of the logits that a `Llama` with a draft keeps: one row for each context position."""
+    return rounded_context(n_ctx) * n_vocab * np.dtype(np.single).itemsize

@@ -1,4 +1,4 @@
-"""A model file in memory. Owns the model's pointer; refuses files that cannot write text."""
+"""A loaded GGUF model; refuses files that are not models that write text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import llama_cpp
 
+from ggufspec.common.files import is_stream
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
 from ggufspec.llama import amx
 from ggufspec.llama.devices import offload_devices
@@ -20,7 +21,7 @@ _MAGIC = b"GGUF"
 
 
 class Model:
-    """A loaded GGUF model. Close it after the contexts that were made from it."""
+    """A loaded GGUF model. Close it after its contexts."""
 
     def __init__(
         self,
@@ -33,10 +34,11 @@ class Model:
         mmap: bool = True,
         progress: Callable[[float], None] | None = None,
     ) -> None:
-        """Load `path`; `n_gpu_layers` < 0 means all of them, `progress` hears shares of 1.
+        """Load `path`. n_gpu_layers: negative for all.
 
-        tensor_split: shares of the layers for each GPU; none: by their free memory. gpu: the only
-        one to use. rpc: devices of servers that count as GPUs, before those of this machine.
+        tensor_split: the share of the layers for each GPU; empty: by free memory. gpu: the only GPU
+        to use. rpc: devices of servers, which count as GPUs before those of this machine. progress:
+        called with the share that is loaded, up to 1.
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text.
         """
@@ -56,7 +58,7 @@ class Model:
         if gpu is not None:
             params.split_mode, params.main_gpu = llama_cpp.LLAMA_SPLIT_MODE_NONE, gpu
         if rpc:
-            # In llama.cpp's own order: what its layers say to each other crosses the network least.
+            # llama.cpp's own order, in which activations cross the network least often.
             used = [*(at.pointer for at in rpc), *(at.pointer for at in offload_devices())]
             pointers = (ctypes.c_void_p * (len(used) + 1))(*used, None)
             params.devices = ctypes.cast(pointers, ctypes.c_void_p)
@@ -76,7 +78,7 @@ class Model:
         interrupted: list[BaseException] = []
 
         def on_progress(share: float, _: int | None) -> bool:
-            # An exception cannot cross llama.cpp: keep it, and tell llama.cpp to stop.
+            # An exception cannot cross llama.cpp: keep it, and make llama.cpp stop.
             try:
                 if progress is not None:
                     progress(share)
@@ -95,15 +97,15 @@ class Model:
                     llama_cpp.llama_model_free(pointer)
                 raise interrupted[0] if interrupted else KeyboardInterrupt
             if not pointer:
-                raise self._why_not(params)
+                raise self._load_error(params)
         return pointer
 
     def _open(self, params: llama_cpp.llama_model_params) -> int | None:
         found: int | None = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
         return found
 
-    def _why_not(self, params: llama_cpp.llama_model_params) -> GgufspecError:
-        """What is wrong with a file that was not loaded: if it can be without memory, then that."""
+    def _load_error(self, params: llama_cpp.llama_model_params) -> GgufspecError:
+        """The error of a failed load: memory, if the file loads without allocation."""
         complaints = log.complaints()
         params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
         if pointer := self._open(params):
@@ -113,8 +115,8 @@ class Model:
                 f"-ngl) or a smaller model.\n{complaints}"
             )
         return ModelError(
-            f"{self.path} could not be loaded: it is damaged, incomplete, or of a kind that this "
-            f"llama.cpp does not know.\n{complaints}"
+            f"{self.path} could not be loaded: it is damaged, incomplete, or of an architecture "
+            f"that this llama.cpp does not support.\n{complaints}"
         )
 
     def _check_writes_text(self) -> None:
@@ -162,16 +164,16 @@ class Model:
 
     @property
     def n_ctx_max(self) -> int | None:
-        """The context that must not be exceeded: positions were learned one by one (GPT-2 ...).
+        """The number of learned positions, which no context can exceed (GPT-2 ...).
 
-        None where they are computed, and a longer context is merely untrained.
+        None for computed positions: a longer context is merely untrained.
         """
         has_rope = llama_cpp.llama_model_rope_type(self.pointer) != llama_cpp.LLAMA_ROPE_TYPE_NONE
         return None if has_rope or not self.can_drop_tail else self.n_ctx_train
 
     @property
     def n_kv_values(self) -> int:
-        """Numbers that the K and V caches hold for each token, at least; 0 without attention."""
+        """Values for each token in the K and V caches, at least; 0 without attention."""
         n_heads = llama_cpp.llama_model_n_head(self.pointer)
         if not n_heads or not self.can_drop_tail:
             return 0
@@ -185,7 +187,7 @@ class Model:
 
     @property
     def n_gpu_layers(self) -> int:
-        """How many of n_layers + 1 (the output is one more) were meant for GPUs."""
+        """How many of n_layers + 1 (the output is one more) are for GPUs."""
         n_all = self.n_layers + 1
         if not (self.rpc or offload_devices()):
             return 0
@@ -193,13 +195,13 @@ class Model:
 
     @property
     def has_windows(self) -> bool:
-        """Whether some layers look back a window only."""
+        """Whether some layers have sliding-window attention."""
         n_window: int = llama_cpp.llama_model_n_swa(self.pointer)
         return n_window > 0
 
     @property
     def can_drop_tail(self) -> bool:
-        """Whether the memory of this architecture can forget the end of a sequence."""
+        """Whether the cache can drop the end of a sequence; not for recurrent architectures."""
         return not (
             llama_cpp.llama_model_is_recurrent(self.pointer)
             or llama_cpp.llama_model_is_hybrid(self.pointer)
@@ -207,12 +209,12 @@ class Model:
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja template of the file's own chat format, if it has one."""
+        """The Jinja chat template of the file, if it has one."""
         found: bytes | None = llama_cpp.llama_model_chat_template(self.pointer, None)
         return found.decode("utf-8", "replace") if found else None
 
     def close(self) -> None:
-        """Give the memory back. Closing twice is fine."""
+        """Free the memory. Closing twice is fine."""
         if self._pointer is not None:
             with listening():
                 llama_cpp.llama_model_free(self._pointer)
@@ -220,8 +222,10 @@ class Model:
 
 
 def _check_file(path: Path) -> None:
-    """Name the plain mistakes before llama.cpp does."""
+    """Raise ModelError for what needs no llama.cpp to be found."""
     try:
+        if is_stream(path):
+            raise ModelError(f"{path} is not a regular file; name a GGUF model")
         with path.open("rb") as file:
             start = file.read(len(_MAGIC))
     except FileNotFoundError as error:
@@ -231,7 +235,7 @@ def _check_file(path: Path) -> None:
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not start:
-        raise ModelError(f"{path} is empty; a GGUF model was expected (a download that broke off?)")
+        raise ModelError(f"{path} is empty; a GGUF model was expected (an interrupted download?)")
     if start != _MAGIC:
         raise ModelError(
             f"{path} is not a GGUF file: it starts with {start!r}, a GGUF file with {_MAGIC!r}"

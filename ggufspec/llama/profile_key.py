@@ -1,4 +1,4 @@
-"""What costs depend on, told so that another process can know it again. Measures nothing."""
+"""What measured costs depend on, as JSON: the key of a pair's profile in the profile store."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from ggufspec.llama.devices import machine
 from ggufspec.llama.model import Model
 
 
-def pair_facts(target: Model, draft: Model | None, options: ContextOptions) -> dict[str, object]:
-    """A pair on a machine; of the options, those that nobody chooses for being fast."""
+def profile_key(target: Context, draft: Context | None) -> dict[str, object]:
+    """The key of a loaded pair's costs and acceptance rates."""
     return {
-        "target": _model_facts(target),
-        "draft": _model_facts(draft) if draft else None,
-        "type_k": options.type_k,
-        "type_v": options.type_v,
-        "machine": machine(),
-    }
-
-
-def facts(target: Context, draft: Context | None) -> dict[str, object]:
-    """All that the costs of a loaded pair depend on."""
-    return {
-        "pair": pair_facts(target.model, draft.model if draft else None, target.options),
+        "pair": pair_key(target.model, draft.model if draft else None, target.options),
         "n_threads": target.n_threads,
         "n_threads_draft": draft.n_threads if draft else None,
         "flash_attention": target.options.flash_attention,
     }
 
 
-def _model_facts(model: Model) -> dict[str, object]:
+def pair_key(target: Model, draft: Model | None, options: ContextOptions) -> dict[str, object]:
+    """The key of a pair's tuned settings, so without the settings that are tuned."""
+    return {
+        "target": _model_key(target),
+        "draft": _model_key(draft) if draft else None,
+        "type_k": options.type_k,
+        "type_v": options.type_v,
+        "machine": machine(),
+    }
+
+
+def _model_key(model: Model) -> dict[str, object]:
     found: dict[str, object] = {
         "description": model.description,
         "n_params": model.n_params,

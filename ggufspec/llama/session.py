@@ -1,7 +1,8 @@
-"""A model as a function from tokens to logits. The KV cache is its private memo.
+"""A model as a function from tokens to logits.
 
-Knows which tokens the cells of its context hold: forgets what differs, decodes what is missing.
-Nobody outside hears of it.
+Each session manages its own KV cache; the decoding loop never touches it. A call compares the given
+tokens with those that the cache holds, drops the cells that differ, and decodes the missing tokens.
+So callers need no rollback after a rejected draft, and prompts that share a beginning reuse it.
 """
 
 from __future__ import annotations
@@ -15,25 +16,25 @@ import numpy as np
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.llama.context import Checkpoint, Context
 
-# A model that cannot drop its tail re-decodes from a checkpoint; that many tokens may be decoded
-# again with each draft before they get a batch, and a checkpoint, of their own.
+# A model that cannot drop its tail decodes again from a checkpoint. More tokens than this since the
+# checkpoint get a batch and a checkpoint of their own, instead of being decoded with each draft.
 _MAX_REPEATED = 16
-# Checkpoints lie at distances of about 1, 2, 4 ... tokens from the end, so that a few suffice:
-# nine reach back over a draft of defaults.N_DRAFT_LIMIT tokens.
+# Checkpoints are about 1, 2, 4 ... tokens from the end; nine of them reach back over a draft of
+# defaults.N_DRAFT_LIMIT tokens.
 _N_DISTANCES = 9
-_SLOW_PIECE_SECONDS = 1.0
+_SLOW_PIECE_SECONDS = 1.0  # a piece of a prompt that takes longer is halved: Ctrl-C waits for it
 _MIN_PIECE = 32
 
 
-class Wanted(NamedTuple):
-    """What is still to be decoded for a score: the rows are those of the last `n_rows` tokens."""
+class PreparedScore(NamedTuple):
+    """The tokens still to decode for a score, which returns rows of the last `n_rows` of them."""
 
     tokens: Sequence[int]
     n_rows: int
 
 
 class LlamaSession:
-    """A sequence of a context, as a core.Session."""
+    """One sequence of a context; see decoding.types.Session."""
 
     def __init__(
         self,
@@ -43,9 +44,9 @@ class LlamaSession:
         n_vocab: int | None = None,
         drafts: bool = False,
     ) -> None:
-        """`n_vocab`: cut or pad rows to that width, if a draft's vocabulary is padded differently.
+        """`n_vocab`: the width of rows, for a draft whose vocabulary has other padding.
 
-        `drafts`: this is the draft model, whose every token may be taken back.
+        `drafts`: this is the draft model, so each of its tokens may be dropped again.
         """
         self._context = context
         self.sequence = sequence
@@ -60,25 +61,25 @@ class LlamaSession:
 
         Valid until the next score or feed of this session. Raises DecodeError, ClosedError.
         """
-        wanted = self.prepare(tokens, draft)
-        self._context.decode(wanted.tokens, wanted.n_rows, self.sequence)
-        return self.rows_of(wanted, 0)
+        prepared = self.prepare(tokens, draft)
+        self._context.decode(prepared.tokens, prepared.n_rows, self.sequence)
+        return self.rows_of(prepared, 0)
 
     def n_common(self, tokens: Sequence[int]) -> int:
-        """How many of the first of `tokens` are held. Raises ClosedError."""
+        """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
         return self._context.n_common(token_array(tokens), self.sequence)
 
     @property
     def n_held(self) -> int:
-        """How many tokens are held."""
+        """How many tokens the cache holds."""
         return self._context.n_cells(self.sequence)
 
     def feed(
         self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
     ) -> int:
-        """Read `tokens` ahead of a score, in pieces; `progress` hears (done, of).
+        """Decode `tokens` in pieces before a score; calls `progress(n_done, n_all)` after each.
 
-        Returns how many of them were known already.
+        Returns how many of them the cache held already.
         """
         pieces = self.feeding(tokens, progress)
         while True:
@@ -94,9 +95,9 @@ class LlamaSession:
         progress: Callable[[int, int], None] | None = None,
         n_most: Callable[[], int | None] = lambda: None,
     ) -> Generator[None, None, int]:
-        """The same, a piece at a time: between two, others may use this session.
+        """`feed` as a generator: the session may be used otherwise between two pieces.
 
-        `n_most()`: tokens that the next piece may have; None: as many as are quick.
+        `n_most()`: the most tokens for the next piece; None: as many as a quick batch takes.
         """
         tokens = token_array(tokens)
         if self.n_common(tokens) == len(tokens):
@@ -113,20 +114,20 @@ class LlamaSession:
         return first
 
     def forget(self) -> None:
-        """Hold nothing any more. Raises ClosedError."""
+        """Empty the cache of this sequence. Raises ClosedError."""
         self._checkpoints.clear()
         self._context.truncate(0, self.sequence)
 
     def borrow(self, other: LlamaSession, n_tokens: int) -> None:
-        """Hold the first `n_tokens` that another sequence of the same context holds, and no more.
+        """Take over the first `n_tokens` of another sequence of the context, without decoding them.
 
-        They are not read again. Only where sequences share their memory.
+        Does nothing if the sequences do not share their cells.
         """
         if self._context.can_share_passes:
             self._context.copy_prefix(other.sequence, self.sequence, n_tokens)
 
-    def prepare(self, tokens: Sequence[int], draft: Sequence[int]) -> Wanted:
-        """Forget what differs and decode what no one batch can take; returns what is left."""
+    def prepare(self, tokens: Sequence[int], draft: Sequence[int]) -> PreparedScore:
+        """Drop the cells that differ, and decode all but the last batch, which is returned."""
         context = self._context
         tokens = token_array(tokens)
         known = self._resume(tokens, len(tokens) - 1)
@@ -135,31 +136,31 @@ class LlamaSession:
                 self._decode_all(tokens[known:-1])
                 known = len(tokens) - 1
             self._save_checkpoint()
-        wanted = [*tokens[known:], *draft]
-        if len(wanted) > context.n_batch:
-            n_before = len(wanted) - context.n_batch
-            self._decode_all(wanted[:n_before])
-            del wanted[:n_before]
-        return Wanted(wanted, len(draft) + 1)
+        missing = [*tokens[known:], *draft]
+        if len(missing) > context.n_batch:
+            n_before = len(missing) - context.n_batch
+            self._decode_all(missing[:n_before])
+            del missing[:n_before]
+        return PreparedScore(missing, len(draft) + 1)
 
-    def rows_of(self, wanted: Wanted, start: int) -> Logits:
-        """The rows of what was wanted, which stands in the last batch from `start` on."""
-        first = start + len(wanted.tokens) - wanted.n_rows
-        rows = self._context.rows(first, wanted.n_rows)
-        return self._as_wide_as_asked(rows) if self._changes_width else rows
+    def rows_of(self, prepared: PreparedScore, start: int) -> Logits:
+        """The rows of a score whose tokens begin at `start` in the last batch."""
+        first = start + len(prepared.tokens) - prepared.n_rows
+        rows = self._context.rows(first, prepared.n_rows)
+        return self._with_width(rows) if self._changes_width else rows
 
     def _resume(self, tokens: array[int], n_most: int) -> int:
-        """Forget what differs from the first `n_most` tokens; returns how many are still known."""
+        """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
         known = self._context.resume(tokens, n_most, self.sequence)
         if not self._can_drop_tail:
-            # Checkpoints behind what is left belong to another text.
+            # Checkpoints beyond the remaining cells belong to another text.
             n_cells = self._context.n_cells(self.sequence)
             while self._checkpoints and self._checkpoints[-1][0] > n_cells:
                 self._checkpoints.pop()
         return self._go_back() if known < 0 else known
 
     def _go_back(self) -> int:
-        """Restore the last checkpoint that still holds, or forget everything."""
+        """Restore the last checkpoint that is still valid, or empty the cache."""
         while self._checkpoints:
             n_cells, saved = self._checkpoints[-1]
             self._context.restore(saved, n_cells, self.sequence)
@@ -170,7 +171,7 @@ class LlamaSession:
         return 0
 
     def _decode_all(self, tokens: Sequence[int]) -> None:
-        """Decode without logits, in pieces small enough that Ctrl-C stays lively."""
+        """Decode without logits, in pieces short enough for a quick reaction to Ctrl-C."""
         done, piece = 0, self._context.n_batch
         while done < len(tokens):
             part = tokens[done : done + piece]
@@ -178,7 +179,7 @@ class LlamaSession:
             done += len(part)
 
     def _decode(self, tokens: Sequence[int], piece: int) -> int:
-        """Decode without logits; how many tokens the next piece should have, after `piece`."""
+        """Decode without logits; returns the length of the next piece, given that of this one."""
         before = self._context.decode_seconds
         self._context.decode(tokens, 0, self.sequence)
         if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS:
@@ -191,15 +192,15 @@ class LlamaSession:
             self._checkpoints.append((n, self._context.checkpoint(self.sequence)))
             self._checkpoints = thin(self._checkpoints, n)
 
-    def _as_wide_as_asked(self, rows: Logits) -> Logits:
+    def _with_width(self, rows: Logits) -> Logits:
         n = rows.shape[1]
-        asked = np.full((len(rows), self._n_vocab), -np.inf, np.float32)
-        asked[:, :n] = rows[:, : self._n_vocab]
-        return asked
+        found = np.full((len(rows), self._n_vocab), -np.inf, np.float32)
+        found[:, :n] = rows[:, : self._n_vocab]
+        return found
 
 
 def thin(checkpoints: list[tuple[int, Checkpoint]], n: int) -> list[tuple[int, Checkpoint]]:
-    """Of the checkpoints in each doubling of the distance to `n`, keep the oldest."""
+    """Keep the oldest checkpoint in each doubling of the distance to `n`."""
     oldest: dict[int, tuple[int, Checkpoint]] = {}
     for kept in checkpoints:
         oldest.setdefault((n - kept[0]).bit_length(), kept)

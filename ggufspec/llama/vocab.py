@@ -1,4 +1,4 @@
-"""Text <-> token ids, by the vocabulary of a loaded model. Knows no logits and no context."""
+"""Converts between text and token ids with the vocabulary of a loaded model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import llama_cpp
 
 from ggufspec.errors import PromptError, VocabError
 
-# Vocabularies of one family may be padded to different sizes.
+# Models of one family may pad their vocabularies to different sizes.
 MAX_PADDING = 128
 
 # As in llama.cpp: longer sequence breakers are cut.
@@ -46,13 +46,13 @@ class Vocab:
 
     @cached_property
     def control_tokens(self) -> tuple[int, ...]:
-        """The control tokens that do not end a generation: a text shows nothing of them."""
+        """The control tokens that do not end a generation; they have no text."""
         is_control = llama_cpp.llama_vocab_is_control
         control = (token for token in range(self.n_tokens) if is_control(self._vocab, token))
         return tuple(token for token in control if token not in self.stop_tokens)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Token ids of a text. `add_special`: with the BOS that the model wants in front.
+        """Token ids of a text. `add_special`: with the BOS token, if the model expects one.
 
         `parse_special`: names of special tokens in the text become those tokens.
         Raises PromptError for text that cannot be encoded, such as lone surrogates.
@@ -72,36 +72,36 @@ class Vocab:
             if n >= 0:
                 return list(buffer[:n])
             if -n <= n_max:
-                raise PromptError(f"the text ({len(data)} bytes) is too long to be tokenized")
+                raise PromptError(f"the text ({len(data)} bytes) is too long to tokenize")
             n_max = -n
 
     def shown(self, token: int) -> bytes:
-        """The bytes that a token stands for; control tokens by their names."""
+        """The bytes of a token; for control tokens, their names."""
         return self._to_piece(token, special=True)
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token stands for; nothing for control tokens."""
+        """The bytes of a token; empty for control tokens."""
         known = self._pieces.get(token)
         if known is None:
             known = self._pieces[token] = self._to_piece(token, special=False)
         return known
 
     def name(self, token: int) -> str:
-        """The text of a token as the model file has it; empty where there is no such token."""
+        """The text of a token as stored in the model file; empty if there is no such token."""
         if not 0 <= token < self.n_tokens:
             return ""
         text: bytes | None = llama_cpp.llama_vocab_get_text(self._vocab, token)
         return (text or b"").decode("utf-8", "replace")
 
     def special_text(self, token: int) -> str:
-        """The text of a special token, for a chat template; empty where there is none."""
+        """The text of a special token, for a chat template; empty for an id below 0."""
         return self._to_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
     def sequence_breakers(self, texts: tuple[str, ...]) -> list[tuple[int, tuple[int, ...]]]:
-        """Texts over which DRY sees no repetition, as tokens: (token, those that have to follow).
+        """The sequence breakers of DRY as tokens: (first token, tokens that have to follow).
 
-        A token that holds a whole text needs nothing behind it; one that ends with the beginning of
-        a text needs the rest of it. Source: llama.cpp's get_overlapping_token_sequences.
+        A token that contains a breaker needs none after it; a token that ends with the start of a
+        breaker needs the rest of it. Source: llama.cpp's get_overlapping_token_sequences.
         """
         if texts not in self._breakers:
             found: set[tuple[int, tuple[int, ...]]] = set()
@@ -141,12 +141,12 @@ class Vocab:
 
 
 def check_same(target: Vocab, draft: Vocab) -> None:
-    """Raise VocabError, naming the first difference, unless both mean the same by every token."""
+    """Raise VocabError with the first difference, unless all tokens of both are the same."""
     difference = _first_difference(target, draft)
     if difference:
         raise VocabError(
             f"target and draft do not share a vocabulary: {difference}. "
-            "Use a draft from the target's own family, made with the same tokenizer"
+            "Use a draft of the target's model family, with the same tokenizer"
         )
 
 

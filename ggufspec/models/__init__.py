@@ -1,15 +1,13 @@
-"""Models by name: registered ones, those on the hub, those on this machine. Loads none of them.
+"""Finds models by name: in the registry, on the Hugging Face hub, and on this machine.
 
-    from ggufspec.models import resolve
+from ggufspec.models import resolve
 
-    path = resolve("bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
-
-The only importer of huggingface_hub.
+path = resolve("bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M")
 """
 
 from __future__ import annotations
 
 from ggufspec.models.pull import resolve
-from ggufspec.models.registry import ModelEntry, ModelPair, RegisteredShape, Registry, load_registry
+from ggufspec.models.registry import Dimensions, ModelEntry, ModelPair, Registry, load_registry
 
-__all__ = ["ModelEntry", "ModelPair", "RegisteredShape", "Registry", "load_registry", "resolve"]
+__all__ = ["Dimensions", "ModelEntry", "ModelPair", "Registry", "load_registry", "resolve"]

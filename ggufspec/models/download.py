@@ -1,10 +1,9 @@
-"""Brings files from the hub into its standard cache: resumed, in parallel, and trusted only after
-their hash is right. Knows no names of models.
+"""Downloads files from the hub into its standard cache, and checks their hashes.
 
-The client of the hub starts a broken download anew in the next run, and checks sizes only. So the
-bytes are fetched here, with the client's own session and token, into a part file beside the blobs;
-it gets a blob's name when its hash is the one that the hub states. The client then links it into
-the snapshot, as it does with every blob that it finds there.
+huggingface_hub (2.4) restarts a broken download in the next run, and checks only its size. So the
+bytes are received here, with its session and token, into a part file beside the blobs, which gets
+the name of a blob once its hash is the one on the hub. huggingface_hub then links the blob into the
+snapshot, as it does with every blob that it finds.
 """
 
 from __future__ import annotations
@@ -13,16 +12,15 @@ import contextlib
 import hashlib
 import os
 import queue
-import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec.common.files import format_bytes
+from ggufspec.common.files import format_bytes, free_bytes
 from ggufspec.errors import CacheError, DownloadError
-from ggufspec.models import hub, local, verified
+from ggufspec.models import hashes, hub, local
 from ggufspec.models.hub import RemoteFile
 
 if TYPE_CHECKING:
@@ -30,19 +28,19 @@ if TYPE_CHECKING:
 
 __all__ = ["PART_SUFFIX", "Progress", "fetch"]
 
-Progress = Callable[[str, int, int], None]  # what is done, bytes done, bytes in all
+Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 PART_SUFFIX = ".ggufspec-part"
 N_PARALLEL = 3
 _CHUNK = 2**20
 _POLL_SECONDS = 0.1
-_PATIENCE_SECONDS = 2.0  # for the threads to end, once they are told to
+_JOIN_SECONDS = 2.0  # that threads get to end
 
 
 def fetch(files: Sequence[RemoteFile], progress: Progress | None = None) -> tuple[Path, ...]:
-    """The files in the cache, downloaded if they are not there, every hash checked.
+    """The files in the cache, downloaded if they are missing, every hash checked.
 
-    Raises DownloadError; CacheError where the disk does not take them. What has been received by
-    then, also when it is interrupted, is where the next call goes on.
+    Raises DownloadError; CacheError where the disk does not take them. After an error or an
+    interrupt, the next call continues with what has been received.
     """
     missing = [file for file in files if not _blob(file).is_file() and _snapshot_file(file) is None]
     _check_room(missing)
@@ -58,18 +56,17 @@ def _check_room(missing: Sequence[RemoteFile]) -> None:
     """Raise CacheError now rather than after gigabytes."""
     n_needed = sum(max(file.size - _size_of(_part(file)), 0) for file in missing)
     folder = local.hub_cache()
-    place = next((p for p in (folder, *folder.parents) if p.is_dir()), None)
-    n_free = shutil.disk_usage(place).free if place else n_needed
-    if n_free < n_needed:
+    n_free = free_bytes(folder)
+    if n_free is not None and n_free < n_needed:
         raise CacheError(
-            f"{format_bytes(n_needed)} are to be downloaded into {folder}, and "
-            f"{format_bytes(n_free)} are free there: make room (`ggufspec models rm`), or choose "
+            f"{format_bytes(n_needed)} must be downloaded into {folder}, where "
+            f"{format_bytes(n_free)} are free: make room (`ggufspec models rm`), or choose "
             "another folder with the environment variable HF_HUB_CACHE"
         )
 
 
 def _receive_all(files: Sequence[RemoteFile], progress: Progress | None) -> None:
-    """Several at a time, in threads; the first that fails, or an interrupt, ends them all."""
+    """Several at a time, in threads; the first error, or an interrupt, ends all of them."""
     waiting, outcomes = deque(files), queue.SimpleQueue[BaseException | None]()
     n_done = dict.fromkeys((file.path for file in files), 0)
     stop = threading.Event()
@@ -83,12 +80,12 @@ def _receive_all(files: Sequence[RemoteFile], progress: Progress | None) -> None
                 except IndexError:
                     break
                 _receive(file, stop, n_done)
-        except BaseException as error:  # told to the caller, who raises it
+        except BaseException as error:  # raised by the caller
             outcome = error
         outcomes.put(outcome)
 
     n_threads = min(N_PARALLEL, len(files))
-    # Daemons: one that waits for a silent hub must not hold up a user who wants to leave.
+    # Daemons: a thread that waits for a silent hub must not delay the exit.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(n_threads)]
     total = sum(file.size for file in files)
     try:
@@ -107,15 +104,15 @@ def _receive_all(files: Sequence[RemoteFile], progress: Progress | None) -> None
         stop.set()
         for thread in threads:
             if thread.ident is not None:
-                thread.join(_PATIENCE_SECONDS)
+                thread.join(_JOIN_SECONDS)
 
 
 def _receive(file: RemoteFile, stop: threading.Event, n_done: dict[str, int]) -> None:
-    """One blob, from where its part file ends."""
+    """One blob, continued where its part file ends."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     blob = _blob(file)
-    # The client's own lock on the same blob, so that no other process writes it meanwhile.
+    # huggingface_hub's own lock of this blob, so that no other process writes it meanwhile.
     lock = local.hub_cache() / ".locks" / blob.parents[1].name / f"{file.blob}.lock"
     with _disk(file):
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +121,7 @@ def _receive(file: RemoteFile, stop: threading.Event, n_done: dict[str, int]) ->
         if not blob.is_file():
             with contextlib.closing(_PartFile(file, n_done)) as part:
                 while part.n_bytes < file.size and not stop.is_set():
-                    hub.patiently(
+                    hub.retry(
                         lambda: part.receive(stop), n_done=lambda: part.n_bytes, sleep=stop.wait
                     )
                 if not stop.is_set():
@@ -132,7 +129,7 @@ def _receive(file: RemoteFile, stop: threading.Event, n_done: dict[str, int]) ->
 
 
 class _PartFile:
-    """A blob on its way: the bytes that have come so far, and their digest."""
+    """A blob that is being received: the bytes so far, and their digest."""
 
     def __init__(self, file: RemoteFile, n_done: dict[str, int]) -> None:
         self._file = file
@@ -149,7 +146,7 @@ class _PartFile:
                 self._count(chunk)
 
     def receive(self, stop: threading.Event) -> None:
-        """What is still missing, in one request. Raises DownloadError."""
+        """Receive the rest in one request. Raises DownloadError."""
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import (  # type: ignore[attr-defined]  # lazily exported
             build_hf_headers,
@@ -177,28 +174,27 @@ class _PartFile:
                     return
                 with _disk(file):
                     rest = memoryview(chunk)
-                    while rest:  # a nearly full disk takes a part, and refuses the next
+                    while rest:  # a nearly full disk takes only a part
                         rest = rest[self._open.write(rest) :]
                 self._count(chunk)
                 if self.n_bytes > file.size:
-                    self._discard("is longer than the hub states")
+                    self._discard("is longer than its size on the hub")
         if self.n_bytes < file.size:
             raise hub.Transient(
                 f"the connection broke off after {format_bytes(self.n_bytes)} of {file.path} "
-                f"({format_bytes(file.size)}); what has come stays, and the next run goes on from "
-                "there"
+                f"({format_bytes(file.size)}); {hub.KEPT}"
             )
 
     def become(self, blob: Path) -> None:
-        """Take the name of a blob. Raises DownloadError, and keeps nothing, if the hash differs."""
+        """Rename to the blob. Raises DownloadError, and deletes the part, if the hash differs."""
         if self._digest.hexdigest() != self._file.blob:
-            self._discard("is damaged: its hash is not the one that the hub states")
+            self._discard("is damaged: its hash is not the one on the hub")
         with _disk(self._file):
             os.fsync(self._open.fileno())
             self._open.close()
             os.replace(self.path, blob)
         if self._file.sha256 is not None:
-            verified.remember(blob, self._file.sha256)
+            hashes.remember(blob, self._file.sha256)
 
     def close(self) -> None:
         with _disk(self._file):
@@ -219,18 +215,17 @@ class _PartFile:
         self._open.close()
         self.path.unlink(missing_ok=True)
         raise DownloadError(
-            f"{self._file.path} from {self._file.repo} {why}. It was thrown away: run it again to "
-            "download it anew; if that ends the same way, something between you and the hub "
-            "changes it"
+            f"{self._file.path} from {self._file.repo} {why}. It was deleted: run the command "
+            "again to download it; if that fails the same way, a proxy may change the file"
         )
 
 
 def _link(file: RemoteFile) -> Path:
-    """Let the client put the blob into the snapshot of its commit, and note the revision's."""
+    """Have huggingface_hub link the blob into the snapshot; record the commit of the revision."""
     if (path := _snapshot_file(file)) is None:
         from huggingface_hub import hf_hub_download
 
-        def lay_out() -> Path:
+        def link() -> Path:
             with _disk(file), hub.explained(file.repo, file.revision, file.path):
                 return Path(
                     hf_hub_download(
@@ -242,8 +237,8 @@ def _link(file: RemoteFile) -> Path:
                     )
                 )
 
-        path = hub.patiently(lay_out)
-        if not path.is_symlink():  # where there are no links, the client has made a copy
+        path = hub.retry(link)
+        if not path.is_symlink():  # a file system without links: it was copied
             with contextlib.suppress(OSError):
                 _blob(file).unlink()
     reference = local.repo_folder(file.repo) / "refs" / file.revision
@@ -255,44 +250,44 @@ def _link(file: RemoteFile) -> Path:
 
 
 def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: Progress | None) -> None:
-    """Hash what nobody has hashed here yet. Raises DownloadError, and removes it, if it differs."""
+    """Hash unknown files. Raises DownloadError, and removes it, if one is wrong."""
     unknown = [
         (file, path)
         for file, path in pairs
-        if file.sha256 is not None and verified.known_sha256(path) != file.sha256
+        if file.sha256 is not None and hashes.known_sha256(path) != file.sha256
     ]
     total = sum(file.size for file, _ in unknown)
     n_before = 0
     for file, path in unknown:
 
-        def tell(n_done: int, before: int = n_before) -> None:
+        def report(n_done: int, before: int = n_before) -> None:
             if progress is not None:
                 progress("Verifying", before + n_done, total)
 
-        if verified.sha256_of(path, tell) != file.sha256:
+        if hashes.sha256_of(path, report) != file.sha256:
             local.remove([path])
             raise DownloadError(
-                f"{file.path} in the cache was damaged: its hash is not the one that the hub "
-                "states. It was removed: run it again to download it anew"
+                f"{file.path} in the cache was damaged: its hash is not the one on the hub. It was "
+                "removed: run the command again to download it"
             )
         n_before += file.size
 
 
 @contextlib.contextmanager
 def _disk(file: RemoteFile) -> Iterator[None]:
-    """Turns an OSError into a CacheError; none of the client's may pass through (they are some)."""
+    """Turns an OSError into a CacheError. Errors of huggingface_hub are OSErrors too: not here."""
     try:
         yield
     except OSError as error:
         raise CacheError(
-            f"{local.hub_cache()} does not take {file.path}: {error.strerror or error}. Make room "
-            "(`ggufspec models rm`), or choose another folder with the environment variable "
-            "HF_HUB_CACHE; what has come so far stays, and the next run goes on from there"
+            f"cannot write {file.path} into {local.hub_cache()}: {error.strerror or error}. Make "
+            "room (`ggufspec models rm`), or choose another folder with the environment variable "
+            f"HF_HUB_CACHE; {hub.KEPT}"
         ) from error
 
 
 def _digest(file: RemoteFile) -> _Hash:
-    """What a blob is named after: its sha256, or git's own hash where git keeps the file itself."""
+    """The digest that names a blob: sha256, or git's hash for files that are not in LFS."""
     if file.sha256 is not None:
         return hashlib.sha256()
     return hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)

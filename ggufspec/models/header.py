@@ -1,8 +1,8 @@
-"""What a GGUF file says of itself, read without loading it. Believes no count before it fits.
+"""Reads the header of a GGUF file, and checks every count against the size of the file.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Read by ourselves, since
-gguf's own reader makes an array of every token (seconds for a large vocabulary), and since
-llama.cpp ends the process on some headers that are false.
+The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Our own parser, since gguf's
+reader makes an array of every token (seconds for a large vocabulary), and llama.cpp aborts the
+process on some damaged headers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from ggufspec.errors import ModelError
-from ggufspec.models.types import TYPES
+from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -42,34 +42,19 @@ _SCALARS = {
     11: "q",
     12: "d",
 }
-_KEPT_NUMBERS = 4096  # of an array of numbers; longer ones (of tokens) are only counted
+_KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
-_PADDING = b"[PAD"  # so are tokens called that only fill a vocabulary up
-
-
-class Tensor(NamedTuple):
-    """One array of weights: `shape` from the innermost dimension on, `offset` within the data."""
-
-    name: str
-    type: str
-    shape: tuple[int, ...]
-    n_bytes: int
-    offset: int
-
-    @property
-    def n_values(self) -> int:
-        """How many numbers it holds."""
-        return math.prod(self.shape)
+_PADDING = b"[PAD"  # the beginning of the names of padding tokens
 
 
 @dataclass(frozen=True)
 class Header:
-    """The facts of a model, of all its files if it was split.
+    """The header of a model, joined from all its files if it is split.
 
-    values: by key, as the file has them: numbers, texts, switches, lists of numbers or of bytes
-    (texts that may not be UTF-8). n_bytes: of the files.
+    values: the metadata by key: numbers, strings, booleans, lists of numbers or of bytes (strings
+    that may not be UTF-8). n_bytes: size of the files.
     """
 
     paths: tuple[Path, ...]
@@ -79,12 +64,12 @@ class Header:
 
     @property
     def architecture(self) -> str:
-        """The name under which llama.cpp knows how it computes."""
+        """The name of its architecture in llama.cpp."""
         return str(self.values["general.architecture"])
 
     @property
     def name(self) -> str:
-        """What its maker calls it; else the file's name."""
+        """Its name in the metadata; else the name of the file."""
         found = self.values.get("general.name")
         return found if isinstance(found, str) and found else self.paths[0].stem
 
@@ -100,7 +85,7 @@ class Header:
 
     @property
     def n_ctx(self) -> int:
-        """The context that it was trained for, in tokens; 0 where the file does not tell."""
+        """The context that it was trained for, in tokens; 0: unknown."""
         return self.number("context_length", 0)
 
     @cached_property
@@ -110,7 +95,7 @@ class Header:
 
     @cached_property
     def vocabulary(self) -> str:
-        """A fingerprint: files with the same one share their tokens, padding aside."""
+        """A fingerprint: files with the same one have the same tokens, except for padding."""
         tokens = self._tokens
         n_real = len(tokens)
         while n_real and tokens[n_real - 1].startswith(_PADDING):
@@ -123,13 +108,13 @@ class Header:
 
     @property
     def chat_template(self) -> str | None:
-        """The Jinja template of its own chat format, if it has one."""
+        """The Jinja template of its chat format, if it has one."""
         found = self.values.get("tokenizer.chat_template")
         return found if isinstance(found, str) else None
 
     @cached_property
     def quantization(self) -> str:
-        """The name of its mix of types, as llama-quantize has it; else the commonest type."""
+        """Its quantization by the name of llama-quantize; else the most common type."""
         from gguf import LlamaFileType
 
         found = self.values.get("general.file_type")
@@ -143,7 +128,7 @@ class Header:
 
     @cached_property
     def layer_bytes(self) -> tuple[int, ...]:
-        """Bytes of the weights of each block."""
+        """Bytes of the weights of each layer."""
         found = [0] * self.n_layers
         for tensor in self.tensors:
             layer = layer_of(tensor.name)
@@ -152,18 +137,18 @@ class Header:
         return tuple(found)
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A whole number of this architecture's, such as "block_count". Raises ModelError."""
+        """A whole number by its key without the architecture. Raises ModelError."""
         name = f"{self.architecture}.{key}"
         found = self.values.get(name, default)
         if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 2**31:
             raise ModelError(
-                f"{self.paths[0]} has {_shown(found)} for {name}, where a whole number belongs: "
-                "the file is damaged, or of a kind that is not known here"
+                f"{self.paths[0]} has {_shown(found)} for {name}, which must be a whole number: "
+                "the file is damaged, or its architecture is not supported"
             )
         return found
 
     def numbers(self, key: str, default: int | None = None) -> list[int]:
-        """A whole number for each layer; the file may have one for all. Raises ModelError."""
+        """A whole number for each layer; a file may have one for all. Raises ModelError."""
         found = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(found, list) and len(found) == self.n_layers:
             numbers = [each for each in found if isinstance(each, int) and 0 <= each < 2**31]
@@ -175,16 +160,14 @@ class Header:
     def _tokens(self) -> list[bytes]:
         found = self.values.get("tokenizer.ggml.tokens", [])
         if not isinstance(found, list) or any(not isinstance(each, bytes) for each in found[:1]):
-            raise ModelError(
-                f"{self.paths[0]} has a vocabulary that is no list of texts: the file is damaged"
-            )
+            raise ModelError(f"{self.paths[0]} is damaged: its vocabulary is not a list of strings")
         return found
 
 
 def read_header(path: Path) -> Header:
     """The header of a GGUF file, and of the other files of a split one.
 
-    Raises ModelError for what is missing, truncated, or false in itself.
+    Raises ModelError for files that are missing, truncated or damaged.
     """
     first = read_one(path)
     n_files = first.values.get("split.count", 1)
@@ -197,7 +180,7 @@ def read_one(path: Path) -> Header:
     """The header of one file alone, even of a split set."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            raise ModelError(f"{path} is no regular file; name a GGUF model")
+            raise ModelError(f"{path} is not a regular file; name a GGUF model")
         with path.open("rb") as file:
             return read_from(file, path, path.stat().st_size)
     except FileNotFoundError as error:
@@ -226,8 +209,8 @@ def shards_of(path: Path, n_files: int) -> list[Path]:
     matched = _SHARD.fullmatch(path.name)
     if not matched or not 1 <= n_files <= 99_999:
         raise ModelError(
-            f"{path} is one of {n_files} files of a model, but is not called so: they must be "
-            f"named like model-00001-of-{n_files:05}.gguf"
+            f"{path} is one of {n_files} files of a model, so their names must be "
+            f"like model-00001-of-{n_files:05}.gguf"
         )
     paths = [
         path.with_name(f"{matched[1]}-{n:05}-of-{n_files:05}.gguf") for n in range(1, n_files + 1)
@@ -235,20 +218,20 @@ def shards_of(path: Path, n_files: int) -> list[Path]:
     missing = [at.name for at in paths if not at.exists()]
     if missing:
         raise ModelError(
-            f"{path} is one of {n_files} files of a model; of those there are missing beside it: "
+            f"{path} is one of {n_files} files of a model; missing beside it are "
             f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them too"
         )
     return paths
 
 
 def layer_of(tensor_name: str) -> int | None:
-    """Which block a tensor belongs to; None: to none."""
+    """The layer of a tensor; None: it belongs to no layer."""
     matched = _LAYER.match(tensor_name)
     return int(matched[1]) if matched else None
 
 
 def _joined(parts: Sequence[Header]) -> Header:
-    """One model of its files: the first has all values, each has tensors of its own."""
+    """One header from those of all files: the first has the metadata, each has other tensors."""
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     whole = Header(
         tuple(path for part in parts for path in part.paths),
@@ -271,16 +254,17 @@ class _Short(Exception):
 
 
 class _Parser:
-    """Goes through the bytes of a header once."""
+    """Parses the bytes of a header."""
 
     def __init__(self, data: bytes, path: Path, n_bytes: int) -> None:
         self._data, self._path, self._n_bytes = data, path, n_bytes
         self._at = 0
+        self._n_data = 0  # where the data of the tensors parsed so far ends
 
     def header(self) -> Header:
         if not self._n_bytes:
             raise ModelError(
-                f"{self._path} is empty; a GGUF model was expected (a download that broke off?)"
+                f"{self._path} is empty; a GGUF model was expected (an incomplete download?)"
             )
         start = self._data[:4]
         if start != _MAGIC:
@@ -293,7 +277,7 @@ class _Parser:
         if version not in _VERSIONS:
             known = " and ".join(map(str, _VERSIONS))
             raise _damaged(
-                self._path, f"it is of version {version} of the format; {known} are known"
+                self._path, f"it has version {version} of the format; {known} are supported"
             )
         n_tensors, n_keys = self._number("Q"), self._number("Q")
         if n_tensors > _N_MOST_TENSORS or n_keys > _N_MOST_KEYS:
@@ -302,13 +286,13 @@ class _Parser:
         for _ in range(n_keys):
             key = self._text()
             if not key or key in values:
-                raise _damaged(self._path, f"the key {_shown(key)} is empty, or there twice")
+                raise _damaged(self._path, f"the key {_shown(key)} is empty or duplicate")
             values[key] = self._value(self._number("I"))
         if not isinstance(values.get("general.architecture"), str) and "split.no" not in values:
             raise _damaged(self._path, "it names no architecture")
         tensors = tuple(self._tensor() for _ in range(n_tensors))
         if len({tensor.name for tensor in tensors}) < len(tensors):
-            raise _damaged(self._path, "two of its tensors have one name")
+            raise _damaged(self._path, "two of its tensors have the same name")
         self._check_complete(tensors, values.get("general.alignment", _DEFAULT_ALIGNMENT))
         return Header((self._path,), self._n_bytes, values, tensors)
 
@@ -318,7 +302,7 @@ class _Parser:
             raise _damaged(self._path, f"it aligns its tensors to {_shown(alignment)} bytes")
         assert isinstance(alignment, int)
         start = -(-self._at // alignment) * alignment
-        needed = start + max((each.offset + each.n_bytes for each in tensors), default=0)
+        needed = start + self._n_data
         if tensors and needed > self._n_bytes:
             raise _damaged(
                 self._path,
@@ -333,16 +317,18 @@ class _Parser:
             raise _damaged(self._path, f"{_shown(name)} has {n_dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(n_dimensions))
         kind, offset = self._number("I"), self._number("Q")
-        type_ = TYPES.get(kind)
+        type_ = TYPES_BY_NUMBER.get(kind)
         if type_ is None:
-            raise _damaged(self._path, f"{_shown(name)} is of type {kind}, which is not known here")
+            raise _damaged(self._path, f"{_shown(name)} has the unknown type {kind}")
         n_values = math.prod(shape)
         if not 0 < n_values < _MOST_BYTES or shape[0] % type_.n_values or offset >= _MOST_BYTES:
             raise _damaged(
                 self._path,
                 f"{_shown(name)} of type {type_.name} has the shape {shape} at byte {offset}",
             )
-        return Tensor(name, type_.name, shape, n_values // type_.n_values * type_.n_bytes, offset)
+        tensor = Tensor(name, shape, type_.name)
+        self._n_data = max(self._n_data, offset + tensor.n_bytes)
+        return tensor
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -350,20 +336,20 @@ class _Parser:
         if kind == _ARRAY:
             return self._array(self._number("I"), self._number("Q"))
         if kind not in _SCALARS:
-            raise _damaged(self._path, f"a value is of kind {kind}, which the format does not have")
+            raise _damaged(self._path, f"a value has the unknown type {kind}")
         return self._number(_SCALARS[kind])
 
     def _array(self, kind: int, n: int) -> list[Any] | None:
         if kind == _STRING:
             return self._texts(n)
         if kind not in _SCALARS:
-            raise _damaged(self._path, f"an array is of kind {kind}, which cannot be in one")
+            raise _damaged(self._path, f"an array has elements of the invalid type {kind}")
         code = _SCALARS[kind]
         raw = self._take(n * struct.calcsize("<" + code))
         return list(struct.unpack(f"<{n}{code}", raw)) if n <= _KEPT_NUMBERS else None
 
     def _texts(self, n: int) -> list[bytes]:
-        """Many strings: the one place where each step counts."""
+        """Many strings; written for speed, since a vocabulary has up to 260,000."""
         if n * 8 > self._n_bytes - self._at:
             raise self._broken_off()
         data, at, end = self._data, self._at, len(self._data)
@@ -408,7 +394,7 @@ class _Parser:
 
 
 def _damaged(path: Path, what: str) -> ModelError:
-    return ModelError(f"{path} is damaged, or no complete GGUF file: {what}")
+    return ModelError(f"{path} is damaged, or not a complete GGUF file: {what}")
 
 
 def _shown(value: object) -> str:

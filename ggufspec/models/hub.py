@@ -1,6 +1,6 @@
-"""The hub's answers: what a repository has, and what each refusal means to a user.
+"""Asks the hub what a repository has, and explains its errors.
 
-Imports the client only when it is called, and reads the environment then too.
+The client library and the environment are read on the first call, not on import.
 """
 
 from __future__ import annotations
@@ -20,27 +20,28 @@ from urllib.parse import urlsplit
 from ggufspec.errors import DownloadError, OptionError
 
 __all__ = [
-    "Listing",
     "RemoteFile",
+    "RepoFiles",
     "Transient",
     "endpoint",
     "explained",
     "is_offline",
-    "listing",
+    "list_files",
     "offline_message",
-    "patiently",
     "quiet",
+    "retry",
 ]
 
-WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each new try
-LONGEST_WAIT = 30.0  # seconds; who is told to wait longer by the hub is told so
+WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
+LONGEST_WAIT = 30.0  # seconds; a longer one, asked for by the hub, is an error
 TIMEOUT = 20.0  # seconds without a byte
+KEPT = "what was received is kept, and the next run continues from there"
 _TRUE = {"1", "ON", "YES", "TRUE"}
 Result = TypeVar("Result")
 
 
 class Transient(DownloadError):
-    """What may pass by itself: the connection, an overloaded hub. `wait`: seconds it asked for."""
+    """A temporary failure: connection, overload. wait: seconds that the hub asked for."""
 
     def __init__(self, message: str, wait: float | None = None) -> None:
         super().__init__(message)
@@ -52,16 +53,16 @@ class RemoteFile:
     """A file on the hub, at one commit."""
 
     repo: str
-    revision: str  # as it was asked for
+    revision: str  # as given
     commit: str
     path: str
     size: int
-    sha256: str | None  # None: git keeps it itself, under `blob`
-    blob: str  # its name among the blobs of the cache
+    sha256: str | None  # None: the file is not in LFS
+    blob: str  # the name of its content in the cache
 
 
 @dataclass(frozen=True)
-class Listing:
+class RepoFiles:
     """The GGUF files of a repository at one commit."""
 
     repo: str
@@ -70,28 +71,28 @@ class Listing:
     files: tuple[RemoteFile, ...]
 
     def file(self, path: str) -> RemoteFile:
-        """The file of that path. Raises DownloadError, which names the nearest ones."""
+        """The file of that path. Raises DownloadError, which suggests similar ones."""
         by_path = {file.path: file for file in self.files}
         if path in by_path:
             return by_path[path]
         near = get_close_matches(path, by_path, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else _there(list(by_path))
+        hint = f"did you mean {' or '.join(near)}?" if near else _existing(list(by_path))
         raise DownloadError(f"{self.repo} has no file {path} at {self.revision}; {hint}")
 
 
-def listing(repo: str, revision: str) -> Listing:
+def list_files(repo: str, revision: str) -> RepoFiles:
     """Ask the hub for the GGUF files of a repository. Raises DownloadError."""
     from huggingface_hub import HfApi
 
-    def ask() -> Listing:
+    def ask() -> RepoFiles:
         with explained(repo, revision):
             try:
                 info = HfApi(endpoint=endpoint()).model_info(
                     repo, revision=revision, files_metadata=True, timeout=TIMEOUT
                 )
             except (json.JSONDecodeError, KeyError, TypeError, RecursionError) as error:
-                raise DownloadError(_no_hub()) from error  # some other page
-            except ValueError as error:  # a token that no header can carry, a date that is none
+                raise DownloadError(_no_hub()) from error  # not an answer of a hub
+            except ValueError as error:  # an invalid token, or an invalid date
                 raise DownloadError(f"{_no_hub()}; or the token in HF_TOKEN ({error})") from error
         commit = info.sha or ""
         files = []
@@ -105,42 +106,43 @@ def listing(repo: str, revision: str) -> Listing:
             sha256 = found.lfs.sha256 if found.lfs else None
             blob = sha256 or found.blob_id or ""
             size = found.lfs.size if found.lfs else found.size
-            # They become names of files here, so they must be what they claim.
+            # They become names of files, so they are checked.
             are_hashes = _is_hex(commit, 40) and _is_hex(blob, 64 if sha256 else 40)
             if not are_hashes or not isinstance(size, int) or size < 0:
                 raise DownloadError(_no_hub())
             files.append(RemoteFile(repo, revision, commit, path, size, sha256, blob))
-        return Listing(repo, revision, commit, tuple(files))
+        return RepoFiles(repo, revision, commit, tuple(files))
 
     with quiet():
-        return patiently(ask)
+        return retry(ask)
 
 
 def endpoint() -> str | None:
-    """Where the hub is, if not at its own address. Raises OptionError."""
+    """The address of the hub, if HF_ENDPOINT is set. Raises OptionError."""
     chosen = (os.environ.get("HF_ENDPOINT") or "").rstrip("/")
     if chosen and not _is_address(chosen):
         raise OptionError(
-            f"HF_ENDPOINT is {chosen!r}; it must be the address of a hub, as https://huggingface.co"
+            f"HF_ENDPOINT is {chosen!r}; it must be the address of a hub, such as "
+            "https://huggingface.co"
         )
     return chosen or None
 
 
 def is_offline() -> bool:
-    """Whether the user has told the hub's tools to stay off the network."""
+    """Whether HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set."""
     chosen = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
     return chosen.upper() in _TRUE
 
 
-def patiently(
+def retry(
     attempt: Callable[[], Result],
     *,
     n_done: Callable[[], int] = lambda: 0,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Result:
-    """Try again, after longer and longer waits, what fails for a reason that may pass.
+    """Retry temporary failures after increasing waits. Raises the last Transient.
 
-    Whatever gets further, by `n_done`, renews the patience. Raises the last Transient.
+    Progress, by `n_done`, starts the waits over.
     """
     best, waits = n_done(), iter(WAITS)
     while True:
@@ -158,7 +160,7 @@ def patiently(
 
 @contextlib.contextmanager
 def explained(repo: str, revision: str, path: str | None = None) -> Iterator[None]:
-    """Turns what the client raises into a DownloadError that says what to do."""
+    """Turns errors of huggingface_hub into a DownloadError that says what to do."""
     import httpx2
     from huggingface_hub import errors
 
@@ -167,41 +169,37 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
         yield
     except errors.GatedRepoError as error:
         raise DownloadError(
-            f"{repo} is gated: accept its licence at https://huggingface.co/{repo}, then give a "
-            "token of that account, with the environment variable HF_TOKEN or by `hf auth login`"
+            f"{repo} is gated: accept its licence at https://huggingface.co/{repo}, then set a "
+            "token of that account with the environment variable HF_TOKEN or `hf auth login`"
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise DownloadError(
-            f"{repo} has no revision {revision}; without an @revision, main is taken"
-        ) from error
-    except errors.LocalEntryNotFoundError as error:  # what the client makes of a failed question
+        raise DownloadError(f"{repo} has no revision {revision}; the default is main") from error
+    except errors.LocalEntryNotFoundError as error:  # raised for a failed connection
         raise _broken(what, error.__cause__ or error, path) from error
     except errors.EntryNotFoundError as error:
-        raise DownloadError(f"{what} is not there at {revision}") from error
+        raise DownloadError(f"{what} does not exist at revision {revision}") from error
     except errors.RepositoryNotFoundError as error:
         raise DownloadError(
             f"the hub has no repository {repo}, or it is private: check the name; for a private "
-            "one, give a token with the environment variable HF_TOKEN or by `hf auth login`"
+            "one, set a token with the environment variable HF_TOKEN or `hf auth login`"
         ) from error
     except errors.HfHubHTTPError as error:
         raise _refusal(what, repo, error.response) from error
     except errors.OfflineModeIsEnabled as error:
         raise DownloadError(offline_message(what)) from error
     except httpx2.ProxyError as error:
-        raise Transient(
-            f"the proxy does not let {what} through: {error}; check HTTPS_PROXY"
-        ) from error
+        raise Transient(f"the proxy refused {what}: {error}; check HTTPS_PROXY") from error
     except httpx2.HTTPError as error:
         raise _broken(what, error, path) from error
     except errors.HFValidationError as error:
-        raise DownloadError(f"{repo} cannot be the name of a repository: {error}") from error
+        raise DownloadError(f"{repo} is not a valid repository name: {error}") from error
     except (httpx2.InvalidURL, errors.FileMetadataError) as error:
         raise DownloadError(_no_hub()) from error
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The client's own warnings are off: what goes wrong is told in an error, once."""
+    """Switch off the warnings of huggingface_hub, since errors are reported once, by us."""
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -212,48 +210,46 @@ def quiet() -> Iterator[None]:
 
 
 def offline_message(what: str) -> str:
-    """What is said where something is not in the cache, and must not be fetched."""
+    """The message for a file that is not in the cache, without network."""
     return (
-        f"{what} is not in the cache, and the network is off limits (--offline or HF_HUB_OFFLINE): "
-        "pull it first where there is a network"
+        f"{what} is not in the cache, and downloads are off (--offline or HF_HUB_OFFLINE): "
+        "pull it first with network access"
     )
 
 
 def _broken(what: str, error: BaseException, path: str | None) -> Transient:
     reason = str(error) or type(error).__name__
-    stays = "; what has come so far stays, and the next run goes on from there" if path else ""
+    kept = f"; {KEPT}" if path else ""
     return Transient(
         f"the connection to the hub failed for {what}: {reason}. Try again later, or with "
-        f"--offline if it is in the cache{stays}"
+        f"--offline if it is in the cache{kept}"
     )
 
 
 def _refusal(what: str, repo: str, response: object) -> DownloadError:
     status: int = response.status_code  # type: ignore[attr-defined]
-    told: str = response.headers.get("Retry-After", "")  # type: ignore[attr-defined]
-    wait = float(told) if told.strip().isdigit() else None
+    header: str = response.headers.get("Retry-After", "")  # type: ignore[attr-defined]
+    wait = float(header) if header.strip().isdigit() else None
     if status == 401:
         return DownloadError(
-            f"the hub does not accept the token for {what}: renew it, with the environment "
-            "variable HF_TOKEN or by `hf auth login`"
+            f"the hub does not accept the token for {what}: renew it with the environment "
+            "variable HF_TOKEN or `hf auth login`"
         )
     if status == 403:
         return DownloadError(
-            f"the hub forbids {what}: see https://huggingface.co/{repo} for its conditions, and "
-            "give a token that may read it, with HF_TOKEN or by `hf auth login`"
+            f"the hub refuses access to {what}: see https://huggingface.co/{repo} for its "
+            "conditions, and set a token that may read it with HF_TOKEN or `hf auth login`"
         )
     if status == 429:
         when = "in some minutes" if wait is None else f"in {wait:.0f} seconds"
-        # Without a time, more questions only prolong it.
+        # Without a time, retries would only prolong it.
         return Transient(
-            f"the hub allows no more requests for now (429): try again {when}; what has come so "
-            "far stays",
+            f"the hub allows no more requests for now (429): try again {when}; {KEPT}",
             wait if wait is not None else 2 * LONGEST_WAIT,
         )
     if status >= 500 or status == 408:
         return Transient(
-            f"the hub is in trouble (status {status} for {what}): try again later; what has come "
-            "so far stays, and the next run goes on from there",
+            f"the hub failed (status {status} for {what}): try again later; {KEPT}",
             wait,
         )
     return DownloadError(f"the hub refused {what} with status {status}")
@@ -261,7 +257,7 @@ def _refusal(what: str, repo: str, response: object) -> DownloadError:
 
 def _no_hub() -> str:
     where = endpoint() or "https://huggingface.co"
-    return f"{where} does not answer as a hub does: check HF_ENDPOINT, a proxy, or a login page"
+    return f"{where} does not answer like a hub: check HF_ENDPOINT, a proxy, or a login page"
 
 
 def _is_address(text: str) -> bool:
@@ -277,8 +273,8 @@ def _is_hex(text: object, n_digits: int) -> bool:
     return isinstance(text, str) and re.fullmatch(rf"[0-9a-f]{{{n_digits}}}", text) is not None
 
 
-def _there(paths: list[str]) -> str:
+def _existing(paths: list[str]) -> str:
     if not paths:
-        return "it has no GGUF files at all"
+        return "it has no GGUF files"
     more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
     return f"it has {', '.join(paths[:8])}{more}"

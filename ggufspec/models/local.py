@@ -1,7 +1,7 @@
-"""What lies in the hub's cache on this machine: found, listed and removed. Knows no network.
+"""Finds, lists and removes models in the hub's cache on this machine.
 
-The layout is the hub's own, documented at
-https://huggingface.co/docs/huggingface_hub/guides/manage-cache; reading it takes no library.
+Its layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache. Read without
+huggingface_hub, whose import takes longer than the search.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def hub_cache() -> Path:
-    """The hub's cache folder, as its own tools find it: HF_HUB_CACHE, or HF_HOME/hub, or ..."""
+    """The hub's cache folder: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
     chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     if chosen:
         return _expanded(chosen)
@@ -39,7 +39,7 @@ def repo_folder(repo: str) -> Path:
 
 
 def find(wanted: HubFiles | HubQuant) -> tuple[Path, ...] | None:
-    """The files that are meant, if all of them are in the cache."""
+    """The files of a model, if all of them are in the cache."""
     folder = _snapshot(repo_folder(wanted.repo), wanted.revision)
     if folder is None:
         return None
@@ -61,7 +61,7 @@ def find(wanted: HubFiles | HubQuant) -> tuple[Path, ...] | None:
 
 @dataclass(frozen=True)
 class CachedModel:
-    """A model in the cache, whole."""
+    """A complete model in the cache."""
 
     repo: str
     paths: tuple[Path, ...]  # in order; the first is the one to load
@@ -72,7 +72,7 @@ class CachedModel:
 
 
 def cached_models() -> Iterator[CachedModel]:
-    """Every GGUF model in the cache, once for each snapshot that has it."""
+    """Every complete GGUF model in the cache, once for each snapshot that has it."""
     for folder in sorted(hub_cache().glob("models--*--*/snapshots/*")):
         repo = folder.parts[-3].removeprefix("models--").replace("--", "/", 1)
         there = {path.relative_to(folder).as_posix() for path in _gguf_files(folder)}
@@ -82,9 +82,9 @@ def cached_models() -> Iterator[CachedModel]:
 
 
 def remove(paths: Iterable[Path]) -> int:
-    """Remove files from the cache: from every snapshot, and their content. Returns bytes freed.
+    """Remove files from every snapshot of the cache, and their content. Returns bytes freed.
 
-    Where somebody has put a link of their own, only the link goes.
+    A link that points out of the cache is removed, its target is not.
     """
     n_freed = 0
     for path in paths:
@@ -129,6 +129,5 @@ def _expanded(path: str) -> Path:
         return Path(os.path.expandvars(path)).expanduser()
     except RuntimeError as error:
         raise CacheError(
-            f"there is no folder {path} for the hub's cache: name another one with HF_HOME or "
-            "HF_HUB_CACHE"
+            f"the folder {path} for the hub's cache cannot be found: set HF_HOME or HF_HUB_CACHE"
         ) from error

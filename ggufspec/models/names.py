@@ -1,7 +1,4 @@
-"""What a user types -> which model is meant: a file, a registered name, or files on the hub.
-
-Looks whether a file exists, and at nothing else: no network, no cache.
-"""
+"""Parses the name of a model: a local file, a registered name, or files on the hub."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ _ONLY_A_PATH = re.compile(r"[A-Za-z]:[\\/]|[.~/\\]|.*\\")  # C:\ and C:/ ./ ../ 
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file that is there."""
+    """A file on this machine."""
 
     path: Path
 
@@ -43,8 +40,8 @@ class HubFiles:
     repo: str
     files: tuple[str, ...]
     revision: str = "main"
-    entry: ModelEntry | None = None  # where a registered name was given
-    may_be_path: bool = False  # it could have been meant as the path of a file
+    entry: ModelEntry | None = None  # for a registered name
+    may_be_path: bool = False  # the user may have meant a local path
 
 
 @dataclass(frozen=True)
@@ -60,22 +57,22 @@ Named = LocalFile | HubFiles | HubQuant
 
 
 def local_file(name: str) -> Path | None:
-    """The file or folder of that path, if there is one."""
+    """The file or folder of that path, if it exists."""
     if not name:
         return None
     try:
         path = Path(name).expanduser()
-        return path if path.is_file() or path.is_dir() else None  # a device has no end
-    except (OSError, RuntimeError, ValueError):  # no home folder; no name for a file at all
+        return path if path.is_file() or path.is_dir() else None  # not a device
+    except (OSError, RuntimeError, ValueError):  # no home folder; not a valid file name
         return None
 
 
 def parse(name: str, registry: Registry) -> Named:
-    """What is meant by a name.
+    """The model of a name.
 
-    A path, if there is such a file; else a registered name; else what is on the hub:
-    `user/repo:QUANT` or `user/repo/file.gguf`, also with `hf:` before it, an `@revision` in it, or
-    as the address of a file. Raises ModelError.
+    A local file, if it exists; else a registered name; else files on the hub: `user/repo:QUANT` or
+    `user/repo/file.gguf`, also with the prefix `hf:`, with an `@revision`, or as the URL of a file.
+    Raises ModelError.
     """
     if (path := local_file(name)) is not None:
         return LocalFile(path)
@@ -96,7 +93,7 @@ def parse(name: str, registry: Registry) -> Named:
     if name.lower().endswith(".gguf") and not prefix:
         raise _no_file(name)
     raise ModelError(
-        f"{name} is a repository: say which of its models, as {match['repo']}:Q4_K_M or "
+        f"{name} is a repository: name one of its models, such as {match['repo']}:Q4_K_M or "
         f"{match['repo']}/file.gguf"
     )
 
@@ -105,7 +102,7 @@ def _files(repo: str, path: str, revision: str, *, may_be_path: bool = False) ->
     if not {"", ".", ".."}.isdisjoint(path.split("/")):
         raise _no_file(f"{repo}/{path}")
     if not path.lower().endswith(".gguf"):
-        raise ModelError(f"{repo}/{path} is no GGUF file; name one, or {repo}:QUANT")
+        raise ModelError(f"{repo}/{path} is not a GGUF file; name one, or {repo}:QUANT")
     return HubFiles(repo, whole_split(path), revision, may_be_path=may_be_path)
 
 

@@ -1,4 +1,4 @@
-"""From a name to files on this machine: what is there is taken, what is not is downloaded."""
+"""Turns the name of a model into files on this machine, downloaded if they are missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ggufspec.models.hub import RemoteFile
 from ggufspec.models.names import HubFiles, HubQuant, LocalFile
 from ggufspec.models.registry import ModelEntry, Registry, load_registry
 
-__all__ = ["Difference", "Proposal", "check", "locate", "propose_draft", "pull", "resolve"]
+__all__ = ["DraftProposal", "Mismatch", "check", "locate", "propose_draft", "pull", "resolve"]
 
 
 def resolve(
@@ -23,21 +23,21 @@ def resolve(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """The GGUF file that a name means: on this machine already, or downloaded and verified now.
+    """The GGUF file of a model: on this machine already, or downloaded and verified now.
 
-    name: a path, a registered name, `user/repo:QUANT`, `user/repo/file.gguf`. Of a split model, it
-    is the first file; the others lie beside it. registry: None: the shipped one with the user's.
-    What is in the hub's cache is taken without asking the hub whether there is a newer one.
+    name: a path, a registered name, `user/repo:QUANT`, `user/repo/file.gguf`. For a split model it
+    is the first file; the others are beside it. registry: None: the shipped one with the user's.
+    A file in the hub's cache is used without asking the hub for a newer one.
     Raises ModelError, DownloadError, CacheError, OptionError.
     """
     if (path := names.local_file(name)) is not None:
-        return path  # nothing else can be wrong with it
+        return path
     found = locate(name, registry)
     return (found or pull(name, registry=registry, offline=offline, progress=progress))[0]
 
 
 def locate(name: str, registry: Registry | None = None) -> tuple[Path, ...] | None:
-    """The files that a name means, if they are on this machine. Never asks the hub."""
+    """The files of a model, if they are on this machine. Never asks the hub."""
     named = names.parse(name, registry or load_registry())
     return (named.path,) if isinstance(named, LocalFile) else local.find(named)
 
@@ -49,7 +49,7 @@ def pull(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]:
-    """The files that a name means, as the hub has them now, with every hash checked."""
+    """The files of a model in their newest version on the hub, every hash checked."""
     named = names.parse(name, registry or load_registry())
     if isinstance(named, LocalFile):
         return (named.path,)
@@ -61,13 +61,13 @@ def pull(
 
 
 def _remote_files(named: HubFiles | HubQuant, name: str) -> list[RemoteFile]:
-    """What is to be there, known before the first byte. Raises DownloadError, ModelError."""
+    """The files to download. Raises DownloadError, ModelError."""
     try:
-        listing = hub.listing(named.repo, named.revision)
+        listing = hub.list_files(named.repo, named.revision)
     except DownloadError as error:
         is_path = isinstance(named, HubFiles) and named.may_be_path
         if is_path and not isinstance(error, hub.Transient):
-            raise DownloadError(f"{error}. There is no file {name} here, either") from error
+            raise DownloadError(f"{error}. There is no local file {name} either") from error
         raise
     there = [file.path for file in listing.files]
     files: tuple[str, ...]
@@ -76,7 +76,7 @@ def _remote_files(named: HubFiles | HubQuant, name: str) -> list[RemoteFile]:
     else:
         files = named.files
         if not set(files) & set(there):
-            listing.file(files[0])  # raises, and tells what there is
+            listing.file(files[0])  # raises, and suggests similar names
     missing = [file for file in files if file not in there]
     if missing:
         raise DownloadError(
@@ -95,15 +95,15 @@ def _check_registered(entry: ModelEntry, remote: list[RemoteFile]) -> None:
         known = entry.sha256_of(file.path)
         if known is not None and file.sha256 != known:
             raise DownloadError(
-                f"{entry.alias} is registered with the sha256 {known} for {file.path}, and the hub "
-                f"has {file.sha256}: it was replaced there, or the entry is wrong. To take what "
-                f"the hub has, name it {entry.repo}/{file.path}"
+                f"{entry.alias} is registered with the sha256 {known} for {file.path}, but the hub "
+                f"has {file.sha256}: it was replaced there, or the entry is wrong. To use the file "
+                f"on the hub, name it {entry.repo}/{file.path}"
             )
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Where an entry of the registry and the hub disagree."""
+class Mismatch:
+    """A difference between a registry entry and the hub."""
 
     alias: str
     what: str  # "size", "sha256 of x.gguf", or "file"
@@ -111,17 +111,17 @@ class Difference:
     found: str
 
 
-def check(entry: ModelEntry) -> Iterator[Difference]:
-    """Ask the hub about a registered model: one difference after the other, none where it agrees.
+def check(entry: ModelEntry) -> Iterator[Mismatch]:
+    """Compare a registered model with the hub: yields each mismatch.
 
     Raises DownloadError where the hub does not answer, or has no such repository.
     """
-    there = {file.path: file for file in hub.listing(entry.repo, entry.revision).files}
+    there = {file.path: file for file in hub.list_files(entry.repo, entry.revision).files}
     for path in entry.files:
         if path not in there:
-            yield Difference(entry.alias, "file", path, "not there")
+            yield Mismatch(entry.alias, "file", path, "does not exist")
         elif entry.sha256_of(path) not in (None, there[path].sha256):
-            yield Difference(
+            yield Mismatch(
                 entry.alias,
                 f"sha256 of {path}",
                 str(entry.sha256_of(path)),
@@ -129,19 +129,19 @@ def check(entry: ModelEntry) -> Iterator[Difference]:
             )
     size = sum(there[path].size for path in entry.files if path in there)
     if entry.size not in (None, size) and set(entry.files) <= set(there):
-        yield Difference(entry.alias, "size", str(entry.size), str(size))
+        yield Mismatch(entry.alias, "size", str(entry.size), str(size))
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A draft for a target: its name, as `resolve` takes it, and why this one."""
+class DraftProposal:
+    """A draft for a target: its name, as `resolve` takes it, and the reason for the choice."""
 
     name: str
     why: str
 
 
-def propose_draft(target: str, registry: Registry | None = None) -> Proposal:
-    """A draft for a target that the user has named.
+def propose_draft(target: str, registry: Registry | None = None) -> DraftProposal:
+    """A draft for a target.
 
     The one that the registry pairs with it; else the smallest model in the cache that has the same
     vocabulary, and at most half the target's size. Raises ModelError if there is neither.
@@ -151,7 +151,7 @@ def propose_draft(target: str, registry: Registry | None = None) -> Proposal:
     entry = _entry_of(named, known)
     draft = entry and known.draft_for(entry.alias)
     if entry is not None and draft is not None:
-        return Proposal(draft.alias, f"the registry pairs it with {entry.alias}")
+        return DraftProposal(draft.alias, f"the registry pairs it with {entry.alias}")
     from ggufspec.models.header import read_header
 
     paths = locate(target, known)
@@ -164,9 +164,9 @@ def propose_draft(target: str, registry: Registry | None = None) -> Proposal:
             try:
                 found = read_header(model.paths[0])
             except ModelError:
-                continue  # a damaged file in the cache drafts for nobody
+                continue  # a damaged file
             if found.vocabulary == wanted.vocabulary:
-                return Proposal(
+                return DraftProposal(
                     str(model.paths[0]), f"the smallest in the cache with {target}'s vocabulary"
                 )
     raise ModelError(
@@ -176,7 +176,7 @@ def propose_draft(target: str, registry: Registry | None = None) -> Proposal:
 
 
 def _entry_of(named: names.Named, known: Registry) -> ModelEntry | None:
-    """The registered model that is meant, or another quantization of it in the same repository."""
+    """The registered model, or another quantization of it in the same repository."""
     if isinstance(named, HubFiles) and named.entry is not None:
         return named.entry
     if isinstance(named, LocalFile):

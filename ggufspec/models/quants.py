@@ -1,7 +1,4 @@
-"""Which GGUF files of a repository are one model, and which quantization it has, by their names.
-
-Pure: paths in, paths out. Knows neither disk nor network.
-"""
+"""Groups the GGUF files of a repository into models, and finds their quantizations, by name."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ _QUANT = re.compile(
     r"|FP16|FP32))(?![A-Z0-9])",
     re.IGNORECASE,
 )
-_NO_MODEL = re.compile(r"(^|/)mmproj|imatrix", re.IGNORECASE)  # GGUF files that are none
+_NO_MODEL = re.compile(r"(^|/)mmproj|imatrix", re.IGNORECASE)  # GGUF files without a model
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of one model in a repository, in order, and which of them are not there."""
+    """The files of one model in a repository, in order, and those that do not exist."""
 
     quant: str | None
     files: tuple[str, ...]
@@ -33,7 +30,7 @@ class ModelFiles:
 
 
 def whole_split(path: str) -> tuple[str, ...]:
-    """All files of the split that a file belongs to; the file alone where it is none."""
+    """All files of the split model that a file belongs to; else the file alone."""
     match = _SPLIT.fullmatch(path)
     if match is None:
         return (path,)
@@ -45,7 +42,7 @@ def whole_split(path: str) -> tuple[str, ...]:
 
 
 def quant_of(path: str) -> str | None:
-    """The quantization that a file name tells, else that its folder tells."""
+    """The quantization in the name of a file, else of its folder."""
     folder, _, name = path.rpartition("/")
     for text in (name, folder):
         if found := _QUANT.findall(text):
@@ -64,19 +61,19 @@ def group(paths: Iterable[str]) -> tuple[ModelFiles, ...]:
 
 
 def choose(paths: Iterable[str], quant: str, where: str) -> ModelFiles:
-    """The one model of that quantization. Raises ModelError, which tells what there is instead."""
+    """The one model of that quantization. Raises ModelError, which lists the existing ones."""
     models = group(paths)
     wanted = quant.upper()
     found = [model for model in models if model.quant == wanted]
     found = found or [model for model in models if model.quant == f"UD-{wanted}"]
     if len(found) > 1:
         named = ", ".join(model.files[0] for model in found)
-        raise ModelError(f"{where} has several models of {quant}: name the file, one of {named}")
+        raise ModelError(f"{where} has several models of {quant}: name one of the files {named}")
     if found:
         return found[0]
     known = sorted({model.quant for model in models if model.quant})
     if not models:
-        raise ModelError(f"{where} has no GGUF models: name a repository that does")
+        raise ModelError(f"{where} has no GGUF models: name another repository")
     near = get_close_matches(wanted, known, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     there = ", ".join(known) or ", ".join(model.files[0] for model in models)

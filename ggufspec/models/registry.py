@@ -1,7 +1,4 @@
-"""The models and pairs that have a name: parsed from TOML, a user's own on top of the shipped ones.
-
-Pure but for `load_registry`, which reads the files. Knows no network and no cache.
-"""
+"""Reads the registry of named models and pairs: the shipped TOML file and the user's own."""
 
 from __future__ import annotations
 
@@ -24,9 +21,9 @@ else:
 
 __all__ = [
     "REGISTRY_VARIABLE",
+    "Dimensions",
     "ModelEntry",
     "ModelPair",
-    "RegisteredShape",
     "Registry",
     "load_registry",
     "parse_registry",
@@ -43,8 +40,8 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class RegisteredShape:
-    """What an architecture's header says, known before anything is downloaded. None: not known."""
+class Dimensions:
+    """The dimensions of a model, known before it is downloaded. None: unknown."""
 
     name: str
     architecture: str
@@ -56,38 +53,38 @@ class RegisteredShape:
     n_embd_head: int
     n_vocab: int
     n_ctx: int
-    vocabulary: str  # models of one family can draft for each other
-    n_experts: int | None = None  # of a mixture of experts: n_ff is that of each
-    n_experts_used: int | None = None  # of them, by each token
-    tied: bool | None = None  # the output matrix is the input's
+    vocabulary: str  # models with the same one can draft for each other
+    n_experts: int | None = None  # n_ff is the width of each
+    n_experts_used: int | None = None  # by each token
+    tied: bool | None = None  # the output matrix is the token embedding
     license: str | None = None
-    gated: bool | None = None  # the original's page asks for consent; copies of it may not
+    gated: bool | None = None  # the original's page asks for consent; copies may not
     page: str | None = None  # repository of the original
     note: str | None = None
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model with a name: where its files are, and what is known of them."""
+    """A registered model: where its files are, with their size and hashes."""
 
     alias: str
     repo: str
     files: tuple[str, ...]  # paths in the repository; several for a split model, in order
     revision: str = "main"
     size: int | None = None  # bytes of all files
-    sha256: tuple[str, ...] = ()  # of each file; empty: not known
-    shape: RegisteredShape | None = None
-    checked: bool = False  # `ggufspec models check` has confirmed it against the hub
+    sha256: tuple[str, ...] = ()  # of each file; empty: unknown
+    shape: Dimensions | None = None
+    checked: bool = False  # confirmed by `ggufspec models check`
     source: str | None = None  # of hash and size
 
     def sha256_of(self, file: str) -> str | None:
-        """What the registry says of one of the files; None where it says nothing."""
+        """The registered sha256 of one of the files; None: unknown."""
         return dict(zip(self.files, self.sha256, strict=False)).get(file)
 
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A target and a draft that share a vocabulary; settings by the names of run's options."""
+    """A target and a draft that share a vocabulary. settings: options of `ggufspec run`."""
 
     name: str
     target: str
@@ -104,13 +101,13 @@ class Registry:
     pairs: Mapping[str, ModelPair]
 
     def find(self, alias: str) -> ModelEntry:
-        """The model of that name. Raises ModelError, which names the nearest ones."""
+        """The model of that name. Raises ModelError, which suggests similar ones."""
         by_lower = {name.lower(): entry for name, entry in self.models.items()}
         if (entry := by_lower.get(alias.lower())) is not None:
             return entry
         raise ModelError(
-            f"no model has the name {alias!r}{_did_you_mean(alias, self.models)}; "
-            "`ggufspec models list` lists those that do"
+            f"no model is registered as {alias!r}{_did_you_mean(alias, self.models)}; "
+            "`ggufspec models list` lists the registered names"
         )
 
     def knows(self, alias: str) -> bool:
@@ -118,12 +115,12 @@ class Registry:
         return alias.lower() in {name.lower() for name in self.models}
 
     def pairs_of(self, alias: str) -> tuple[ModelPair, ...]:
-        """The pairs that this model is in, as a target or as a draft."""
+        """The pairs of this model, as a target or as a draft."""
         name = self.find(alias).alias
         return tuple(pair for pair in self.pairs.values() if name in (pair.target, pair.draft))
 
     def draft_for(self, alias: str) -> ModelEntry | None:
-        """The draft that is paired with this model, or with another quantization of it."""
+        """The draft of the pair of this model, or of another quantization of it."""
         target = self.find(alias)
         for pair in self.pairs.values():
             if pair.target == target.alias:
@@ -135,9 +132,9 @@ class Registry:
 
 
 def load_registry() -> Registry:
-    """The shipped registry, the user's own on top, and each of `$GGUFSPEC_MODELS` on top of that.
+    """The shipped registry, overridden by the user's own, then by each of `$GGUFSPEC_MODELS`.
 
-    Raises OptionError for a file that cannot be read or does not say what it should.
+    Raises OptionError for a file that cannot be read or is invalid.
     """
     texts = [(_FILE_NAME, _shipped_path().read_text(encoding="utf-8"))]
     own = user_registry_path()
@@ -149,7 +146,7 @@ def load_registry() -> Registry:
 
 
 def user_registry_path() -> Path | None:
-    """Where a user's own models are named; None where there is no home folder."""
+    """The file of a user's own models; None without a home folder."""
     try:
         if sys.platform == "win32":
             folder = Path(os.environ.get("APPDATA") or Path.home() / "AppData" / "Roaming")
@@ -164,11 +161,11 @@ def user_registry_path() -> Path | None:
 
 
 def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
-    """TOML texts with the names of their files; an entry of a later one replaces an earlier one's.
+    """Parse (file name, TOML text) pairs; entries of later files replace earlier ones.
 
     Raises OptionError that names the file and the key.
     """
-    shapes: dict[str, RegisteredShape] = {}
+    shapes: dict[str, Dimensions] = {}
     models: dict[str, ModelEntry] = {}
     pairs: dict[str, ModelPair] = {}
     for file, text in texts:
@@ -176,25 +173,27 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
             content = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise OptionError(f"the registry {file} is not TOML: {error}") from error
-        where = _Where(file)
-        where.check_keys(content, {"models", "shapes", "pairs"})
-        for name, table in where.tables(content, "shapes"):
-            shapes[name] = table.fill(RegisteredShape, name=name)
-        for name, table in where.tables(content, "models"):
+        root = _Table(file)
+        root.check_keys(content, {"models", "shapes", "pairs"})
+        for name, table in root.tables(content, "shapes"):
+            shapes[name] = table.fill(Dimensions, name=name)
+        for name, table in root.tables(content, "models"):
             replaced = next((known for known in models if known.lower() == name.lower()), name)
             models.pop(replaced, None)
             models[name] = _entry(name, table, shapes)
-        for name, table in where.tables(content, "pairs"):
+        for name, table in root.tables(content, "pairs"):
             pairs[name] = _pair(name, table, models)
     return Registry(MappingProxyType(models), MappingProxyType(pairs))
 
 
-def _entry(name: str, table: _Where, shapes: Mapping[str, RegisteredShape]) -> ModelEntry:
+def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelEntry:
     if not _ALIAS.fullmatch(name) or name.lower().endswith(".gguf"):
-        raise table.wrong("is no name for a model: letters, digits and . _ + - make one")
+        raise table.wrong("is not a valid name: use letters, digits and . _ + -")
     shape = table.take("shape", str, required=False)
     if shape is not None and shape not in shapes:
-        raise table.wrong(f"shape is {shape!r}; no [shapes] entry has that name", shape, shapes)
+        raise table.wrong(
+            f"shape is {shape!r}; there is no [shapes] entry of that name", shape, shapes
+        )
     entry: ModelEntry = table.fill(ModelEntry, alias=name, shape=shapes.get(shape or ""))
     if not _REPO.fullmatch(entry.repo):
         raise table.wrong(f"repo is {entry.repo!r}; it must be user/repo")
@@ -215,9 +214,9 @@ def _entry(name: str, table: _Where, shapes: Mapping[str, RegisteredShape]) -> M
 _SETTINGS = {"draft_n", "temp", "ctx_size", "gpu_layers", "gpu_layers_draft"}
 
 
-def _pair(name: str, table: _Where, models: Mapping[str, ModelEntry]) -> ModelPair:
+def _pair(name: str, table: _Table, models: Mapping[str, ModelEntry]) -> ModelPair:
     settings = table.take("settings", dict, required=False) or {}
-    _Where(table.file, f"{table.key}.settings", settings).check_keys(settings, _SETTINGS)
+    _Table(table.file, f"{table.key}.settings", settings).check_keys(settings, _SETTINGS)
     for option, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise table.wrong(f"settings.{option} is {value!r}; it must be a number")
@@ -238,45 +237,45 @@ def _pair(name: str, table: _Where, models: Mapping[str, ModelEntry]) -> ModelPa
 _KINDS: dict[str, tuple[type, str]] = {
     "int": (int, "a whole number"),
     "bool": (bool, "true or false"),
-    "str": (str, "a text"),
-    "tuple[str, ...]": (list, "a list of texts"),
+    "str": (str, "a string"),
+    "tuple[str, ...]": (list, "a list of strings"),
 }
-Facts = TypeVar("Facts")
+Record = TypeVar("Record")
 
 
-class _Where:
-    """A table of a registry file, which knows where it stands when something in it is wrong."""
+class _Table:
+    """A table of a registry file, with its place for error messages."""
 
     def __init__(self, file: str, key: str = "", table: Mapping[str, Any] | None = None) -> None:
         self.file = file
         self.key = key
         self._table = dict(table or {})
 
-    def tables(self, content: Mapping[str, Any], name: str) -> Iterable[tuple[str, _Where]]:
+    def tables(self, content: Mapping[str, Any], name: str) -> Iterable[tuple[str, _Table]]:
         found = content.get(name, {})
         if not isinstance(found, dict):
-            raise _Where(self.file, name).wrong("must be a table")
+            raise _Table(self.file, name).wrong("must be a table")
         for key, table in found.items():
-            where = _Where(self.file, f'{name}."{key}"', table if isinstance(table, dict) else {})
+            where = _Table(self.file, f'{name}."{key}"', table if isinstance(table, dict) else {})
             if not isinstance(table, dict):
                 raise where.wrong("must be a table")
             yield key, where
 
-    def fill(self, facts: type[Facts], **known: object) -> Facts:
-        """A dataclass of this table's values, each of the type that its field is declared with."""
-        declared = {fact.name: fact for fact in fields(facts)}  # type: ignore[arg-type]
+    def fill(self, record: type[Record], **known: object) -> Record:
+        """A dataclass with this table's values, checked against the types of its fields."""
+        declared = {each.name: each for each in fields(record)}  # type: ignore[arg-type]
         self.check_keys(self._table, set(declared) - set(known))
-        for name, fact in declared.items():
+        for name, each in declared.items():
             if name in known:
                 continue
-            kind, _ = _KINDS[str(fact.type).removesuffix(" | None")]
-            value = self.take(name, kind, required=fact.default is MISSING)
+            kind, _ = _KINDS[str(each.type).removesuffix(" | None")]
+            value = self.take(name, kind, required=each.default is MISSING)
             if value is not None:
                 known[name] = tuple(value) if isinstance(value, list) else value
-        return facts(**known)
+        return record(**known)
 
     def take(self, name: str, kind: type, *, required: bool) -> Any:
-        """A value out of the table; None where there is none."""
+        """Take a value out of the table; None where there is none."""
         value = self._table.pop(name, None)
         if value is None:
             if required:
@@ -296,7 +295,7 @@ class _Where:
     def check_keys(self, table: Mapping[str, Any], known: set[str]) -> None:
         for key in table:
             if key not in known:
-                raise self.wrong(f"has {key!r}, which means nothing here", key, known)
+                raise self.wrong(f"has an unknown key {key!r}", key, known)
 
     def wrong(self, what: str, word: str = "", known: Iterable[str] = ()) -> OptionError:
         place = f" [{self.key}]" if self.key else ""
@@ -315,7 +314,7 @@ def _read(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
             f"the registry {path} cannot be read: {getattr(error, 'strerror', None) or error} "
-            f"(named by the environment variable {REGISTRY_VARIABLE}, or your own)"
+            f"(your own, or from the environment variable {REGISTRY_VARIABLE})"
         ) from error
 
 

@@ -1,18 +1,34 @@
-"""What a model is made of, as far as memory and speed go by it. Facts; no files, no devices."""
+"""The parts of a model that decide its memory and its speed, layer by layer.
+
+They come from a file's header, or are estimated from the dimensions in the registry.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from ggufspec.errors import ModelError
+from ggufspec.models.header import Header, layer_of, read_header
+from ggufspec.models.quants import quant_of
+from ggufspec.models.registry import ModelEntry, load_registry
+from ggufspec.models.tensors import TYPES, Tensor
+
+__all__ = ["Layer", "ModelShape", "estimated_shape", "shape_of", "shape_of_name"]
+
+_N_MOST_LAYERS = 2048
+_INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
+_EXPERTS = "_exps."
+_STATE_VALUE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Layer:
     """A block of a model.
 
-    n_bytes: of its weights. n_active_bytes: of those that a token reads (of a mixture of experts,
-    the experts that it is sent to). n_kv_values: numbers that the K and V caches hold for a token,
-    of the whole context: a window would not let go of rejected tokens. n_state_bytes: what it holds
-    whatever the context (recurrent layers).
+    n_bytes: size of its weights. n_active_bytes: of those that a token reads (in a mixture of
+    experts, the experts that it is routed to). n_kv_values: numbers in the KV cache for a token; a
+    sliding window does not reduce them, since rejected tokens must be removable. n_state_bytes:
+    size of a recurrent state, whatever the context.
     """
 
     n_bytes: int
@@ -23,11 +39,11 @@ class Layer:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A model, whoever told of it: a file's header, or a registry.
+    """What a model is made of.
 
-    n_input_bytes: the token embedding, of which a pass reads a row a token. n_output_bytes: all
-    that comes after the last layer, and the embedding again where it is_tied to the output.
-    is_exact: sizes are those of a file; else they were reckoned.
+    n_input_bytes: the token embedding, of which a pass reads a row for each token. n_output_bytes:
+    everything after the last layer, and the embedding again where it is_tied to the output.
+    is_exact: sizes come from a file; otherwise they are estimates.
     """
 
     name: str
@@ -51,11 +67,215 @@ class ModelShape:
 
     @property
     def n_bytes(self) -> int:
-        """Of all weights in the file."""
+        """Size of all weights in the file."""
         ends = self.n_output_bytes if self.is_tied else self.n_input_bytes + self.n_output_bytes
         return ends + sum(at.n_bytes for at in self.layers)
 
     @property
     def n_bits(self) -> float:
-        """Of a weight, on average."""
+        """Bits of a weight, on average."""
         return 8 * self.n_bytes / self.n_params
+
+
+def shape_of(header: Header) -> ModelShape:
+    """The shape of a model, from its header. Raises ModelError for impossible numbers."""
+    n_layers, n_embd = header.n_layers, header.number("embedding_length")
+    if not 1 <= n_layers <= _N_MOST_LAYERS or not n_embd:
+        raise ModelError(
+            f"{header.paths[0]} claims {n_layers} layers of {n_embd} values: the file is damaged, "
+            "or not a language model"
+        )
+    _check_numbers(header, n_embd)
+    n_heads = max(header.numbers("attention.head_count", 0))
+    by_layer: list[list[Tensor]] = [[] for _ in range(n_layers)]
+    n_input = n_output = 0
+    is_tied = not any(tensor.name == "output.weight" for tensor in header.tensors)
+    for tensor in header.tensors:
+        layer = layer_of(tensor.name)
+        if layer is not None:
+            by_layer[min(layer, n_layers - 1)].append(tensor)
+        elif tensor.name.startswith(_INPUT):
+            n_input += tensor.n_bytes
+            if is_tied and tensor.name == "token_embd.weight":
+                n_output += tensor.n_bytes  # also read as the output matrix
+        else:
+            n_output += tensor.n_bytes
+    return ModelShape(
+        name=header.name,
+        layers=_layers(header, by_layer, n_embd),
+        n_input_bytes=n_input,
+        n_output_bytes=n_output,
+        n_embd=n_embd,
+        n_ff=max(header.numbers("feed_forward_length", 0)),
+        n_heads=n_heads,
+        n_embd_head=header.number("attention.key_length", n_embd // n_heads if n_heads else 0),
+        n_vocab=header.n_vocab,
+        n_ctx_train=header.n_ctx,
+        n_params=max(header.n_params, 1),
+        is_tied=is_tied,
+    )
+
+
+def _check_numbers(header: Header, n_embd: int) -> None:
+    """Raise ModelError for numbers on which llama.cpp would abort the process."""
+    n_inner = header.number("ssm.inner_size", 0)
+    widths = {"token_embd.weight": n_embd} | {
+        f"blk.{i}.ssm_out.weight": n_inner for i in range(header.n_layers)
+    }
+    for tensor in header.tensors:
+        width = widths.get(tensor.name, tensor.shape[0])
+        if tensor.shape[0] != width:
+            raise ModelError(
+                f"{header.paths[0]} is damaged: {tensor.name} is {tensor.shape[0]} wide, and the "
+                f"header says {width}. Download it again"
+            )
+    for key in ("layer_norm_rms_epsilon", "layer_norm_epsilon"):
+        epsilon = header.values.get(f"{header.architecture}.attention.{key}", 0.0)
+        if not isinstance(epsilon, float) or not 0 <= epsilon < 1:
+            raise ModelError(
+                f"{header.paths[0]} is damaged: its {key} is {epsilon}. Download it again"
+            )
+
+
+def _layers(header: Header, tensors: list[list[Tensor]], n_embd: int) -> tuple[Layer, ...]:
+    n_experts = header.number("expert_count", 0)
+    n_used = header.number("expert_used_count", 0)
+    share = n_used / n_experts if 0 < n_used < n_experts else 1.0
+    n_state = _state_bytes(header, n_embd)
+    made = []
+    for n_kv, of in zip(_kv_values(header, n_embd), tensors, strict=True):
+        n_bytes = sum(tensor.n_bytes for tensor in of)
+        n_expert_bytes = sum(tensor.n_bytes for tensor in of if _EXPERTS in tensor.name)
+        made.append(
+            Layer(
+                n_bytes=n_bytes,
+                n_active_bytes=n_bytes - round(n_expert_bytes * (1 - share)),
+                n_kv_values=n_kv,
+                n_state_bytes=0 if n_kv else n_state,
+            )
+        )
+    return tuple(made)
+
+
+def _kv_values(header: Header, n_embd: int) -> list[int]:
+    """Numbers in the KV cache for a token, in each layer."""
+    heads = header.numbers("attention.head_count", 0)
+    kv_heads = header.numbers("attention.head_count_kv", max(heads))
+    interval = header.number("full_attention_interval", 0)
+    found = []
+    for i, (n_heads, n_kv_heads) in enumerate(zip(heads, kv_heads, strict=True)):
+        own = n_embd // n_heads if n_heads else 0
+        n_key = header.number("attention.key_length", own)
+        n_value = header.number("attention.value_length", own)
+        has_attention = n_heads and (not interval or (i + 1) % interval == 0)
+        found.append(n_kv_heads * (n_key + n_value) if has_attention else 0)
+    return found
+
+
+def _state_bytes(header: Header, n_embd: int) -> int:
+    """Size of the state of a recurrent layer, for a sequence."""
+    n_inner, n_state = header.number("ssm.inner_size", 0), header.number("ssm.state_size", 0)
+    n_groups, n_conv = header.number("ssm.group_count", 0), header.number("ssm.conv_kernel", 0)
+    n_values = max(n_conv - 1, 0) * (n_inner + 2 * n_groups * n_state) + n_state * n_inner
+    n_values += (2 + header.number("wkv.head_size", 0)) * n_embd if not n_inner else 0
+    return n_values * _STATE_VALUE_BYTES
+
+
+# Bits of a weight in a layer, by names of llama-quantize that are not names of a type; the mean of
+# the types that its rules choose for a model of the Llama family.
+_LAYER_BITS = {
+    "Q5_K_M": 5.67,
+    "Q5_K_S": 5.5,
+    "Q4_K_M": 4.84,
+    "Q4_K_S": 4.56,
+    "Q3_K_L": 4.28,
+    "Q3_K_M": 3.93,
+    "Q3_K_S": 3.46,
+    "Q2_K": 3.1,
+    "IQ4_XS": 4.26,
+    "IQ3_M": 3.66,
+    "IQ3_XS": 3.3,
+    "IQ2_M": 2.7,
+}
+_PLAIN_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
+_UNGATED = ("bloom", "gpt2")  # their feed-forward networks are two matrices, not three
+_OUTPUT_BITS, _MANY_BITS = 6.5625, 8.0  # Q6_K, unless the layers have more bits anyway
+
+
+def estimated_shape(entry: ModelEntry) -> ModelShape:
+    """The shape of a registered model that is not on this machine, from its dimensions.
+
+    Sizes are exact where the size of the file is registered, and within some per cent where not.
+    Raises ModelError where too little is registered.
+    """
+    known = entry.shape
+    quantization = quant_of(entry.files[0]) or "an unknown quantization"
+    if known is None:
+        raise ModelError(
+            f"the registry has no dimensions for {entry.alias}: download it first, with "
+            f"`ggufspec models pull {entry.alias}`"
+        )
+    bits = _layer_bits(quantization.upper())
+    if bits is None and entry.size is None:
+        raise ModelError(
+            f"neither the bits of {quantization} nor the size of {entry.alias} are known: download "
+            f"it first, with `ggufspec models pull {entry.alias}`"
+        )
+    n_queries, n_keys = (n * known.n_embd_head for n in (known.n_heads, known.n_heads_kv))
+    n_experts = known.n_experts or 1
+    n_attention = known.n_embd * (2 * n_queries + 2 * n_keys)
+    n_matrices = 2 if known.architecture in _UNGATED else 3
+    n_expert = known.n_embd * n_matrices * known.n_ff
+    n_weights = n_attention + n_experts * n_expert
+    n_active = n_attention + (known.n_experts_used or n_experts) * n_expert
+    embedding = known.n_embd * known.n_vocab
+    n_params = known.n_layers * n_weights + embedding * (1 if known.tied else 2)
+    of_layers = bits or 8 * (entry.size or 0) / n_params
+    of_ends = of_layers if of_layers >= _MANY_BITS else _OUTPUT_BITS
+    n_input = round(embedding * (of_ends if known.tied else of_layers) / 8)
+    n_output = round(embedding * of_ends / 8)
+    n_layer = round(n_weights * of_layers / 8)
+    if entry.size is not None:
+        n_layer = (entry.size - n_input - (0 if known.tied else n_output)) // known.n_layers
+    layer = Layer(n_layer, round(n_layer * n_active / n_weights), 2 * n_keys)
+    return ModelShape(
+        name=entry.alias,
+        layers=(layer,) * known.n_layers,
+        n_input_bytes=n_input,
+        n_output_bytes=n_output,
+        n_embd=known.n_embd,
+        n_ff=known.n_ff,
+        n_heads=known.n_heads,
+        n_embd_head=known.n_embd_head,
+        n_vocab=known.n_vocab,
+        n_ctx_train=known.n_ctx,
+        n_params=n_params,
+        is_tied=bool(known.tied),
+        is_exact=entry.size is not None,
+    )
+
+
+def _layer_bits(quantization: str) -> float | None:
+    if quantization in _PLAIN_TYPES:
+        return 8 * TYPES[quantization].n_bytes / TYPES[quantization].n_values
+    return _LAYER_BITS.get(quantization)
+
+
+def shape_of_name(name: str) -> ModelShape:
+    """The shape of a named model: from its file if it is on this machine, else from the registry.
+
+    Raises ModelError where it is in neither.
+    """
+    from ggufspec.models import names
+    from ggufspec.models.pull import locate
+
+    registry = load_registry()
+    if (paths := locate(name, registry)) is not None:
+        return shape_of(read_header(paths[0]))
+    named = names.parse(name, registry)
+    if isinstance(named, names.HubFiles) and named.entry is not None:
+        return estimated_shape(named.entry)
+    raise ModelError(
+        f"{name} is not on this machine, and the registry has no dimensions for it: download it "
+        f"first, with `ggufspec models pull {name}`"
+    )

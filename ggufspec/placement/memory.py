@@ -1,8 +1,8 @@
-"""What a model takes of memory, and where, by how many of its layers are on GPUs. Pure.
+"""Computes the memory that a model takes on GPUs and on the host, by its number of GPU layers.
 
-As llama.cpp places them (src/llama-model.cpp): with n_gpu_layers it takes that many from the end,
-the output counting as one more layer; the caches of a layer lie beside its weights; the token
-embedding stays with the processor.
+As llama.cpp places layers (src/llama-model.cpp): it offloads the last n_gpu_layers, where the
+output counts as one more layer; the KV cache of a layer lies beside its weights; the token
+embedding stays on the host.
 """
 
 from __future__ import annotations
@@ -13,28 +13,23 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ggufspec.models.shape import Layer, ModelShape
+from ggufspec.models.tensors import TYPES
 
-# Bytes of a number in a cache: blocks of 32 with their scale.
+# Bytes of a number in a KV cache, by the name of its type.
 VALUE_BYTES = {
-    "f32": 4.0,
-    "f16": 2.0,
-    "bf16": 2.0,
-    "q8_0": 34 / 32,
-    "q5_1": 24 / 32,
-    "q5_0": 22 / 32,
-    "q4_1": 20 / 32,
-    "q4_0": 18 / 32,
+    name: TYPES[name.upper()].n_bytes / TYPES[name.upper()].n_values
+    for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
 }
-_CELLS = 256  # a cache is a multiple of so many tokens
-# Numbers a token of a batch that a graph holds at once: reckoned from the buffers that llama.cpp
-# reports for dense models of 7 to 70 B with flash attention, within 1 %.
+_CELLS = 256  # the size of a cache is a multiple of this
+# How many vectors of n_ff and of n_embd numbers a graph holds for each token of a batch: fitted to
+# the buffers that llama.cpp reports for dense models of 7 to 70 B with flash attention, within 1 %.
 _N_FF, _N_EMBD = 3, 4
-_N_EMBD_UNFUSED = 5  # without flash attention, besides keys, values and products of all with all
+_N_EMBD_UNFUSED = 5  # without flash attention, besides keys, values and attention scores
 
 
 @dataclass(frozen=True)
-class Caches:
-    """What contexts are made for: `n_batch` tokens are computed at once."""
+class CacheParams:
+    """The parameters of a context that decide how large its KV cache and its buffers are."""
 
     n_ctx: int  # of each slot
     n_batch: int
@@ -45,44 +40,44 @@ class Caches:
 
     @property
     def n_cells(self) -> int:
-        """Tokens that there is room for."""
+        """How many tokens the cache holds."""
         return -(-self.n_ctx // _CELLS) * _CELLS * self.n_slots
 
 
-class Taken(NamedTuple):
-    """Bytes of a model: on the GPUs, and with the processor."""
+class MemoryUse(NamedTuple):
+    """Bytes of a model on the GPUs and on the host."""
 
     gpu: int
     host: int
 
 
-class Sizes:
-    """Bytes of a model for every number of layers on GPUs, reckoned once."""
+class ModelMemory:
+    """The memory of a model for every number of GPU layers, computed once."""
 
-    def __init__(self, shape: ModelShape, caches: Caches) -> None:
+    def __init__(self, shape: ModelShape, caches: CacheParams) -> None:
         self.shape = shape
         self.n_units = shape.n_layers + 1  # the output is one more
         self.compute = compute_bytes(shape, caches)
-        # Bytes of unit n from the end, with its caches: llama.cpp offloads the last ones first.
+        # Bytes of each layer and its cache, the last first, since llama.cpp offloads those first.
         self.units = (
             shape.n_output_bytes,
             *(at.n_bytes + _cached(at, caches) for at in reversed(shape.layers)),
         )
         self._sums = [0, *accumulate(self.units)]
 
-    def taken(self, n_gpu_layers: int) -> Taken:
-        """Where everything lies with so many layers on one GPU."""
+    def use(self, n_gpu_layers: int) -> MemoryUse:
+        """The memory with `n_gpu_layers` layers on one GPU."""
         on_gpu = self._sums[n_gpu_layers]
         buffers = self.compute if n_gpu_layers else 0
         host = self.shape.n_input_bytes + self._sums[-1] - on_gpu + self.compute
-        return Taken(on_gpu + buffers, host)
+        return MemoryUse(on_gpu + buffers, host)
 
     def split(self, n_gpu_layers: int, rooms: Sequence[int], n_remote: int = 0) -> list[int] | None:
-        """How many of so many layers each GPU takes, filled in order; None: they do not fit.
+        """How many of `n_gpu_layers` layers each GPU takes; None: they do not fit.
 
-        The first GPU takes the first layers that are offloaded, the last one the output. Each that
-        takes any needs room for buffers too. n_remote: so many GPUs at the front are of other
-        machines, and share, by their room, what those here leave.
+        rooms: free bytes of each GPU. GPUs are filled in order; the last one takes the output, and
+        each one used needs room for buffers. n_remote: the first GPUs, which belong to RPC servers;
+        they share what the local ones leave, in proportion to their room.
         """
         if n_remote:
             return self._split_with_remote(n_gpu_layers, rooms, n_remote)
@@ -99,14 +94,14 @@ class Sizes:
     def _split_with_remote(
         self, n_gpu_layers: int, rooms: Sequence[int], n_remote: int
     ) -> list[int] | None:
-        """By shares: what is free elsewhere is often the whole memory of a machine."""
+        """In proportion, since a server without a GPU reports all memory of its machine as free."""
         counts = [0] * len(rooms)
         rooms = [max(room - self.compute, 0) for room in rooms]
-        n = 0  # units that have a place, from the end
+        n = 0  # layers that are placed, from the end
         for i in reversed(range(len(rooms))):
             left = self._sums[n_gpu_layers] - self._sums[n]
-            is_here = i >= n_remote
-            share = left if is_here else left * rooms[i] / max(sum(rooms[: i + 1]), 1)
+            is_local = i >= n_remote
+            share = left if is_local else left * rooms[i] / max(sum(rooms[: i + 1]), 1)
             taken = 0
             while n < n_gpu_layers and taken < share and taken + self.units[n] <= rooms[i]:
                 taken += self.units[n]
@@ -115,7 +110,7 @@ class Sizes:
         return counts if n == n_gpu_layers else None
 
     def n_fitting(self, rooms: Sequence[int], n_remote: int = 0) -> int:
-        """The most layers that GPUs with so many free bytes can take together."""
+        """The largest number of layers that fits on GPUs with so many free bytes."""
         low, high = 0, self.n_units
         while low < high:
             middle = (low + high + 1) // 2
@@ -126,8 +121,8 @@ class Sizes:
         return low
 
 
-def compute_bytes(shape: ModelShape, caches: Caches) -> int:
-    """Of the buffers of one graph, on each device that computes a part of it."""
+def compute_bytes(shape: ModelShape, caches: CacheParams) -> int:
+    """Bytes of the compute buffers on each device that computes a part of the graph."""
     n_batch, n_ctx = min(caches.n_batch, caches.n_ctx), caches.n_cells
     if caches.flash_attention:
         n_numbers = _N_FF * shape.n_ff + _N_EMBD * shape.n_embd
@@ -137,12 +132,12 @@ def compute_bytes(shape: ModelShape, caches: Caches) -> int:
     return n_batch * (4 * max(n_numbers, _N_FF * shape.n_ff + _N_EMBD * shape.n_embd) + 4 * n_ctx)
 
 
-def cache_bytes(shape: ModelShape, caches: Caches) -> int:
-    """Of the K and V caches of all layers, with the states of recurrent ones."""
+def cache_bytes(shape: ModelShape, caches: CacheParams) -> int:
+    """Bytes of the KV cache of all layers, with the states of recurrent ones."""
     return sum(_cached(layer, caches) for layer in shape.layers)
 
 
-def _cached(layer: Layer, caches: Caches) -> int:
+def _cached(layer: Layer, caches: CacheParams) -> int:
     n_bytes = (VALUE_BYTES[caches.type_k] + VALUE_BYTES[caches.type_v]) / 2
     n_values = caches.n_cells * layer.n_kv_values
     return round(n_values * n_bytes) + caches.n_slots * layer.n_state_bytes

@@ -1,6 +1,6 @@
-"""Seconds that a pass takes, predicted from bytes and bandwidths. Pure; measures nothing.
+"""Predicts the seconds of a pass, and so tokens per second, from bytes and bandwidths.
 
-Writing one token at a time is bound by memory: a pass takes what reading its weights takes. A
+Decoding one token at a time is bound by memory: a pass takes as long as reading the weights. A
 batch of a few tokens reads them once and computes more, so each further token adds a share.
 """
 
@@ -10,19 +10,19 @@ from typing import NamedTuple
 
 from ggufspec.models.shape import ModelShape
 
-# Of the bandwidth on the box of a GPU, what small batches of quantized weights get: 8 B Q3_K_L on
+# The share of a GPU's nominal bandwidth that small batches of quantized weights get: 8 B Q3_K_L on
 # a 4090 (1,008 GB/s) wrote 87 tokens/s; newer builds do better.
 GPU_EFFICIENCY = 0.4
-GPU_BANDWIDTH = 400e9  # bytes/s of a GPU that nobody knows, as on its box
-HOST_BANDWIDTH = 40e9  # bytes/s that a processor gets from its memory: two channels of DDR5
-GPU_SLOPE = 0.09  # of a pass over one token: what each further token of a batch adds
+GPU_BANDWIDTH = 400e9  # bytes/s, nominal, of a GPU that is not in the table below
+HOST_BANDWIDTH = 40e9  # bytes/s that a CPU gets from its memory: two channels of DDR5
+GPU_SLOPE = 0.09  # what each further token of a batch adds, as a share of a pass over one token
 HOST_SLOPE = 0.4
-_PACKED = 0.7  # of its bandwidth, what a processor gets where weights have to be unpacked first
-_PACKED_BITS = 7  # those of fewer bits
-_LAYER_SECONDS = 40e-6  # a layer on a GPU, however small: starting its kernels
+_PACKED = 0.7  # share of its bandwidth that a CPU gets where weights must be unpacked first
+_PACKED_BITS = 7  # weights of fewer bits are unpacked
+_LAYER_SECONDS = 40e-6  # of a layer on a GPU, however small: kernel launches
 N_DRAFT_MOST = 16
 
-# Bytes/s as their makers tell them, by what drivers call them; the longest that fits counts.
+# Nominal bytes/s by the names that drivers report; the longest name that matches is used.
 _KNOWN = {
     "RTX 5090": 1792e9,
     "RTX 5080": 960e9,
@@ -67,9 +67,9 @@ _KNOWN = {
 
 
 class Bandwidths(NamedTuple):
-    """Bytes/s that small batches really get, and what a further token of a batch adds to a pass.
+    """Effective bytes/s of small batches, and what a further token of a batch adds to a pass.
 
-    host: of weights that need no unpacking.
+    host: for weights that need no unpacking.
     """
 
     gpu: float = GPU_BANDWIDTH * GPU_EFFICIENCY
@@ -79,18 +79,18 @@ class Bandwidths(NamedTuple):
 
 
 def known_bandwidth(description: str) -> float | None:
-    """Bytes/s of a GPU by its name, as its maker tells them; None if it is not known here."""
+    """Nominal bytes/s of a GPU by its name; None if it is not in the table."""
     found = [name for name in _KNOWN if name in description]
     return _KNOWN[max(found, key=len)] if found else None
 
 
 def host_bandwidth(n_bytes: int, n_bits: float, seconds: float) -> float:
-    """What a pass over one token tells of it: `n_bytes` of weights were read in so many seconds."""
+    """Effective bytes/s, from a pass over one token that read `n_bytes` of weights."""
     return n_bytes / seconds / _unpacking(n_bits)
 
 
-class Passes:
-    """Seconds of passes of a model for every number of its layers on GPUs."""
+class PassTimes:
+    """Predicted seconds of passes of a model for every number of GPU layers."""
 
     def __init__(self, shape: ModelShape, bandwidths: Bandwidths) -> None:
         self._bandwidths = bandwidths
@@ -103,7 +103,7 @@ class Passes:
             self._sums.append(self._sums[-1] + n_bytes)
 
     def seconds(self, n_gpu_layers: int, n_tokens: int = 1) -> float:
-        """Of a pass over so many tokens."""
+        """Of a pass over `n_tokens` tokens."""
         at = self._bandwidths
         on_gpu = self._sums[n_gpu_layers]
         gpu = on_gpu / at.gpu + n_gpu_layers * _LAYER_SECONDS
@@ -113,7 +113,7 @@ class Passes:
         )
 
     def _times(self, n_tokens: int, slope: float) -> float:
-        """A batch beside one token: more to compute, and more experts of a mixture to read."""
+        """The factor over a single token: more to compute, and more experts to read."""
         n_experts = (1 - (1 - self._share) ** n_tokens) / self._share
         return max(1 + slope * (n_tokens - 1), n_experts)
 
@@ -122,30 +122,30 @@ def _unpacking(n_bits: float) -> float:
     return _PACKED if n_bits < _PACKED_BITS else 1.0
 
 
-class Round(NamedTuple):
-    """The draft length that is predicted to bring the most, or that was asked for."""
+class SpeedPrediction(NamedTuple):
+    """The fastest draft length, or the given one, with its predicted speed."""
 
     n_draft: int
     tokens_per_second: float
 
 
-def best_round(
-    target: Passes,
-    draft: Passes | None,
+def predict_speed(
+    target: PassTimes,
+    draft: PassTimes | None,
     n_gpu_layers: int,
     n_gpu_layers_draft: int,
     acceptance: float,
     n_draft: int | None = None,
-) -> Round:
-    """Tokens/s, where each drafted token stands with that chance if those before it do.
+) -> SpeedPrediction:
+    """Tokens per second, with the acceptance rate of a token if those before it were accepted.
 
-    n_draft: None for the best; 0 is plain decoding.
+    n_draft: None for the fastest length; 0 is plain decoding.
     """
     step = draft.seconds(n_gpu_layers_draft) if draft else 0.0
     lengths = range(N_DRAFT_MOST + 1) if n_draft is None else [n_draft]
-    rounds = []
+    found = []
     for n in lengths if draft else [0]:
         n_tokens = sum(acceptance**i for i in range(n + 1))
         seconds = target.seconds(n_gpu_layers, n + 1) + n * step
-        rounds.append(Round(n, n_tokens / seconds))
-    return max(rounds, key=lambda each: each.tokens_per_second)
+        found.append(SpeedPrediction(n, n_tokens / seconds))
+    return max(found, key=lambda each: each.tokens_per_second)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import GenerateOptions, Request
+from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.errors import Problem
 from ggufspec.server.schema import (
@@ -106,8 +106,7 @@ def _task(asked: Generation, prompts: list[list[int]], limits: Limits, n_top: in
         wanted = asked.max_completion_tokens
     known = [n for n in (wanted, limits.max_tokens) if n is not None]
     options["max_tokens"] = min(known) if known else None
-    checked = cast("GenerateOptions", options)
-    Request.of(checked)
+    checked = CheckedOptions.of(cast("GenerateOptions", options))
     return Task(prompts, checked, asked.n or 1, asked.seed, n_top)
 
 

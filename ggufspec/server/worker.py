@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
 
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import GenerateOptions
-from ggufspec.engine.stream import Completion, Stream
+from ggufspec.engine.generation import Completion, Generation
+from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import BusyError, InternalError, StoppingError
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
@@ -37,7 +39,7 @@ class Task:
     """
 
     prompts: Sequence[Sequence[int]]
-    options: GenerateOptions
+    options: CheckedOptions
     n: int = 1
     seed: int | None = None
     n_top: int | None = None
@@ -97,11 +99,11 @@ class Ticket:
 class Text:
     """One of the texts of a ticket, under way."""
 
-    def __init__(self, job: Job, which: int, prompt: Sequence[int], stream: Stream) -> None:
+    def __init__(self, job: Job, which: int, prompt: Sequence[int], generation: Generation) -> None:
         self.job = job
         self.which = which
         self.prompt = prompt
-        self.stream = stream
+        self.generation = generation
         self.tokens: list[int] = []
 
 
@@ -200,16 +202,16 @@ class Worker:
         return not self._thread.is_alive()
 
     def _work(self) -> None:
-        scheduler = self._engine.scheduler()
+        scheduler = Scheduler(self._engine)
         while self._wait():
             self._begin_texts()
             texts = [text for job in self._running for text in job.writing]
-            by_stream = {text.stream: text for text in texts}
+            by_generation = {text.generation: text for text in texts}
             try:
-                errors = scheduler.step(list(by_stream))
+                errors = scheduler.step(list(by_generation))
             except Exception as error:  # the thread lives on for who comes next
-                errors = [(stream, error) for stream in by_stream]
-            failed = {by_stream[stream]: error for stream, error in errors}
+                errors = [(generation, error) for generation in by_generation]
+            failed = {by_generation[generation]: error for generation, error in errors}
             for text in texts:
                 if text in text.job.writing:  # not of a job that has failed just now
                     self._hear(text, failed.get(text))
@@ -242,23 +244,23 @@ class Worker:
         task = job.ticket.task
         which, prompt = job.left.popleft()
         seed = None if task.seed is None else (task.seed + which) % _N_SEEDS
-        options: GenerateOptions = {**task.options, "seed": seed}
         try:
             job.ticket.check()
-            stream = self._engine.stream(prompt, **options)
+            generation = Generation(self._engine, prompt, task.options, seed=seed)
         except Exception as error:
             self._fail(job, error)
         else:
-            job.writing.append(Text(job, which, prompt, stream))
+            job.writing.append(Text(job, which, prompt, generation))
 
     def _hear(self, text: Text, error: Exception | None) -> None:
         """A round of a text has gone by: tell what there is, and whether it has ended."""
-        ticket, stream = text.job.ticket, text.stream
+        ticket, generation = text.job.ticket, text.generation
         try:
             ticket.check()
             if error is not None:
                 raise error
-            for chunk in stream.taken():
+            while generation.chunks:
+                chunk = generation.chunks.popleft()
                 if not text.which and not text.tokens:
                     self._metrics.first_text(perf_counter() - ticket.asked_at)
                 found = self._logprobs(ticket.task, text.prompt, text.tokens, chunk.tokens)
@@ -267,9 +269,9 @@ class Worker:
         except Exception as failure:
             self._fail(text.job, failure)
             return
-        if stream.is_over:
+        if generation.is_over:
             self._let_go(text)
-            ticket.tell(Ended(text.which, stream.completion))
+            ticket.tell(Ended(text.which, generation.completion))
 
     def _fail(self, job: Job, error: Exception) -> None:
         """Whatever one request meets, the others are served."""
@@ -295,8 +297,8 @@ class Worker:
 
     def _let_go(self, text: Text) -> None:
         text.job.writing.remove(text)
-        text.stream.close()
-        self._metrics.wrote(text.stream.completion.stats, self._engine.plain_seconds)
+        text.generation.close()
+        self._metrics.wrote(text.generation.completion.stats, self._engine.plain_seconds)
 
     def _logprobs(
         self, task: Task, prompt: Sequence[int], before: Sequence[int], tokens: Sequence[int]
@@ -306,7 +308,8 @@ class Worker:
             return []
         engine = self._engine
         n_together = min(len(tokens), engine.n_draft_max + 1)
-        pieces = engine.logits([*prompt, *before], tokens, whose="target", n_together=n_together)
+        known = [*prompt, *before]
+        pieces = scoring.logits(engine, known, tokens, whose="target", n_together=n_together)
         rows = [row for piece in pieces for row in piece]
         return [
             logprobs_of(row, token, task.n_top, engine.vocab)

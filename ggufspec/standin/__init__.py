@@ -1,15 +1,21 @@
-"""Files of the shape of any model, whose text is a planted map: its speed before its download."""
+"""Stand-ins: files with the size and speed of other models, to measure without a download."""
 
-from ggufspec.standin.blueprint import Blueprint, blueprint_of, of_header, of_shape
-from ggufspec.standin.file import StandIn, check_path, plan, write
+from ggufspec.standin.file import check_path, plan, write
+from ggufspec.standin.gguf_file import GgufFile
+from ggufspec.standin.source import (
+    SourceModel,
+    source_from_dimensions,
+    source_from_header,
+    source_of,
+)
 
 __all__ = [
-    "Blueprint",
-    "StandIn",
-    "blueprint_of",
+    "GgufFile",
+    "SourceModel",
     "check_path",
-    "of_header",
-    "of_shape",
     "plan",
+    "source_from_dimensions",
+    "source_from_header",
+    "source_of",
     "write",
 ]

@@ -1,36 +1,35 @@
-"""The tensors of a model, by its architecture and its dimensions. Knows names and shapes only.
-
-In llama.cpp's names; shapes are written from the innermost dimension on, as in a GGUF file.
-"""
+"""Names and shapes of the tensors of a model, by its architecture and its dimensions."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ggufspec.models.registry import RegisteredShape
+from ggufspec.models.registry import Dimensions
 
-__all__ = ["ARCHITECTURES", "Architecture", "tensors_of"]
+__all__ = ["ARCHITECTURES", "Architecture", "n_params_of", "shapes_of"]
 
-Named = tuple[str, tuple[int, ...]]
+Named = tuple[str, tuple[int, ...]]  # the innermost dimension first, as in a GGUF file
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """How models of a name differ from the Llama family, as far as tensors go.
+    """How the tensors of an architecture differ from those of the Llama family.
 
-    is_gated: of three feed-forward matrices; else two, biases everywhere, and LayerNorm.
+    is_gated: the feed-forward network has three matrices; otherwise it has two, every matrix has a
+    bias, and norms are LayerNorm.
     """
 
     is_gated: bool = True
     has_query_biases: bool = False
     has_query_norms: bool = False
-    has_positions: bool = False  # learned ones, a vector for each
+    has_positions: bool = False  # learned position embeddings
     has_embedding_norm: bool = False
-    has_post_norms: bool = False  # of what attention and feed-forward network write
+    has_post_norms: bool = False  # after attention and after the feed-forward network
 
 
-# Those whose stand-ins have been run through llama.cpp.
+# Stand-ins of each of them are loaded and run by the tests.
 ARCHITECTURES = {
     "llama": Architecture(),
     "qwen2": Architecture(has_query_biases=True),
@@ -43,8 +42,8 @@ ARCHITECTURES = {
 }
 
 
-def tensors_of(of: RegisteredShape) -> Iterator[Named]:
-    """Names and shapes of all tensors; the architecture must be one of ARCHITECTURES."""
+def shapes_of(of: Dimensions) -> Iterator[Named]:
+    """All tensors in the order of the file; the architecture must be one of ARCHITECTURES."""
     kind = ARCHITECTURES[of.architecture]
     yield "token_embd.weight", (of.n_embd, of.n_vocab)
     if kind.has_positions:
@@ -59,13 +58,18 @@ def tensors_of(of: RegisteredShape) -> Iterator[Named]:
         yield "output.weight", (of.n_embd, of.n_vocab)
 
 
+def n_params_of(of: Dimensions) -> int:
+    """How many weights a model has."""
+    return sum(math.prod(shape) for _, shape in shapes_of(of))
+
+
 def _norm(name: str, width: int, kind: Architecture) -> Iterator[Named]:
     yield f"{name}.weight", (width,)
     if not kind.is_gated:
         yield f"{name}.bias", (width,)
 
 
-def _attention(of: RegisteredShape, kind: Architecture) -> Iterator[Named]:
+def _attention(of: Dimensions, kind: Architecture) -> Iterator[Named]:
     n_queries, n_keys = (n * of.n_embd_head for n in (of.n_heads, of.n_heads_kv))
     yield from _norm("attn_norm", of.n_embd, kind)
     if kind.is_gated:
@@ -86,7 +90,7 @@ def _attention(of: RegisteredShape, kind: Architecture) -> Iterator[Named]:
         yield "post_attention_norm.weight", (of.n_embd,)
 
 
-def _feed_forward(of: RegisteredShape, kind: Architecture) -> Iterator[Named]:
+def _feed_forward(of: Dimensions, kind: Architecture) -> Iterator[Named]:
     yield from _norm("ffn_norm", of.n_embd, kind)
     if of.n_experts:
         yield "ffn_gate_inp.weight", (of.n_embd, of.n_experts)

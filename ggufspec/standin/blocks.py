@@ -1,6 +1,6 @@
-"""Weights in llama.cpp's layouts: planted ones of -1, 0 and 1, and random ones. Knows no model.
+"""Encodes weights in llama.cpp's types: exact ones of -1, 0 and 1, and random ones.
 
-Every layout that is known here holds -1, 0 and 1 exactly. Layouts: ggml-quants.c of llama.cpp.
+The layouts: ggml-quants.c of llama.cpp.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ggufspec.models.types import TYPES
+from ggufspec.models.tensors import TYPES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 __all__ = ["LAYOUTS", "encode", "random_pool", "repeated"]
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of each
-_BLOCKS = {kind.name: kind for kind in TYPES.values()}
-_WEIGHT = 0.02  # root mean square of a random weight, as in a model that nobody has trained
+_WEIGHT = 0.02  # root mean square of a random weight, as in an untrained model
 
 
-class Layout(NamedTuple):
+class BlockLayout(NamedTuple):
     """How a block is written.
 
-    pack: signs (n_blocks, n_values) -> bytes (n_blocks, n_bytes) of which the scales are missing.
-    scales: where a half-precision number goes, and which multiple of the scale it is.
+    pack: signs (n_blocks, n_values) -> bytes (n_blocks, n_bytes) without the scales.
+    scales: offsets of half-precision numbers, and which multiple of the scale each is.
     n_steps: about the root mean square of random quants, in multiples of the scale.
     """
 
@@ -44,15 +43,15 @@ def encode(kind: str, signs: Signs, scale: float) -> Bytes:
     if kind in _FLOATS:
         return _as_floats(kind, signs * np.float32(scale))
     layout = LAYOUTS[kind]
-    blocks = layout.pack(signs.reshape(-1, _BLOCKS[kind].n_values))
+    blocks = layout.pack(signs.reshape(-1, TYPES[kind].n_values))
     _set_scales(blocks, layout, scale)
     return blocks.reshape(len(signs), -1)
 
 
 def random_pool(kind: str, n_bytes: int, seed: int, *, is_zero: bool) -> Bytes:
-    """About `n_bytes` of random weights: whole blocks, whose scales are finite, or zero.
+    """About `n_bytes` of random weights in whole blocks with finite scales.
 
-    With a scale of zero every weight is zero, whatever its bits.
+    is_zero: scales are zero, so every weight is zero whatever its bits.
     """
     import numpy as np
 
@@ -60,7 +59,7 @@ def random_pool(kind: str, n_bytes: int, seed: int, *, is_zero: bool) -> Bytes:
     if kind in _FLOATS:
         values = random.standard_normal((1, n_bytes // _FLOATS[kind]), np.float32)
         return _as_floats(kind, values * np.float32(0 if is_zero else _WEIGHT)).reshape(-1)
-    layout, n_block = LAYOUTS[kind], _BLOCKS[kind].n_bytes
+    layout, n_block = LAYOUTS[kind], TYPES[kind].n_bytes
     blocks = random.integers(0, 256, (n_bytes // n_block, n_block), np.uint8)
     _set_scales(blocks, layout, 0.0 if is_zero else _WEIGHT / layout.n_steps)
     return blocks.reshape(-1)
@@ -75,7 +74,7 @@ def _as_floats(kind: str, values: NDArray[np.float32]) -> Bytes:
     return data
 
 
-def _set_scales(blocks: Bytes, layout: Layout, scale: float) -> None:
+def _set_scales(blocks: Bytes, layout: BlockLayout, scale: float) -> None:
     import numpy as np
 
     for at, factor in layout.scales:
@@ -177,23 +176,23 @@ def _q6_k(signs: Signs) -> Bytes:
 
 
 LAYOUTS = {
-    "Q4_0": Layout(_q4_0, ((0, 1),), 4.6),
-    "Q4_1": Layout(_q4_1, ((0, 1), (2, -1)), 7.9),
-    "Q5_0": Layout(_q5_0, ((0, 1),), 9.2),
-    "Q5_1": Layout(_q5_1, ((0, 1), (2, -1)), 17.2),
-    "Q8_0": Layout(_q8_0, ((0, 1),), 74),
-    "Q2_K": Layout(_q2_k, ((80, 1), (82, 1)), 12),
-    "Q3_K": Layout(_q3_k, ((108, 1),), 42),
-    "Q4_K": Layout(_q4_k, ((0, 1), (2, 1)), 300),
-    "Q5_K": Layout(_q5_k, ((0, 1), (2, 1)), 620),
-    "Q6_K": Layout(_q6_k, ((208, 1),), 1360),
+    "Q4_0": BlockLayout(_q4_0, ((0, 1),), 4.6),
+    "Q4_1": BlockLayout(_q4_1, ((0, 1), (2, -1)), 7.9),
+    "Q5_0": BlockLayout(_q5_0, ((0, 1),), 9.2),
+    "Q5_1": BlockLayout(_q5_1, ((0, 1), (2, -1)), 17.2),
+    "Q8_0": BlockLayout(_q8_0, ((0, 1),), 74),
+    "Q2_K": BlockLayout(_q2_k, ((80, 1), (82, 1)), 12),
+    "Q3_K": BlockLayout(_q3_k, ((108, 1),), 42),
+    "Q4_K": BlockLayout(_q4_k, ((0, 1), (2, 1)), 300),
+    "Q5_K": BlockLayout(_q5_k, ((0, 1), (2, 1)), 620),
+    "Q6_K": BlockLayout(_q6_k, ((208, 1),), 1360),
 }
 
 
 def repeated(kind: str, pool: Bytes, n_before: int, n_bytes: int) -> Iterator[memoryview]:
-    """`n_bytes` of a pool, around and around, from behind its first `n_before` blocks on."""
+    """`n_bytes` of a pool, repeated cyclically, starting after its first `n_before` blocks."""
     view = memoryview(pool)  # type: ignore[arg-type]
-    start = n_before * _BLOCKS[kind].n_bytes % len(view)
+    start = n_before * TYPES[kind].n_bytes % len(view)
     while n_bytes:
         piece = view[start : start + n_bytes]
         yield piece

@@ -1,25 +1,13 @@
-"""The embedded pair and its stand-ins: where the files lie, how to pad one. Loads no model."""
+"""Paths of the embedded pair: two small models that are part of the package."""
 
-from ggufspec.common.files import default_cache_dir
-from ggufspec.standin.padded import (
-    PaddedShape,
-    cached_target,
-    embedded_draft,
-    embedded_target,
-    padded_size,
-    padded_target,
-    parse_size,
-    plan_shape,
-)
+from pathlib import Path
 
-__all__ = [
-    "PaddedShape",
-    "cached_target",
-    "default_cache_dir",
-    "embedded_draft",
-    "embedded_target",
-    "padded_size",
-    "padded_target",
-    "parse_size",
-    "plan_shape",
-]
+
+def embedded_target() -> Path:
+    """The target: 7.2 M parameters, Q8_0."""
+    return Path(__file__).with_name("classics-target.gguf")
+
+
+def embedded_draft() -> Path:
+    """The draft: 1.5 M parameters, Q8_0."""
+    return Path(__file__).with_name("classics-draft.gguf")

@@ -1,28 +1,30 @@
-"""What stands in each tensor of a stand-in, so that it writes its map. Knows no file.
+"""The weights of a stand-in, made so that its text follows the next-token table.
 
-All layers compute in full and add nothing: what they write to the residual stream is multiplied by
-scales of zero. So the stream is the embedding of a token, which is the code of its successor; the
-output matrix has the code of each token in its row, and the largest logit is the successor's.
+Layers run at full cost but do not affect the output: the matrices that write to the residual stream
+have scales of zero. So the residual stream is the embedding of a token, which is the code of its
+successor; the output matrix has the code of each token in its row, and the successor's logit is the
+largest.
 
-Where one matrix is both, logits would be symmetric, and no symmetric table leads around a cycle.
-There the embedding is two codes side by side, of the successor and of the token itself, and the
-feed-forward network of the last layer moves the first over the second, 16 times as large: rows of
-`up` pick single columns, `gate` holds the one column that is 1 in every token (which makes it a
-constant factor), and `down` puts them into place. The output's norm lets only the second half
-through. Nothing but planted rows differs from a real file: neither sizes nor types.
+Where one matrix is both embedding and output, logits would be symmetric, and no symmetric table
+leads around a cycle. There the embedding is two codes side by side, of the successor and of the
+token itself, and the feed-forward network of the last layer moves the first over the second, 16
+times as large: rows of `up` pick single columns, `gate` holds the one column that is 1 in every
+token (a constant factor), and `down` puts them into place. The output's norm lets only the second
+half through.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ggufspec.common import gguf_bytes
-from ggufspec.standin.bigram import codes, successors
+from ggufspec.models.tensors import Tensor
 from ggufspec.standin.blocks import encode, random_pool, repeated
-from ggufspec.standin.blueprint import Blueprint, Planned
+from ggufspec.standin.gguf_file import Chunk
+from ggufspec.standin.next_token_table import codes, successors
+from ggufspec.standin.source import SourceModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,19 +45,18 @@ _STEP = 1_000_003  # blocks; a prime, so that tensors begin at different places 
 class Weights:
     """The bytes of each tensor of a stand-in."""
 
-    def __init__(self, blueprint: Blueprint, agreement: float) -> None:
-        self._of = blueprint
+    def __init__(self, source: SourceModel, agreement: float) -> None:
+        self._of = source
         self._agreement = agreement
         self._pools: dict[tuple[str, bool], NDArray[np.uint8]] = {}
         self._n_random = 0
+        self._last = f"blk.{source.n_layers - 1}."
 
-    def chunks(self) -> Iterator[bytes | memoryview]:
-        """All tensors in their order, in pieces of a few megabytes, with the gaps between."""
-        for tensor in self._of.tensors:
-            yield from self._tensor(tensor)
-            yield bytes(gguf_bytes.padding(tensor.n_bytes))
+    def data(self) -> Iterator[Iterable[Chunk]]:
+        """Of each tensor in order, in chunks of a few megabytes."""
+        return map(self._tensor, self._of.tensors)
 
-    def _tensor(self, tensor: Planned) -> Iterator[bytes | memoryview]:
+    def _tensor(self, tensor: Tensor) -> Iterable[Chunk]:
         name = tensor.name
         if name == "token_embd.weight":
             return self._rows(tensor, self._embedding)
@@ -64,8 +65,8 @@ class Weights:
         if self._is_carrier(name):
             return self._carried(tensor)
         if name == "output_norm.weight":
-            return iter([self._output_norm()])
-        if name == f"blk.{self._of.n_layers - 1}.post_ffw_norm.weight" and self._of.is_tied:
+            return [self._output_norm()]
+        if name == f"{self._last}post_ffw_norm.weight" and self._of.is_tied:
             return _constant(tensor, self._post_norm())
         if len(tensor.shape) == 1 and name.endswith(".weight"):
             return _constant(tensor, 1.0)
@@ -74,20 +75,14 @@ class Weights:
         return self._random(tensor, is_zero="attn_output" in name or "ffn_down" in name)
 
     def _is_carrier(self, name: str) -> bool:
-        return (
-            self._of.is_tied
-            and name.startswith(f"blk.{self._of.n_layers - 1}.ffn_")
-            and ("_norm" not in name)
-        )
+        """Whether it belongs to the network that moves the first code over the second."""
+        is_last = name.startswith(f"{self._last}ffn_") and "_norm" not in name
+        return self._of.is_tied and is_last
 
     @cached_property
     def _half(self) -> int:
         """The width of each of the two codes."""
         return self._of.n_embd // 2
-
-    @cached_property
-    def _is_gated(self) -> bool:
-        return any(".ffn_gate" in tensor.name for tensor in self._of.tensors)
 
     @cached_property
     def _successors(self) -> NDArray[np.int64]:
@@ -108,22 +103,22 @@ class Weights:
         of = self._of
         weights = np.full(of.n_embd, _LARGEST_LOGIT / of.n_embd)
         if of.is_tied:
-            # The stream is +-1 in the first half, about +-16 in the second, and is divided by its
-            # root mean square.
+            # The residual stream is +-1 in the first half and about +-16 in the second, and is
+            # divided by its root mean square.
             mean_square = math.sqrt((1 + _CARRIED**2 + 1) / 2)
             weights[: self._half] = 0
             weights[self._half :] = _LARGEST_LOGIT / self._half * mean_square / _CARRIED
         return weights.astype("<f4").tobytes()
 
     def _post_norm(self) -> float:
-        """Where what is carried is normed (Gemma), the stream is larger by sqrt(width).
+        """Where the network's output is normed (Gemma), the stream is larger by sqrt(width).
 
-        Half of what is carried is 0, so the rest of it is sqrt(2) then.
+        Half of that output is 0, so the norm makes the other half sqrt(2).
         """
         return _CARRIED * math.sqrt(self._of.n_embd / 2)
 
-    def _carried(self, tensor: Planned) -> Iterator[bytes | memoryview]:
-        """The last feed-forward network of a tied model: `half` columns go `half` further.
+    def _carried(self, tensor: Tensor) -> Iterable[Chunk]:
+        """The last feed-forward network of a tied model moves `half` columns by `half`.
 
         Gated: up is x, the gate 8 whatever the token, and down carries 2 * 8 * x. Else up is 8 * x
         and comes out of its activation as 8 or 0; down carries 4 * (8 or 0), its bias takes off 16.
@@ -135,7 +130,7 @@ class Weights:
             bias = np.zeros(tensor.shape[0], "<f4")
             if "ffn_down" in tensor.name:
                 bias[half : 2 * half] = -_CARRIED
-            return iter([bias.tobytes()])
+            return [bias.tobytes()]
 
         def picked(rows: NDArray[np.int64]) -> Signs:
             signs = np.zeros((len(rows), tensor.shape[0]), np.int8)
@@ -150,13 +145,13 @@ class Weights:
             return signs
 
         if "ffn_down" in tensor.name:
-            scale = (1 if self._is_gated else 2) * _CARRIED / _GATE
+            scale = (1 if self._of.is_gated else 2) * _CARRIED / _GATE
         else:
-            scale = 1.0 if self._is_gated and "ffn_up" in tensor.name else _GATE
+            scale = 1.0 if self._of.is_gated and "ffn_up" in tensor.name else _GATE
         return self._rows(tensor, picked, scale)
 
     def _rows(
-        self, tensor: Planned, signs: Callable[[NDArray[np.int64]], Signs], scale: float = 1.0
+        self, tensor: Tensor, signs: Callable[[NDArray[np.int64]], Signs], scale: float = 1.0
     ) -> Iterator[memoryview]:
         import numpy as np
 
@@ -165,7 +160,7 @@ class Weights:
             rows = np.arange(start, min(start + n_step, tensor.n_rows))
             yield encode(tensor.type, signs(rows), scale).data.cast("B")
 
-    def _random(self, tensor: Planned, *, is_zero: bool) -> Iterator[memoryview]:
+    def _random(self, tensor: Tensor, *, is_zero: bool) -> Iterator[memoryview]:
         key = (tensor.type, is_zero)
         if key not in self._pools:
             self._pools[key] = random_pool(
@@ -176,7 +171,7 @@ class Weights:
         return repeated(tensor.type, pool, self._n_random * _STEP, tensor.n_bytes)
 
 
-def _constant(tensor: Planned, value: float) -> Iterator[bytes]:
+def _constant(tensor: Tensor, value: float) -> Iterator[bytes]:
     import numpy as np
 
     kind = {"F32": "<f4", "F16": "<f2"}[tensor.type]

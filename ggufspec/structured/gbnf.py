@@ -1,9 +1,9 @@
-"""What llama.cpp can take as a grammar: reads GBNF and refuses what it would choke on. Pure.
+"""Parses GBNF, and refuses grammars that llama.cpp cannot handle.
 
-llama.cpp prints its parse errors past the log, and its parser and its stacks know few bounds: deep
-brackets overflow the C stack, `{5,2}` repeats 2^64 times, left recursion behind a rule that may be
-empty never ends, `{0,5000}` silently means no limit. So all of that is found here first, with the
-place where it is. Syntax: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
+llama.cpp prints its parse errors past the log, and its parser and stacks have few bounds: deep
+brackets overflow the C stack, `{5,2}` repeats 2^64 times, left recursion after a rule that may be
+empty never ends, `{0,5000}` silently means no limit. Errors here name line and column.
+Syntax: https://github.com/ggml-org/llama.cpp/blob/master/grammars/README.md
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from ggufspec.errors import OptionError
 
 ROOT = "root"
-N_BYTES = 1 << 18  # of the text, which llama.cpp copies with every state
-N_ELEMENTS = 1 << 16  # characters, ranges and names after repetitions: copied as well
-N_NESTED = 500  # brackets in brackets: half a megabyte of C stack
-N_REPEATED = 2000  # llama.cpp takes larger maxima for none
-N_WAYS = 100_000  # to begin a rule: each is a stack of llama.cpp's
-N_DEEP = 2000  # rules that begin with a rule that begins with a rule ...
+N_BYTES = 1 << 18  # of the grammar, which llama.cpp copies with every state
+N_ELEMENTS = 1 << 16  # characters, ranges and names with repetitions expanded: copied as well
+N_NESTED = 500  # brackets: half a megabyte of C stack
+N_REPEATED = 2000  # llama.cpp treats a larger maximum as none
+N_WAYS = 100_000  # to begin a rule; llama.cpp has a stack for each
+N_DEEP = 2000  # length of a chain of rules that begin with one another
 
 _ESCAPE = r'\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[trn\\"\[\]-])'
 _CHAR = re.compile(rf"{_ESCAPE}|.", re.DOTALL)
@@ -34,9 +34,9 @@ _SPACE = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
 _NEWLINE = re.compile(r"\r\n|\r|\n")
 _NUMBER = re.compile(r"[0-9]+")
 
-_TERMINAL = None  # in the place of a rule: something that reads a character
+_TERMINAL = None  # instead of a rule: an item that reads a character
 
-# What stands at the beginning of an alternative, one after another: a rule, how often.
+# The items of an alternative: rules, and how often each.
 _Sequence = list[tuple["str | None", int]]
 
 
@@ -47,25 +47,25 @@ class _Rule:
 
 @dataclass
 class _Level:
-    """An open bracket, or the rule itself: where the last item of its sequence begins."""
+    """An open bracket, or the rule itself, with the last item of its sequence."""
 
     name: str
     rule: _Rule
     opened_at: int
     n_symbols: int  # before it was opened
-    item: _Sequence = field(default_factory=list)  # the last of the sequence; what `*` repeats
+    item: _Sequence = field(default_factory=list)  # the last of the sequence, which `*` repeats
     n_elements: int = 0  # of the item
-    n_rules: int = 1  # that llama.cpp counts for the item
+    n_rules: int = 1  # that llama.cpp makes of the item
 
     def finish_item(self) -> None:
         self.rule.alternatives[-1] += self.item
         self.item, self.n_elements, self.n_rules = [], 0, 1
 
 
-def check(gbnf: str, token_id: Callable[[str], bool]) -> None:
-    """Raise OptionError, naming line and column, unless llama.cpp can take `gbnf` without harm.
+def check(gbnf: str, is_token: Callable[[str], bool]) -> None:
+    """Raise OptionError, with line and column, unless llama.cpp can use `gbnf` safely.
 
-    `token_id` tells whether a `<name>` or `<[id]>` is one token of the vocabulary.
+    `is_token`: whether a `<name>` or `<[id]>` is one token of the vocabulary.
     """
     try:
         data = gbnf.encode("utf-8")
@@ -78,22 +78,19 @@ def check(gbnf: str, token_id: Callable[[str], bool]) -> None:
             f"the grammar is too long: {len(data):,} bytes, at most {N_BYTES:,} can be used"
         )
     if "\0" in gbnf:
-        raise OptionError(
-            f"the grammar has a NUL character at {gbnf.index(chr(0))}; no text has one, so leave "
-            "it out"
-        )
-    _check_rules(_Reader(gbnf, token_id).read())
+        raise OptionError(f"the grammar has a NUL character at {gbnf.index(chr(0))}; leave it out")
+    _check_rules(_Reader(gbnf, is_token).read())
 
 
 class _Reader:
-    """One pass over a grammar, with a stack of its own for the brackets."""
+    """Parses a grammar in one pass, with an explicit stack for the brackets."""
 
-    def __init__(self, gbnf: str, token_id: Callable[[str], bool]) -> None:
+    def __init__(self, gbnf: str, is_token: Callable[[str], bool]) -> None:
         self._text = gbnf
-        self._is_token = token_id
+        self._is_token = is_token
         self._at = 0
         self._rules: dict[str, _Rule] = {}
-        self._asked: dict[str, int] = {}  # names of rules, where they were first asked for
+        self._asked: dict[str, int] = {}  # names of rules, and where each is first used
         self._n_generated = 0
         self._n_elements = 0
 
@@ -108,7 +105,7 @@ class _Reader:
                 raise self._wrong(f"there is no rule {name!r}; write it: {name} ::= ...", at)
         if ROOT not in self._rules:
             raise OptionError(
-                f"the grammar has no rule {ROOT!r}, with which every text begins; its rules are "
+                f"the grammar has no rule {ROOT!r}, which matches the whole text; its rules are "
                 f"{', '.join([name for name in self._rules if '_' not in name][:10])}"
             )
         return self._rules
@@ -118,9 +115,9 @@ class _Reader:
         name = self._take(_NAME, "the name of a rule (letters, digits, -)").group()
         self._skip(_INLINE)
         if not self._text.startswith("::=", self._at):
-            raise self._wrong(f"needs ::= behind the name of the rule {name!r}")
+            raise self._wrong(f"needs ::= after the name of the rule {name!r}")
         if name in self._rules:
-            raise self._wrong(f"the rule {name!r} is written twice; give it once, with |", start)
+            raise self._wrong(f"the rule {name!r} is defined twice; define it once, with |", start)
         self._at += 3
         self._skip(_SPACE)
         rule = self._rules[name] = _Rule()
@@ -136,7 +133,7 @@ class _Reader:
             level, char = levels[-1], self._text[self._at]
             if char == "(":
                 if len(levels) > N_NESTED:
-                    raise self._wrong(f"more than {N_NESTED} brackets in one another")
+                    raise self._wrong(f"more than {N_NESTED} nested brackets")
                 level.finish_item()
                 n_symbols, sub_name = self._n_symbols, self._generate(name)
                 sub_rule = self._rules[sub_name] = _Rule()
@@ -165,22 +162,22 @@ class _Reader:
             raise self._wrong("a bracket is never closed", levels[-1].opened_at)
 
     def _check_escapes(self, text: str, at: int) -> None:
-        """Each character must be one that a text can have: no NUL, no half of a surrogate pair."""
+        """Refuse escapes of NUL and of surrogates, which no text has."""
         for escape in _CHAR.findall(text):
             if len(escape) > 2:
                 code = int(escape[2:], 16)
                 if code == 0 or 0xD800 <= code <= 0xDFFF or code > 0x10FFFF:
-                    raise self._wrong(f"{escape} is no character that a text can have", at)
+                    raise self._wrong(f"{escape} is a character that no text can have", at)
 
     def _read_item(self, level: _Level) -> bool:
-        """A literal, characters, a token, or the name of a rule; False if there is none."""
+        """Read a literal, a class, a token or the name of a rule; False if there is none."""
         char, at = self._text[self._at], self._at
         if char == '"':
-            found = self._take(_LITERAL, 'a text that ends with " and has only escapes of GBNF')
+            found = self._take(_LITERAL, 'a text that ends with " and has only GBNF escapes')
             self._check_escapes(found.group(), at)
             n_elements = len(_CHAR.findall(found.group()[1:-1]))
         elif char == "[":
-            found = self._take(_CLASS, "characters that end with ] and have only escapes of GBNF")
+            found = self._take(_CLASS, "a class that ends with ] and has only GBNF escapes")
             self._check_escapes(found.group(), at)
             n_elements = self._check_ranges(found.group(2), at)
         elif char in "<!":
@@ -203,7 +200,7 @@ class _Reader:
         return True
 
     def _check_ranges(self, characters: str, at: int) -> int:
-        """How many elements the characters of a class are for llama.cpp."""
+        """The number of elements that llama.cpp makes of the characters of a class."""
         chars = _CHAR.findall(characters)
         i = 0
         while i < len(chars):
@@ -221,7 +218,7 @@ class _Reader:
         at = self._at
         least, most = self._read_times(nested)
         if not level.n_elements:
-            raise self._wrong("there is nothing before it to be repeated", at)
+            raise self._wrong("there is nothing before it to repeat", at)
         for times in (least, most or 0):
             if times > N_REPEATED:
                 raise self._wrong(f"{times:,} repetitions; at most {N_REPEATED:,} can be used", at)
@@ -231,7 +228,7 @@ class _Reader:
         if level.n_rules * total > N_REPEATED:
             raise self._wrong(
                 f"repetitions of repetitions: {level.n_rules * total:,} rules; at most "
-                f"{N_REPEATED:,} can be used. Repeat less, or a simpler thing",
+                f"{N_REPEATED:,} can be used. Repeat less, or a simpler item",
                 at,
             )
         item, n_elements = level.item, level.n_elements
@@ -268,7 +265,7 @@ class _Reader:
                 most = self._take_number("a number of repetitions")
                 self._skip(space)
         if not self._text.startswith("}", self._at):
-            raise self._wrong("needs , or } behind a number of repetitions")
+            raise self._wrong("needs , or } after a number of repetitions")
         self._at += 1
         return least, most
 
@@ -288,8 +285,8 @@ class _Reader:
         self._n_elements += n_elements
         if self._n_elements > N_ELEMENTS:
             raise self._wrong(
-                f"the grammar is too large: more than {N_ELEMENTS:,} characters and names after "
-                "its repetitions are written out; repeat less, or shorter things"
+                f"the grammar is too large: more than {N_ELEMENTS:,} characters and names with its "
+                "repetitions expanded; repeat less, or shorter items"
             )
 
     @property
@@ -320,15 +317,15 @@ class _Reader:
         return OptionError(f"the grammar, line {line}, column {column}, at {found}: {what}")
 
 
-# Where rules begin with rules
+# Rules that begin with rules
 
 
 def _check_rules(rules: dict[str, _Rule]) -> None:
-    """Refuse what llama.cpp's stacks would not survive: see N_WAYS, N_DEEP, and left recursion."""
+    """Refuse left recursion, and what llama.cpp's stacks cannot hold (N_WAYS, N_DEEP)."""
     if ROOT not in _rules_that_can_be(rules, of_characters=True):
         raise OptionError(
-            "no text of the grammar ever ends: its rules need each other without a way out; give "
-            "one of them an alternative, or make what it repeats optional"
+            "no text of the grammar ever ends, because its rules need each other; give one of them "
+            "an alternative, or make a repeated item optional"
         )
     empty = _rules_that_can_be(rules, of_characters=False)
     ways: dict[str, int] = {}
@@ -344,18 +341,18 @@ def _check_rules(rules: dict[str, _Rule]) -> None:
                 elif grows or _written(name) == name:
                     raise OptionError(
                         f"the grammar's rule {_written(name)!r} can begin with itself (left "
-                        "recursion), so it never comes to a character; write the repeated part "
-                        "behind: not  a ::= a x | y  but  a ::= y x*"
+                        "recursion), so it never reaches a character; put the repeated part last: "
+                        "not  a ::= a x | y  but  a ::= y x*"
                     )
             if ways[name] > N_WAYS or depths[name] > N_DEEP:
                 raise OptionError(
-                    f"the grammar's rule {_written(name)!r} can begin in too many ways, by rules "
-                    "that begin with rules; write fewer alternatives, or let them begin with text"
+                    f"the grammar's rule {_written(name)!r} can begin in too many ways; write "
+                    "fewer alternatives, or begin them with text"
                 )
 
 
 def _rules_that_can_be(rules: dict[str, _Rule], *, of_characters: bool) -> set[str]:
-    """The rules that some text fulfils: one of characters, or only the empty one."""
+    """The rules that match some text; of_characters=False: that match the empty text."""
     users: dict[str, list[str]] = {}
     for name, rule in rules.items():
         for alternative in rule.alternatives:
@@ -375,7 +372,7 @@ def _rules_that_can_be(rules: dict[str, _Rule], *, of_characters: bool) -> set[s
 
 
 def _beginnings(rule: _Rule, empty: set[str]) -> Iterator[tuple[str, int, bool]]:
-    """The rules that it can begin with: how often each, and whether anything stands behind."""
+    """The rules that a rule can begin with: how often each, and whether more follows it."""
     for alternative in rule.alternatives:
         for i, (part, times) in enumerate(alternative):
             if part is None:
@@ -386,7 +383,7 @@ def _beginnings(rule: _Rule, empty: set[str]) -> Iterator[tuple[str, int, bool]]
 
 
 def _components(rules: dict[str, _Rule], empty: set[str]) -> Iterator[list[str]]:
-    """Groups of rules that can begin with each other, those begun with first (Tarjan)."""
+    """Strongly connected groups of rules that begin with each other, innermost first (Tarjan)."""
     order: dict[str, int] = {}
     lowest: dict[str, int] = {}
     waiting: list[str] = []
@@ -420,7 +417,7 @@ def _components(rules: dict[str, _Rule], empty: set[str]) -> Iterator[list[str]]
 
 
 def _written(name: str) -> str:
-    """The rule that a user wrote, of one that llama.cpp derives from it."""
+    """The name that the user wrote, without the suffix of a generated rule."""
     return name.partition("_")[0]
 
 

@@ -1,10 +1,10 @@
-"""JSON schema -> a grammar (GBNF) whose every text is JSON that the schema accepts. Pure.
+"""Converts a JSON schema to a grammar (GBNF) for JSON that the schema accepts.
 
-A grammar may be narrower than its schema, never wider, but that a text may match more than one of
-those that `oneOf` names. Properties come in the schema's order, none is added where the schema only
-does not forbid it, and what a grammar cannot promise is refused, not left out. Nothing is ever
-fetched. llama-cpp-python's own converter is not used: its strings may hold line breaks, its
-literals lose their backslashes, and it passes over what it does not know.
+A grammar may be narrower than its schema, but not wider, except that a text may match several
+schemas of a `oneOf`. Properties come in the schema's order; properties that the schema does not
+name are added only if it allows them explicitly. A schema that a grammar cannot guarantee is
+refused. Nothing is downloaded. llama-cpp-python's converter is not used: its strings may contain
+line breaks, its literals lose their backslashes, and it ignores keywords that it does not know.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _KEYWORDS = {
     "boolean": frozenset[str](),
     "null": frozenset[str](),
 }
-_N_DIGITS = 16  # of an integer: more is not exact in a double
+_N_DIGITS = 16  # of an integer; a double is not exact beyond
 
 _ESCAPED = r'"\\" (["\\/bfnrt] | "u" ([0-9a-cefA-CEF] hex | [dD] [0-7]) hex hex)'
 _BUILT_IN = {
-    # Bounded, so that no text of spaces goes on for ever.
+    # Bounded, because a model may otherwise write spaces for ever.
     "ws": r'(" " | "\n" [ \t]{0,20})?',
     "hex": "[0-9a-fA-F]",
-    # Ranges, because llama.cpp takes bytes that are no UTF-8 for some [^x]: " and \\ are left out,
-    # and control characters, halves of surrogate pairs.
+    # All characters but ", \\, control characters and surrogates. Written as ranges, because
+    # llama.cpp lets some [^x] match bytes that are not UTF-8.
     "plain": r"[ !#-\[\]-~\x80-\uD7FF\uE000-\U0010FFFF]",
-    "char": f"plain | {_ESCAPED}",  # of halves of surrogate pairs none: one character each
+    "char": f"plain | {_ESCAPED}",  # without surrogate pairs: one character each
     "string": r'"\"" char* "\""',
     "whole": f'"0" | [1-9] [0-9]{{0,{_N_DIGITS - 1}}}',
     "fraction": f'"." [0-9]{{1,{_N_DIGITS}}}',
@@ -80,10 +80,9 @@ _FORMATS = {
 
 
 def gbnf_of_schema(schema: str | Mapping[str, object]) -> str:
-    """The grammar, with the root `root`, of the JSON that a schema (its text, or it) accepts.
+    """The grammar, with the rule `root`, of the JSON that a schema (or its text) accepts.
 
-    Of several that `oneOf` names, a text may match more than one. Raises OptionError for what is no
-    JSON schema, and for whatever a grammar cannot promise.
+    Raises OptionError for what is not a JSON schema, and for what a grammar cannot guarantee.
     """
     try:
         text = schema if isinstance(schema, str) else json.dumps(dict(schema))
@@ -102,12 +101,12 @@ def gbnf_of_schema(schema: str | Mapping[str, object]) -> str:
 
 
 class _Converter:
-    """Collects rules; each `_..._of` gives a rule's body or name for a part of the schema."""
+    """Collects rules; methods return the body or the name of a rule for a part of the schema."""
 
     def __init__(self, schema: object) -> None:
         self._schema = schema
         self._rules: dict[str, str] = {}
-        self._names: dict[str, str] = {}  # of bodies: what is said twice is one rule
+        self._names: dict[str, str] = {}  # by body: equal bodies become one rule
         self._refs: dict[str, str] = {}
 
     def convert(self) -> str:
@@ -123,7 +122,7 @@ class _Converter:
         return name
 
     def _built_in(self, body: str) -> str:
-        """`body`, with the rules that it names."""
+        """`body`, after adding the built-in rules that it names."""
         bare = re.sub(r'"(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\{[^}]*\}', " ", body)
         for name in re.findall(r"[a-z]+[0-9]*", bare):
             if name in _BUILT_IN and name not in self._rules:
@@ -132,11 +131,11 @@ class _Converter:
         return body
 
     def _value(self, schema: object, at: str) -> str:
-        """The body of the rule for a schema that stands at the JSON pointer `at`."""
+        """The body of the rule for the schema at the JSON pointer `at`."""
         if schema is True:
             return self._built_in("value")
         if not isinstance(schema, dict):
-            raise _wrong(at, f"{json.dumps(schema)[:40]} accepts nothing or is no schema")
+            raise _wrong(at, f"{json.dumps(schema)[:40]} accepts nothing, or is no schema")
         keywords = set(schema) - _ANNOTATIONS
         if not keywords:
             return self._built_in("value")
@@ -174,8 +173,8 @@ class _Converter:
         if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
             raise _wrong(
                 at,
-                f"$ref {ref!r} points outside of the schema, and nothing is fetched; put what it "
-                "names under $defs, and point there with #/$defs/...",
+                f"$ref {ref!r} points outside the schema, and nothing is fetched; copy what it "
+                "names to $defs, and use #/$defs/...",
             )
         if ref not in self._refs:
             target = self._schema
@@ -196,13 +195,13 @@ class _Converter:
         keywords = keywords - {"type"}
         if "type" in schema:
             types = _types(schema["type"], at)
-        else:  # a part of what the schema accepts, and what its writer thought of
+        else:  # the types that the keywords are about; the schema accepts others, too
             types = [name for name, own in _KEYWORDS.items() if own & keywords]
             if "integer" in types and "number" in types:
                 types.remove("integer")
         unknown = keywords - frozenset().union(*(_KEYWORDS[name] for name in types))
         if unknown:
-            raise _wrong(at, f"{_listed(unknown)} cannot be told in a grammar; leave it out")
+            raise _wrong(at, f"{_listed(unknown)} cannot be expressed in a grammar; leave it out")
         parts = {
             "object": self._object,
             "array": self._array,
@@ -237,7 +236,7 @@ class _Converter:
             member = self._rule(f'"\\"" {self._other_name(value_of)} "\\"" ":" ws {value}')
             more = self._rule(f'"," ws {member}')
             first, rest = f"({member} {more}*)?", f"{more}*"
-        # From the last to the first: what comes if a member stands before it, and if none does.
+        # From the last to the first: the rest after a member (`rest`), and without one (`first`).
         for name, value_schema in reversed(value_of.items()):
             value = self._rule(self._value(value_schema, f"{at}/properties/{name}"))
             member = self._rule(f'{_literal(_dumped(name))} ":" ws {value}')
@@ -251,7 +250,7 @@ class _Converter:
         return f'"{{" ws ({first}) ws "}}"' if first else '"{" ws "}"'
 
     def _other_name(self, names: Iterable[str]) -> str:
-        """A rule for the inside of a string that is none of `names`, and has no escapes."""
+        """A rule for the content of a string without escapes that is none of `names`."""
         self._built_in("plain")
         names = list(names)
         starts = sorted({name[0] for name in names if name and _is_plain(name)})
@@ -264,7 +263,7 @@ class _Converter:
     def _array(self, schema: Schema, at: str) -> str:
         least, most = self._bounds(schema, "minItems", "maxItems", at)
         prefix, items = schema.get("prefixItems", []), schema.get("items")
-        if isinstance(items, list):  # as it was written before 2020
+        if isinstance(items, list):  # in drafts before 2020-12
             prefix, items = items, None
         if not isinstance(prefix, list):
             raise _wrong(at, "'prefixItems' needs a list of schemas")
@@ -278,7 +277,7 @@ class _Converter:
         if most is not None:
             most -= len(parts)
         if (most is not None and most < 0) or (items is False and least > 0):
-            raise _wrong(at, f"has {len(parts)} items of its own, but allows only other numbers")
+            raise _wrong(at, f"minItems or maxItems does not allow {len(parts)} prefixItems")
         written = ' "," ws '.join(parts)
         if items is not False and most != 0:
             item = self._rule(self._value(items, f"{at}/items"))
@@ -307,13 +306,13 @@ class _Converter:
         return f'"\\"" {self._built_in(body)} "\\""'
 
     def _pattern(self, pattern: object, at: str) -> str:
-        """A regular expression as GBNF, whose syntax is nearly the same."""
+        """A regular expression as GBNF, which has nearly the same syntax."""
         if not isinstance(pattern, str):
             raise _wrong(at, "'pattern' needs a text")
         begins, ends = pattern.startswith("^"), re.search(r"(?<!\\)(?:\\\\)*\$\Z", pattern)
         inside = pattern[1 if begins else 0 : -1 if ends else len(pattern)]
         if (begins or ends) and "|" in re.sub(r"\\.|\[[^\]]*\]|\(.*\)", "", inside):
-            raise _wrong(at, f"pattern {pattern!r}: put what stands between ^ and $ in brackets")
+            raise _wrong(at, f"pattern {pattern!r}: put the part between ^ and $ in brackets")
         parts, place = [], 0
         while place < len(inside):
             found = _PATTERN_PART.match(inside, place)
@@ -379,7 +378,7 @@ class _Converter:
         return least, most
 
 
-# Patterns: what a regular expression consists of; only text that JSON writes without escapes
+# Patterns: the parts of a regular expression; only characters that JSON writes without escapes
 
 _QUOTED = r"[.*+?^$|(){}\[\]/-]"
 _PATTERN_PART = re.compile(
@@ -501,7 +500,7 @@ def _limit(schema: Schema, keyword: str, at: str) -> int | None:
 
 
 def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _times(least: int, most: int | None) -> str:
@@ -529,7 +528,7 @@ def _is_a(value: object, name: str) -> bool:
 
 def _dumped(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    # Half a surrogate pair can only be written with an escape.
+    # A lone surrogate can only be written with an escape.
     return json.dumps(value) if re.search("[\ud800-\udfff]", text) else text
 
 

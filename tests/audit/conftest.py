@@ -1,15 +1,19 @@
-"""The tiny pair that most audits here are of."""
+"""The tiny pair of most audits here, and a rule that is not lossless."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny
 
 import ggufspec
+from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict, Verify
 from ggufspec.engine.engine import Engine
+
+Plant = Callable[[Verify], None]
 
 
 @pytest.fixture(scope="module")
@@ -23,3 +27,32 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def pair(paths: tuple[Path, Path]) -> Iterator[Engine]:
     with ggufspec.load(*paths, n_threads=1, n_draft_max=4) as made:
         yield made
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
+    """Replaces the rule "rejection" by another one."""
+    return lambda rule: monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", rule)
+
+
+def lossy(greed: float) -> Verify:
+    """A rule that accepts `greed` times as often as is lossless."""
+
+    def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        target = np.asarray(target_probs).astype(np.float64)
+        for i, token in enumerate(draft.tokens):
+            certain = np.eye(target.shape[1])[token]
+            drafted = certain if draft.probs is None else np.asarray(draft.probs)[i]
+            if uniforms[i] * drafted[token] >= greed * target[i, token]:
+                residual = np.maximum(target[i] - drafted, 0)
+                return Verdict(i, draw(residual if residual.any() else target[i], uniforms[i + 1]))
+        n_tokens = len(draft.tokens)
+        return Verdict(n_tokens, draw(target[-1], uniforms[n_tokens]))
+
+    return verify
+
+
+def draw(weights: np.ndarray, uniform: float) -> int:
+    """A token with probability proportional to its weight."""
+    sums = np.cumsum(weights)
+    return int(min(np.searchsorted(sums, uniform * sums[-1], side="right"), len(sums) - 1))

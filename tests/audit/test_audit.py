@@ -1,4 +1,4 @@
-"""An audit passes what is honest, and refuses what cannot be audited."""
+"""An audit passes lossless rules, and refuses what cannot be audited."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import ggufspec
 from ggufspec import audit as auditing
 from ggufspec.audit import PROMPTS, AuditOptions, audit
 from ggufspec.decoding import verify
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import ClosedError, OptionError, PromptError
@@ -20,11 +21,11 @@ from ggufspec.errors import ClosedError, OptionError, PromptError
 SMALL = AuditOptions(n_runs=6, n_tokens=12, seed=0)
 
 
-# What is honest
+# Lossless
 
 
 @pytest.mark.parametrize("rule", verify.names())
-def test_honest_rules_pass(rule: str, pair: Engine) -> None:
+def test_lossless_rules_pass(rule: str, pair: Engine) -> None:
     report = audit(pair, PROMPTS, replace(SMALL, n_runs=20, verify=rule))
     assert report.differences == ()
     assert report.verdict.startswith("No difference was found; a mean shift of 0.1")
@@ -40,7 +41,7 @@ def test_honest_rules_pass(rule: str, pair: Engine) -> None:
 
 
 def test_texts_that_end_early_pass(pair: Engine) -> None:
-    """At this temperature all tokens are as likely, and some texts meet one that ends them."""
+    """At this temperature all tokens are equally likely, so that some texts end early."""
     options: GenerateOptions = {"temperature": 50.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     hot = replace(SMALL, n_runs=12, n_tokens=60, options=options)
     report = audit(pair, PROMPTS, hot)
@@ -56,7 +57,7 @@ def test_the_rounds_of_a_stream_have_the_token_that_ends_it(tmp_path: Path) -> N
         stream = made.stream([1], temperature=0)
         for _ in stream:
             pass
-    assert [token for turn in stream.rounds for token in turn.tokens] == [10, 11, 12, end]
+    assert [token for round_ in stream.rounds for token in round_.tokens] == [10, 11, 12, end]
     assert stream.completion.tokens == (10, 11, 12)
 
 
@@ -70,18 +71,18 @@ def test_at_temperature_0_only_greedy_texts_are_compared(pair: Engine) -> None:
     report = audit(pair, PROMPTS, replace(SMALL, options={"temperature": 0.0}))
     assert (report.batch, report.rule, report.sequences) == (None, None, None)
     assert report.greedy.n_texts == 6
-    assert report.verdict.endswith("6 of 6 greedy texts are the same, 0 part at near-ties.")
+    assert report.verdict.endswith("6 of 6 greedy texts are identical, 0 diverge at near-ties.")
 
 
-def test_progress_is_told(pair: Engine) -> None:
+def test_progress_is_reported(pair: Engine) -> None:
     heard: list[tuple[str, int, int]] = []
     audit(pair, [[1, 5]], SMALL, progress=lambda *told: heard.append(told))
-    assert heard[0] == ("Writing at temperature 0", 1, 1)
-    assert ("Writing texts both ways", 6, 6) in heard
-    assert heard[-1] == ("Trying the rule", 8, 8)
+    assert heard[0] == ("Generating at temperature 0", 1, 1)
+    assert ("Generating texts both ways", 6, 6) in heard
+    assert heard[-1] == ("Testing the rule", 8, 8)
 
 
-# What it stands on
+# What it uses
 
 
 def test_hidden_rules_are_reachable_and_not_listed() -> None:
@@ -97,26 +98,26 @@ def test_logits_of_a_text_are_those_of_its_prefixes(writer: object, tmp_path: Pa
     path = writer(tmp_path / "model.gguf")  # type: ignore[operator]
     prompt, text = [1, 9, 8], [7, 6, 5, 9, 9]
     with ggufspec.load(path, path, n_threads=1, n_draft_max=2) as made:
-        singles = np.concatenate(list(made.logits(prompt, text, whose="target")))
-        pieces = list(made.logits(prompt, text, whose="target", n_together=3))
-        drafts = np.concatenate(list(made.logits(prompt, text, whose="draft")))
+        singles = np.concatenate(list(scoring.logits(made, prompt, text, whose="target")))
+        pieces = list(scoring.logits(made, prompt, text, whose="target", n_together=3))
+        drafts = np.concatenate(list(scoring.logits(made, prompt, text, whose="draft")))
         assert [len(piece) for piece in pieces] == [3, 2]
         np.testing.assert_allclose(np.concatenate(pieces), singles, atol=0.02)
         np.testing.assert_allclose(drafts, singles, atol=0.02)
-        last = next(made.logits([*prompt, *text[:-1]], text[-1:], whose="target"))
+        last = next(scoring.logits(made, [*prompt, *text[:-1]], text[-1:], whose="target"))
         np.testing.assert_allclose(last, singles[-1:], atol=0.02)
 
 
 def test_logits_that_cannot_be_had_are_refused(pair: Engine, paths: tuple[Path, Path]) -> None:
     for how in ({"whose": "oracle"}, {"whose": "draft", "n_together": 2}):
         with pytest.raises(OptionError):
-            next(pair.logits([1], [2], **how))  # type: ignore[arg-type]
+            next(scoring.logits(pair, [1], [2], **how))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="it is 1 to 5"):
-        next(pair.logits([1], [2], whose="target", n_together=6))
+        next(scoring.logits(pair, [1], [2], whose="target", n_together=6))
     with ggufspec.load(paths[0], n_threads=1) as alone, pytest.raises(OptionError):
-        next(alone.logits([1], [2], whose="draft"))
+        next(scoring.logits(alone, [1], [2], whose="draft"))
     with pytest.raises(ClosedError):
-        next(alone.logits([1], [2], whose="target"))
+        next(scoring.logits(alone, [1], [2], whose="target"))
 
 
 # What is refused

@@ -1,4 +1,4 @@
-"""Places are uniform, and a rule's law is found to a stated resolution."""
+"""Quantiles are uniform, and a rule's error is found to a stated resolution."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from audit.conftest import lossy
 
-from ggufspec.audit.distributions import distance, law_of_rule, likeliest, place, temptation
+from ggufspec.audit.distributions import (
+    draft_ratio,
+    likeliest,
+    quantile,
+    rule_error,
+    total_variation,
+)
 from ggufspec.decoding import verify
 from ggufspec.decoding.types import Draft, Verdict
 
@@ -19,56 +26,56 @@ def rules() -> list[str]:
     return verify.names()
 
 
-def test_a_distance() -> None:
-    assert distance(TARGET, DRAFT) == pytest.approx(0.5)
-    assert distance(TARGET, TARGET) == 0
+def test_total_variation() -> None:
+    assert total_variation(TARGET, DRAFT) == pytest.approx(0.5)
+    assert total_variation(TARGET, TARGET) == 0
 
 
-@pytest.mark.parametrize("score", [TARGET, temptation(TARGET, DRAFT)], ids=["target", "ratio"])
-def test_places_of_the_laws_own_tokens_are_uniform(score: np.ndarray) -> None:
+@pytest.mark.parametrize("score", [TARGET, draft_ratio(TARGET, DRAFT)], ids=["target", "ratio"])
+def test_quantiles_of_tokens_from_the_distribution_are_uniform(score: np.ndarray) -> None:
     """40,000 of them: the mean within 5 standard errors of 0.0014, each tenth of 0.0015."""
     rng = np.random.default_rng(0)
     tokens = rng.choice(5, 40_000, p=TARGET)
-    places = [
-        place(token, TARGET, score, uniform)
+    quantiles = [
+        quantile(token, TARGET, score, uniform)
         for token, uniform in zip(tokens, rng.random(40_000), strict=True)
     ]
-    assert np.mean(places) == pytest.approx(0.5, abs=0.007)
-    np.testing.assert_allclose(np.histogram(places, 10, (0, 1))[0] / 40_000, 0.1, atol=0.0075)
+    assert np.mean(quantiles) == pytest.approx(0.5, abs=0.007)
+    np.testing.assert_allclose(np.histogram(quantiles, 10, (0, 1))[0] / 40_000, 0.1, atol=0.0075)
 
 
-def test_tokens_that_tempt_come_first() -> None:
-    ratio = temptation(TARGET, DRAFT)
+def test_tokens_with_the_largest_draft_ratio_come_first() -> None:
+    ratio = draft_ratio(TARGET, DRAFT)
     np.testing.assert_allclose(ratio, [0.2, 2.5, 0.5, 2.0, np.inf])
-    assert place(4, TARGET, ratio, 0.5) == 0  # impossible, and the draft's
-    assert place(1, TARGET, ratio, 0.5) == pytest.approx(0.1)
-    assert place(3, TARGET, ratio, 0.5) == pytest.approx(0.25)
-    assert place(0, TARGET, ratio, 0.5) == pytest.approx(0.75)
-    assert temptation(np.array([1.0, 0.0]), np.array([1.0, 0.0])).tolist() == [1, 0]
+    assert quantile(4, TARGET, ratio, 0.5) == 0  # only the draft draws it
+    assert quantile(1, TARGET, ratio, 0.5) == pytest.approx(0.1)
+    assert quantile(3, TARGET, ratio, 0.5) == pytest.approx(0.25)
+    assert quantile(0, TARGET, ratio, 0.5) == pytest.approx(0.75)
+    assert draft_ratio(np.array([1.0, 0.0]), np.array([1.0, 0.0])).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("name", rules())
-def test_honest_rules_have_the_targets_law(name: str) -> None:
+def test_lossless_rules_have_the_targets_distribution(name: str) -> None:
     rng = np.random.default_rng(1)
     for n_vocab in (2, 5, 32):
         target = rng.dirichlet(np.full(n_vocab, 0.5))
         draft = target * np.exp(rng.normal(0, 1, n_vocab))
-        found, resolution = law_of_rule(verify.rule(name), target, draft / draft.sum())
+        found, resolution = rule_error(verify.rule(name), target, draft / draft.sum())
         assert resolution < 0.005
         assert found < 3 * resolution + 0.001
 
 
-def test_a_greedy_rules_law_is_off_by_what_arithmetic_says() -> None:
+def test_the_error_of_a_lossy_rule_is_the_calculated_one() -> None:
     """Accepting with min(1, 1.3 target / draft): what is accepted, and what the residual adds."""
     accepted = np.minimum(DRAFT, 1.3 * TARGET)
     residual = np.maximum(TARGET - DRAFT, 0)
-    law = accepted + (1 - accepted.sum()) * residual / residual.sum()
-    found, resolution = law_of_rule(verify.rule("_lossy"), TARGET, DRAFT)
-    assert found == pytest.approx(distance(law, TARGET), abs=3 * resolution)
+    outcome = accepted + (1 - accepted.sum()) * residual / residual.sum()
+    found, resolution = rule_error(lossy(1.3), TARGET, DRAFT)
+    assert found == pytest.approx(total_variation(outcome, TARGET), abs=3 * resolution)
     assert found > 0.05 > 10 * resolution
 
 
-def test_a_rule_that_replaces_by_the_target_is_off() -> None:
+def test_a_rule_that_draws_replacements_from_the_target_has_an_error() -> None:
     def from_target(draft: Draft, target_probs: np.ndarray, uniforms: Sequence[float]) -> Verdict:
         token, row = draft.tokens[0], target_probs[0]
         assert draft.probs is not None
@@ -76,7 +83,7 @@ def test_a_rule_that_replaces_by_the_target_is_off() -> None:
             return Verdict(1, 0)
         return Verdict(0, int(np.searchsorted(np.cumsum(row), uniforms[1] * row.sum(), "right")))
 
-    found, resolution = law_of_rule(from_target, TARGET, DRAFT)
+    found, resolution = rule_error(from_target, TARGET, DRAFT)
     assert found > 0.1 > 10 * resolution
 
 

@@ -1,4 +1,4 @@
-"""An audit finds planted faults, and only those, with the real loop on real models."""
+"""An audit finds planted faults, and only those, in the real loop with real models."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from audit.conftest import Plant, lossy
 
 import ggufspec
-from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, Greedy, Parting, audit
+from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, Divergence, Greedy, audit
 from ggufspec.decoding import verify
 from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
-from ggufspec.engine import engine
+from ggufspec.engine import generation, scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.standin import embedded as demo
@@ -21,7 +22,7 @@ SMALL = AuditOptions(n_runs=6, n_tokens=12, seed=0, verify="rejection")
 # The embedded pair agrees so often that faults show: 58 % of its drafts are accepted.
 OPEN: GenerateOptions = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 LARGE = AuditOptions(n_runs=40, n_tokens=32, seed=0, verify="rejection", options=OPEN)
-TIE = Parting(prompt=0, position=3, tokens=(5, 6), gap=0.01)
+TIE = Divergence(prompt=0, position=3, tokens=(5, 6), gap=0.01)
 
 
 @pytest.fixture(scope="module")
@@ -36,59 +37,56 @@ def test_the_embedded_pair_passes(embedded: Engine) -> None:
     assert report.differences == ()
 
 
-def test_a_lossy_rule_is_found_by_its_law(pair: Engine) -> None:
-    report = audit(pair, PROMPTS, replace(SMALL, verify="_lossy"))
+def test_a_lossy_rule_is_found_by_its_distribution(pair: Engine, plant: Plant) -> None:
+    plant(lossy(1.3))
+    report = audit(pair, PROMPTS, SMALL)
     assert report.rule is not None
     assert report.rule.found
-    assert "the rule's law of the next token is off by" in report.verdict
+    assert "the next-token distribution of rule rejection is off by" in report.verdict
 
 
-def test_a_lossy_rule_is_found_by_its_texts(
-    embedded: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lossy_rule_is_found_by_its_texts(embedded: Engine, plant: Plant) -> None:
     """Accepting twice as often shifts by about 0.08; 0.050 is found with 90 % power here."""
-    monkeypatch.setattr("ggufspec.decoding.verify._lossy._GREED", 2.0)
-    report = audit(embedded, PROMPTS, replace(LARGE, verify="_lossy"))
+    plant(lossy(2.0))
+    report = audit(embedded, PROMPTS, LARGE)
     assert report.sequences is not None
     shift = report.sequences.tests[0]
     assert shift in report.sequences.found
     assert shift.effect < 0  # towards what the draft prefers
     assert shift.high is not None
     assert shift.high < 0
-    assert "the sampled texts differ by mean shift, by draft/target" in report.verdict
+    assert "the sampled texts differ: mean shift, by draft/target ratio" in report.verdict
 
 
-def test_a_draft_drawn_from_another_law_is_found_by_texts(
+def test_a_draft_drawn_from_another_distribution_is_found_by_texts(
     embedded: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each drafted token is the median of the law that it claims to be drawn from.
+    """Each drafted token is the median of the distribution that it claims to be drawn from.
 
-    With seeds 1 to 4, whole texts differed by the least p that the test of energies has.
+    With seeds 1 to 4, the test of whole texts had its smallest possible p.
     """
-    honest = engine.uniform_streams
+    honest = generation.uniform_streams
 
     def median(seed: int) -> object:
         return honest(seed)[0], lambda n: [0.5] * n
 
-    monkeypatch.setattr(engine, "uniform_streams", median)
+    monkeypatch.setattr(generation, "uniform_streams", median)
     report = audit(embedded, PROMPTS, LARGE)
     assert report.rule is not None
-    assert not report.rule.found  # the rule is honest, if its draft is
+    assert not report.rule.found  # the rule is lossless; its input is not what it claims
     assert report.sequences is not None
     assert report.sequences.found
 
 
-def test_plain_texts_owe_nothing_to_the_rule_on_trial(
-    pair: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A rule that prefers what is likely, even where nothing was drafted."""
+def test_plain_texts_do_not_depend_on_the_audited_rule(pair: Engine, plant: Plant) -> None:
+    """A rule that sharpens the target's distribution, also where nothing was drafted."""
     honest = verify.rule("match")
 
     def sharpened(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         rows = np.asarray(target_probs) ** 2
         return honest(draft, rows / rows.sum(axis=1, keepdims=True), uniforms)
 
-    monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", sharpened)
+    plant(sharpened)
     report = audit(pair, PROMPTS, replace(SMALL, n_runs=30))
     assert report.rule is not None
     assert report.rule.found
@@ -96,55 +94,55 @@ def test_plain_texts_owe_nothing_to_the_rule_on_trial(
     assert report.sequences.found
 
 
-def test_a_credulous_rule_is_found_at_temperature_0(
-    pair: Engine, monkeypatch: pytest.MonkeyPatch
+def test_a_rule_that_accepts_everything_is_found_at_temperature_0(
+    pair: Engine, plant: Plant
 ) -> None:
-    def credulous(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+    def accept(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         return Verdict(len(draft.tokens), int(np.asarray(target_probs)[-1].argmax()))
 
-    monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", credulous)
+    plant(accept)
     report = audit(pair, PROMPTS, replace(SMALL, options={"temperature": 0.0}))
     assert report.greedy.found
-    assert "part where there is no near-tie" in report.verdict
+    assert "diverge without a near-tie" in report.verdict
 
 
 def test_a_batch_that_computes_something_else_is_found(
     pair: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Engine.logits
+    honest = scoring.logits
 
-    def off(self: Engine, *args: Sequence[int], n_together: int = 1, **how: str) -> object:
-        for rows in honest(self, *args, n_together=n_together, **how):  # type: ignore[arg-type]
+    def off(engine: Engine, *args: Sequence[int], n_together: int = 1, **how: str) -> object:
+        for rows in honest(engine, *args, n_together=n_together, **how):  # type: ignore[arg-type]
             if n_together > 1:
                 rows[:, ::2] += 0.3
             yield rows
 
-    monkeypatch.setattr(Engine, "logits", off)
+    monkeypatch.setattr(scoring, "logits", off)
     report = audit(pair, PROMPTS, SMALL)
     assert report.batch is not None
     assert report.batch.found
-    assert "batches change the target's law" in report.verdict
+    assert "batches change the target's distribution" in report.verdict
 
 
-def test_a_parting_at_a_near_tie_is_no_difference() -> None:
+def test_a_divergence_at_a_near_tie_is_no_difference() -> None:
     same = AuditReport(SMALL, 2, None, None, None, Greedy(2, 0.05, (TIE,)))
     assert same.differences == ()
-    assert same.verdict.endswith("1 of 2 greedy texts are the same, 1 part at near-ties.")
+    assert same.verdict.endswith("1 of 2 greedy texts are identical, 1 diverge at near-ties.")
     other = replace(same, greedy=Greedy(2, 0.05, (TIE, replace(TIE, gap=0.06))))
     assert len(other.greedy.found) == 1
 
 
-def test_the_gap_of_a_parting_is_that_of_the_logits(
-    pair: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_gap_of_a_divergence_is_that_of_the_logits(pair: Engine, plant: Plant) -> None:
     def stubborn(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         if not draft.tokens:  # as in plain decoding
             return Verdict(0, int(np.asarray(target_probs)[0].argmax()))
         return Verdict(0, 7)
 
-    monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", stubborn)
-    (parting,) = audit(pair, [[1, 5]], replace(SMALL, options={"temperature": 0.0})).greedy.partings
-    (row,) = next(pair.logits([1, 5], [0], whose="target"))
-    assert parting.position == 0
-    assert parting.tokens == (int(row.argmax()), 7)
-    assert parting.gap == pytest.approx(float(row.max() - row[7]), abs=1e-3)
+    plant(stubborn)
+    (found,) = audit(
+        pair, [[1, 5]], replace(SMALL, options={"temperature": 0.0})
+    ).greedy.divergences
+    (row,) = next(scoring.logits(pair, [1, 5], [0], whose="target"))
+    assert found.position == 0
+    assert found.tokens == (int(row.argmax()), 7)
+    assert found.gap == pytest.approx(float(row.max() - row[7]), abs=1e-3)

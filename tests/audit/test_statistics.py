@@ -1,4 +1,4 @@
-"""The tests keep their false-alarm rate, have the power that they claim, and their known values."""
+"""The tests have their known values, their false-alarm rate and the power that is claimed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def family(rng: np.random.Generator, shift: float, n: int) -> tuple[Test, ...]:
     columns = []
     for moved in (0.0, shift):
         first = rng.random(n)
-        # The law with the density 1 + 12 * moved * (u - 1/2) has its mean at 1/2 + moved.
+        # The distribution with the density 1 + 12 * moved * (u - 1/2) has its mean at 1/2 + moved.
         if moved:
             slope = 12 * moved
             root = np.sqrt((1 - slope / 2) ** 2 + 2 * slope * first)

@@ -1,4 +1,4 @@
-"""Tiny models, and batches of them over real processes."""
+"""A tiny pair, and batches of it in real worker processes."""
 
 from __future__ import annotations
 
@@ -12,36 +12,37 @@ from typing import Any
 import pytest
 import tiny
 
-from ggufspec.batch.pool import LocalProcess
-from ggufspec.batch.prompts import Prompt
+from ggufspec.batch.process import LocalProcess
 from ggufspec.batch.results import FileResults
-from ggufspec.batch.run import Batch, News, Plan, Start
+from ggufspec.batch.run import GRACE_SECONDS, Batch, BatchEvent, BatchPlan, StartWorker
+from ggufspec.common.prompts import Prompt
 
 SETTINGS = {"max_tokens": 24, "n_draft": 2, "drafter": None, "temperature": 0.8}
 
 
 @dataclass
-class Setting:
-    """A pair and a folder; `run` makes a batch of it."""
+class BatchSetup:
+    """A pair and a folder; `run` runs a batch there."""
 
     target: Path
     draft: Path
     folder: Path
-    news: list[News] = field(default_factory=list)
+    events: list[BatchEvent] = field(default_factory=list)
 
     def run(
         self,
         prompts: Sequence[Prompt],
         name: str = "r",
         *,
-        heard: Callable[[News], None] | None = None,
+        report: Callable[[BatchEvent], None] | None = None,
         settings: dict[str, Any] | None = None,
         load: dict[str, Any] | None = None,
-        start: Start = LocalProcess,
+        start: StartWorker = LocalProcess,
+        grace: float = GRACE_SECONDS,
         **plan: Any,
     ) -> list[dict[str, Any]]:
         """The records, in the order of the prompts."""
-        made = Plan(
+        made = BatchPlan(
             **{
                 "target": str(self.target),
                 "draft": str(self.draft),
@@ -53,18 +54,18 @@ class Setting:
         results = FileResults(self.folder / f"{name}.jsonl", {"name": name}, len(prompts))
         try:
 
-            def hear(news: News) -> None:
-                self.news.append(news)
-                if heard is not None:
-                    heard(news)
+            def keep(event: BatchEvent) -> None:
+                self.events.append(event)
+                if report is not None:
+                    report(event)
 
-            assert Batch(prompts, made, results, hear, start).run()
+            assert Batch(prompts, made, results, keep, start, grace).run()
         finally:
             results.close()
         return [results.records[prompt.index] for prompt in prompts]
 
-    def told(self, what: str) -> list[News]:
-        return [news for news in self.news if news.what == what]
+    def events_of(self, what: str) -> list[BatchEvent]:
+        return [event for event in self.events if event.what == what]
 
 
 @pytest.fixture(scope="session")
@@ -75,39 +76,39 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def batch(pair: tuple[Path, Path], tmp_path: Path) -> Setting:
-    return Setting(*pair, tmp_path)
+def batch(pair: tuple[Path, Path], tmp_path: Path) -> BatchSetup:
+    return BatchSetup(*pair, tmp_path)
 
 
 def texts(n: int) -> list[Prompt]:
-    return [Prompt(i, "prompt", texts=("hello " * (i % 3 + 1),)) for i in range(n)]
+    return [Prompt(i, "prompt", turns=("hello " * (i % 3 + 1),)) for i in range(n)]
 
 
-def killing(*indices: int, n_times: int = 1000) -> Callable[[News], None]:
-    """From outside, kills whoever begins one of these prompts."""
+def killing(*indices: int, n_times: int = 1000) -> Callable[[BatchEvent], None]:
+    """Kills the process of a worker that begins one of these prompts."""
     left = dict.fromkeys(indices, n_times)
 
-    def hear(news: News) -> None:
-        if news.what == "begun" and news.index is not None and left.get(news.index, 0) > 0:
-            left[news.index] -= 1
-            os.kill(news.pid, signal.SIGKILL)
+    def report(event: BatchEvent) -> None:
+        if event.what == "begun" and event.index is not None and left.get(event.index, 0) > 0:
+            left[event.index] -= 1
+            os.kill(event.pid, signal.SIGKILL)
 
-    return hear
+    return report
 
 
-def together(n_workers: int) -> Callable[[News], None]:
-    """Nobody writes before so many are ready: so all of them will write something."""
+def together(n_workers: int) -> Callable[[BatchEvent], None]:
+    """Stops workers until `n_workers` are ready, so that each of them gets a prompt."""
     held: list[int] = []
     ready: list[int] = []
 
-    def hear(news: News) -> None:
-        if news.what == "ready":
-            ready.append(news.pid)
-        if news.what == "begun" and len(ready) < n_workers:
-            held.append(news.pid)
-            os.kill(news.pid, signal.SIGSTOP)
+    def report(event: BatchEvent) -> None:
+        if event.what == "ready":
+            ready.append(event.pid)
+        if event.what == "begun" and len(ready) < n_workers:
+            held.append(event.pid)
+            os.kill(event.pid, signal.SIGSTOP)
         elif len(ready) == n_workers:
             while held:
                 os.kill(held.pop(), signal.SIGCONT)
 
-    return hear
+    return report

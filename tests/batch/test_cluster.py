@@ -1,4 +1,4 @@
-"""Batches over a real Ray on this machine: the same texts, whoever dies."""
+"""Batches on a real Ray cluster on this machine: the same texts, also after crashes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from batch.conftest import Setting, killing, texts, together
+from batch.conftest import BatchSetup, killing, texts, together
 
 from ggufspec.batch import cluster as cluster_module
 from ggufspec.batch.cluster import RemoteProcess, check, cluster, threads_each
-from ggufspec.batch.pool import Event
-from ggufspec.batch.run import News, Start
+from ggufspec.batch.process import WorkerEvent
+from ggufspec.batch.run import BatchEvent, StartWorker
 from ggufspec.errors import ClusterError, ModelError, OptionError
 
 N_CPUS = 2
@@ -34,22 +34,22 @@ def ray() -> Any:
 
 @pytest.fixture(scope="module")
 def memory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the nodes remember what they measured."""
+    """The cache folder of the nodes."""
     return tmp_path_factory.mktemp("memory")
 
 
 @pytest.fixture(scope="module")
-def start(ray: Any, memory: Path) -> Iterator[Start]:
-    """One Ray for all, with room for two workers."""
+def start(ray: Any, memory: Path) -> Iterator[StartWorker]:
+    """One Ray for all tests, with room for two workers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "cpu_count", lambda: N_CPUS)
         patch.setenv("GGUFSPEC_CACHE", str(memory))
-        with cluster("local", n_workers=N_CPUS, n_threads=1) as start:
+        with cluster("local", n_workers=N_CPUS, n_threads=1, waiting_seconds=0.1) as start:
             yield start
 
 
 def of_text(record: dict[str, Any]) -> list[Any]:
-    """What no number of workers may change, nor where they are."""
+    """The fields that must not depend on workers and nodes."""
     names = ("index", "text", "seed", "n_rounds", "n_drafted", "n_accepted", "finish_reason")
     return [record[name] for name in names]
 
@@ -57,12 +57,12 @@ def of_text(record: dict[str, Any]) -> list[Any]:
 def wait_until_gone(*pids: int, seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, "somebody was left behind"
+        assert time.monotonic() < deadline, "a process is still running"
         time.sleep(0.02)
 
 
 def is_alive(pid: int) -> bool:
-    """And no zombie that nobody has buried."""
+    """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -80,94 +80,96 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
 
 
-def killing_the_actor(index: int) -> Callable[[News], None]:
-    """Once, whoever has begun this prompt loses the actor above it."""
+def killing_the_actor(index: int) -> Callable[[BatchEvent], None]:
+    """Once, kills the actor of the worker that begins this prompt."""
     left = [index]
 
-    def hear(news: News) -> None:
-        if news.what == "begun" and news.index in left:
+    def report(event: BatchEvent) -> None:
+        if event.what == "begun" and event.index in left:
             left.clear()
-            os.kill(parent(news.pid), signal.SIGKILL)
+            os.kill(parent(event.pid), signal.SIGKILL)
 
-    return hear
+    return report
 
 
 # What it writes
 
 
 def test_a_cluster_changes_no_text(
-    batch: Setting,
-    start: Start,
+    batch: BatchSetup,
+    start: StartWorker,
     memory: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = {"n_draft": "auto", "max_tokens": 60}
     there = batch.run(
-        texts(6), "there", settings=settings, n_workers=2, heard=together(2), start=start
+        texts(6), "there", settings=settings, n_workers=2, report=together(2), start=start
     )
     assert {record["worker"] for record in there} == {1, 2}
-    assert {news.node for news in batch.told("ready")} == {socket.gethostname()}
-    wait_until_gone(*(news.pid for news in batch.told("ready")))
+    assert {event.node for event in batch.events_of("ready")} == {socket.gethostname()}
+    wait_until_gone(*(event.pid for event in batch.events_of("ready")))
     monkeypatch.setenv("GGUFSPEC_CACHE", str(memory))
     here = batch.run(texts(6), "here", settings=settings)
     assert list(map(of_text, there)) == list(map(of_text, here))
 
 
-# Who dies
+# Crashes
 
 
-def test_who_is_killed_is_replaced_and_its_prompt_tried_again(batch: Setting, start: Start) -> None:
+def test_killed_workers_are_replaced_and_their_prompts_tried_again(
+    batch: BatchSetup, start: StartWorker
+) -> None:
     """The process of a worker, and the actor above one."""
     calm = batch.run(texts(4), "calm")
     kill_process, kill_actor = killing(1, n_times=1), killing_the_actor(2)
 
-    def hear(news: News) -> None:
-        kill_process(news)
-        kill_actor(news)
+    def report(event: BatchEvent) -> None:
+        kill_process(event)
+        kill_actor(event)
 
-    records = batch.run(texts(4), "killed", n_workers=2, heard=hear, start=start)
+    records = batch.run(texts(4), "killed", n_workers=2, report=report, start=start)
     assert list(map(of_text, records)) == list(map(of_text, calm))
     assert [record["attempts"] for record in records] == [1, 2, 2, 1]
-    deaths = {news.index: news for news in batch.told("died")}
-    assert sorted(news.index or 0 for news in batch.told("died")) == [1, 2]
-    assert all(death.again for death in deaths.values())
-    assert "killed by SIGKILL" in deaths[1].why
-    assert deaths[2].why.startswith("its worker was lost: ")
-    assert all(death.why.endswith(f"(on node {death.node})") for death in deaths.values())
-    wait_until_gone(*(news.pid for news in batch.told("begun")))
+    deaths = {event.index: event for event in batch.events_of("ended")}
+    assert sorted(event.index or 0 for event in batch.events_of("ended")) == [1, 2]
+    assert all(death.will_retry for death in deaths.values())
+    assert "killed by SIGKILL" in deaths[1].reason
+    assert deaths[2].reason.startswith("its worker was lost: ")
+    assert all(death.reason.endswith(f"(on node {death.node})") for death in deaths.values())
+    wait_until_gone(*(event.pid for event in batch.events_of("begun")))
 
 
-def test_a_prompt_that_keeps_killing_is_recorded(batch: Setting, start: Start) -> None:
-    records = batch.run(texts(3), heard=killing(1), n_retries=1, start=start)
-    assert records[1]["error"].startswith("its worker was killed by SIGKILL")
+def test_a_prompt_fails_after_its_retries(batch: BatchSetup, start: StartWorker) -> None:
+    records = batch.run(texts(3), report=killing(1), n_retries=1, start=start)
+    assert records[1]["error"].startswith("its worker process was killed by SIGKILL")
     assert [record["error"] is None for record in records] == [True, False, True]
-    assert [news.index for news in batch.told("begun")] == [0, 1, 1, 2]
+    assert [event.index for event in batch.events_of("begun")] == [0, 1, 1, 2]
 
 
-def test_a_model_that_is_not_on_the_node(batch: Setting, start: Start) -> None:
+def test_a_model_that_is_not_on_the_node(batch: BatchSetup, start: StartWorker) -> None:
     node = socket.gethostname()
     with pytest.raises(ModelError, match=rf"node {node} cannot read .*nowhere\.gguf"):
         batch.run(texts(2), start=start, target="/nowhere.gguf")
 
 
 def test_another_model_on_the_node(
-    batch: Setting, start: Start, monkeypatch: pytest.MonkeyPatch
+    batch: BatchSetup, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_module, "fingerprint", lambda path: "another")
-    with pytest.raises(ModelError, match=r"has another file as .*target\.gguf"):
+    with pytest.raises(ModelError, match=r"has a different file at .*target\.gguf"):
         batch.run(texts(2), start=start)
 
 
 def test_another_ggufspec_on_the_node(
-    batch: Setting, start: Start, monkeypatch: pytest.MonkeyPatch
+    batch: BatchSetup, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cluster_module, "__version__", "99")
-    with pytest.raises(ClusterError, match="not 99; install the same on all"):
+    with pytest.raises(ClusterError, match="not 99; install the same everywhere"):
         batch.run(texts(2), start=start)
 
 
 def test_when_the_command_is_killed_its_workers_go_and_the_cluster_stays(
-    ray: Any, batch: Setting, start: Start
+    ray: Any, batch: BatchSetup, start: StartWorker
 ) -> None:
     prompts = batch.folder / "prompts.txt"
     prompts.write_text("hello\nhello hello\n")
@@ -188,41 +190,38 @@ def test_when_the_command_is_killed_its_workers_go_and_the_cluster_stays(
 # Room
 
 
-def test_who_finds_no_room_waits_and_the_others_write(
-    batch: Setting, start: Start, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_without_room_waits_and_the_others_write(
+    batch: BatchSetup, start: StartWorker
 ) -> None:
-    """Nobody writes before the third has said that it waits."""
-    monkeypatch.setattr(cluster_module, "_PATIENCE", 0.1)
+    """The two others are stopped until the third has reported that it waits."""
     held: list[int] = []
 
-    def hear(news: News) -> None:
-        waiting = {news.worker for news in batch.told("waiting")}
-        waiting -= {news.worker for news in batch.told("ready")}
-        if news.what == "begun" and len(batch.told("ready")) < 2:
-            held.append(news.pid)
-            os.kill(news.pid, signal.SIGSTOP)
-        while held and len(batch.told("ready")) == 2 and 3 in waiting:
+    def report(event: BatchEvent) -> None:
+        waiting = {event.worker for event in batch.events_of("waiting")}
+        waiting -= {event.worker for event in batch.events_of("ready")}
+        if event.what == "begun" and len(batch.events_of("ready")) < 2:
+            held.append(event.pid)
+            os.kill(event.pid, signal.SIGSTOP)
+        while held and len(batch.events_of("ready")) == 2 and 3 in waiting:
             os.kill(held.pop(), signal.SIGCONT)
 
-    records = batch.run(texts(4), n_workers=3, heard=hear, start=start, timeout=20)
+    records = batch.run(texts(4), n_workers=3, report=report, start=start, timeout=20)
     assert {record["worker"] for record in records} == {1, 2}
-    (said,) = {news.why for news in batch.told("waiting") if news.worker == 3}
-    assert said == "waits for a node with 1 CPU to spare; 0 CPUs are free in all"
+    (said,) = {event.reason for event in batch.events_of("waiting") if event.worker == 3}
+    assert said == "waits for a node with 1 CPU free; the whole cluster has 0 CPUs free"
 
 
 @pytest.mark.usefixtures("start")
-def test_what_no_node_has_is_said(batch: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And who waits in vain can be stopped."""
-    monkeypatch.setattr(cluster_module, "_PATIENCE", 0.1)
-    events: SimpleQueue[Event] = SimpleQueue()
+def test_a_worker_too_large_for_any_node_is_reported_and_can_be_closed(batch: BatchSetup) -> None:
+    events: SimpleQueue[WorkerEvent] = SimpleQueue()
     task = {"target": str(batch.target), "draft": None}
-    process = RemoteProcess(64, 0.5, 3, task, events)
+    process = RemoteProcess(64, 0.5, 0.1, 3, task, events)
     number, message = events.get(timeout=20)
     assert number == 3
     assert message is not None
-    assert message["waiting"].startswith("waits for a node with 64 CPUs and 0.5 GPUs to spare; ")
-    assert "no node has so many: give a smaller -t" in message["waiting"]
-    process.bury()
+    assert message["waiting"].startswith("waits for a node with 64 CPUs and 0.5 GPUs free; ")
+    assert "no node is large enough: give a smaller -t" in message["waiting"]
+    process.close()
     assert events.get(timeout=20) == (3, None)
 
 
@@ -247,8 +246,8 @@ def test_workers_divide_the_nodes(n_cpus: list[int], n_workers: int, n_each: int
 
 
 @pytest.mark.parametrize("address", ["prompts.jsonl", "", "host", "http://host:1", "host:port"])
-def test_what_is_no_address(address: str) -> None:
-    with pytest.raises(OptionError, match="is no address of a Ray cluster"):
+def test_invalid_addresses_are_refused(address: str) -> None:
+    with pytest.raises(OptionError, match="is not an address of a Ray cluster"):
         check(address)
 
 
@@ -259,15 +258,13 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("ray")
-def test_where_nobody_answers() -> None:
-    """At once where nothing listens, else when it has had its time."""
+def test_an_address_without_an_answer_is_refused() -> None:
+    """At once where nothing listens, else after the time limit."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(cluster_module, "_CONNECT_SECONDS", 0.5)
-            wanted = f"at 127.0.0.1:{port}: no answer within 0.5 seconds; "
-            with pytest.raises(ClusterError, match=wanted), _cluster(f"127.0.0.1:{port}"):
-                pass
+        wanted = f"at 127.0.0.1:{port}: no answer within 0.5 seconds; "
+        with pytest.raises(ClusterError, match=wanted), _cluster(f"127.0.0.1:{port}"):
+            pass
     with (
         pytest.raises(ClusterError, match=r"refused; .* leave --cluster out"),
         _cluster(f"127.0.0.1:{port}"),
@@ -275,5 +272,5 @@ def test_where_nobody_answers() -> None:
         pass
 
 
-def _cluster(address: str) -> AbstractContextManager[Start]:
-    return cluster(address, n_workers=1, n_threads=1)
+def _cluster(address: str) -> AbstractContextManager[StartWorker]:
+    return cluster(address, n_workers=1, n_threads=1, connect_seconds=0.5)

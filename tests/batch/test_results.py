@@ -1,4 +1,4 @@
-"""Journal and output: what is told is kept, what is torn is dropped, what is foreign is refused."""
+"""Journal and output: records survive crashes, other files are left alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ggufspec.batch.journal import Journal
-from ggufspec.batch.results import FileResults
+from ggufspec.batch.results import BatchTotals, FileResults, OrderedLines
 from ggufspec.errors import CacheError, OptionError
 
 SETTINGS = {"seed": 1, "prompts": "abc"}
@@ -30,9 +30,9 @@ def written(folder: Path) -> list[int]:
 
 
 def crashed(folder: Path, *indices: int) -> Path:
-    """What a batch leaves behind that was killed when these were finished."""
+    """The journal of a batch that was killed when these prompts were finished."""
     made = results(folder)
-    made.know({"costs": 1})
+    made.keep_profile({"costs": 1})
     for index in indices:
         made.add(record(index))
     made.close()
@@ -56,7 +56,7 @@ def test_what_was_finished_is_known_again(tmp_path: Path) -> None:
     again = results(tmp_path, resume=True)
     assert sorted(again.records) == [0, 2]
     assert again.records[2]["text"] == "é2\u2028"
-    assert again.known == {"costs": 1}
+    assert again.profile == {"costs": 1}
     again.add(record(1))
     again.add(record(3))
     again.close()
@@ -107,14 +107,14 @@ def test_a_damaged_line_in_the_middle_is_told(tmp_path: Path) -> None:
 def test_a_file_that_is_no_journal_is_left_alone(data: bytes, tmp_path: Path) -> None:
     part = tmp_path / "r.jsonl.part"
     part.write_bytes(data + b"\n")
-    with pytest.raises(OptionError, match="no journal of a batch"):
+    with pytest.raises(OptionError, match="not the journal of a batch"):
         results(tmp_path, resume=True)
     assert part.read_bytes() == data + b"\n"
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     crashed(tmp_path, 0)
-    with pytest.raises(OptionError, match=r"another batch: seed was 1, is 2\. Give the same"):
+    with pytest.raises(OptionError, match=r"other settings: seed was 1, is 2\. Give the same"):
         results(tmp_path, {**SETTINGS, "seed": 2}, resume=True)
     results(tmp_path, resume=True).close()
     assert written(tmp_path) == [0]
@@ -122,10 +122,10 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
 
 def test_what_is_there_is_not_overwritten_without_being_asked(tmp_path: Path) -> None:
     part = crashed(tmp_path, 0)
-    with pytest.raises(OptionError, match=r"r\.jsonl\.part is there: a batch was interrupted"):
+    with pytest.raises(OptionError, match=r"r\.jsonl\.part exists: a batch was interrupted"):
         results(tmp_path)
     part.unlink()
-    with pytest.raises(OptionError, match=r"r\.jsonl is there already"):
+    with pytest.raises(OptionError, match=r"r\.jsonl exists already"):
         results(tmp_path)
 
 
@@ -136,7 +136,7 @@ def test_a_complete_batch_is_complete_again(tmp_path: Path) -> None:
     assert sorted(again.records) == [0, 1, 2, 3]
     again.close()
     assert (tmp_path / "r.jsonl").read_bytes() == before
-    with pytest.raises(OptionError, match="complete, but not of these prompts"):
+    with pytest.raises(OptionError, match="complete, but has other prompts"):
         results(tmp_path, {**SETTINGS, "seed": 2}, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
     assert (tmp_path / "r.jsonl").read_bytes() == before
@@ -145,7 +145,7 @@ def test_a_complete_batch_is_complete_again(tmp_path: Path) -> None:
 def test_a_file_of_another_program_is_left_alone(tmp_path: Path) -> None:
     for data in (b"my diary\n", b"", b"[]\n", b'{"index": 0}\n'):
         (tmp_path / "r.jsonl").write_bytes(data)
-        with pytest.raises(OptionError, match="another program"):
+        with pytest.raises(OptionError, match="not written by ggufspec batch"):
             results(tmp_path, resume=True)
         assert (tmp_path / "r.jsonl").read_bytes() == data
 
@@ -158,13 +158,13 @@ def test_what_failed_is_dropped_when_it_is_to_be_tried_again(
     for index in range(N if is_complete else N - 1):
         made.add(record(index, "died" if index == 1 else None))
     made.close()
-    assert len(results_of(tmp_path, again=False)) == (N if is_complete else N - 1)
-    again = results(tmp_path, resume=True, again=True)
+    assert len(results_of(tmp_path, retry_failed=False)) == (N if is_complete else N - 1)
+    again = results(tmp_path, resume=True, retry_failed=True)
     assert 1 not in again.records
     assert written(tmp_path) == [0]
     again.add(record(1))
     again.close()
-    assert [r["error"] for r in results_of(tmp_path, again=False).values()].count(None) == (
+    assert [r["error"] for r in results_of(tmp_path, retry_failed=False).values()].count(None) == (
         N if is_complete else N - 1
     )
 
@@ -191,7 +191,7 @@ def test_a_crash_while_a_complete_output_is_taken_up_again_loses_nothing(tmp_pat
 
 def test_two_batches_do_not_write_the_same_file(tmp_path: Path) -> None:
     first = results(tmp_path)
-    with pytest.raises(CacheError, match="being written by another batch"):
+    with pytest.raises(CacheError, match="in use by another batch"):
         results(tmp_path, resume=True)
     first.add(record(0))
     first.close()
@@ -207,27 +207,41 @@ def test_places_where_nothing_can_be_written(tmp_path: Path) -> None:
         results(Path("/proc"))
 
 
-def test_a_full_disk_is_told_and_the_rest_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_and_earlier_records_are_kept(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="needs a limit of file sizes")
     made = results(tmp_path)
     made.add(record(0))
-
-    def full(*_: object) -> int:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("ggufspec.batch.journal.os.write", full)
-        with pytest.raises(CacheError, match=r"r\.jsonl\.part: No space left"):
+    part = tmp_path / "r.jsonl.part"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 5, hard))
+    try:
+        with pytest.raises(CacheError, match=r"r\.jsonl\.part: File too large"):
             made.add(record(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     made.close()
     assert sorted(results_of(tmp_path)) == [0]
 
 
-def test_an_id_of_any_letters_can_be_written(tmp_path: Path) -> None:
+def test_an_id_of_any_characters_can_be_written(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.close()
     made = results(tmp_path)
     made.add({**record(0), "id": "\ud800"})
     made.close()
     assert results_of(tmp_path)[0]["id"] == "\ud800"
+
+
+def test_a_line_waits_for_those_before_it() -> None:
+    lines = OrderedLines()
+    assert list(lines.push(2, b"c")) == []
+    assert list(lines.push(0, b"a")) == [b"a"]
+    assert list(lines.push(1, b"b")) == [b"b", b"c"]
+
+
+def test_totals() -> None:
+    counts = {"n_generated": 6, "n_rounds": 2, "n_drafted": 8, "n_accepted": 4}
+    found = BatchTotals.of([{"error": None, "attempts": 2, **counts}, {"error": "no"}])
+    assert (found.n_prompts, found.n_failed, found.n_retried, found.n_generated) == (2, 1, 1, 6)
+    assert (found.acceptance, found.mean_length) == (0.5, 3.0)
+    assert BatchTotals.of([]).acceptance == BatchTotals.of([]).mean_length == 0

@@ -1,20 +1,23 @@
-"""Batches over real processes: who dies is replaced, and no text depends on who wrote it."""
+"""Batches in real processes: workers are replaced, and no text depends on its worker."""
 
 from __future__ import annotations
 
 import os
 import signal
 import sys
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from batch.conftest import Setting, killing, texts, together
+from batch.conftest import BatchSetup, killing, texts, together
 
-from ggufspec.batch import run as run_module
-from ggufspec.batch.prompts import Prompt
-from ggufspec.batch.run import News
+from ggufspec.batch.process import WorkerEvent
+from ggufspec.batch.run import BatchEvent
 from ggufspec.batch.settings import prompt_seed
+from ggufspec.common.prompts import Prompt
 from ggufspec.engine.load import load
 from ggufspec.errors import ModelError, OptionError
 
@@ -30,7 +33,7 @@ def is_gone(pid: int) -> bool:
 
 
 def of_text(record: dict[str, Any]) -> list[Any]:
-    """What no number of workers may change."""
+    """The fields that must not depend on the number of workers."""
     names = ("index", "text", "seed", "n_rounds", "n_drafted", "n_accepted", "finish_reason")
     return [record[name] for name in names]
 
@@ -44,28 +47,30 @@ def of_text(record: dict[str, Any]) -> list[Any]:
     ],
     ids=["fixed", "auto", "auto greedy"],
 )
-def test_the_number_of_workers_changes_no_text(settings: dict[str, Any], batch: Setting) -> None:
+def test_the_number_of_workers_changes_no_text(settings: dict[str, Any], batch: BatchSetup) -> None:
     load = {"n_threads": None}  # so that each has its share, as people run it
     one = batch.run(texts(8), "one", settings=settings, load=load)
     three = batch.run(
-        texts(8), "three", settings=settings, load=load, n_workers=3, heard=together(3)
+        texts(8), "three", settings=settings, load=load, n_workers=3, report=together(3)
     )
     assert list(map(of_text, three)) == list(map(of_text, one))
     assert [record["index"] for record in three] == list(range(8))
     assert {record["worker"] for record in one} == {1}
     assert {record["worker"] for record in three} == {1, 2, 3}
-    assert all(is_gone(news.pid) for news in batch.told("ready"))
+    assert all(is_gone(event.pid) for event in batch.events_of("ready"))
     assert len({record["text"] for record in one}) == (3 if "temperature" in settings else 8), (
         "seeds"
     )
 
 
-def test_a_text_is_what_an_engine_of_its_own_writes_by_the_recorded_seed(batch: Setting) -> None:
+def test_an_engine_of_its_own_writes_the_same_text_from_the_recorded_seed(
+    batch: BatchSetup,
+) -> None:
     records = batch.run(texts(3), settings={"verify": "rejection"}, seed=7)
     for prompt, record in zip(texts(3), records, strict=True):
         with load(batch.target, batch.draft, n_threads=1, tuned=False) as engine:
             done = engine.generate(
-                prompt.texts[0], seed=record["seed"], max_tokens=24, n_draft=2, verify="rejection"
+                prompt.turns[0], seed=record["seed"], max_tokens=24, n_draft=2, verify="rejection"
             )
         assert record["text"] == done.text
         assert record["seed"] == prompt_seed(7, prompt.index)
@@ -76,33 +81,46 @@ def test_a_text_is_what_an_engine_of_its_own_writes_by_the_recorded_seed(batch: 
         assert record["tokens_per_second"] > 0
 
 
-def test_a_worker_that_is_killed_is_replaced_and_its_prompt_tried_again(batch: Setting) -> None:
+def test_a_killed_worker_is_replaced_and_its_prompt_tried_again(batch: BatchSetup) -> None:
     calm = batch.run(texts(6), "calm")
-    records = batch.run(texts(6), "killed", n_workers=2, heard=killing(2, n_times=1))
+    records = batch.run(texts(6), "killed", n_workers=2, report=killing(2, n_times=1))
     assert list(map(of_text, records)) == list(map(of_text, calm))
     assert [record["attempts"] for record in records] == [1, 1, 2, 1, 1, 1]
-    (death,) = batch.told("died")
-    assert (death.index, death.again) == (2, True)
-    assert "killed by SIGKILL" in death.why
+    (death,) = batch.events_of("ended")
+    assert (death.index, death.will_retry) == (2, True)
+    assert "killed by SIGKILL" in death.reason
 
 
-def test_a_prompt_that_keeps_killing_is_recorded_and_the_others_are_not_harmed(
-    batch: Setting,
+def test_a_prompt_is_announced_before_the_worker_can_begin_it(batch: BatchSetup) -> None:
+    """Else, on a busy machine, a worker that is killed at that event has finished the prompt."""
+    kill = killing(1, n_times=1)
+
+    def report(event: BatchEvent) -> None:
+        if event.what == "begun":
+            time.sleep(0.3)  # a prompt takes some milliseconds
+        kill(event)
+
+    records = batch.run(texts(3), report=report)
+    assert [record["attempts"] for record in records] == [1, 2, 1]
+
+
+def test_a_prompt_fails_after_its_retries_and_the_others_do_not(
+    batch: BatchSetup,
 ) -> None:
-    records = batch.run(texts(4), heard=killing(1), n_retries=1)
-    assert records[1]["error"].startswith("its worker was killed by SIGKILL")
+    records = batch.run(texts(4), report=killing(1), n_retries=1)
+    assert records[1]["error"].startswith("its worker process was killed by SIGKILL")
     assert records[1]["attempts"] == 2
     assert [record["error"] for record in records].count(None) == 3
-    assert [news.again for news in batch.told("died")] == [True, False]
-    assert [news.index for news in batch.told("begun")] == [0, 1, 1, 2, 3]
+    assert [event.will_retry for event in batch.events_of("ended")] == [True, False]
+    assert [event.index for event in batch.events_of("begun")] == [0, 1, 1, 2, 3]
 
 
-def test_errors_of_a_prompt_are_its_own(batch: Setting) -> None:
+def test_an_error_fails_its_prompt_only(batch: BatchSetup) -> None:
     prompts = [
-        Prompt(0, "prompt", texts=("hello " * 90,), id="long"),
-        Prompt(1, "prompt", texts=("\ud800",), id="broken"),
+        Prompt(0, "prompt", turns=("hello " * 90,), id="long"),
+        Prompt(1, "prompt", turns=("\ud800",), id="broken"),
         Prompt(2, "messages", messages=({"role": "user", "content": "hi"},), id="messages"),
-        Prompt(3, "prompt", texts=("hello",), id="good"),
+        Prompt(3, "prompt", turns=("hello",), id="good"),
     ]
     records = batch.run(prompts, load={"n_ctx": 64}, chat=False, n_workers=2)
     errors = [record["error"] for record in records]
@@ -112,14 +130,14 @@ def test_errors_of_a_prompt_are_its_own(batch: Setting) -> None:
     assert errors[3] is None
     assert [record["id"] for record in records] == ["long", "broken", "messages", "good"]
     assert "text" not in records[0]
-    assert batch.told("died") == [], "nobody died of it"
+    assert batch.events_of("ended") == [], "no process ended"
 
 
-def test_turns_are_answered_one_after_the_other(batch: Setting) -> None:
+def test_turns_are_answered_in_order(batch: BatchSetup) -> None:
     prompts = [
-        Prompt(0, "turns", texts=("hello", "and then?"), id=81, id_name="question_id"),
+        Prompt(0, "turns", turns=("hello", "and then?"), id=81, id_name="question_id"),
         Prompt(1, "messages", messages=({"role": "user", "content": "hello"},)),
-        Prompt(2, "turns", texts=("hello",)),
+        Prompt(2, "turns", turns=("hello",)),
     ]
     records = batch.run(prompts, settings={"temperature": 0.0}, system="Be brief.")
     (choice,) = records[0]["choices"]
@@ -138,26 +156,69 @@ def test_turns_are_answered_one_after_the_other(batch: Setting) -> None:
     assert records[1]["text"] == first == records[2]["choices"][0]["turns"][0]
 
 
-def test_a_prompt_that_takes_too_long_has_failed(batch: Setting) -> None:
-    prompts = [texts(1)[0], Prompt(1, "prompt", texts=("hello " * 600,))]
+def test_a_prompt_fails_at_its_timeout(batch: BatchSetup) -> None:
+    prompts = [texts(1)[0], Prompt(1, "prompt", turns=("hello " * 600,))]
     records = batch.run(prompts, settings=LONG, timeout=0.2, load={"n_ctx": 4096})
     assert [record["error"] for record in records] == [
         "it took longer than 0.2 seconds (--timeout)"
     ] * 2
-    assert batch.told("died") == [], "it ended by itself"
+    assert batch.events_of("ended") == [], "the worker stopped in time"
 
 
-def test_a_worker_that_hangs_is_killed(batch: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "_GRACE", 0.3)
+def test_a_worker_that_hangs_is_killed(batch: BatchSetup) -> None:
+    def freeze(event: BatchEvent) -> None:
+        if event.what == "begun" and event.index == 0:
+            os.kill(event.pid, signal.SIGSTOP)
 
-    def freeze(news: News) -> None:
-        if news.what == "begun" and news.index == 0:
-            os.kill(news.pid, signal.SIGSTOP)
-
-    records = batch.run(texts(2), heard=freeze, timeout=1.0)
+    records = batch.run(texts(2), report=freeze, timeout=1.0, grace=0.3)
     assert "took longer than" in records[0]["error"]
-    assert records[0]["attempts"] == 1, "it would hang again"
+    assert records[0]["attempts"] == 1, "it would take too long again"
     assert records[1]["error"] is None
+
+
+class LateProcess:
+    """A worker that finishes its first prompt just when it is killed at the deadline."""
+
+    pid, node = 1, ""
+
+    def __init__(
+        self, number: int, task: Mapping[str, Any], events: SimpleQueue[WorkerEvent]
+    ) -> None:
+        self.number, self.events = number, events
+        self.index: int | None = None
+        self.is_alive = True
+        self.events.put(WorkerEvent(number, {"ready": True, "profile": None, "placement": ""}))
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        self.index = message["prompt"]["index"]
+        if self.index != 0 and self.is_alive:
+            self.finish()
+
+    def finish(self) -> None:
+        record = {"error": None, "text": str(self.index)}
+        self.events.put(WorkerEvent(self.number, {"record": record}))
+
+    def kill(self) -> None:
+        if self.is_alive and self.index == 0:
+            self.finish()
+        if self.is_alive:
+            self.events.put(WorkerEvent(self.number, None))
+        self.is_alive = False
+
+    def close(self) -> None:
+        self.kill()
+
+    def end_reason(self) -> str:
+        return "its worker process was killed"
+
+
+def test_a_record_that_arrives_at_the_deadline_counts_and_fails_no_other_prompt(
+    batch: BatchSetup,
+) -> None:
+    records = batch.run(texts(3), start=LateProcess, timeout=0.1, grace=0.0, n_retries=0)
+    assert [record["error"] for record in records] == [None] * 3
+    assert [record["text"] for record in records] == ["0", "1", "2"]
+    assert [record["attempts"] for record in records] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -169,16 +230,16 @@ def test_a_worker_that_hangs_is_killed(batch: Setting, monkeypatch: pytest.Monke
     ],
     ids=["model", "grammar", "bias"],
 )
-def test_what_no_worker_can_do_is_told_at_once(
-    change: dict[str, Any], error: type[Exception], said: str, batch: Setting
+def test_what_every_worker_would_refuse_is_raised_at_once(
+    change: dict[str, Any], error: type[Exception], said: str, batch: BatchSetup
 ) -> None:
     with pytest.raises(error, match=said):
         batch.run(texts(3), n_workers=2, **change)
-    assert batch.news == []
+    assert batch.events == []
 
 
-def test_a_worker_that_dies_before_it_is_ready_ends_it(
-    batch: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_worker_that_ends_before_it_is_ready_ends_the_batch(
+    batch: BatchSetup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     (tmp_path / "python").write_text("#!/bin/sh\necho 'no memory at all' >&2; exit 3\n")
@@ -187,10 +248,10 @@ def test_a_worker_that_dies_before_it_is_ready_ends_it(
         batch.run(texts(2))
 
 
-def test_a_worker_that_cannot_be_started_again_is_done_without(
-    batch: Setting, monkeypatch: pytest.MonkeyPatch
+def test_a_batch_goes_on_without_a_worker_that_cannot_be_started_again(
+    batch: BatchSetup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its model is gone when it is to be loaded again; another has it loaded still."""
+    """The file of its model is removed; another worker has it loaded."""
     model = batch.target
     moved = batch.folder / "target.gguf"
     moved.symlink_to(model)
@@ -198,38 +259,38 @@ def test_a_worker_that_cannot_be_started_again_is_done_without(
     held: list[int] = []
     killed: list[int] = []
 
-    def hear(news: News) -> None:
-        if len(batch.told("ready")) < 2:
-            if news.what == "begun":  # the other one shall not come too late
-                os.kill(news.pid, signal.SIGSTOP)
-                held.append(news.pid)
+    def report(event: BatchEvent) -> None:
+        if len(batch.events_of("ready")) < 2:
+            if event.what == "begun":  # hold the first until the second is ready
+                os.kill(event.pid, signal.SIGSTOP)
+                held.append(event.pid)
             return
         while held:
             os.kill(held.pop(), signal.SIGCONT)
-        if not killed and news.what == "begun":
+        if not killed and event.what == "begun":
             moved.unlink()
-            killed.append(news.worker)
-            os.kill(news.pid, signal.SIGKILL)
+            killed.append(event.worker)
+            os.kill(event.pid, signal.SIGKILL)
 
-    records = batch.run(texts(12), settings={"max_tokens": 400}, n_workers=2, heard=hear)
+    records = batch.run(texts(12), settings={"max_tokens": 400}, n_workers=2, report=report)
     assert [record["error"] for record in records] == [None] * 12
-    (lost,) = batch.told("lost")
+    (lost,) = batch.events_of("lost")
     assert [lost.worker] == killed
-    assert "target.gguf" in lost.why
+    assert "target.gguf" in lost.reason
 
 
-def test_it_ends_when_there_is_nobody_left(batch: Setting) -> None:
+def test_a_batch_ends_when_no_worker_can_be_started(batch: BatchSetup) -> None:
     model = batch.target
     moved = batch.folder / "target.gguf"
     moved.symlink_to(model)
     batch.target = moved
 
-    def hear(news: News) -> None:
-        if news.what == "begun" and news.index == 1:
+    def report(event: BatchEvent) -> None:
+        if event.what == "begun" and event.index == 1:
             moved.unlink()
-            os.kill(news.pid, signal.SIGKILL)
+            os.kill(event.pid, signal.SIGKILL)
 
     with pytest.raises(ModelError, match=r"target\.gguf"):
-        batch.run(texts(4), heard=hear)
-    assert (batch.folder / "r.jsonl").read_bytes().count(b"\n") == 1, "what was finished is kept"
+        batch.run(texts(4), report=report)
+    assert (batch.folder / "r.jsonl").read_bytes().count(b"\n") == 1, "the finished record is kept"
     assert (batch.folder / "r.jsonl.part").exists()

@@ -2,37 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import pytest
-
-from ggufspec.batch import worker
-from ggufspec.batch.prompts import Prompt
-from ggufspec.decoding.stats import Stats
+from ggufspec.batch.worker import answer
+from ggufspec.common.prompts import Prompt
+from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
+from ggufspec.engine.stream import Stream
 
 TASK = {"settings": {"max_tokens": 8, "n_draft": 2}, "seed": 0, "timeout": None} | dict.fromkeys(
     ("chat", "system")
 )
 
 
-def test_nothing_of_another_prompt_is_remembered(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else a text would be computed in other batches, by what its worker wrote before."""
+class Recorder:
+    """An engine that keeps its streams."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.streams: list[Stream] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
+
+    def stream(self, *args: Any, **options: Any) -> Stream:
+        self.streams.append(self.engine.stream(*args, **options))
+        return self.streams[-1]
+
+
+def test_no_token_of_another_prompt_is_reused(pair: tuple[Path, Path]) -> None:
+    """Else a text would be computed in batches that depend on its worker's earlier prompts."""
     reused: list[list[int]] = []
-    counts = worker._counts
-
-    def spy(stats: Sequence[Stats]) -> dict[str, Any]:
-        reused.append([each.n_prompt_reused for each in stats])
-        return counts(stats)
-
-    monkeypatch.setattr(worker, "_counts", spy)
     with load(*pair, n_threads=1, tuned=False) as engine:
         for texts in (("hello hello",), ("hello hello", "more"), ("hello hello you",)):
+            recorder = Recorder(engine)
             kind = "turns" if len(texts) > 1 else "prompt"
-            assert worker.answer(engine, Prompt(0, kind, texts=texts), TASK)["error"] is None
+            record = answer(cast(Engine, recorder), Prompt(0, kind, turns=texts), TASK)
+            assert record["error"] is None
+            reused.append([each.completion.stats.n_prompt_reused for each in recorder.streams])
     assert [each[0] for each in reused] == [0, 0, 0]
-    assert reused[1][1] > 0, "but of the turn before, it is"
+    assert reused[1][1] > 0, "the second turn reuses the first"

@@ -1,11 +1,11 @@
-"""Others beside ours: what they are asked, what they answer, and that nothing of them is left."""
+"""Baselines: which can run, what they are given, what they return, and that none is left."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,18 @@ import tiny
 from llama_build import Build
 
 from ggufspec.bench import baselines
-from ggufspec.bench.baselines import PEERS, PeerText, taken
-from ggufspec.bench.contenders import contenders, peer_contenders
-from ggufspec.bench.prompts import Prompt
-from ggufspec.bench.records import Results
-from ggufspec.bench.run import Plan, measure, text_of
-from ggufspec.bench.table import doubts, rows
+from ggufspec.bench.baselines import BASELINES, Baseline, supported
+from ggufspec.bench.contenders import baseline_contenders, contenders
+from ggufspec.bench.records import BenchResults
+from ggufspec.bench.run import Experiment, measure, text_of
+from ggufspec.bench.summary import summarize, warnings_of
 from ggufspec.bench.tables import overview
+from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError, PromptError
+from ggufspec.llama.lookup import BaselineRequest, BaselineText
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 GREEDY = Sampling(temperature=0)
@@ -42,76 +43,79 @@ def engine() -> Iterator[Engine]:
         yield made
 
 
-# Who can run here
+# Which can run here
 
 
-def test_what_a_peer_has_not_is_named() -> None:
+def test_an_option_that_a_baseline_lacks_is_named() -> None:
     options = {"temperature": 0.5, "top_n_sigma": 1.5, "repeat_last_n": 64, "logit_bias": {5: 1.0}}
-    sampling, breakers = taken("it", {**options, "dry_sequence_breakers": ["."]})
+    sampling, breakers = supported("it", {**options, "dry_sequence_breakers": ["."]})
     assert (sampling.top_n_sigma, sampling.logit_bias, breakers) == (1.5, {5: 1.0}, (".",))
-    with pytest.raises(OptionError, match="it cannot be given top_n_sigma, logit_bias; leave"):
-        taken("it", options, ["temperature"])
-    with pytest.raises(OptionError, match="given grammar, dry_sequence_breakers;"):
-        taken("it", {"grammar": 'root ::= "a"', "dry_sequence_breakers": ["."]}, ["temperature"])
-    assert taken("it", {"temperature": 0.0, "top_k": 40}, ["temperature"])[0].temperature == 0
+    with pytest.raises(OptionError, match="it does not support top_n_sigma, logit_bias; leave"):
+        supported("it", options, ["temperature"])
+    with pytest.raises(OptionError, match="support grammar, dry_sequence_breakers;"):
+        supported(
+            "it", {"grammar": 'root ::= "a"', "dry_sequence_breakers": ["."]}, ["temperature"]
+        )
+    assert supported("it", {"temperature": 0.0, "top_k": 40}, ["temperature"])[0].temperature == 0
 
 
-def _heard(build: Build, heard: list[str], **how: Any) -> Any:
+def _opened(build: Build, warnings: list[str], **how: Any) -> Any:
     arguments: dict[str, Any] = {
         **{"folder": build.folder, "target": embedded_target(), "draft": embedded_draft()},
-        **{"n_ctx": 256, "n_threads": 1, "n_threads_draft": 1, "heard": heard.append},
+        **{"n_ctx": 256, "n_threads": 1, "n_threads_draft": 1, "warn": warnings.append},
         **{"n_gpu_layers": 0, "n_gpu_layers_draft": 0, **how},
     }
-    return baselines.peers(**arguments)
+    return baselines.open_baselines(**arguments)
 
 
 def test_all_that_are_there_and_why_others_are_not(build: Build) -> None:
-    heard: list[str] = []
+    warnings: list[str] = []
     build.server("fails with a draft")
-    with _heard(build, heard) as found:
-        names = [peer.name for peer in found]
+    with _opened(build, warnings) as found:
+        names = [each.name for each in found]
         assert len(build.left) == 1
-    assert names == ["llama.cpp server, plain", *list(PEERS)[3:]]
-    assert [peer.speculative for peer in found] == [False, True, False]
-    assert len(heard) == 2
-    assert "speculative-simple is left out: there is no program" in heard[0]
-    assert "server is left out" in heard[1]
-    assert "failed to load model" in heard[1]
+    assert names == ["llama.cpp server, plain", *list(BASELINES)[3:]]
+    assert len(warnings) == 2
+    assert "speculative-simple is left out: there is no program" in warnings[0]
+    assert "server is left out" in warnings[1]
+    assert "failed to load model" in warnings[1]
     assert build.left == []
 
 
 def test_a_folder_without_programs_is_an_error(build: Build) -> None:
-    heard: list[str] = []
+    warnings: list[str] = []
     with (
-        pytest.raises(OptionError, match=r"none of .* can be compared(.*\n)+.*no program llama-s"),
-        _heard(build, heard),
+        pytest.raises(
+            OptionError, match=r"no program to compare with in .*(.*\n)+.*no program llama-s"
+        ),
+        _opened(build, warnings),
     ):
         pass
-    with _heard(build, heard, wanted=[baselines.PYTHON_PLAIN]) as found:
-        assert [peer.name for peer in found] == [baselines.PYTHON_PLAIN], "no program was wanted"
-    with _heard(build, heard, folder=None, draft=None) as found:
-        assert [peer.name for peer in found] == [baselines.PYTHON_LOOKUP, baselines.PYTHON_PLAIN]
+    with _opened(build, warnings, wanted=[baselines.PYTHON_PLAIN]) as found:
+        assert [each.name for each in found] == [baselines.PYTHON_PLAIN], "no program was wanted"
+    with _opened(build, warnings, folder=None, draft=None) as found:
+        assert [each.name for each in found] == [baselines.PYTHON_LOOKUP, baselines.PYTHON_PLAIN]
 
 
 def test_without_a_draft_there_are_those_without(build: Build) -> None:
-    heard: list[str] = []
+    warnings: list[str] = []
     build.server()
     build.simple("x", 1)
-    with _heard(build, heard, draft=None, wanted=list(PEERS)[:3]) as found:
-        assert [peer.name for peer in found] == [baselines.LLAMA_SERVER_PLAIN]
-    assert all("needs a draft model" in line for line in heard)
+    with _opened(build, warnings, draft=None, wanted=list(BASELINES)[:3]) as found:
+        assert [each.name for each in found] == [baselines.LLAMA_SERVER_PLAIN]
+    assert all("needs a draft model" in line for line in warnings)
 
 
 def test_what_would_not_fit_is_left_out(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    heard: list[str] = []
+    warnings: list[str] = []
     monkeypatch.setattr(baselines, "free_memory", lambda: 100_000_000)
-    with _heard(build, heard, folder=None, n_ctx=8192) as found:
-        assert [peer.name for peer in found] == [baselines.PYTHON_PLAIN]
-    assert "keeps the logits of every position" in heard[0]
+    with _opened(build, warnings, folder=None, n_ctx=8192) as found:
+        assert [each.name for each in found] == [baselines.PYTHON_PLAIN]
+    assert "keeps the logits of every position" in warnings[0]
     monkeypatch.setattr(baselines, "free_memory", lambda: 1_000)
     with (
         pytest.raises(OptionError, match=r"may need .* GB more"),
-        _heard(build, heard, folder=None, wanted=[baselines.PYTHON_PLAIN]),
+        _opened(build, warnings, folder=None, wanted=[baselines.PYTHON_PLAIN]),
     ):
         pass
 
@@ -121,11 +125,11 @@ def test_sigterm_stops_the_servers(build: Build) -> None:
     script = (
         "import os, signal, sys, time\n"
         "from pathlib import Path\n"
-        "from ggufspec.bench.baselines import LLAMA_SERVER_PLAIN, peers\n"
+        "from ggufspec.bench.baselines import LLAMA_SERVER_PLAIN, open_baselines\n"
         "folder, target = map(Path, sys.argv[1:])\n"
-        "with peers(folder, target, None, n_ctx=256, n_threads=1, n_threads_draft=1,\n"
-        "           n_gpu_layers=0, n_gpu_layers_draft=0, heard=print,\n"
-        "           wanted=[LLAMA_SERVER_PLAIN]):\n"
+        "with open_baselines(folder, target, None, n_ctx=256, n_threads=1, n_threads_draft=1,\n"
+        "                    n_gpu_layers=0, n_gpu_layers_draft=0, warn=print,\n"
+        "                    wanted=[LLAMA_SERVER_PLAIN]):\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    time.sleep(30)\n"
     )
@@ -139,129 +143,124 @@ def test_sigterm_stops_the_servers(build: Build) -> None:
 
 
 @dataclass
-class FakePeer:
-    """Writes token 30 again and again; does not know one prompt."""
+class FakeRunner:
+    """Writes token 30 again and again; cannot read one prompt."""
 
-    name: str = "somebody"
-    speculative: bool = True
     is_resident: bool = True
-    asked: list[tuple[list[int], str | None, dict[str, Any], int, int]] = field(
-        default_factory=list
-    )
+    prints_tokens: bool = True
+    sampling_options: Sequence[str] | None = None
+    requests: list[BaselineRequest] = field(default_factory=list)
 
-    def write(
-        self,
-        tokens: Sequence[int],
-        text: str | None,
-        *,
-        options: Mapping[str, Any],
-        n_tokens: int,
-        seed: int,
-    ) -> PeerText:
-        self.asked.append((list(tokens), text, dict(options), n_tokens, seed))
-        if text is not None and "unknown" in text:
-            raise PromptError("never heard of it")
-        return PeerText(
-            n_prompt=len(tokens),
-            n_generated=n_tokens,
+    def write(self, request: BaselineRequest) -> BaselineText:
+        self.requests.append(request)
+        if request.text is not None and "unknown" in request.text:
+            raise PromptError("it cannot be read")
+        return BaselineText(
+            n_prompt=len(request.tokens),
+            n_generated=request.n_tokens,
             n_drafted=10,
-            n_accepted=n_tokens // 2,
+            n_accepted=request.n_tokens // 2,
             prompt_seconds=0.5,
             first_token_seconds=0.6,
             generation_seconds=2.0,
-            tokens=[] if self.name == "silent" else [30] * n_tokens,
+            tokens=[30] * (request.n_tokens + 1) if self.prints_tokens else [],
             text=" and so on",
         )
 
 
-def _plan(prompts: Sequence[Prompt], names: Sequence[str], n_runs: int = 2) -> Plan:
+def _experiment(prompts: Sequence[Prompt], names: Sequence[str], n_runs: int = 2) -> Experiment:
     made = contenders(lengths=[2], temperatures=[0], has_draft=False)
-    made += peer_contenders(names, temperatures=[0], sampling={"top_k": 20})
-    return Plan(made, prompts, n_runs=n_runs, n_tokens=8, n_warm_up=4, seed=7)
+    made += baseline_contenders(names, temperatures=[0], sampling={"top_k": 20})
+    return Experiment(made, prompts, n_runs=n_runs, n_tokens=8, n_warm_up=4, seed=7)
 
 
-def test_contenders_of_peers() -> None:
-    made = peer_contenders(["a", "b"], temperatures=[0, 0.8], sampling={"top_k": 20})
+def test_contenders_of_baselines() -> None:
+    made = baseline_contenders(["a", "b"], temperatures=[0, 0.8], sampling={"top_k": 20})
     assert [each.name for each in made] == ["a, T 0", "b, T 0", "a, T 0.8", "b, T 0.8"]
     assert made[3].options == {"top_k": 20, "temperature": 0.8}
-    assert (made[3].peer, made[3].model, made[3].baseline) == ("b", "peer", "plain, T 0.8")
-    assert peer_contenders(["a"], temperatures=[0])[0].baseline == "plain"
+    assert (made[3].program, made[3].model, made[3].baseline) == ("b", "baseline", "plain, T 0.8")
+    assert baseline_contenders(["a"], temperatures=[0])[0].baseline == "plain"
 
 
-def test_a_peer_writes_in_turn_with_ours(engine: Engine) -> None:
-    peer = FakePeer()
-    told: list[str] = []
+def test_a_baseline_alternates_with_ours(engine: Engine) -> None:
+    runner = FakeRunner()
+    warnings: list[str] = []
     progress: list[tuple[int, int, str]] = []
-    prompts = [Prompt("1", "", ("It was", "And then")), Prompt("2", "", ("the unknown",))]
-    plan = _plan(prompts, ["somebody"])
+    prompts = [Prompt(id="1", turns=("It was", "And then")), Prompt(id="2", turns=("the unknown",))]
+    experiment = _experiment(prompts, ["other"])
     found = list(
         measure(
-            *(engine, plan),
-            peers=[peer],
-            told=told.append,
-            heard=lambda *heard: progress.append(heard),
+            *(engine, experiment),
+            baselines=[Baseline("other", runner)],
+            warn=warnings.append,
+            progress=lambda *made: progress.append(made),
         )
     )
     assert [each.contender for each in found if each.run == 0 and each.prompt == "1"] == [
-        *("plain", "draft 2", "somebody")
+        *("plain", "draft 2", "other")
     ]
-    mine = [each for each in found if each.contender == "somebody"]
+    mine = [each for each in found if each.contender == "other"]
     assert [each.key[1:] for each in mine] == [("1", 0), ("1", 1)]
-    assert told == ["somebody leaves out prompt 2: never heard of it"]
+    assert warnings == ["other leaves out prompt 2: it cannot be read"]
     text = mine[0]
     assert (text.n_generated, text.n_drafted, text.n_accepted, text.n_rounds) == (16, 20, 8, 8)
     assert (text.prompt_seconds, text.first_token_seconds) == (1.0, 0.6)
     assert text.tokens_per_second == 4
     assert text.tokens == [30] * 16
     assert (list(text.rounds), list(text.drafted_by_position)) == ([], [])
-    warm_up, first, second, *_ = peer.asked
-    assert warm_up[3] == 4
-    assert first[:2] == (engine.tokenize("It was"), "It was")
-    assert first[2:4] == ({"ignore_eos": True, "top_k": 20, "temperature": 0}, 8)
+    warm_up, first, second, *_ = runner.requests
+    assert warm_up.n_tokens == 4
+    assert (first.tokens, first.text) == (engine.tokenize("It was"), "It was")
+    assert (first.sampling.top_k, first.sampling.temperature) == (20, 0)
+    assert (first.ignore_eos, first.n_tokens) == (True, 8)
     said = 8 * engine.vocab.piece(30).decode()
-    assert second[1] == f"It was\n{said}\nAnd then", "behind its own answer"
-    assert peer.asked[-1][4] != first[4], "the second run has another seed"
+    assert second.text == f"It was\n{said}\nAnd then", "after its own reply"
+    assert runner.requests[-1].seed != first.seed, "the second run has another seed"
     done, totals = zip(*((n, total) for n, total, _ in progress), strict=True)
     assert list(done) == sorted(done)
     assert max(done) <= totals[0]
 
 
-def test_a_peer_that_tells_no_tokens(engine: Engine) -> None:
-    peer = FakePeer("silent", is_resident=False)
-    plan = _plan([Prompt("1", "", ("It was", "And then"))], ["silent"], n_runs=1)
-    results = Results({}, list(plan.contenders))
-    results.measurements = list(measure(engine, plan, peers=[peer]))
-    assert peer.asked[2][1] == "It was\n and so on\nAnd then"
+def test_a_baseline_that_prints_no_tokens(engine: Engine) -> None:
+    runner = FakeRunner(is_resident=False, prints_tokens=False)
+    experiment = _experiment([Prompt(id="1", turns=("It was", "And then"))], ["silent"], n_runs=1)
+    results = BenchResults({}, list(experiment.contenders))
+    results.measurements = list(measure(engine, experiment, baselines=[Baseline("silent", runner)]))
+    assert runner.requests[2].text == "It was\n and so on\nAnd then"
     assert results.measurements[-1].joules is None
-    assert not any("silent parted" in line for line in doubts(results))
-    row = rows(results)[-1]
+    assert not any("silent differs" in line for line in warnings_of(results))
+    row = summarize(results)[-1]
     assert row.speedup is not None
     assert (row.mean_length, row.accepted, row.by_position) == (2, 0.4, ())
     assert len(overview(results).rows) == 3
     document = json.loads(json.dumps(results.to_document()))
-    assert Results.of_document(document, "it").to_document() == results.to_document()
+    assert BenchResults.of_document(document, "it").to_document() == results.to_document()
 
 
-def test_a_contender_without_its_peer_is_named(engine: Engine) -> None:
-    plan = _plan([Prompt("1", "", ("It was",))], ["nobody"])
-    with pytest.raises(OptionError, match="there is no peer 'nobody'"):
-        list(measure(engine, plan))
+def test_a_contender_without_its_program_is_named(engine: Engine) -> None:
+    experiment = _experiment([Prompt(id="1", turns=("It was",))], ["nobody"])
+    with pytest.raises(OptionError, match="needs 'nobody', which is not open"):
+        list(measure(engine, experiment))
 
 
 def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
-    heard: list[str] = []
+    warnings: list[str] = []
     build.server()
     build.simple("It was", len(engine.tokenize("It was")))
-    with _heard(build, heard) as found:
-        plan = _plan([Prompt("1", "", ("It was",)), Prompt("2", "", ("He was not",))], list(PEERS))
-        plan = replace(plan, n_runs=1)
-        told: list[str] = []
+    with _opened(build, warnings) as found:
+        experiment = _experiment(
+            [Prompt(id="1", turns=("It was",)), Prompt(id="2", turns=("He was not",))],
+            list(BASELINES),
+        )
+        experiment = replace(experiment, n_runs=1)
+        left_out: list[str] = []
         texts = {
-            each.key[:2]: each for each in measure(engine, plan, peers=found, told=told.append)
+            each.key[:2]: each
+            for each in measure(engine, experiment, baselines=found, warn=left_out.append)
         }
-    assert heard == []
+    assert warnings == []
     n_one, n_other = (len(engine.tokenize(text)) for text in ("It was", "He was not"))
-    assert told == [  # the program always reads the same
+    assert left_out == [  # the program always reads the same
         "llama.cpp speculative-simple leaves out prompt 2: llama.cpp speculative-simple read "
         f"{n_one} tokens where we read {n_other}"
     ]
@@ -281,12 +280,12 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
 
 def test_a_server_that_reads_other_tokens_is_left_out(engine: Engine, build: Build) -> None:
     build.server("reads more")
-    told: list[str] = []
-    with _heard(build, [], wanted=[baselines.LLAMA_SERVER]) as found:
-        plan = _plan([Prompt("1", "", ("It was",))], [baselines.LLAMA_SERVER])
-        texts = list(measure(engine, plan, peers=found, told=told.append))
+    left_out: list[str] = []
+    with _opened(build, [], wanted=[baselines.LLAMA_SERVER]) as found:
+        experiment = _experiment([Prompt(id="1", turns=("It was",))], [baselines.LLAMA_SERVER])
+        texts = list(measure(engine, experiment, baselines=found, warn=left_out.append))
     assert {each.contender for each in texts} == {"plain", "draft 2"}
-    assert len(told) == 2, "the warm-up, and the text once"
+    assert len(left_out) == 2, "the warm-up, and the text once"
 
 
 # Texts of tokens

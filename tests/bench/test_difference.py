@@ -1,4 +1,4 @@
-"""Two benchmarks beside each other: what has changed, and what may only seem so."""
+"""Comparing two benchmarks: changes, and other possible causes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from measured import two
 
 from ggufspec.bench.difference import changes, compare
-from ggufspec.bench.records import Results
+from ggufspec.bench.records import BenchResults
 
 KEYS = [(prompt, run) for run in range(2) for prompt in "abc"]
 
 
-def session(plain: float, ours: float, *, seed: int = 0, spread: float = 0.01) -> Results:
+def session(plain: float, ours: float, *, seed: int = 0, spread: float = 0.01) -> BenchResults:
     """A session: rates of plain and of a draft, behind prompts of which each has its own."""
     chance = random.Random(seed)
 
@@ -30,7 +30,7 @@ def session(plain: float, ours: float, *, seed: int = 0, spread: float = 0.01) -
     return two(rates(plain), rates(ours))
 
 
-def verdicts(before: Results, after: Results) -> dict[str, str]:
+def verdicts(before: BenchResults, after: BenchResults) -> dict[str, str]:
     return {row[0]: row[-1] for row in compare(before, after).rows}
 
 
@@ -57,7 +57,7 @@ def test_another_speed_of_the_machine_is_no_change_of_the_draft() -> None:
 
 
 def test_the_same_file_twice_shows_no_difference() -> None:
-    recorded = Results.of_document(measured.document(), "it")
+    recorded = BenchResults.of_document(measured.document(), "it")
     table = compare(recorded, recorded)
     assert {row[3] for row in table.rows} == {"1.000"}
     assert {row[-1] for row in table.rows} == {"no difference shown"}
@@ -72,7 +72,7 @@ def test_texts_are_paired_by_prompt_and_run() -> None:
         assert change is not None
         assert change.n == 4
         assert change.ratio == pytest.approx(1)
-    assert any("compared are the 4 in both" in note for note in compare(before, after).notes)
+    assert any("ratios are of the 4 in both" in note for note in compare(before, after).notes)
 
 
 def test_too_few_texts_or_none_in_common_are_told() -> None:
@@ -82,7 +82,7 @@ def test_too_few_texts_or_none_in_common_are_told() -> None:
     assert set(verdicts(one, other).values()) == {"no text in common"}
     nothing = two({("a", 0): 10}, {("a", 0): 15}, n_generated=0)
     assert verdicts(one, nothing)["draft 3"] == "no text in common"
-    assert verdicts(one, Results({}, [])) == {}
+    assert verdicts(one, BenchResults({}, [])) == {}
 
 
 def test_shares_of_accepted_tokens_stand_beside_each_other() -> None:
@@ -119,10 +119,10 @@ def test_what_else_differs_is_told() -> None:
         "only before: draft 8",
         "only after: draft auto",
         'machine differ: processor was "slow", is "fast"; memory.total was 8, is 16',
-        'versions differ: ggufspec was "0.1.0", is "0.2.0"; numpy was not told, is "2"',
-        "options of draft 3 differ: top_k was not told, is 5",
-        "settings differ: prompts was not told",
-        "after: it was interrupted",
+        'versions differ: ggufspec was "0.1.0", is "0.2.0"; numpy was not given, is "2"',
+        "options of draft 3 differ: top_k was not given, is 5",
+        "settings differ: prompts was not given",
+        "after: interrupted",
     ):
         assert expected in told
     assert "models differ" not in told

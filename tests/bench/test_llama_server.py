@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from llama_build import ANSWER, RIVAL, Build
+from llama_build import ANSWER, PROGRAM, Build
 
 from ggufspec.bench import llama_cpp_runner, llama_server
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
+from ggufspec.llama.lookup import BaselineRequest
 
 GREEDY = Sampling(temperature=0)
 
@@ -48,7 +49,7 @@ def test_the_command_line_has_all_of_the_sampling() -> None:
 
 def test_the_command_line_of_a_text() -> None:
     line = llama_cpp_runner.text_command(
-        RIVAL, "a b", ["--temp", "0"], n_tokens=9, seed=3, ignore_eos=False, n_prompt=3000
+        PROGRAM, "a b", ["--temp", "0"], n_tokens=9, seed=3, ignore_eos=False, n_prompt=3000
     )
     assert _after(line, "-p") == ["a b"]
     assert _after(line, "-n") == ["8"]
@@ -58,13 +59,13 @@ def test_the_command_line_of_a_text() -> None:
 
 
 def test_the_command_line_of_a_server() -> None:
-    line = llama_server.command(RIVAL, 8123)
+    line = llama_server.command(PROGRAM, 8123)
     assert _after(line, "-md") == ["d.gguf"]
     assert _after(line, "--spec-type") == ["draft-simple"]
     assert _after(line, "-c") + _after(line, "-t") + _after(line, "-td") == ["1024", "4", "1"]
     assert _after(line, "-np") + _after(line, "--port") == ["1", "8123"]
     assert _after(line, "--host") == ["127.0.0.1"]
-    plain = llama_server.command(replace(RIVAL, draft=None), 8123)
+    plain = llama_server.command(replace(PROGRAM, draft=None), 8123)
     assert not {"-md", "--spec-type", "-td", "-ngld"} & set(plain)
 
 
@@ -74,8 +75,8 @@ def test_the_request_to_a_server() -> None:
     )
     asked = json.loads(
         json.dumps(
-            llama_server.request(
-                *([1, 2], sampling, (".",)), n_tokens=8, n_ctx=256, seed=3, ignore_eos=True
+            llama_server.request_body(
+                BaselineRequest([1, 2], sampling, 8, 3, True, dry_sequence_breakers=(".",)), 256
             ),
             allow_nan=False,
         )
@@ -124,16 +125,13 @@ def test_a_server_is_stopped_by_an_error(build: Build, error: type[BaseException
     assert build.left == []
 
 
-def test_a_server_that_does_not_end_is_killed(
-    build: Build, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(llama_server, "_STOP_SECONDS", 0.1)
-    with llama_server.running(build.server("stubborn")):
+def test_a_server_that_does_not_end_is_killed(build: Build) -> None:
+    with llama_server.running(build.server("stubborn"), stop_seconds=0.1):
         pass
     assert build.left == []
 
 
-def test_a_server_that_does_not_start_has_last_words(build: Build) -> None:
+def test_a_server_that_does_not_start_shows_its_log(build: Build) -> None:
     with (
         pytest.raises(OptionError, match=r"code 1 before it was ready.*\n.*failed to load model"),
         llama_server.running(build.server("fails")),
@@ -141,13 +139,13 @@ def test_a_server_that_does_not_start_has_last_words(build: Build) -> None:
         pass
     with (
         pytest.raises(OptionError, match=r"was not ready within 0.5 s.*\n.*listening"),
-        llama_server.running(build.server("never ready"), patience=0.5),
+        llama_server.running(build.server("never ready"), start_seconds=0.5),
     ):
         pass
     assert build.left == []
     with (
         pytest.raises(OptionError, match="give the folder of a llama-server"),
-        llama_server.running(replace(RIVAL, binary=build.folder / "none")),
+        llama_server.running(replace(PROGRAM, binary=build.folder / "none")),
     ):
         pass
 
@@ -160,6 +158,6 @@ def test_a_server_that_fails_at_a_text_says_why(build: Build) -> None:
         server.complete({"prompt": [1], "n_predict": 1})
     with (
         llama_server.running(build.server("dies")) as server,
-        pytest.raises(OptionError, match=r"(?s)its last words:.*GGML_ASSERT"),
+        pytest.raises(OptionError, match=r"(?s)its log ends with:.*GGML_ASSERT"),
     ):
         server.complete({"prompt": [1], "n_predict": 1})

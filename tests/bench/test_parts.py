@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import ggufspec
 from ggufspec.bench.contenders import contenders
-from ggufspec.bench.energy import Meter
-from ggufspec.bench.prompts import Prompt, own_prompts, prompts_of
-from ggufspec.errors import PromptError
+from ggufspec.bench.machine import EnergyMeter
+from ggufspec.bench.prompts import own_prompts
 
 # Contenders
 
@@ -43,50 +44,6 @@ def test_names_tell_only_what_differs() -> None:
 # Prompts
 
 
-def test_questions_of_spec_bench_and_mt_bench_are_read() -> None:
-    lines = [
-        {"question_id": 81, "category": "writing", "turns": ["Write.", "Rewrite."]},
-        {"question_id": 82, "category": "math", "turns": ["1 + 1?"], "reference": ["2"]},
-        {"prompt": "Once"},
-    ]
-    data = "\n".join(map(json.dumps, lines)).encode() + b"\n\n"
-    assert prompts_of(data, "q.jsonl") == [
-        Prompt("81", "writing", ("Write.", "Rewrite.")),
-        Prompt("82", "math", ("1 + 1?",)),
-        Prompt("3", "", ("Once",)),
-    ]
-
-
-def test_what_is_not_told_is_empty() -> None:
-    (found,) = prompts_of(b'{"question_id": null, "category": null, "turns": ["a"]}', "q.jsonl")
-    assert found == Prompt("1", "", ("a",))
-
-
-@pytest.mark.parametrize("data", ["{hello\nworld", "{a}\n\nb", "one\ntwo"])
-def test_plain_text_may_begin_like_json(data: str) -> None:
-    assert [prompt.turns for prompt in prompts_of(data.encode(), "it.txt")] == [
-        (line,) for line in data.splitlines() if line
-    ]
-
-
-@pytest.mark.parametrize(
-    ("lines", "told"),
-    [
-        (['{"question_id": 1, "turns": ["a"]}'] * 2, "question_id 1 twice"),
-        (['{"turns": ["a", ""]}'], "line 1 of q.jsonl has a turn that is no text, or empty"),
-        (['{"turns": ["a"]}', '{"turns": ["a", 5]}'], "line 2 of q.jsonl has a turn"),
-        (['{"turns": []}'], "no text in 'turns'"),
-        (['{"turns": "a"}'], "no text in 'turns'"),
-        (['{"prompt": 5}'], "no text in 'prompt'"),
-        (["[1]"], "no JSON object"),
-        ([""], "it is empty"),
-    ],
-)
-def test_wrong_questions_are_told(lines: list[str], told: str) -> None:
-    with pytest.raises(PromptError, match=told):
-        prompts_of("\n".join(lines).encode(), "q.jsonl")
-
-
 def test_there_are_prompts_without_a_file() -> None:
     found = own_prompts()
     assert len({prompt.name for prompt in found}) == len(found) > 3
@@ -108,7 +65,7 @@ def test_packages_are_added_up_and_begin_anew(tmp_path: Path) -> None:
     counters(tmp_path, "intel-rapl:0", 900)
     counters(tmp_path, "intel-rapl:1", 100)
     counters(tmp_path, "intel-rapl:0:0", 5)  # a part of the first: counted already
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     assert meter.joules() == 0
     counters(tmp_path, "intel-rapl:0", 950)
     counters(tmp_path, "intel-rapl:0:0", 99)
@@ -121,9 +78,36 @@ def test_packages_are_added_up_and_begin_anew(tmp_path: Path) -> None:
 
 
 def test_nobody_tells_of_energy(tmp_path: Path) -> None:
-    assert Meter(tmp_path / "none").joules() is None
+    assert EnergyMeter(tmp_path / "none").joules() is None
     counters(tmp_path, "intel-rapl:0", 900, span=None)
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     assert meter.joules() == 0
     counters(tmp_path, "intel-rapl:0", 10)  # it began anew, nobody knows after how much
     assert meter.joules() is None
+
+
+# Portability
+
+WITHOUT_POSIX = """
+import sys
+import ggufspec.common.files  # checks the platform before it imports fcntl
+for name in ("resource", "fcntl", "termios", "pwd", "grp"):
+    sys.modules[name] = None  # an import raises ImportError, as on Windows
+from ggufspec.bench import llama_server, machine, plot, presets, recording, suite, tune
+from ggufspec.cli import bench, bench_jobs, race_view
+from ggufspec.cli import tune as tune_command
+assert machine.peak_rss() is None
+assert machine.describe()["cpu"]
+"""
+
+
+def test_the_benchmark_imports_without_posix_modules() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_POSIX], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_package_does_not_import_its_tests() -> None:
+    package = Path(ggufspec.__file__).parent
+    sources = {path: path.read_text() for path in package.rglob("*.py")}
+    wrong = ("import tests", "from tests")
+    assert not [path for path, text in sources.items() if any(each in text for each in wrong)]

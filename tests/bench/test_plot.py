@@ -1,4 +1,4 @@
-"""A picture of a benchmark, whatever was measured: what it shows, and that it can be drawn."""
+"""Plots of benchmarks: what they show, and that any results can be drawn."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pathlib import Path
 import measured
 import pytest
 
-from ggufspec.bench import plot_data, table
+from ggufspec.bench import plot_data, summary
 from ggufspec.bench.plot import check, draw
-from ggufspec.bench.records import Results, Turn
+from ggufspec.bench.records import BenchResults, RoundTiming
 from ggufspec.errors import OptionError
 
 
-def texts(results: Results, folder: Path, name: str = "it.svg") -> list[str]:
+def texts(results: BenchResults, folder: Path, name: str = "it.svg") -> list[str]:
     """All texts of the picture: paths of letters follow each as a comment."""
     path = folder / name
     draw(results, path)
@@ -28,19 +28,19 @@ def texts(results: Results, folder: Path, name: str = "it.svg") -> list[str]:
 
 
 def test_speedups_are_lines_by_length() -> None:
-    (line,) = plot_data.lines(measured.lively())
+    (line,) = plot_data.speedup_lines(measured.lively())
     assert line.lengths == [1, 3, 8]
     assert line.name == ""
     assert line.auto is not None
-    both = plot_data.lines(
+    both = plot_data.speedup_lines(
         measured.lively((1, 3), drafters=("model", "ngram"), temperatures=(0.0, 0.7))
     )
     assert [line.name for line in both] == [
         *("model, T 0", "ngram, T 0", "model, T 0.7", "ngram, T 0.7")
     ]
     assert [line.number for line in both] == [0, 1, 2, 3]
-    assert plot_data.lines(measured.lively(("auto",))) == []
-    assert plot_data.lines(measured.lively((4,))) == []  # a point is no line
+    assert plot_data.speedup_lines(measured.lively(("auto",))) == []
+    assert plot_data.speedup_lines(measured.lively((4,))) == []  # a point is no line
 
 
 def test_of_many_ways_the_fastest_are_shown() -> None:
@@ -54,22 +54,22 @@ def test_of_many_ways_the_fastest_are_shown() -> None:
         else each
         for each in results.measurements
     ]
-    found = plot_data.names(results)
-    assert len(found) == plot_data.MOST_LINES
+    found = plot_data.series_names(results)
+    assert len(found) == plot_data.MAX_LINES
     assert not [name for name in found if "ngram, b" in name]
 
 
 def test_a_pass_has_the_cost_of_its_stair() -> None:
     results = measured.lively((1, 2, 3, 4), noise=0.0)
-    sizes, seconds = plot_data.stairs(results)
+    sizes, seconds = plot_data.pass_costs(results)
     assert sizes == [1, 2, 3, 4, 5]
     assert [round(1e3 * each) for each in seconds] == [27, 38, 44, 36, 55]
     results.measurements[0] = replace(
-        results.measurements[0], rounds=[Turn(1, 7, 0, 0.1, 9.9)] * 4, n_rounds=4
+        results.measurements[0], rounds=[RoundTiming(1, 7, 0, 0.1, 9.9)] * 4, n_rounds=4
     )
-    assert plot_data.stairs(results)[0] == sizes  # of four passes nobody knows
+    assert plot_data.pass_costs(results)[0] == sizes  # four passes are too few
     alone = [each for each in results.measurements if each.contender == "draft alone"]
-    assert plot_data.stairs(replace(results, measurements=alone)) == ([], [])
+    assert plot_data.pass_costs(replace(results, measurements=alone)) == ([], [])
 
 
 def test_acceptance_is_shown_of_auto_and_of_lengths_far_apart() -> None:
@@ -96,27 +96,27 @@ def test_positions_that_were_hardly_reached_are_left_out() -> None:
 
 def test_a_race_is_run_by_the_best_and_plain_behind_the_same_prompt() -> None:
     results = measured.lively()
-    race = plot_data.race(results)
+    race = plot_data.timelines(results)
     assert race is not None
     assert race.plain.name == "plain"
-    assert race.best.name == "draft 3"  # a batch of four is a landing
+    assert race.best.name == "draft 3"  # a pass over four is cheap
     for written in (race.plain, race.best):
         assert (written.tokens[0], written.seconds[0]) == (0, 0)
         assert written.tokens[-1] == race.n_tokens == 48
         assert list(written.seconds) == sorted(written.seconds)
     without = [replace(each, rounds=[]) for each in results.measurements]
-    assert plot_data.race(replace(results, measurements=without)) is None
+    assert plot_data.timelines(replace(results, measurements=without)) is None
 
 
 def test_of_many_bars_the_fastest_are_shown_and_what_they_are_compared_with() -> None:
     results = measured.lively(tuple(range(1, 9)), drafters=("a", "b", "c"), n_runs=1)
-    shown, n_more = plot_data.bars(results)
+    shown, n_more = plot_data.rate_bars(results)
     assert len(shown) == 16
     assert n_more == 2 + 24 - 16
     assert [bar.name for bar in shown[:2]] == ["plain", "draft alone"]
     left_out = {each.name for each in results.contenders} - {bar.name for bar in shown}
     slowest = min(bar.rate for bar in shown if bar.speedup)
-    rates = {row.contender.name: row.median for row in table.rows(results)}
+    rates = {row.contender.name: row.median for row in summary.summarize(results)}
     assert max(rates[name] for name in left_out) <= slowest
 
 
@@ -126,29 +126,29 @@ def test_of_many_bars_the_fastest_are_shown_and_what_they_are_compared_with() ->
 def test_a_panel_is_there_if_something_is_known_for_it(tmp_path: Path) -> None:
     whole = texts(measured.lively(), tmp_path)
     for title in (
-        "Speed-up by tokens drafted a round",
-        "What a pass of the target costs",
-        "Drafts accepted as far as a position",
-        "A text as it was written",
+        "Speed-up by draft length",
+        "Time of a target pass",
+        "Drafts accepted up to a position",
+        "One text over time",
         "large with small",
         "a made one  ·  4 threads  ·  3 prompts, 2 runs  ·  ggufspec 0.1.0",
     ):
         assert title in whole
     only_auto = texts(measured.lively(("auto",)), tmp_path)
-    assert "Tokens a second" in only_auto
-    assert "Speed-up by tokens drafted a round" not in only_auto
+    assert "Tokens/s" in only_auto
+    assert "Speed-up by draft length" not in only_auto
     bare = measured.two({("a", 0): 10}, {("a", 0): 15})
     found = texts(bare, tmp_path)
-    assert "Tokens a second" in found
-    assert "What a pass of the target costs" not in found
-    assert "A text as it was written" not in found
+    assert "Tokens/s" in found
+    assert "Time of a target pass" not in found
+    assert "One text over time" not in found
     assert "nothing was measured" in texts(replace(bare, measurements=[]), tmp_path)
 
 
 @pytest.mark.parametrize(
     "results",
     [
-        Results.of_document(measured.document(), "it"),
+        BenchResults.of_document(measured.document(), "it"),
         measured.lively((4,), n_prompts=1, n_runs=1, has_draft=False),
         measured.lively((2, 4, "auto"), chance=0.0),
         measured.lively((2, 4), chance=1.0),
@@ -160,7 +160,7 @@ def test_a_panel_is_there_if_something_is_known_for_it(tmp_path: Path) -> None:
     ],
     ids=["recorded", "one", "nothing accepted", "everything", "interrupted", "many", "lengths"],
 )
-def test_all_kinds_of_results_can_be_drawn(results: Results, tmp_path: Path) -> None:
+def test_all_kinds_of_results_can_be_drawn(results: BenchResults, tmp_path: Path) -> None:
     draw(results, tmp_path / "it.svg")
     assert (tmp_path / "it.svg").read_text().rstrip().endswith("</svg>")
     assert os.listdir(tmp_path) == ["it.svg"]
@@ -210,7 +210,7 @@ def test_what_cannot_be_drawn_is_told_before_anything_is_measured(
 ) -> None:
     check(tmp_path / "it.svg")
     for name in ("it", "it.pdf", "svg"):
-        with pytest.raises(OptionError, match=r"ends in .*; name a file that ends in .png or .svg"):
+        with pytest.raises(OptionError, match=r"name a file with the suffix .png or .svg"):
             check(tmp_path / name)
     with pytest.raises(OptionError, match="there is no folder"):
         check(tmp_path / "none" / "it.svg")
@@ -218,7 +218,7 @@ def test_what_cannot_be_drawn_is_told_before_anything_is_measured(
     with pytest.raises(OptionError, match="it is a folder"):
         check(tmp_path / "a.svg")
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(OptionError, match="takes no files"):
+    with pytest.raises(OptionError, match="is not writable"):
         check(tmp_path / "it.svg")
     monkeypatch.undo()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

@@ -12,8 +12,8 @@ from typing import Any
 import measured
 import pytest
 
-from ggufspec.bench import difference, plot_data, records, table, tables
-from ggufspec.bench.records import Results, read_results
+from ggufspec.bench import difference, plot_data, summary, tables
+from ggufspec.bench.records import BenchResults, read_results
 from ggufspec.errors import OptionError
 
 ODD = [
@@ -23,10 +23,20 @@ ODD = [
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    for before in (Results.of_document(measured.document(), "it"), measured.lively()):
+    for before in (BenchResults.of_document(measured.document(), "it"), measured.lively()):
         path = tmp_path / "results.json"
         path.write_text(json.dumps(before.to_document()))
         assert read_results(path) == before
+
+
+def test_files_of_earlier_versions_are_read() -> None:
+    document = measured.document()
+    document["partings"] = document.pop("divergences", document.get("partings", []))
+    for contender in document["contenders"]:
+        contender["peer"] = contender.pop("program", None)
+    document["contenders"][-1] |= {"model": "peer", "peer": "llama.cpp server"}
+    found = BenchResults.of_document(document, "it").contenders[-1]
+    assert (found.model, found.program) == ("baseline", "llama.cpp server")
 
 
 @pytest.mark.parametrize(
@@ -52,15 +62,14 @@ def test_another_file_is_told(data: bytes, told: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_read_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(OptionError, match="No such file"):
         read_results(tmp_path / "none.json")
     with pytest.raises(OptionError, match="directory"):
         read_results(tmp_path)
-    monkeypatch.setattr(records, "_MOST_BYTES", 100)
     with pytest.raises(OptionError, match="larger than 100 bytes"):
-        read_results(measured.RECORDED)
+        read_results(measured.RECORDED, max_bytes=100)
 
 
 @pytest.mark.parametrize(
@@ -70,15 +79,15 @@ def test_a_file_that_cannot_be_read_is_told(
         (("measurements", 0, "run"), True, "run is True"),
         (("measurements", 0, "generation_seconds"), float("nan"), "is nan; it must be a number"),
         (("measurements", 0, "generation_seconds"), -1.0, "seconds, from 0 on"),
-        (("measurements", 0, "accepted_by_position"), [1], "0 positions .* 1 that were accepted"),
-        (("measurements", 0, "tokens"), [1, 2], "2 tokens; by its counts it must be 48"),
-        (("measurements", 0, "n_accepted"), 9, "9 tokens accepted of 0 drafted"),
-        (("measurements", 0, "rounds"), [[1, 2, 3]], r"rounds\[0\] is no round"),
+        (("measurements", 0, "accepted_by_position"), [1], "0 positions .* 1 of accepted"),
+        (("measurements", 0, "tokens"), [1, 2], "2 tokens; its counts require 48"),
+        (("measurements", 0, "n_accepted"), 9, "9 accepted tokens of 0 drafted"),
+        (("measurements", 0, "rounds"), [[1, 2, 3]], r"rounds\[0\] is not a round"),
         (("measurements", 0, "contender"), "nobody", "'nobody' is named"),
         (("measurements", 0), [], r"measurements\[0\] is 'list'; it must be an object"),
         (("contenders", 0, "baseline"), "nobody", "'nobody' is named"),
-        (("contenders", 1, "name"), "plain", "'plain' is there twice"),
-        (("contenders", 0, "model"), "target", "pair, draft or peer"),
+        (("contenders", 1, "name"), "plain", "'plain' occurs twice"),
+        (("contenders", 0, "model"), "target", "pair, draft or baseline"),
         (("contenders", 0, "options"), {"temperature": "hot"}, "temperature is 'hot'"),
         (("settings",), {"x": [float("inf")]}, "settings is inf"),
         (("settings",), {"x": "\ud800"}, "a text in Unicode"),
@@ -89,41 +98,41 @@ def test_what_is_wrong_is_told_with_its_place(path: Any, value: object, told: st
     document = measured.document()
     _put(document, (path,) if isinstance(path, str) else path, value)
     with pytest.raises(OptionError, match=told):
-        Results.of_document(document, "it")
+        BenchResults.of_document(document, "it")
 
 
 def test_a_text_that_was_measured_twice_is_refused() -> None:
     document = measured.document()
     document["measurements"].append(document["measurements"][0])
     with pytest.raises(OptionError, match="twice"):
-        Results.of_document(document, "it")
+        BenchResults.of_document(document, "it")
 
 
 def test_whatever_a_file_holds_is_refused_or_can_be_told() -> None:
     chance = random.Random(1)
     whole = json.dumps(measured.document())
-    other = Results.of_document(json.loads(whole), "it")
+    other = BenchResults.of_document(json.loads(whole), "it")
     n_usable = 0
     for _ in range(400):
         document = json.loads(whole)
         for _ in range(chance.choice((1, 1, 2, 4))):
             _mutate(document, chance)
         try:
-            found = Results.of_document(document, "it")
+            found = BenchResults.of_document(document, "it")
         except OptionError:
             continue
         n_usable += 1
-        table.doubts(found)
+        summary.warnings_of(found)
         tables.overview(found)
         tables.positions(found)
         tables.by_category(found)
         difference.compare(found, other)
         for draws in (
-            plot_data.lines,
+            plot_data.speedup_lines,
             plot_data.acceptances,
-            plot_data.stairs,
-            plot_data.bars,
-            plot_data.race,
+            plot_data.pass_costs,
+            plot_data.rate_bars,
+            plot_data.timelines,
         ):
             draws(found)  # type: ignore[operator]
     assert n_usable > 30

@@ -1,9 +1,9 @@
-"""Timed texts -> what each contender gives in each cell, and what holds over all. Pure.
+"""Computes speed-ups from timed texts, by condition, and checks them against thresholds.
 
-A cell is a target, a draft, a sampling and a kind of prompt. In a turn every contender writes the
-same number of tokens behind the same prompt, so that ratios are taken turn by turn. The *survey*
-tries every length (and every combination of the rival's grid); the *finals* measure the best of
-them anew, so that the best is not merely the luckiest.
+A condition is a target, a draft, a sampling and a kind of prompt. In a turn each contender
+generates the same number of tokens after the same prompt; ratios are taken turn by turn. The
+*survey* measures all lengths (and llama.cpp's grid); the *finals* measure the best of them again,
+so that the best is not chosen by chance.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-PLAIN, AUTO, RIVAL = "plain", "auto", "llama default"
+PLAIN, AUTO, LLAMA = "plain", "auto", "llama default"
 FIXED, GRID = "fixed ", "llama n "  # and what follows
 SURVEY, FINALS = "survey", "finals"
 
 
-class Cell(NamedTuple):
+class Condition(NamedTuple):
     """Where contenders are compared. `sampling` is a temperature, or "default"."""
 
     target: str
@@ -32,7 +32,7 @@ class Cell(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the tables call it."""
+        """Its name in the tables."""
         draft = f" ({self.draft})" if self.adversarial else ""
         return f"{self.target}{draft}, {self.sampling}, {self.prompts}"
 
@@ -41,7 +41,7 @@ class Cell(NamedTuple):
 class Text:
     """One timed text. `turn`, which it shares with the others, is "run.prompt"."""
 
-    cell: Cell
+    condition: Condition
     stage: str
     turn: str
     contender: str
@@ -52,14 +52,14 @@ class Text:
 
     @property
     def prompt(self) -> str:
-        """Which one of its kind."""
+        """The number of the prompt."""
         return self.turn.rpartition(".")[2]
 
 
-class Middle(NamedTuple):
-    """A median with its spread from least to most; of several prompts, the mean of medians.
+class MedianRange(NamedTuple):
+    """A median with minimum and maximum; with several prompts, the geometric mean of medians.
 
-    That is a geometric mean: prompts differ far more than turns of one of them do.
+    (Prompts differ far more than turns of one prompt.)
     """
 
     median: float
@@ -68,52 +68,52 @@ class Middle(NamedTuple):
     n: int
 
     @staticmethod
-    def of(values: Sequence[float]) -> Middle | None:
-        """Of one prompt. None where there are no values."""
-        return Middle.of_prompts({"": values})
+    def of(values: Sequence[float]) -> MedianRange | None:
+        """Of one prompt. None without values."""
+        return MedianRange.of_prompts({"": values})
 
     @staticmethod
-    def of_prompts(by_prompt: Mapping[str, Sequence[float]]) -> Middle | None:
-        """None where there are no values."""
+    def of_prompts(by_prompt: Mapping[str, Sequence[float]]) -> MedianRange | None:
+        """None without values."""
         values = [value for some in by_prompt.values() for value in some]
         if not values:
             return None
-        middle = geometric_mean(median(some) for some in by_prompt.values() if some)
-        return Middle(middle, min(values), max(values), len(values))
+        found_range = geometric_mean(median(some) for some in by_prompt.values() if some)
+        return MedianRange(found_range, min(values), max(values), len(values))
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a cell says. `ours` is auto where it was measured, else the best fixed length.
+    """The results of a condition. `ours` is auto if it was measured, else the best fixed length.
 
-    `rates` are tokens/s, `gains` are ratios to plain, of the stage that decides (the finals, if
-    there were any); `surveyed` are gains of the survey. `against` are ours over the others.
+    `rates` are tokens/s, `speedups` are ratios to plain, of the finals if there were any, else of
+    the survey; `surveyed` are speed-ups of the survey. `against` are ratios of ours to the others.
     """
 
-    cell: Cell
+    condition: Condition
     ours: str | None
     best_fixed: str | None
-    best_rival: str | None
-    rates: Mapping[str, Middle]
-    gains: Mapping[str, Middle]
+    best_grid: str | None
+    rates: Mapping[str, MedianRange]
+    speedups: Mapping[str, MedianRange]
     surveyed: Mapping[str, float]
-    against: Mapping[str, Middle]  # "plain", "fixed", "rival default", "rival best"
+    against: Mapping[str, MedianRange]  # "plain", "fixed", "llama default", "llama best"
 
 
 def geometric_mean(values: Iterable[float]) -> float:
-    """The geometric mean of positive numbers; nan of none."""
+    """The geometric mean of positive numbers; nan without numbers."""
     known = list(values)
     return statistics.geometric_mean(known) if known else math.nan
 
 
-def best(gains: Mapping[str, float], prefix: str, n: int = 1) -> list[str]:
-    """The n contenders of a kind that gain the most, the best first."""
-    names = [name for name in gains if name.startswith(prefix)]
-    return sorted(names, key=lambda name: -gains[name])[:n]
+def best(speedups: Mapping[str, float], prefix: str, n: int = 1) -> list[str]:
+    """The n contenders of a kind with the largest speed-up, best first."""
+    names = [name for name in speedups if name.startswith(prefix)]
+    return sorted(names, key=lambda name: -speedups[name])[:n]
 
 
-def ratios(texts: Sequence[Text], contender: str, base: str) -> Middle | None:
-    """Speed over that of another contender in the same turn, turn by turn."""
+def ratios(texts: Sequence[Text], contender: str, base: str) -> MedianRange | None:
+    """Ratios of the speeds of two contenders, turn by turn."""
     bases = {
         (text.stage, text.turn): text.tokens_per_second
         for text in texts
@@ -124,37 +124,37 @@ def ratios(texts: Sequence[Text], contender: str, base: str) -> Middle | None:
         turn = text.stage, text.turn
         if text.contender == contender and turn in bases:
             found[text.prompt].append(text.tokens_per_second / bases[turn])
-    return Middle.of_prompts(found)
+    return MedianRange.of_prompts(found)
 
 
-def rates_of(texts: Sequence[Text], contender: str) -> Middle | None:
+def rates_of(texts: Sequence[Text], contender: str) -> MedianRange | None:
     """Tokens per second."""
     found = defaultdict(list)
     for text in texts:
         if text.contender == contender:
             found[text.prompt].append(text.tokens_per_second)
-    return Middle.of_prompts(found)
+    return MedianRange.of_prompts(found)
 
 
-def gains_of(texts: Sequence[Text]) -> dict[str, float]:
+def speedups_of(texts: Sequence[Text]) -> dict[str, float]:
     """The ratio of each contender to plain."""
-    return {name: middle.median for name, middle in _of_each(texts).items()}
+    return {name: found_range.median for name, found_range in _of_each(texts).items()}
 
 
-def _of_each(texts: Sequence[Text]) -> dict[str, Middle]:
+def _of_each(texts: Sequence[Text]) -> dict[str, MedianRange]:
     names = dict.fromkeys(text.contender for text in texts)
-    return {name: middle for name in names if (middle := ratios(texts, name, PLAIN))}
+    return {name: found_range for name in names if (found_range := ratios(texts, name, PLAIN))}
 
 
-def report(cell: Cell, texts: Sequence[Text]) -> Report:
-    """What the texts of one cell say."""
+def report(condition: Condition, texts: Sequence[Text]) -> Report:
+    """The report of one condition."""
     surveyed = [text for text in texts if text.stage == SURVEY]
     decisive = [text for text in texts if text.stage == FINALS] or surveyed
-    gains = gains_of(decisive)
-    fixed = next(iter(best(gains, FIXED)), None)
-    rival = next(iter(best(gains, GRID)), None)
-    ours = AUTO if AUTO in gains else fixed
-    others = {"plain": PLAIN, "fixed": fixed, "rival default": RIVAL, "rival best": rival}
+    speedups = speedups_of(decisive)
+    fixed = next(iter(best(speedups, FIXED)), None)
+    program = next(iter(best(speedups, GRID)), None)
+    ours = AUTO if AUTO in speedups else fixed
+    others = {"plain": PLAIN, "fixed": fixed, "llama default": LLAMA, "llama best": program}
     if ours == fixed:
         del others["fixed"]
     against = {
@@ -162,42 +162,49 @@ def report(cell: Cell, texts: Sequence[Text]) -> Report:
     }
     names = dict.fromkeys(text.contender for text in decisive)
     return Report(
-        cell=cell,
+        condition=condition,
         ours=ours,
         best_fixed=fixed,
-        best_rival=rival,
-        rates={name: middle for name in names if (middle := rates_of(decisive, name))},
-        gains=_of_each(decisive),
-        surveyed=gains_of(surveyed),
-        against={name: middle for name, middle in against.items() if middle is not None},
+        best_grid=program,
+        rates={name: found_range for name in names if (found_range := rates_of(decisive, name))},
+        speedups=_of_each(decisive),
+        surveyed=speedups_of(surveyed),
+        against={
+            name: found_range for name, found_range in against.items() if found_range is not None
+        },
     )
 
 
 def reports(texts: Iterable[Text]) -> list[Report]:
-    """One for each cell that was begun, in order."""
-    by_cell: dict[Cell, list[Text]] = {}
+    """One for each condition, in order."""
+    by_condition: dict[Condition, list[Text]] = {}
     for text in texts:
-        by_cell.setdefault(text.cell, []).append(text)
-    return [report(cell, of) for cell, of in by_cell.items()]
+        by_condition.setdefault(text.condition, []).append(text)
+    return [report(condition, of) for condition, of in by_condition.items()]
 
 
 class SingleBest(NamedTuple):
-    """The one fixed length that serves all cells best: geometric means of gains over plain."""
+    """The best single length for all conditions, by geometric means of speed-ups."""
 
     fixed: str
-    fixed_gain: float
-    auto_gain: float | None  # None: auto was not measured
+    fixed_speedup: float
+    auto_speedup: float | None  # None: auto was not measured
 
     @property
     def ratio(self) -> float:
-        """Auto over it; nan without auto."""
-        return math.nan if self.auto_gain is None else self.auto_gain / self.fixed_gain
+        """Auto / it; nan without auto."""
+        return math.nan if self.auto_speedup is None else self.auto_speedup / self.fixed_speedup
 
 
-def single_best(cells: Sequence[Report]) -> SingleBest | None:
-    """Chosen by the survey, where every length was tried; told by the finals, if all have it."""
-    decisive = [{name: at.median for name, at in cell.gains.items()} for cell in cells]
-    surveyed = [cell.surveyed or gains for cell, gains in zip(cells, decisive, strict=True)]
+def single_best(conditions: Sequence[Report]) -> SingleBest | None:
+    """Chosen by the survey, which has all lengths; measured by the finals, if all have it."""
+    decisive = [
+        {name: at.median for name, at in condition.speedups.items()} for condition in conditions
+    ]
+    surveyed = [
+        condition.surveyed or speedups
+        for condition, speedups in zip(conditions, decisive, strict=True)
+    ]
     found = _means(surveyed)
     names = best(found, FIXED)
     if not names:
@@ -210,14 +217,14 @@ def single_best(cells: Sequence[Report]) -> SingleBest | None:
 
 
 def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Geometric means of what all tables have."""
+    """Geometric means of the names that are in all tables."""
     first, *others = tables or [{}]
     common = [name for name in first if all(name in table for table in others)]
     return {name: geometric_mean(table[name] for table in tables) for name in common}
 
 
 class Verdict(NamedTuple):
-    """One thing that must hold."""
+    """One threshold."""
 
     what: str
     found: float
@@ -225,40 +232,46 @@ class Verdict(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether it does."""
+        """Whether it is reached."""
         return self.found >= self.needed
 
 
-# Geometric means over cells at temperature 0, and at each other sampling.
-_NEEDED = {"rival default": (1.2, 1.7), "rival best": (1.1, 1.25)}
-_WORST = {"fixed": 0.97, "plain": 0.97, "rival best": 0.97}
+# Geometric means over conditions at temperature 0, and at each other sampling.
+_NEEDED = {"llama default": (1.2, 1.7), "llama best": (1.1, 1.25)}
+_WORST = {"fixed": 0.97, "plain": 0.97, "llama best": 0.97}
 _LABELS = {
     "plain": "plain",
     "fixed": "best fixed length",
-    "rival default": "llama.cpp's defaults",
-    "rival best": "llama.cpp's best of the grid",
+    "llama default": "llama.cpp's defaults",
+    "llama best": "llama.cpp's best of the grid",
 }
 _SINGLE = 1.05
 
 
-def verdicts(cells: Sequence[Report]) -> list[Verdict]:
-    """Everything that can be judged by what was measured."""
+def verdicts(conditions: Sequence[Report]) -> list[Verdict]:
+    """All thresholds for which there are measurements."""
     found = []
     for name, needed in _WORST.items():
-        measured = [(cell.against[name].median, cell) for cell in cells if name in cell.against]
+        measured = [
+            (condition.against[name].median, condition)
+            for condition in conditions
+            if name in condition.against
+        ]
         if measured:
             least, where = min(measured, key=lambda pair: pair[0])
-            what = f"worst cell / {_LABELS[name]}: {where.cell.name}"
+            what = f"worst condition / {_LABELS[name]}: {where.condition.name}"
             found.append(Verdict(what, least, needed))
-    single = single_best(cells)
+    single = single_best(conditions)
     if single and not math.isnan(single.ratio):
         what = f"geometric mean / best single length ({single.fixed})"
         found.append(Verdict(what, single.ratio, _SINGLE))
     for name, (at_zero, elsewhere) in _NEEDED.items():
         by_sampling: dict[str, list[float]] = {}
-        for cell in cells:
-            if name in cell.against:
-                by_sampling.setdefault(cell.cell.sampling, []).append(cell.against[name].median)
+        for condition in conditions:
+            if name in condition.against:
+                by_sampling.setdefault(condition.condition.sampling, []).append(
+                    condition.against[name].median
+                )
         for sampling, values in by_sampling.items():
             what = f"geometric mean / {_LABELS[name]}, sampling {sampling}"
             needed = at_zero if is_greedy(sampling) else elsewhere

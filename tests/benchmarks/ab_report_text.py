@@ -1,4 +1,4 @@
-"""Reports of cells -> tables to read and a document for programs. Pure."""
+"""Renders reports as text tables and as a JSON document."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from tests.benchmarks.ab_report import (
     AUTO,
     FIXED,
+    LLAMA,
     PLAIN,
-    RIVAL,
-    Cell,
-    Middle,
+    Condition,
+    MedianRange,
     Report,
     Text,
     reports,
@@ -23,30 +23,32 @@ from tests.benchmarks.ab_report import (
 _COLUMNS = {
     "plain": "/plain",
     "fixed": "/fixed",
-    "rival default": "/default",
-    "rival best": "/grid",
+    "llama default": "/default",
+    "llama best": "/grid",
 }
 
 
-def cell_lines(report: Report) -> list[str]:
-    """Everything of one cell: tokens/s and gains with their spreads."""
-    lines = [f"{report.cell.name}"]
-    shown = [PLAIN, AUTO, report.best_fixed, RIVAL, report.best_rival]
+def condition_lines(report: Report) -> list[str]:
+    """The lines of one condition: tokens/s and speed-ups with their ranges."""
+    lines = [f"{report.condition.name}"]
+    shown = [PLAIN, AUTO, report.best_fixed, LLAMA, report.best_grid]
     for name in dict.fromkeys([*shown, *report.rates]):
         if name is None or name not in report.rates:
             continue
-        gain = report.gains.get(name)
+        speedup = report.speedups.get(name)
         lines.append(
             f"  {name:22}{_spread(report.rates[name], '.1f'):>26} t/s"
-            f"{_spread(gain, '.3f') if gain else '':>26} x plain"
+            f"{_spread(speedup, '.3f') if speedup else '':>26} x plain"
         )
-    for name, middle in report.against.items():
-        other = {"fixed": report.best_fixed, "rival best": report.best_rival}.get(name)
+    for name, found_range in report.against.items():
+        other = {"fixed": report.best_fixed, "llama best": report.best_grid}.get(name)
         named = f"{name} ({other})" if other else name
-        lines.append(f"  {report.ours} / {named}: {_spread(middle, '.3f')}, {middle.n} turns")
+        lines.append(
+            f"  {report.ours} / {named}: {_spread(found_range, '.3f')}, {found_range.n} turns"
+        )
     lengths = [
-        f"{name.removeprefix(FIXED)}: {gain:.2f}"
-        for name, gain in report.surveyed.items()
+        f"{name.removeprefix(FIXED)}: {speedup:.2f}"
+        for name, speedup in report.surveyed.items()
         if name.startswith(FIXED)
     ]
     if lengths:
@@ -54,91 +56,96 @@ def cell_lines(report: Report) -> list[str]:
     return lines
 
 
-def overview_lines(cells: Sequence[Report]) -> list[str]:
-    """A line for each cell, then what holds over all of them."""
-    width = max([len(cell.cell.name) for cell in cells] + [4])
-    head = f"{'cell':{width}}  {'plain t/s':>9}  {'ours t/s':>9}"
-    lines = [head + "".join(f"{told:>10}" for told in _COLUMNS.values()) + "  (fixed; grid)"]
-    for cell in cells:
-        plain, ours = cell.rates.get(PLAIN), cell.rates.get(cell.ours or "")
+def overview_lines(conditions: Sequence[Report]) -> list[str]:
+    """A line for each condition, then results over all of them."""
+    width = max([len(condition.condition.name) for condition in conditions] + [4])
+    head = f"{'condition':{width}}  {'plain t/s':>9}  {'ours t/s':>9}"
+    lines = [head + "".join(f"{shown:>10}" for shown in _COLUMNS.values()) + "  (fixed; grid)"]
+    for condition in conditions:
+        plain, ours = condition.rates.get(PLAIN), condition.rates.get(condition.ours or "")
         ratios = "".join(
-            f"{cell.against[name].median:>10.3f}" if name in cell.against else f"{'-':>10}"
+            f"{condition.against[name].median:>10.3f}"
+            if name in condition.against
+            else f"{'-':>10}"
             for name in _COLUMNS
         )
         lines.append(
-            f"{cell.cell.name:{width}}  {_rate(plain)}  {_rate(ours)}{ratios}"
-            f"  ({(cell.best_fixed or '-').removeprefix(FIXED)}; {cell.best_rival or '-'})"
+            f"{condition.condition.name:{width}}  {_rate(plain)}  {_rate(ours)}{ratios}"
+            f"  ({(condition.best_fixed or '-').removeprefix(FIXED)}; {condition.best_grid or '-'})"
         )
-    for told, some in _groups(cells):
+    for shown, some in _groups(conditions):
         single = single_best(some)
         if single:
-            line = (
-                f"best single length over {told}: {single.fixed}, {single.fixed_gain:.3f} x plain"
-            )
-            if single.auto_gain is not None:
-                line += f"; auto {single.auto_gain:.3f}, {single.ratio:.3f} of it"
+            found = f"{single.fixed}, {single.fixed_speedup:.3f} x plain"
+            line = f"best single length over {shown}: {found}"
+            if single.auto_speedup is not None:
+                line += f"; auto {single.auto_speedup:.3f}, {single.ratio:.3f} of it"
             lines.append(line)
     lines += [
         f"{'holds' if verdict.holds else 'FAILS':5}  {verdict.found:.3f} (needed "
         f"{verdict.needed:.2f})  {verdict.what}"
-        for verdict in verdicts(cells)
+        for verdict in verdicts(conditions)
     ]
     return lines
 
 
-def tell(texts: Sequence[Text]) -> str:
-    """The whole result, as text."""
-    cells = reports(texts)
-    blocks = ["\n".join(cell_lines(cell)) for cell in cells]
-    return "\n\n".join([*blocks, "\n".join(overview_lines(cells))]) + "\n"
+def render(texts: Sequence[Text]) -> str:
+    """The whole result as text."""
+    conditions = reports(texts)
+    blocks = ["\n".join(condition_lines(condition)) for condition in conditions]
+    return "\n\n".join([*blocks, "\n".join(overview_lines(conditions))]) + "\n"
 
 
 def document(texts: Sequence[Text], settings: dict[str, Any]) -> dict[str, Any]:
-    """Everything raw, and what it comes to. `texts_from` undoes the first part."""
-    cells = reports(texts)
+    """All raw texts, and the reports. `texts_from` reads the texts."""
+    conditions = reports(texts)
     return {
         **settings,
-        "cells": [_cell_document(cell) for cell in cells],
-        "verdicts": [{**verdict._asdict(), "holds": verdict.holds} for verdict in verdicts(cells)],
-        "texts": [{**asdict(text), "cell": text.cell._asdict()} for text in texts],
+        "conditions": [_condition_document(condition) for condition in conditions],
+        "verdicts": [
+            {**verdict._asdict(), "holds": verdict.holds} for verdict in verdicts(conditions)
+        ],
+        "texts": [{**asdict(text), "condition": text.condition._asdict()} for text in texts],
     }
 
 
 def texts_from(document: dict[str, Any]) -> list[Text]:
     """The raw texts of a document."""
-    return [Text(**{**text, "cell": Cell(**text["cell"])}) for text in document["texts"]]
+    return [
+        Text(**{**text, "condition": Condition(**text["condition"])}) for text in document["texts"]
+    ]
 
 
-def _cell_document(report: Report) -> dict[str, Any]:
-    middles = {
-        name: {of: middle._asdict() for of, middle in table.items()}
+def _condition_document(report: Report) -> dict[str, Any]:
+    medians = {
+        name: {of: found_range._asdict() for of, found_range in table.items()}
         for name, table in (
             ("rates", report.rates),
-            ("gains", report.gains),
+            ("speedups", report.speedups),
             ("against", report.against),
         )
     }
     return {
-        **report.cell._asdict(),
-        "name": report.cell.name,
+        **report.condition._asdict(),
+        "name": report.condition.name,
         "ours": report.ours,
         "best_fixed": report.best_fixed,
-        "best_rival": report.best_rival,
+        "best_grid": report.best_grid,
         "surveyed": dict(report.surveyed),
-        **middles,
+        **medians,
     }
 
 
-def _groups(cells: Sequence[Report]) -> list[tuple[str, Sequence[Report]]]:
-    friendly = [cell for cell in cells if not cell.cell.adversarial]
-    if len(friendly) in (0, len(cells)):
-        return [("all cells", cells)]
-    return [("all cells", cells), ("all but the adversarial cells", friendly)]
+def _groups(conditions: Sequence[Report]) -> list[tuple[str, Sequence[Report]]]:
+    friendly = [condition for condition in conditions if not condition.condition.adversarial]
+    if len(friendly) in (0, len(conditions)):
+        return [("all conditions", conditions)]
+    return [("all conditions", conditions), ("all but the adversarial conditions", friendly)]
 
 
-def _spread(middle: Middle, form: str) -> str:
-    return f"{middle.median:{form}} ({middle.low:{form}}-{middle.high:{form}})"
+def _spread(found_range: MedianRange, form: str) -> str:
+    return f"{found_range.median:{form}} ({found_range.low:{form}}-{found_range.high:{form}})"
 
 
-def _rate(middle: Middle | None) -> str:
-    return f"{middle.median:>9.1f}" if middle else f"{'-':>9}"
+def _rate(found_range: MedianRange | None) -> str:
+    return f"{found_range.median:>9.1f}" if found_range else f"{'-':>9}"

@@ -1,9 +1,9 @@
-"""The first tokens of a pair that this machine has never seen: each text in a process of its own.
+"""Measures the first text of a pair without stored profiles: each text in a new process.
 
     python -m tests.benchmarks.cold_start TARGET DRAFT CONTENDER   (one text; JSON)
 
-`tests.benchmarks.auto --first` runs it again and again, each time with an empty cache folder. Two
-speeds: of generation, as everywhere, and of the whole call, in which reading the prompt counts.
+`tests.benchmarks.auto --cold-start` runs it repeatedly, each time with an empty cache folder. Two
+speeds: of generation, and of the whole call, which includes prompt processing.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
 from tests.benchmarks import contender_options
-from tests.benchmarks.ab_report import Middle, geometric_mean
+from tests.benchmarks.ab_report import MedianRange, geometric_mean
 
 NEEDED = 1 / 1.05  # not slower than plain by more than 5 %
 SPEEDS = {"generation": "tokens_per_second", "whole call": "tokens_per_call_second"}
 
 
-class First(NamedTuple):
-    """One text in a fresh process."""
+class ColdStartText(NamedTuple):
+    """One text in a new process."""
 
-    cell: str
+    condition: str
     turn: int
     contender: str
     tokens_per_second: float
@@ -49,54 +49,56 @@ def measure(
     *,
     n_tokens: int,
     n_runs: int,
-) -> Iterator[First]:
-    """Contenders in turns, in each cell; one text of each before, which is not told."""
+) -> Iterator[ColdStartText]:
+    """Contenders in alternation, in each condition; a first turn is a warm-up."""
     for target, draft in pairs:
         for sampling in samplings:
             for kind in kinds:
-                cell = f"{target.stem} ({draft.stem}), {sampling}, {kind}"
+                condition = f"{target.stem} ({draft.stem}), {sampling}, {kind}"
                 for turn in range(-1, n_runs):
                     step = turn % len(contenders)
                     for contender in [*contenders[step:], *contenders[:step]]:
-                        found = _in_a_fresh_process(
+                        found = _in_a_new_process(
                             *(str(target), str(draft), contender),
                             *("--sampling", sampling, "--tokens", str(n_tokens)),
                             *("--prompts", kind, "--turn", str(max(turn, 0))),
                         )
                         if turn >= 0:
-                            yield First(cell=cell, turn=turn, contender=contender, **found)
+                            yield ColdStartText(
+                                condition=condition, turn=turn, contender=contender, **found
+                            )
 
 
-def tell(firsts: Sequence[First], base: str = contender_options.PLAIN) -> str:
-    """Ratios to plain of the same turn, cell by cell, and whether the worst of them holds."""
+def render(texts: Sequence[ColdStartText], base: str = contender_options.PLAIN) -> str:
+    """Ratios to plain of the same turn by condition; whether the worst reaches the threshold."""
     lines: list[str] = []
     medians: dict[str, list[float]] = {}
-    by_cell: dict[tuple[str, str], dict[int, First]] = {}
-    for first in firsts:
-        by_cell.setdefault((first.cell, first.contender), {})[first.turn] = first
-    for (cell, contender), turns in by_cell.items():
-        others = by_cell.get((cell, base), {})
+    by_condition: dict[tuple[str, str], dict[int, ColdStartText]] = {}
+    for first in texts:
+        by_condition.setdefault((first.condition, first.contender), {})[first.turn] = first
+    for (condition, contender), turns in by_condition.items():
+        others = by_condition.get((condition, base), {})
         if contender == base:
             continue
         for name, field in SPEEDS.items():
             pairs = [(turn, others[n]) for n, turn in turns.items() if n in others]
-            middle = Middle.of([getattr(a, field) / getattr(b, field) for a, b in pairs])
-            if middle:
-                medians.setdefault(f"{contender} / {base}, {name}", []).append(middle.median)
+            found_range = MedianRange.of([getattr(a, field) / getattr(b, field) for a, b in pairs])
+            if found_range:
+                medians.setdefault(f"{contender} / {base}, {name}", []).append(found_range.median)
                 lines.append(
-                    f"{cell}: {contender} / {base}, {name}: {middle.median:.3f} "
-                    f"({middle.low:.3f}-{middle.high:.3f}), {middle.n} turns"
+                    f"{condition}: {contender} / {base}, {name}: {found_range.median:.3f} "
+                    f"({found_range.low:.3f}-{found_range.high:.3f}), {found_range.n} turns"
                 )
     for name, values in medians.items():
         holds = "holds" if min(values) >= NEEDED else "FAILS"
         lines.append(
-            f"{holds:5}  {min(values):.3f} (needed {NEEDED:.2f})  worst cell of {name}; "
+            f"{holds:5}  {min(values):.3f} (needed {NEEDED:.2f})  worst condition of {name}; "
             f"geometric mean {geometric_mean(values):.3f}"
         )
     return "\n".join(lines) + "\n"
 
 
-def _in_a_fresh_process(*arguments: str) -> dict[str, Any]:
+def _in_a_new_process(*arguments: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="ggufspec-first-") as folder:
         done = subprocess.run(
             [sys.executable, "-m", "tests.benchmarks.cold_start", *arguments],
@@ -106,8 +108,8 @@ def _in_a_fresh_process(*arguments: str) -> dict[str, Any]:
         )
     if done.returncode:
         raise OptionError(
-            f"the process of one text ended with code {done.returncode}, it must be 0; "
-            f"its last words:\n{done.stderr[-800:]}"
+            f"the process of one text failed with exit code {done.returncode}; "
+            f"its stderr ends with:\n{done.stderr[-800:]}"
         )
     found: dict[str, Any] = json.loads(done.stdout)
     return found

@@ -1,7 +1,4 @@
-"""The contenders by name: which options each of them is, and one text written by it.
-
-Knows an engine and names such as "plain", "fixed 3" and "auto"; neither turns nor statistics.
-"""
+"""Generation options of contenders by name: "plain", "fixed 3", "auto"; writes one text."""
 
 from __future__ import annotations
 
@@ -16,29 +13,29 @@ __all__ = ["AUTO", "FIXED", "PLAIN", "options", "options_of", "sampling_options"
 
 
 def options_of(contender: str) -> dict[str, Any]:
-    """The options of generation that a contender is. Raises OptionError for a name of none."""
+    """The generation options of a contender. Raises OptionError for an unknown name."""
     if contender == PLAIN:
         return {"drafter": "none"}
     if contender == AUTO:
-        # As people mostly run it: a text with a seed learns nothing of its costs.
+        # Without a seed, as it is mostly used: a text with a seed updates no measured costs.
         return {"drafter": "auto", "n_draft": "auto", "seed": None}
     n_draft = contender.removeprefix(FIXED)
     if contender.startswith(FIXED) and n_draft.isdecimal():
         return {"drafter": "model", "n_draft": int(n_draft)}
     raise OptionError(
-        f"there is no contender {contender!r}; there are '{PLAIN}', '{AUTO}' and '{FIXED}3'"
+        f"unknown contender {contender!r}; there are '{PLAIN}', '{AUTO}' and '{FIXED}3'"
     )
 
 
 def sampling_options(sampling: str) -> dict[str, Any]:
-    """A temperature truncates nothing; "default" is llama.cpp's, which is also ours."""
+    """A temperature without truncation, or "default": llama.cpp's and ours."""
     if sampling == "default":
         return {}
     return {"temperature": float(sampling), "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 def options(contender: str, *, sampling: str, n_tokens: int, seed: int) -> dict[str, Any]:
-    """The options of generation for one text of exactly so many tokens."""
+    """The generation options for a text of exactly n_tokens."""
     return {
         "seed": seed,
         **options_of(contender),
@@ -51,6 +48,6 @@ def options(contender: str, *, sampling: str, n_tokens: int, seed: int) -> dict[
 def write(
     engine: Engine, contender: str, prompt: str, *, sampling: str, n_tokens: int, seed: int
 ) -> Stats:
-    """Continue a prompt by exactly so many tokens."""
+    """Continue a prompt by exactly n_tokens."""
     how = options(contender, sampling=sampling, n_tokens=n_tokens, seed=seed)
     return engine.generate(prompt, **how).stats

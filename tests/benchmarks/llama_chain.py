@@ -1,7 +1,4 @@
-"""llama.cpp's own sampler chain for a Sampling.
-
-Only what ours is measured against, in tests and benchmarks: the engine never comes here.
-"""
+"""llama.cpp's own sampler chain for a Sampling: the reference in tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -47,7 +44,7 @@ class Chain:
         llama_cpp.llama_sampler_chain_add(self._chain, sampler)
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """These tokens were written."""
+        """Tell the chain which tokens were generated."""
         for token in tokens:
             llama_cpp.llama_sampler_accept(self._chain, token)
 
@@ -69,7 +66,7 @@ class Chain:
         return int(candidates.size)
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         llama_cpp.llama_sampler_free(self._chain)
 
 

@@ -1,9 +1,9 @@
-"""How much memory a run takes besides what llama.cpp says that it needs.
+"""Measures the memory of a run besides llama.cpp's own buffers.
 
     python -m tests.benchmarks.memory target.gguf draft.gguf
 
-Peak resident memory of this process, less the buffers that llama.cpp reports: weights, KV caches,
-compute and output buffers. What is left is Python, numpy, the libraries, and our own arrays.
+Peak resident memory of this process, minus the buffers that llama.cpp reports: weights, KV caches,
+compute and output buffers. The rest is Python, numpy, the libraries, and our own arrays.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import logging
 import re
-import resource
 import sys
 from collections.abc import Sequence
 
+from ggufspec.bench.machine import peak_rss
 from ggufspec.engine.load import load
 
 _MIB = 2**20
@@ -22,7 +22,7 @@ _BUFFER = re.compile(r"buffer size\s*=\s*([\d.]+) MiB")
 
 
 class _Buffers(logging.Handler):
-    """Adds up the buffers that llama.cpp's log tells of."""
+    """Sums the buffers in llama.cpp's log."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,12 +31,6 @@ class _Buffers(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         found = _BUFFER.search(record.getMessage())
         self.mib += float(found[1]) if found else 0.0
-
-
-def peak_rss() -> int:
-    """Peak resident memory of this process so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with load(options.target, options.draft, n_ctx=options.ctx_size) as engine:
         engine.generate([1] * (options.ctx_size // 2), max_tokens=options.tokens, ignore_eos=True)
         needed = buffers.mib
-        peak = peak_rss() / _MIB
+        peak = (peak_rss() or 0) / _MIB
     sys.stdout.write(
         f"peak resident memory          {peak:8.0f} MiB\n"
         f"llama.cpp's own buffers       {needed:8.0f} MiB\n"
-        f"all else (at most 143 MiB)    {peak - needed:8.0f} MiB\n"
+        f"other (at most 143 MiB)       {peak - needed:8.0f} MiB\n"
     )
 
 

@@ -1,9 +1,9 @@
-"""What a round costs besides the models: logits -> distributions -> verdict.
+"""Measures the time of a round besides the models: logits -> distributions -> verdict.
 
     python -m tests.benchmarks.micro
 
-Ours, the same in numpy, and llama.cpp's sampler chain (which only samples: it is timed without
-the filling of its candidates, and judges nothing), in turns on the same rows. Milliseconds a round.
+Ours, the same in numpy, and llama.cpp's sampler chain (which only samples, without verification; it
+is timed without filling its candidates), in alternation on the same rows. Milliseconds per round.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SAMPLINGS = {
     "top-k 40, top-p 0.95": Sampling(temperature=1.0, top_k=40, top_p=0.95, min_p=0.0),
     "min-p 0.05": Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.05),
 }
-_N_SETS = 4  # rows are new in each round, as they are behind a model
+_N_SETS = 4  # each round has new rows, as from a model
 
 
 def numpy_probs(logits: Floats, sampling: Sampling) -> Floats:
-    """The distributions (n, n_vocab) of rows, as one would write it in numpy."""
+    """The distributions (n, n_vocab) of rows, in plain numpy."""
     kept = logits
     if sampling.top_k:
         least = np.partition(logits, -sampling.top_k, axis=1)[:, -sampling.top_k, None]
@@ -54,7 +54,7 @@ def numpy_probs(logits: Floats, sampling: Sampling) -> Floats:
 def numpy_block(
     tokens: Sequence[int], draft: Floats, target: Floats, uniforms: Sequence[float]
 ) -> tuple[int, int]:
-    """Block verification, as one would write it in numpy."""
+    """Block verification, in plain numpy."""
     ratios = [1.0]
     for i, token in enumerate(tokens):
         ratios.append(min(ratios[-1] * target[i, token] / draft[i, token], 1.0))
@@ -104,7 +104,7 @@ def measure(n_vocab: int, sampling: Sampling, n_draft: int, n_runs: int) -> list
     chain = Chain(sampling, n_vocab, n_ctx=n_vocab)
     target_rows, draft_rows = Rows(n_draft + 1, n_vocab), Rows(n_draft, n_vocab)
     rule = verify.rule("block")
-    logits = np.empty_like(sets[0])  # written just before it is read, as a model does
+    logits = np.empty_like(sets[0])  # written just before it is read, as by a model
     times: list[list[float]] = [[], [], [], []]
     for run in range(n_runs + 2):
         fresh, drafts = sets[run % _N_SETS], near[run % _N_SETS]

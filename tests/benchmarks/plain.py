@@ -1,8 +1,8 @@
-"""Is our plain loop as fast as llama.cpp's own? Turns with llama-bench on the same file.
+"""Compares our plain decoding loop with llama-bench on the same file, in alternation.
 
     python -m tests.benchmarks.plain model.gguf --llama-bench path/to/llama-bench
 
-Knows one number a side: tokens per second of generation, one token at a time.
+Both report tokens per second of generation, one token at a time.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with load(options.model, n_ctx=512, n_threads=options.threads) as engine:
         ours(engine, 16)  # warm-up: pages, threads
         for _ in range(options.runs):
-            rival = theirs(options.llama_bench, options.model, options.tokens, options.threads)
-            pairs.append((ours(engine, options.tokens), rival))
-    ratios = sorted(mine / rival for mine, rival in pairs)
+            theirs_ = theirs(options.llama_bench, options.model, options.tokens, options.threads)
+            pairs.append((ours(engine, options.tokens), theirs_))
+    ratios = sorted(mine / theirs_ for mine, theirs_ in pairs)
     sys.stdout.write(
         f"ours         {median(mine for mine, _ in pairs):8.1f} tokens/s\n"
-        f"llama-bench  {median(rival for _, rival in pairs):8.1f} tokens/s\n"
+        f"llama-bench  {median(theirs_ for _, theirs_ in pairs):8.1f} tokens/s\n"
         f"ratio        {median(ratios):8.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f}, "
         f"{options.runs} pairs)\n"
     )

@@ -1,7 +1,4 @@
-"""A draft that knows nothing: a model's own header and vocabulary, its weights dealt anew.
-
-Knows GGUF tensors as blocks of bytes; refuses to know what they mean.
-"""
+"""Writes a useless draft: a model's own header and vocabulary, with shuffled weights."""
 
 from __future__ import annotations
 
@@ -11,15 +8,15 @@ from pathlib import Path
 import numpy as np
 
 
-def write_scrambled(source: Path, folder: Path, seed: int = 0) -> Path:
-    """Write a copy of a GGUF model with random matrices; its path.
+def write_shuffled(source: Path, folder: Path, seed: int = 0) -> Path:
+    """Write a copy of a GGUF model with random matrices; returns its path.
 
-    The blocks of each matrix change places at random, so that it keeps type and scale in any
-    quantization. The header (vocabulary, shapes) and vectors such as norms stay bit by bit.
+    The blocks of each matrix are permuted, so type and scale stay the same in any quantization. The
+    header (vocabulary, shapes) and vectors such as norms are unchanged.
     """
     import gguf
 
-    path = folder / f"{source.stem}-scrambled.gguf"
+    path = folder / f"{source.stem}-shuffled.gguf"
     shutil.copyfile(source, path)
     random = np.random.default_rng(seed)
     with path.open("r+b") as file:

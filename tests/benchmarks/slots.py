@@ -1,9 +1,9 @@
-"""Do texts that share passes come faster than one after the other? In turns, in one process.
+"""Compares shared passes over several texts with one text after the other, in one process.
 
     python -m tests.benchmarks.slots --target large.gguf --draft small.gguf --at-once 1,2,4,8
 
-Each turn writes the same prompts as many ways as there are numbers in --at-once, with drafts and
-without, each prompt read anew. Knows tokens a second of wall time, prompts included.
+Each turn generates texts for the same prompts with each number of --at-once, with drafts and
+without, each prompt processed again. Reports tokens/s of wall time, with prompts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 
-from ggufspec.bench.contenders import in_turn
+from ggufspec.bench.contenders import rotated
 from ggufspec.bench.workloads import OPEN, REPETITIVE
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
@@ -26,7 +26,7 @@ _DRAFTERS = (None, "none")
 def speed(
     engine: Engine, prompts: Sequence[str], n_at_once: int, options: GenerateOptions
 ) -> float:
-    """Tokens a second, all prompts together, `n_at_once` of them at a time."""
+    """Tokens/s over all prompts, `n_at_once` of them at a time."""
     engine.forget()
     start, n_tokens = perf_counter(), 0
     for first in range(0, len(prompts), n_at_once):
@@ -48,26 +48,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     numbers = [int(part) for part in options.at_once.split(",")]
     if numbers[0] != 1 or min(numbers) < 1:
-        parser.error("--at-once begins with 1, which the others are compared with")
+        parser.error("--at-once must start with 1, the base of the ratios")
 
     prompts = [((*OPEN, *REPETITIVE) * options.n_prompts)[i] for i in range(options.n_prompts)]
-    ways = [(drafter, n) for drafter in _DRAFTERS for n in numbers]
-    found: dict[tuple[str | None, int], list[float]] = {way: [] for way in ways}
+    variants = [(drafter, n) for drafter in _DRAFTERS for n in numbers]
+    found: dict[tuple[str | None, int], list[float]] = {variant: [] for variant in variants}
     n_ctx = max(map(len, prompts)) + options.tokens + 1  # a token has a character at least
     with load(options.target, options.draft, n_ctx=n_ctx, n_slots=max(numbers)) as engine:
         for turn in range(-1, options.runs):  # the first warms up
-            for drafter, n in in_turn(ways, turn + 1):
-                asked: GenerateOptions = {
+            for drafter, n in rotated(variants, turn + 1):
+                given: GenerateOptions = {
                     "drafter": drafter,
                     "temperature": options.temp,
                     "max_tokens": options.tokens,
                     "ignore_eos": True,
                 }
-                tokens_per_second = speed(engine, prompts, n, asked)
+                tokens_per_second = speed(engine, prompts, n, given)
                 if turn >= 0:
                     found[drafter, n].append(tokens_per_second)
     sys.stdout.write("at once          tokens/s   over one after the other\n")
-    for drafter, n in ways:
+    for drafter, n in variants:
         ratios = sorted(
             mine / one for mine, one in zip(found[drafter, n], found[drafter, 1], strict=True)
         )

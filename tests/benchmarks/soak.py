@@ -1,13 +1,12 @@
-"""Does the server keep working? Clients that ask, stream, go away and send rubbish, for a while.
+"""Load test of the server: clients that request, stream, disconnect and send invalid requests.
 
     python -m tests.benchmarks.soak --clients 32 --seconds 600
-    python -m tests.benchmarks.soak --target large.gguf --rival
+    python -m tests.benchmarks.soak --target large.gguf --baseline
 
-Each greedy answer is held against what one client alone was told before: it must be the same, or
-part from it where two tokens are nearly as likely (passes that texts share round differently). The
-server's memory is read before and after. `--rival` asks llama-cpp-python's own server (its extra
-`server`) the same, on the same file. Knows HTTP as a client does, and nothing of how the server is
-made.
+Each greedy response is compared with the one that a single client got before: it must be the same,
+or differ first where two tokens are nearly equally likely (shared passes round differently). The
+server's memory is read before and after. `--baseline` tests llama-cpp-python's own server (its
+extra `server`) in the same way, on the same file.
 """
 
 from __future__ import annotations
@@ -41,7 +40,13 @@ PROMPTS = (
     "The old man sat down by the fire and",
     "Up, and to the office, where",
 )
-RUBBISH = (b"{", b"[" * 5000, b'{"prompt": 5}', b'{"prompt": "x", "temperature": NaN}', b"\xff\x00")
+INVALID_BODIES = (
+    b"{",
+    b"[" * 5000,
+    b'{"prompt": 5}',
+    b'{"prompt": "x", "temperature": NaN}',
+    b"\xff\x00",
+)
 _SECONDS_OF_ONE = 300.0
 _LOAD_SECONDS = 120.0
 _WAIT_SECONDS = 0.2  # after a refusal
@@ -51,13 +56,15 @@ _NEAR_TIE = 0.3  # in log-probability, at most, where rounding may decide
 
 @dataclass
 class Tally:
-    """What the clients have met; they add to it in turns."""
+    """Counts of what the clients saw, under a lock."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     counts: Counter[str] = field(default_factory=Counter)
     n_tokens: int = 0
     first_seconds: list[float] = field(default_factory=list)
-    parted: Counter[tuple[str, str]] = field(default_factory=Counter)  # prompt, and what was told
+    different: Counter[tuple[str, str]] = field(
+        default_factory=Counter
+    )  # prompt, and what was told
 
     def count(self, what: str) -> None:
         """One more of these."""
@@ -66,19 +73,24 @@ class Tally:
 
 
 @dataclass(frozen=True)
-class Asking:
-    """What every client asks of whom."""
+class Target:
+    """The server to test, and the length of its texts."""
 
     port: int
     n_tokens: int
 
     def body(self, prompt: str, *, stream: bool) -> bytes:
         """A greedy text."""
-        asked = {"prompt": prompt, "max_tokens": self.n_tokens, "temperature": 0, "stream": stream}
-        return json.dumps(asked).encode()
+        request = {
+            "prompt": prompt,
+            "max_tokens": self.n_tokens,
+            "temperature": 0,
+            "stream": stream,
+        }
+        return json.dumps(request).encode()
 
     def sent(self, body: bytes) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """A connection, and the answer's head."""
+        """A connection, and its response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS_OF_ONE)
         head = {"Content-Type": "application/json"}
         try:
@@ -89,7 +101,7 @@ class Asking:
             raise
 
     def whole(self, prompt: str) -> str:
-        """The text that is told at once."""
+        """The text of a request without streaming."""
         connection, response = self.sent(self.body(prompt, stream=False))
         with closing(connection):
             document = json.loads(response.read())
@@ -98,23 +110,23 @@ class Asking:
 
     def likely(self, prompt: str) -> list[dict[str, float]]:
         """For each token of the text, the likeliest ones with their log-probabilities, itself
-        first. None where the server does not tell.
+        first. Empty if the server does not report them.
         """
-        asked = {"prompt": prompt, "max_tokens": self.n_tokens, "temperature": 0, "logprobs": 5}
-        connection, response = self.sent(json.dumps(asked).encode())
+        request = {"prompt": prompt, "max_tokens": self.n_tokens, "temperature": 0, "logprobs": 5}
+        connection, response = self.sent(json.dumps(request).encode())
         with closing(connection):
             document = json.loads(response.read())
-        told = document["choices"][0].get("logprobs")
-        if not told:
+        reported = document["choices"][0].get("logprobs")
+        if not reported:
             return []
         return [
             {token: likely[token], **likely}
-            for token, likely in zip(told["tokens"], told["top_logprobs"], strict=True)
+            for token, likely in zip(reported["tokens"], reported["top_logprobs"], strict=True)
         ]
 
 
 def is_likeliest(text: str, likely: Sequence[dict[str, float]]) -> bool:
-    """Whether a text is the likeliest one, or leaves it for a token that is nearly as likely."""
+    """Whether a text is the likeliest one, or differs first at a near-tie."""
     before = ""
     for of_token in likely:
         token, logprob = next(iter(of_token.items()))
@@ -128,50 +140,50 @@ def is_likeliest(text: str, likely: Sequence[dict[str, float]]) -> bool:
     return bool(likely)
 
 
-def client(asking: Asking, wanted: dict[str, str], until: float, tally: Tally, seed: int) -> None:
-    """One client, up to the end."""
-    chance = random.Random(seed)
+def client(server: Target, wanted: dict[str, str], until: float, tally: Tally, seed: int) -> None:
+    """Run one client until the end."""
+    rng = random.Random(seed)
     while time.monotonic() < until:
-        what = chance.choices(["whole", "stream", "leave", "rubbish"], [3, 4, 2, 1])[0]
-        prompt = chance.choice(PROMPTS)
+        what = rng.choices(["whole", "stream", "disconnect", "invalid"], [3, 4, 2, 1])[0]
+        prompt = rng.choice(PROMPTS)
         try:
-            if what == "rubbish":
-                _send_rubbish(asking, chance.choice(RUBBISH), tally)
+            if what == "invalid":
+                _send_invalid(server, rng.choice(INVALID_BODIES), tally)
             else:
-                _ask(asking, prompt, what, wanted, tally, chance)
+                _ask(server, prompt, what, wanted, tally, rng)
         except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
             tally.count(f"lost: {type(error).__name__}")
 
 
-def _send_rubbish(asking: Asking, body: bytes, tally: Tally) -> None:
-    connection, response = asking.sent(body)
+def _send_invalid(server: Target, body: bytes, tally: Tally) -> None:
+    connection, response = server.sent(body)
     with closing(connection):
         response.read()
         is_right = 400 <= response.status < 500
-        tally.count("rubbish refused" if is_right else f"rubbish answered with {response.status}")
+        tally.count("invalid refused" if is_right else f"invalid answered with {response.status}")
 
 
 def _ask(
-    asking: Asking,
+    server: Target,
     prompt: str,
     what: str,
     wanted: dict[str, str],
     tally: Tally,
-    chance: random.Random,
+    rng: random.Random,
 ) -> None:
     began = time.monotonic()
-    connection, response = asking.sent(asking.body(prompt, stream=what != "whole"))
+    connection, response = server.sent(server.body(prompt, stream=what != "whole"))
     with closing(connection):
         if response.status != 200:
             response.read()
-            tally.count(f"told {response.status}")
+            tally.count(f"status {response.status}")
             time.sleep(_WAIT_SECONDS)
             return
         if what == "whole":
             text = json.loads(response.read())["choices"][0]["text"]
         else:
             text = ""
-            n_left = chance.randrange(asking.n_tokens) if what == "leave" else None
+            n_left = rng.randrange(server.n_tokens) if what == "disconnect" else None
             for piece in _pieces(response):
                 if piece and not text:
                     with tally.lock:
@@ -180,17 +192,17 @@ def _ask(
                 if n_left is not None:
                     n_left -= 1
                     if n_left < 0:
-                        tally.count("left")
+                        tally.count("disconnected")
                         return
     with tally.lock:
-        tally.n_tokens += asking.n_tokens
+        tally.n_tokens += server.n_tokens
         tally.counts["answered"] += 1
         if text != wanted[prompt]:
-            tally.parted[prompt, text] += 1
+            tally.different[prompt, text] += 1
 
 
 def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The texts of a stream. Raises ValueError where it ends before its end."""
+    """The texts of a stream. Raises ValueError if it ends early."""
     for line in response:
         if line.startswith(b"data: [DONE]"):
             return
@@ -200,7 +212,7 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
 
 
 def memory_of(process: int) -> int:
-    """Resident bytes of a process; 0 where the system does not tell."""
+    """Resident bytes of a process; 0 if unknown."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
@@ -210,7 +222,7 @@ def memory_of(process: int) -> int:
 
 @contextmanager
 def running(command: Sequence[str], port: int) -> Iterator[int]:
-    """A server as a process: its id, once it answers."""
+    """A server process; yields its id when it accepts connections."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + _LOAD_SECONDS
@@ -229,15 +241,15 @@ def running(command: Sequence[str], port: int) -> Iterator[int]:
 
 
 def soak(command: Sequence[str], port: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Start a server, soak it, and tell what became of it."""
-    asking, tally = Asking(port, options.tokens), Tally()
+    """Start a server, run the clients, and return the counts."""
+    server, tally = Target(port, options.tokens), Tally()
     with running(command, port) as process:
-        wanted = {prompt: asking.whole(prompt) for _ in range(2) for prompt in PROMPTS}
+        wanted = {prompt: server.whole(prompt) for _ in range(2) for prompt in PROMPTS}
         began = time.monotonic()
         warm = began + min(options.warm_up, options.seconds / 4)
         until = began + options.seconds
         threads = [
-            threading.Thread(target=client, args=(asking, wanted, until, tally, seed))
+            threading.Thread(target=client, args=(server, wanted, until, tally, seed))
             for seed in range(options.clients)
         ]
         for thread in threads:
@@ -249,11 +261,11 @@ def soak(command: Sequence[str], port: int, options: argparse.Namespace) -> dict
         seconds = time.monotonic() - began
         time.sleep(_SETTLE_SECONDS)
         last = memory_of(process)
-        again = sum(asking.whole(prompt) == wanted[prompt] for prompt in PROMPTS)
-        likely = {prompt: asking.likely(prompt) for prompt, _ in tally.parted}
+        again = sum(server.whole(prompt) == wanted[prompt] for prompt in PROMPTS)
+        likely = {prompt: server.likely(prompt) for prompt, _ in tally.different}
         at_ties = {
             (prompt, text)
-            for prompt, text in tally.parted
+            for prompt, text in tally.different
             if all(is_likeliest(each, likely[prompt]) for each in (text, wanted[prompt]))
         }
     waits = sorted(tally.first_seconds)
@@ -268,10 +280,10 @@ def soak(command: Sequence[str], port: int, options: argparse.Namespace) -> dict
         },
         "rss_mib": {"warm": first // 2**20, "end": last // 2**20},
         "same_afterwards": f"{again} of {len(PROMPTS)}",
-        "parted_at_near_ties": sum(tally.parted[each] for each in at_ties),
-        "answered_otherwise": [
-            {"prompt": prompt, "told": text, "times": times, "wanted": wanted[prompt]}
-            for (prompt, text), times in tally.parted.items()
+        "differs_at_near_ties": sum(tally.different[each] for each in at_ties),
+        "differs_otherwise": [
+            {"prompt": prompt, "got": text, "times": times, "wanted": wanted[prompt]}
+            for (prompt, text), times in tally.different.items()
             if (prompt, text) not in at_ties
         ],
     }
@@ -290,7 +302,7 @@ def _free_port() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Soak our server, and then the rival; print one JSON document each."""
+    """Soak our server, and then llama-cpp-python's; print one JSON document each."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.benchmarks.soak")
     parser.add_argument("--target", help="[default: the embedded stand-in]")
     parser.add_argument("--draft")
@@ -300,31 +312,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=24)
     parser.add_argument("--ctx-size", type=int, default=1024)
     parser.add_argument("--slots", type=int, default=defaults.SERVE_SLOTS)
-    parser.add_argument("--rival", action="store_true", help="llama-cpp-python's server too")
-    parser.add_argument("--only-rival", action="store_true")
+    parser.add_argument("--baseline", action="store_true", help="llama-cpp-python's server too")
+    parser.add_argument("--only-baseline", action="store_true")
     options = parser.parse_args(arguments)
-    if (options.rival or options.only_rival) and not options.target:
-        parser.error("--rival needs --target: both serve the same file")
+    if (options.baseline or options.only_baseline) and not options.target:
+        parser.error("--baseline needs --target: both serve the same file")
 
-    if not options.only_rival:
+    if not options.only_baseline:
         port = _free_port()
         ours = [sys.executable, "-m", "ggufspec", "serve", "--port", str(port)]
         ours += ["-c", str(options.ctx_size), "--slots", str(options.slots)]
         ours += ["--max-queue", str(options.clients)]
         ours += ["--target", options.target] if options.target else []
         ours += ["--draft", options.draft] if options.draft else []
-        _tell("ggufspec serve", soak(ours, port, options))
-    if options.rival or options.only_rival:
+        _print("ggufspec serve", soak(ours, port, options))
+    if options.baseline or options.only_baseline:
         port = _free_port()
         theirs = [sys.executable, "-m", "llama_cpp.server", "--model", options.target]
         theirs += ["--port", str(port), "--n_ctx", str(options.ctx_size)]
         theirs += ["--n_threads", str(n_threads_default()), "--flash_attn", "true"]
         # By default it breaks off what it writes when another request comes.
         theirs += ["--interrupt_requests", "false"]
-        _tell("llama_cpp.server", soak(theirs, port, options))
+        _print("llama_cpp.server", soak(theirs, port, options))
 
 
-def _tell(name: str, found: dict[str, Any]) -> None:
+def _print(name: str, found: dict[str, Any]) -> None:
     sys.stdout.write(json.dumps({"server": name, **found}, indent=1, ensure_ascii=False) + "\n")
     sys.stdout.flush()
 

@@ -11,33 +11,41 @@ import numpy as np
 import pytest
 
 from ggufspec.bench import llama_cpp_runner, workloads
+from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 from ggufspec.drafting import profile_store
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
+from ggufspec.llama.lookup import BaselineText
 from ggufspec.standin.embedded import embedded_draft, embedded_target
-from tests.benchmarks import auto, cold_start, contender_options
+from tests.benchmarks import auto, cold_start, contender_options, llama_grid
 from tests.benchmarks.ab_report import (
     FINALS,
     SURVEY,
-    Cell,
+    Condition,
     Text,
     best,
-    gains_of,
     geometric_mean,
     ratios,
     report,
     reports,
     single_best,
+    speedups_of,
     verdicts,
 )
-from tests.benchmarks.ab_report_text import cell_lines, document, overview_lines, tell, texts_from
+from tests.benchmarks.ab_report_text import (
+    condition_lines,
+    document,
+    overview_lines,
+    render,
+    texts_from,
+)
 from tests.benchmarks.auto_options import parser
 from tests.benchmarks.replay import Replay
-from tests.benchmarks.shuffled_draft import write_scrambled
+from tests.benchmarks.shuffled_draft import write_shuffled
 
-CELL = Cell("large", "small", "0.7", "open", False)
-GREEDY = CELL._replace(sampling="0")
-ADVERSARIAL = CELL._replace(draft="small-scrambled", adversarial=True)
+CONDITION = Condition("large", "small", "0.7", "open", False)
+GREEDY = CONDITION._replace(sampling="0")
+ADVERSARIAL = CONDITION._replace(draft="small-shuffled", adversarial=True)
 
 N_FIRST_OPEN = 21  # tokens of the first open prompt
 LOG = """\
@@ -53,9 +61,11 @@ LOG = """\
 """
 
 
-def _texts(rates: dict[str, list[float]], cell: Cell = CELL, stage: str = SURVEY) -> list[Text]:
+def _texts(
+    rates: dict[str, list[float]], condition: Condition = CONDITION, stage: str = SURVEY
+) -> list[Text]:
     return [
-        Text(cell, stage, f"{turn}.0", name, rate, 96, 0, 0)
+        Text(condition, stage, f"{turn}.0", name, rate, 96, 0, 0)
         for name, speeds in rates.items()
         for turn, rate in enumerate(speeds)
     ]
@@ -70,7 +80,7 @@ def test_geometric_mean() -> None:
 def test_ratios_are_of_the_same_turn() -> None:
     texts = _texts({"plain": [100.0, 50.0], "auto": [150.0, 100.0, 999.0]})
     assert ratios(texts, "auto", "plain") == (1.75, 1.5, 2.0, 2)
-    assert gains_of(texts) == {"plain": 1.0, "auto": 1.75}
+    assert speedups_of(texts) == {"plain": 1.0, "auto": 1.75}
 
 
 def test_a_turn_of_the_finals_is_not_one_of_the_survey() -> None:
@@ -81,19 +91,19 @@ def test_a_turn_of_the_finals_is_not_one_of_the_survey() -> None:
 def test_prompts_count_alike_and_turns_of_one_by_their_median() -> None:
     by_prompt = {"0": [1.0, 1.0, 9.0], "1": [4.0, 4.0, 0.1]}
     texts = [
-        Text(CELL, SURVEY, f"{run}.{prompt}", name, rate, 96, 0, 0)
-        for prompt, gains in by_prompt.items()
-        for run, gain in enumerate(gains)
-        for name, rate in (("plain", 10.0), ("auto", 10.0 * gain))
+        Text(CONDITION, SURVEY, f"{run}.{prompt}", name, rate, 96, 0, 0)
+        for prompt, speedups in by_prompt.items()
+        for run, speedup in enumerate(speedups)
+        for name, rate in (("plain", 10.0), ("auto", 10.0 * speedup))
     ]
     assert ratios(texts, "auto", "plain") == (pytest.approx(2.0), 0.1, 9.0, 6)
-    assert report(CELL, texts).rates["auto"].median == pytest.approx(20.0)
+    assert report(CONDITION, texts).rates["auto"].median == pytest.approx(20.0)
 
 
 def test_the_best_are_of_one_kind() -> None:
-    gains = {"plain": 1.0, "fixed 2": 1.3, "fixed 10": 1.5, "llama n 2 p 0": 9.0, "auto": 2.0}
-    assert best(gains, "fixed ", 3) == ["fixed 10", "fixed 2"]
-    assert best(gains, "fixed ") == ["fixed 10"]
+    speedups = {"plain": 1.0, "fixed 2": 1.3, "fixed 10": 1.5, "llama n 2 p 0": 9.0, "auto": 2.0}
+    assert best(speedups, "fixed ", 3) == ["fixed 10", "fixed 2"]
+    assert best(speedups, "fixed ") == ["fixed 10"]
 
 
 def test_the_finals_decide_and_the_survey_remembers() -> None:
@@ -110,20 +120,22 @@ def test_the_finals_decide_and_the_survey_remembers() -> None:
         },
         stage=FINALS,
     )
-    found = report(CELL, survey + finals)
-    assert (found.best_fixed, found.best_rival) == ("fixed 1", "llama n 7 p 0.9")
+    found = report(CONDITION, survey + finals)
+    assert (found.best_fixed, found.best_grid) == ("fixed 1", "llama n 7 p 0.9")
     assert found.surveyed["fixed 2"] == 1.6
     assert found.against["fixed"].median == pytest.approx(1.0)
     assert found.against["fixed"][1:] == (pytest.approx(0.95), pytest.approx(1.05), 2)
-    assert found.against["rival default"].median == pytest.approx(2.0)
-    assert found.against["rival best"].median == pytest.approx(1.2)
+    assert found.against["llama default"].median == pytest.approx(2.0)
+    assert found.against["llama best"].median == pytest.approx(1.2)
 
 
 def test_without_auto_ours_is_the_best_fixed_length() -> None:
-    found = report(CELL, _texts({"plain": [100.0], "fixed 1": [110.0], "fixed 3": [130.0]}))
+    found = report(CONDITION, _texts({"plain": [100.0], "fixed 1": [110.0], "fixed 3": [130.0]}))
     assert found.ours == "fixed 3"
     assert set(found.against) == {"plain"}
-    assert [verdict.what.split(":")[0] for verdict in verdicts([found])] == ["worst cell / plain"]
+    assert [verdict.what.split(":")[0] for verdict in verdicts([found])] == [
+        "worst condition / plain"
+    ]
 
 
 def test_the_single_best_length_serves_all_cells() -> None:
@@ -134,11 +146,13 @@ def test_the_single_best_length_serves_all_cells() -> None:
     single = single_best(reports(one + other))
     assert single is not None
     assert single.fixed == "fixed 1"
-    assert single.fixed_gain == pytest.approx(math.sqrt(1.2 * 0.9))
+    assert single.fixed_speedup == pytest.approx(math.sqrt(1.2 * 0.9))
     assert single.ratio == pytest.approx(math.sqrt(1.95 * 0.99 / (1.2 * 0.9)))
     lines = "\n".join(overview_lines(reports(one + other)))
-    assert "best single length over all cells: fixed 1, 1.039 x plain; auto 1.389, 1.337" in lines
-    assert "over all but the adversarial cells: fixed 8, 2.000 x plain; auto 1.950" in lines
+    assert (
+        "best single length over all conditions: fixed 1, 1.039 x plain; auto 1.389, 1.337" in lines
+    )
+    assert "over all but the adversarial conditions: fixed 8, 2.000 x plain; auto 1.950" in lines
 
 
 @pytest.mark.parametrize("is_finalist", [True, False])
@@ -155,17 +169,17 @@ def test_the_survey_chooses_the_single_length_and_the_finals_tell_of_it(
 
 def test_verdicts_name_the_worst_cell_and_the_sampling() -> None:
     rates = {"plain": [100.0], "fixed 1": [150.0], "auto": [150.0], "llama default": [100.0]}
-    cells = reports(
+    conditions = reports(
         _texts(rates) + _texts(rates, GREEDY) + _texts({**rates, "auto": [96.0]}, ADVERSARIAL)
     )
-    found = {verdict.what: verdict for verdict in verdicts(cells)}
-    worst = found["worst cell / plain: large (small-scrambled), 0.7, open"]
+    found = {verdict.what: verdict for verdict in verdicts(conditions)}
+    worst = found["worst condition / plain: large (small-shuffled), 0.7, open"]
     assert (worst.found, worst.needed, worst.holds) == (pytest.approx(0.96), 0.97, False)
     greedy = found["geometric mean / llama.cpp's defaults, sampling 0"]
     assert (greedy.found, greedy.needed, greedy.holds) == (pytest.approx(1.5), 1.2, True)
     warm = found["geometric mean / llama.cpp's defaults, sampling 0.7"]
     assert (warm.found, warm.needed) == (pytest.approx(math.sqrt(1.5 * 0.96)), 1.7)
-    lines = overview_lines(cells)
+    lines = overview_lines(conditions)
     assert any(line.startswith("FAILS  0.960 (needed 0.97)") for line in lines)
     assert any(line.startswith("holds  1.500 (needed 1.20)") for line in lines)
 
@@ -175,33 +189,35 @@ def test_the_document_is_json_and_keeps_every_text() -> None:
         {"plain": [80.0]}, GREEDY
     )
     done = json.loads(json.dumps(document(texts, {"machine": {}}), allow_nan=False))
-    assert set(done) == {"machine", "cells", "verdicts", "texts"}
-    assert done["cells"][0]["best_fixed"] == "fixed 1"
+    assert set(done) == {"machine", "conditions", "verdicts", "texts"}
+    assert done["conditions"][0]["best_fixed"] == "fixed 1"
     assert texts_from(done) == texts
-    assert tell(texts_from(done)) == tell(texts)
+    assert render(texts_from(done)) == render(texts)
 
 
 def test_an_unfinished_cell_is_told_as_far_as_it_goes() -> None:
-    assert cell_lines(report(CELL, _texts({"auto": [100.0]})))[0] == "large, 0.7, open"
-    assert tell(_texts({"plain": [100.0]}))
+    assert condition_lines(report(CONDITION, _texts({"auto": [100.0]})))[0] == "large, 0.7, open"
+    assert render(_texts({"plain": [100.0]}))
 
 
 def test_the_log_of_llama_cpp() -> None:
-    assert llama_cpp_runner.parse(LOG) == llama_cpp_runner.Outcome(
-        6, 97, 93, 65, 157.341, 0.021, 0.616
-    )
+    found = llama_cpp_runner.parse(LOG)
+    counts = (found.n_prompt, found.n_generated, found.n_drafted, found.n_accepted)
+    assert counts == (6, 97, 93, 65)
+    assert (found.prompt_seconds, found.generation_seconds) == (0.021, 0.616)
+    assert found.tokens_per_second == pytest.approx(157.341, rel=1e-3)
     with pytest.raises(OptionError, match="has no lines"):
         llama_cpp_runner.parse("error: invalid argument")
 
 
 def test_the_command_line_of_llama_cpp() -> None:
-    rival = llama_cpp_runner.Rival(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1)
-    name = llama_cpp_runner.Combination(7, 0.75).name
-    at_default = llama_cpp_runner.command(
-        rival, "llama default", "x", sampling="0", n_tokens=96, seed=3
+    program = LlamaCppProgram(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1)
+    name = llama_grid.GridPoint(7, 0.75).name
+    at_default = llama_grid.command(
+        program, "llama default", "x", sampling="0", n_tokens=96, seed=3
     )
-    at_grid = llama_cpp_runner.command(rival, name, "x", sampling="0.7", n_tokens=96, seed=3)
-    as_theirs = llama_cpp_runner.command(rival, name, "x", sampling="default", n_tokens=96, seed=3)
+    at_grid = llama_grid.command(program, name, "x", sampling="0.7", n_tokens=96, seed=3)
+    as_theirs = llama_grid.command(program, name, "x", sampling="default", n_tokens=96, seed=3)
     assert "--spec-draft-n-max" not in at_default
     assert "--top-k" not in at_default
     assert at_default[at_default.index("-n") + 1] == "95"
@@ -210,19 +226,19 @@ def test_the_command_line_of_llama_cpp() -> None:
     assert at_grid[at_grid.index("--temp") + 1] == "0.7"
     assert at_grid[at_grid.index("--top-k") + 1] == "0"
     assert "--temp" not in as_theirs
-    assert len({combination.name for combination in llama_cpp_runner.GRID}) == 30
+    assert len({point.name for point in llama_grid.GRID}) == 30
 
 
 def test_a_rival_that_is_none_is_named(tmp_path: Path) -> None:
-    rival = llama_cpp_runner.Rival(tmp_path / "none", Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
+    program = LlamaCppProgram(tmp_path / "none", Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
     with pytest.raises(OptionError, match="give the path of a llama-speculative-simple"):
-        llama_cpp_runner.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+        llama_grid.run(program, "llama default", "x", sampling="0", n_tokens=8, seed=0)
     script = tmp_path / "fails"
     script.write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
     script.chmod(0o755)
-    rival = llama_cpp_runner.Rival(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
+    program = LlamaCppProgram(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
     with pytest.raises(OptionError, match=r"code 3.*\n.*no such model"):
-        llama_cpp_runner.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+        llama_grid.run(program, "llama default", "x", sampling="0", n_tokens=8, seed=0)
 
 
 def test_a_log_that_lost_its_end_is_asked_for_again(tmp_path: Path) -> None:
@@ -232,8 +248,8 @@ def test_a_log_that_lost_its_end_is_asked_for_again(tmp_path: Path) -> None:
         f'#!/bin/sh\ncd "{tmp_path}"\nif [ -e tried ]; then cat log; else touch tried; fi\n'
     )
     script.chmod(0o755)
-    rival = llama_cpp_runner.Rival(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
-    found = llama_cpp_runner.run(rival, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+    program = LlamaCppProgram(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
+    found = llama_grid.run(program, "llama default", "x", sampling="0", n_tokens=8, seed=0)
     assert found.n_generated == 97
 
 
@@ -245,7 +261,7 @@ def test_contenders_by_name() -> None:
         "seed": None,
     }
     for name in ("fixed", "fixed x", "best"):
-        with pytest.raises(OptionError, match="there is no contender"):
+        with pytest.raises(OptionError, match="unknown contender"):
             contender_options.options_of(name)
 
 
@@ -275,10 +291,10 @@ def test_wrong_options_are_refused(wrong: tuple[str, str]) -> None:
         parser().parse_args(wrong)
 
 
-def test_a_scrambled_draft_is_the_same_but_for_its_weights(tmp_path: Path) -> None:
+def test_a_shuffled_draft_is_the_same_but_for_its_weights(tmp_path: Path) -> None:
     import gguf
 
-    path = write_scrambled(embedded_draft(), tmp_path)
+    path = write_shuffled(embedded_draft(), tmp_path)
     before, after = (gguf.GGUFReader(each) for each in (embedded_draft(), path))
     header = int(before.tensors[0].data_offset)
     assert path.read_bytes()[:header] == embedded_draft().read_bytes()[:header]
@@ -289,11 +305,11 @@ def test_a_scrambled_draft_is_the_same_but_for_its_weights(tmp_path: Path) -> No
         assert sorted(old.data.tobytes()) == sorted(new.data.tobytes()), old.name
     folder = tmp_path / "again"
     folder.mkdir()
-    assert write_scrambled(embedded_draft(), folder).read_bytes() == path.read_bytes()
+    assert write_shuffled(embedded_draft(), folder).read_bytes() == path.read_bytes()
 
 
-def test_a_scrambled_draft_makes_a_pair_that_accepts_nearly_nothing(tmp_path: Path) -> None:
-    path = write_scrambled(embedded_draft(), tmp_path)
+def test_a_shuffled_draft_makes_a_pair_that_accepts_nearly_nothing(tmp_path: Path) -> None:
+    path = write_shuffled(embedded_draft(), tmp_path)
     with load(embedded_target(), path, n_threads=1) as engine:
         done = engine.generate("It was", max_tokens=48, temperature=0.0, n_draft=2, ignore_eos=True)
     assert done.stats.n_generated == 48
@@ -312,25 +328,25 @@ def test_the_whole_bench_on_the_embedded_pair(
             *("--threads", "1", "--json", str(path)),
         ]
     )
-    told = capsys.readouterr()
-    assert "classics-target (classics-draft-scrambled), 0, repetitive" in told.out
-    assert "best single length over all cells" in told.out
-    assert "min left" in told.err
+    shown = capsys.readouterr()
+    assert "classics-target (classics-draft-shuffled), 0, repetitive" in shown.out
+    assert "best single length over all conditions" in shown.out
+    assert "min left" in shown.err
     done = json.loads(path.read_text())
     assert [path] == list(tmp_path.iterdir())
     assert done["interrupted"] is False
     assert done["settings"]["lengths"] == [1, 2]
-    assert len(done["cells"]) == 2
+    assert len(done["conditions"]) == 2
     assert len(done["texts"]) == 2 * 2 * 3
     assert all(text["n_generated"] == 8 for text in done["texts"])
     auto.main(["--report", str(path)])
-    assert capsys.readouterr().out == told.out
+    assert capsys.readouterr().out == shown.out
 
 
 def test_the_best_of_the_grid_meets_ours_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script, path = tmp_path / "rival", tmp_path / "out.json"
+    script, path = tmp_path / "llama", tmp_path / "out.json"
     log = LOG.replace("encoded    6", f"encoded {N_FIRST_OPEN}")
     script.write_text(f"#!/bin/sh\ncat <<'END'\n{log}END\n")
     script.chmod(0o755)
@@ -340,15 +356,15 @@ def test_the_best_of_the_grid_meets_ours_again(
         *("--tokens", "4", "--runs", "2", "--threads", "1", "--json", str(path)),
     ]
     auto.main([*common, "--n-prompts", "1"])
-    told = capsys.readouterr()
-    assert "geometric mean / llama.cpp's best of the grid, sampling 0" in told.out
-    assert "classics-target gets 1 threads" in told.err
+    shown = capsys.readouterr()
+    assert "geometric mean / llama.cpp's best of the grid, sampling 0" in shown.out
+    assert "classics-target gets 1 threads" in shown.err
     texts = texts_from(json.loads(path.read_text()))
     by_stage = {
         stage: [text.contender for text in texts if text.stage == stage]
         for stage in (SURVEY, FINALS)
     }
-    assert len(by_stage[SURVEY]) == 2 + len(llama_cpp_runner.GRID)
+    assert len(by_stage[SURVEY]) == 2 + len(llama_grid.GRID)
     assert by_stage[FINALS].count("llama default") == 2
     assert sum(name.startswith("llama n") for name in by_stage[FINALS]) == 2 * 3
     with pytest.raises(OptionError, match=r"llama\.cpp read 21 tokens where we read"):
@@ -377,15 +393,15 @@ def test_a_replay_measures_every_size_after_its_like_and_after_others(
 ) -> None:
     path = tmp_path / "out.json"
     common = ["--target", str(embedded_target()), "--replay", "--threads", "1"]
-    cell = ["--lengths", "2", "--temps", "0.7", "--prompts", "open", "--n-prompts", "1"]
-    auto.main([*common, *cell, "--tokens", "64", "--runs", "2", "--json", str(path)])
-    told = capsys.readouterr()
-    assert "passes of the target are measured, 10 of 10" in told.err
-    assert "auto / fixed (fixed 2)" in told.out
+    condition = ["--lengths", "2", "--temps", "0.7", "--prompts", "open", "--n-prompts", "1"]
+    auto.main([*common, *condition, "--tokens", "64", "--runs", "2", "--json", str(path)])
+    shown = capsys.readouterr()
+    assert "measuring passes of the target, 10 of 10" in shown.err
+    assert "auto / fixed (fixed 2)" in shown.out
     assert len(json.loads(path.read_text())["texts"]) == 3 * 3
     assert not list(profile_store.records()), "no pair is as slow as that"
-    with pytest.raises(OptionError, match="--replay is of our own texts"):
-        auto.main([*common, "--first"])
+    with pytest.raises(OptionError, match="--replay cannot be combined"):
+        auto.main([*common, "--cold-start"])
 
 
 def test_an_interrupted_bench_keeps_what_is_done(
@@ -398,7 +414,7 @@ def test_an_interrupted_bench_keeps_what_is_done(
         n_written += 1
         if n_written > 5:
             raise KeyboardInterrupt
-        return llama_cpp_runner.Outcome(1, 8, 0, 0, 100.0)
+        return BaselineText(1, 8, 0, 0, 0.1, 0.1, 0.08)
 
     monkeypatch.setattr(contender_options, "write", write)
     path = tmp_path / "out.json"
@@ -418,20 +434,20 @@ def test_an_interrupted_bench_keeps_what_is_done(
 
 def test_first_tells_ratios_of_the_same_turn() -> None:
     texts = [
-        cold_start.First("cell", turn, name, rate, rate / 2, 1.0)
+        cold_start.ColdStartText("condition", turn, name, rate, rate / 2, 1.0)
         for name, rates in {"plain": [100.0, 200.0], "auto": [90.0, 196.0]}.items()
         for turn, rate in enumerate(rates)
     ]
-    told = cold_start.tell(texts)
-    assert "cell: auto / plain, generation: 0.940 (0.900-0.980), 2 turns" in told
-    assert "FAILS  0.940 (needed 0.95)  worst cell of auto / plain, whole call" in told
+    shown = cold_start.render(texts)
+    assert "condition: auto / plain, generation: 0.940 (0.900-0.980), 2 turns" in shown
+    assert "FAILS  0.940 (needed 0.95)  worst condition of auto / plain, whole call" in shown
 
 
 def test_first_runs_fresh_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "first.json"
     auto.main(
         [
-            *("--first", "--target", str(embedded_target()), "--first-tokens", "4"),
+            *("--cold-start", "--target", str(embedded_target()), "--cold-start-tokens", "4"),
             *("--contenders", "fixed", "--lengths", "1", "--temps", "0", "--prompts", "open"),
             *("--runs", "1", "--threads", "1", "--json", str(path)),
         ]

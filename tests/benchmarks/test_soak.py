@@ -1,4 +1,4 @@
-"""What counts as the right answer under load."""
+"""Which responses count as right under load."""
 
 from __future__ import annotations
 
@@ -21,15 +21,13 @@ LIKELY = [
         (" a e", True),
         (" c d f", False),
         (" a d g", False),
-        (" an answer to somebody else", False),
+        (" the response of another client", False),
         ("", False),
     ],
 )
-def test_a_text_may_part_from_the_likeliest_where_rounding_decides(
-    text: str, is_right: bool
-) -> None:
+def test_a_text_may_differ_from_the_likeliest_at_a_near_tie(text: str, is_right: bool) -> None:
     assert is_likeliest(text, LIKELY) == is_right
 
 
-def test_where_nobody_tells_what_is_likely_nothing_is_excused() -> None:
+def test_without_probabilities_every_difference_is_an_error() -> None:
     assert not is_likeliest("a", [])

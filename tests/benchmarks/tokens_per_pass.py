@@ -1,9 +1,9 @@
-"""How many tokens each pass of the target gives: by rule, temperature and length of the draft.
+"""Measures tokens per target pass, by verification rule, temperature and draft length.
 
     python -m tests.benchmarks.tokens_per_pass [TARGET DRAFT] [--prompts FILE]
 
-Counts only, so that a busy machine does not matter. Nothing is truncated; a text that ends is not.
-`match, likeliest` is what llama.cpp's front ends do: draft the likeliest token, sample, compare.
+Counts only, so a busy machine does not matter. No truncation; end-of-text tokens are ignored.
+`match, argmax` is what llama.cpp's programs do: draft the likeliest token, sample, compare.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from ggufspec.audit import PROMPTS
-from ggufspec.audit.prompts import parse_prompts
+from ggufspec.common.prompts import TEXTS, parse_prompts
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
-WAYS: dict[str, GenerateOptions] = {
+VARIANTS: dict[str, GenerateOptions] = {
     "plain": {"drafter": "none"},
-    "match, likeliest": {"verify": "match", "draft_temperature": 0.0},
+    "match, argmax": {"verify": "match", "draft_temperature": 0.0},
     "rejection, as target": {"verify": "rejection"},
     "rejection, auto": {"verify": "rejection"},
     "block, as target": {"verify": "block"},
@@ -32,7 +32,7 @@ WAYS: dict[str, GenerateOptions] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a table: tokens a pass, with the standard error over texts."""
+    """Print a table: tokens per pass, with the standard error over texts."""
     parser = argparse.ArgumentParser(
         description=__doc__, prog="python -m tests.benchmarks.tokens_per_pass"
     )
@@ -47,8 +47,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     prompts: Sequence[str] = PROMPTS
     if options.prompts:
-        prompts = parse_prompts(options.prompts.read_bytes(), str(options.prompts))
-    sys.stdout.write(f"{'temperature':>11}{'drafted':>9}" + "".join(f"{way:>22}" for way in WAYS))
+        found = parse_prompts(options.prompts.read_bytes(), str(options.prompts), TEXTS)
+        prompts = [prompt.turns[0] for prompt in found]
+    sys.stdout.write(
+        f"{'temperature':>11}{'drafted':>9}" + "".join(f"{name:>22}" for name in VARIANTS)
+    )
     sys.stdout.write("\n")
     with load(
         options.target,
@@ -59,9 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for temperature in options.temp:
             for n_draft in options.draft_n:
                 sys.stdout.write(f"{temperature:>11.2f}{n_draft:>9}")
-                for name, way in WAYS.items():
+                for name, variant in VARIANTS.items():
                     settings: GenerateOptions = {
-                        **way,
+                        **variant,
                         "temperature": temperature,
                         "n_draft": n_draft,
                         "max_tokens": options.tokens,
@@ -69,8 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     if "as target" in name:
                         settings["draft_temperature"] = temperature
                     lengths = measure(engine, prompts, options.runs, settings)
-                    told = f"{fmean(lengths):.2f} +- {stdev(lengths) / len(lengths) ** 0.5:.2f}"
-                    sys.stdout.write(f"{told:>22}")
+                    cell = f"{fmean(lengths):.2f} +- {stdev(lengths) / len(lengths) ** 0.5:.2f}"
+                    sys.stdout.write(f"{cell:>22}")
                     sys.stdout.flush()
                 sys.stdout.write("\n")
 
@@ -78,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def measure(
     engine: Engine, prompts: Sequence[str], n_runs: int, settings: GenerateOptions
 ) -> list[float]:
-    """Tokens a pass, of each text."""
+    """Tokens per pass of each text."""
     lengths = []
     for run in range(n_runs):
         options: GenerateOptions = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from audit.conftest import lossy
 
 Command = Callable[..., Any]
 
@@ -33,29 +34,34 @@ def test_no_difference_is_exit_code_0_and_a_report(audit: Command) -> None:
     result = audit()
     assert (result.code, result.err) == (SAME, "")
     for part in (
-        "batch, from single tokens",
-        "rule block, from the target",
-        "mean shift, by draft/target",
-        "energy of whole texts",
+        "target: batches vs. single tokens",
+        "rule block vs. target",
+        "mean shift, by draft/target ratio",
+        "energy distance of whole texts",
         "99 % interval",
         "6 texts of each kind, 60 and 60 tokens;",
-        "Temperature 0: 8 of 8 texts are equal.",
+        "Temperature 0: 8 of 8 texts are identical.",
     ):
         assert part in result.out
     assert result.out.splitlines()[-1].startswith("No difference was found; a mean shift of 0.2")
 
 
-def test_a_difference_is_exit_code_1_and_says_which(audit: Command) -> None:
-    result = audit("--verify", "_lossy")
+def test_a_difference_is_exit_code_1_and_says_which(
+    audit: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", lossy(1.3))
+    result = audit("--verify", "rejection")
     assert (result.code, result.err) == (DIFFERENT, "")
-    assert result.out.splitlines()[-1].startswith("A difference was found: the rule's law")
+    assert result.out.splitlines()[-1].startswith(
+        "A difference was found: the next-token distribution of rule rejection is off by "
+    )
 
 
 def test_at_temperature_0(audit: Command) -> None:
     result = audit("--temp", "0")
     assert result.code == SAME
     assert result.out.splitlines()[-1].endswith(
-        "6 of 6 greedy texts are the same, 0 part at near-ties."
+        "6 of 6 greedy texts are identical, 0 diverge at near-ties."
     )
     assert "Sampled texts" not in result.out
 
@@ -76,12 +82,14 @@ def test_the_document(audit: Command, tmp_path: Path) -> None:
     assert document["settings"]["seed"] == 0
     assert document["settings"]["prompts"] == str(prompts)
     assert document["settings"]["alpha"] == document["sequences"]["alpha"] == 0.05
-    assert document["greedy"] == {"n_texts": 2, "near_tie": 0.05, "partings": []}
+    assert document["greedy"] == {"n_texts": 2, "near_tie": 0.05, "divergences": []}
     assert "ggufspec" in document["versions"]
     assert json.loads(audit("--json", "--prompts", prompts, "--alpha", "0.05").out) == document
 
 
-def test_the_seed_is_told_where_none_was_given(command: Command, target: Path, draft: Path) -> None:
+def test_the_seed_is_reported_where_none_was_given(
+    command: Command, target: Path, draft: Path
+) -> None:
     result = command(
         "audit", "-m", target, "-md", draft, "-t", "1", "--runs", "1", "-n", "4", "--json"
     )
@@ -152,7 +160,7 @@ def test_a_draft_that_is_not_there(command: Command, target: Path) -> None:
     assert "there is no file" in result.err
 
 
-def test_ctrl_c_ends_it_without_a_trace(target: Path, draft: Path) -> None:
+def test_ctrl_c_ends_it_without_a_traceback(target: Path, draft: Path) -> None:
     arguments = ["audit", "-m", target, "-md", draft, "-t", "1", "-v", "--runs", "100000"]
     process = subprocess.Popen(
         [sys.executable, "-c", INTERRUPTIBLE, *map(str, arguments)],
@@ -165,7 +173,7 @@ def test_ctrl_c_ends_it_without_a_trace(target: Path, draft: Path) -> None:
         n_contexts = 0
         while n_contexts < 2:
             line = process.stderr.readline()
-            assert line, "it ended by itself"
+            assert line, "it ended too early"
             n_contexts += b"sched_reserve: reserve took" in line
         time.sleep(0.7)
         process.send_signal(signal.SIGINT)

@@ -96,7 +96,7 @@ def test_a_pair_without_a_common_vocabulary(
 ) -> None:
     model = tiny.write_llama(tmp_path / "small.gguf", vocab=vocab)
     result = run("-m", target, "-md", model, "-p", "hi")
-    refuses(result, ERROR, "do not share a vocabulary", "the target's own family", *named)
+    refuses(result, ERROR, "do not share a vocabulary", "the target's model family", *named)
 
 
 # Prompts
@@ -145,7 +145,7 @@ def test_a_prompt_file_that_is_not_there(run: Command, target: Path, tmp_path: P
 
 
 def test_a_folder_as_a_prompt_file(run: Command, target: Path, tmp_path: Path) -> None:
-    refuses(run("-m", target, "-f", tmp_path), ERROR, "directory", str(tmp_path))
+    refuses(run("-m", target, "-f", tmp_path), ERROR, "is a folder", str(tmp_path))
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may read everything")
@@ -256,7 +256,7 @@ def test_a_command_that_there_is_not(command: Command) -> None:
 def test_a_context_that_the_positions_do_not_reach(run: Command, tmp_path: Path) -> None:
     model = tiny.write_timed(tmp_path / "model.gguf", tiny.SPM.spell("ab"), n_ctx_train=32)
     result = run("-m", model, "-p", "hi", "-c", "64")
-    refuses(result, USAGE, "64 tokens is too long", str(model), "end at 32")
+    refuses(result, USAGE, "64 tokens is too long", str(model), "has 32 positions")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the limit may not hold")

@@ -1,4 +1,4 @@
-"""`ggufspec batch` as people run it: killed, interrupted, resumed, and given nonsense."""
+"""`ggufspec batch` as users run it: killed, interrupted, resumed, with invalid input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import tiny
 Command = Callable[..., Any]
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
-# A shell starts jobs in the background with Ctrl-C switched off: switch it on, whoever started us.
+# A shell starts jobs in the background with Ctrl-C disabled: enable it.
 MAIN = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from ggufspec.cli.main import main; main()"
@@ -30,7 +30,7 @@ N = 10
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes as much as it is asked for."""
+    """A target that never ends a text by itself."""
     path = tmp_path_factory.mktemp("models") / "talker.gguf"
     return tiny.write_llama(path, n_ctx_train=4096, chat_template=tiny.CHATML)
 
@@ -125,12 +125,12 @@ def long(talker: Path, prompts: Path, tmp_path: Path) -> Iterator[Callable[..., 
 def wait_until_gone(pids: Sequence[int] | set[int], seconds: float = 5) -> None:
     deadline = time.monotonic() + seconds
     while any(Path(f"/proc/{pid}/cmdline").exists() and alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, "somebody was left behind"
+        assert time.monotonic() < deadline, "a process is still running"
         time.sleep(0.02)
 
 
 def alive(pid: int) -> bool:
-    """Not a zombie that nobody has buried."""
+    """Whether the process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
@@ -177,7 +177,7 @@ def test_plain_text_and_the_turns_of_spec_bench(batch: Command, tmp_path: Path) 
     assert (record["question_id"], len(record["choices"][0]["turns"])) == (81, 2)
 
 
-def test_what_fails_is_recorded_and_told(batch: Command, tmp_path: Path) -> None:
+def test_failed_prompts_are_recorded_and_reported(batch: Command, tmp_path: Path) -> None:
     file = tmp_path / "mixed.jsonl"
     lines = [{"prompt": "hello " * 200}, {"prompt": "hello"}]
     file.write_text("\n".join(map(json.dumps, lines)))
@@ -193,7 +193,7 @@ def test_what_fails_is_recorded_and_told(batch: Command, tmp_path: Path) -> None
     assert (again.code, begun(again.err)) == (ERROR, [0])
 
 
-# Nonsense
+# Invalid input
 
 
 def test_what_is_refused_before_anything_is_loaded(batch: Command, tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_what_is_refused_before_anything_is_loaded(batch: Command, tmp_path: Pat
         ({"file": empty}, [], ERROR, "has no prompts"),
         ({"file": twice}, [], ERROR, "has id 1 twice"),
         ({"file": tmp_path / "none"}, [], ERROR, "cannot be read"),
-        ({"out": "there.jsonl"}, [], USAGE, "there.jsonl is there already"),
-        ({"out": "there.jsonl"}, ["--resume"], USAGE, "another program"),
+        ({"out": "there.jsonl"}, [], USAGE, "there.jsonl exists already"),
+        ({"out": "there.jsonl"}, ["--resume"], USAGE, "not written by ggufspec batch"),
         ({"out": "no/r.jsonl"}, [], ERROR, "there is no folder"),
         ({"out": "."}, [], ERROR, "it is a folder"),
         ({"out": "-"}, ["--resume"], USAGE, "--resume needs the output file"),
@@ -231,7 +231,7 @@ def test_a_model_that_cannot_be_loaded_ends_it(batch: Command, tmp_path: Path) -
     result = batch("-m", broken, "--num-processes", "2")
     assert result.code == ERROR
     assert "broken.gguf" in result.err
-    assert not list(tmp_path.glob("r.jsonl*")), "there is nothing to go on with"
+    assert not list(tmp_path.glob("r.jsonl*")), "no file is left behind"
 
 
 # Crashes
@@ -308,5 +308,5 @@ def test_a_resumed_batch_must_be_the_same(batch: Command, prompts: Path, tmp_pat
     lines = output.read_bytes().splitlines(keepends=True)
     result = batch("--resume", "--temp", "0.5", "--limit", "2")
     assert (result.code, output.read_bytes()) == (USAGE, b"".join(lines))
-    assert "complete, but not of these" in result.err
+    assert "complete, but has other" in result.err
     assert not part.exists()

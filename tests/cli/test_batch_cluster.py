@@ -1,4 +1,4 @@
-"""`ggufspec batch --cluster` as people run it: refused, interrupted, gone on with."""
+"""`ggufspec batch --cluster` as people run it: refused, interrupted, resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import tiny
 Command = Callable[..., Any]
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
-# A shell starts jobs in the background with Ctrl-C switched off: switch it on, whoever started us.
+# A shell starts jobs in the background with Ctrl-C disabled: enable it.
 MAIN = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from ggufspec.cli.main import main; main()"
@@ -30,7 +30,7 @@ linux = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks 
 
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Writes as much as it is asked for."""
+    """A target that never ends a text by itself."""
     return tiny.write_llama(tmp_path_factory.mktemp("models") / "talker.gguf", n_ctx_train=4096)
 
 
@@ -48,7 +48,7 @@ def texts(path: Path) -> list[str]:
 
 
 def family(mark: str) -> set[int]:
-    """All processes that have the mark, but zombies."""
+    """All processes with the mark, except zombies."""
     found = set()
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -69,7 +69,7 @@ def wait_until_none(mark: str, seconds: float = 20) -> None:
 
 @pytest.fixture
 def mark(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Afterwards nobody who has it is left."""
+    """Kills all processes that have it at the end."""
     name = f"{os.getpid()}-{request.node.name}"
     yield name
     for pid in family(name):
@@ -95,7 +95,7 @@ def wait_for(process: subprocess.Popen[bytes], what: bytes) -> None:
 
 
 @linux
-def test_a_ray_of_its_own_ends_with_the_batch_that_goes_on_without(
+def test_a_local_ray_ends_with_its_batch_which_resumes_without_it(
     given: list[str], command: Command, tmp_path: Path, mark: str
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
@@ -124,12 +124,16 @@ def test_a_ray_of_its_own_ends_with_the_batch_that_goes_on_without(
 def test_what_is_refused(given: list[str], command: Command, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     for args, code, said in [
-        (["--cluster", "127.0.0.1:1"], ERROR, "no Ray that can be used answers at 127.0.0.1:1"),
-        (["--cluster", "prompts.jsonl"], USAGE, "'prompts.jsonl' is no address of a Ray cluster"),
+        (["--cluster", "127.0.0.1:1"], ERROR, "cannot use a Ray cluster at 127.0.0.1:1"),
+        (
+            ["--cluster", "prompts.jsonl"],
+            USAGE,
+            "'prompts.jsonl' is not an address of a Ray cluster",
+        ),
         (["--cluster-gpus", "1"], USAGE, "--cluster-gpus needs --cluster"),
     ]:
         result = command(*given, *args)
         assert (result.code, result.out) == (code, ""), result.err
         assert said in result.err
         assert "Traceback" not in result.err
-    assert not list(tmp_path.glob("r.jsonl*")), "there is nothing to go on with"
+    assert not list(tmp_path.glob("r.jsonl*")), "no file is left behind"

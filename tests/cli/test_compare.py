@@ -200,7 +200,8 @@ def test_a_recording_that_cannot_be_written(place: str, compare: Command, tmp_pa
     (tmp_path / "file").write_text("")
     result = compare("--record", tmp_path / place)
     assert (result.code, result.out) == (ERROR, "")
-    assert f"cannot write {tmp_path / place}" in result.err
+    path = tmp_path / place
+    assert f"cannot write {path.name} into the folder {path.parent}" in result.err
     assert "runs first" not in result.err, "before anything runs"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder.svg"]
 
@@ -234,7 +235,7 @@ def test_a_file_that_cannot_be_replaced_stays(
     path = tmp_path / "race.svg"
     path.write_text("of old")
     monkeypatch.setattr("os.replace", refuse)
-    with pytest.raises(CacheError, match=r"race\.svg: Permission denied"):
+    with pytest.raises(CacheError, match=r"race\.svg into the folder .*: Permission denied"):
         write_file(path, b"new")
     assert [file.read_text() for file in tmp_path.iterdir()] == ["of old"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from ggufspec.cli.demo import GREEDY_PROMPT, PROMPTS
 from ggufspec.engine.engine import Engine
-from ggufspec.standin import embedded
+from ggufspec.standin import padded
 
 Command = Callable[..., Any]
 
@@ -24,7 +24,7 @@ SHORT = ("demo", "--size", "10M", "-n", "8", "-t", "1")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that has the stand-in."""
     folder = tmp_path_factory.mktemp("cache")
-    embedded.padded_target(SIZE, folder)
+    padded.padded_target(SIZE, folder)
     return folder
 
 
@@ -81,17 +81,16 @@ def test_each_prompt_runs_as_often_as_asked(command: Command, cache: Path) -> No
 
 def test_the_document_tells_what_stood_in(command: Command, cache: Path) -> None:
     stand_in = command(*SHORT, "--cache-dir", cache, "--json").document["stand_in"]
-    shape = embedded.plan_shape(SIZE)
+    shape = padded.plan_dimensions(SIZE)
     assert {name: stand_in[name] for name in ("n_embd", "n_layer", "n_head", "n_ff")} == {
         "n_embd": shape.n_embd,
-        "n_layer": shape.n_layer,
-        "n_head": shape.n_head,
+        "n_layer": shape.n_layers,
+        "n_head": shape.n_heads,
         "n_ff": shape.n_ff,
     }
-    assert stand_in["n_params"] == shape.n_params
-    assert (
-        stand_in["n_bytes"] == Path(stand_in["path"]).stat().st_size == embedded.padded_size(SIZE)
-    )
+    file = padded.padded_file(SIZE)
+    assert stand_in["n_params"] == file.n_params
+    assert stand_in["n_bytes"] == Path(stand_in["path"]).stat().st_size == file.n_bytes
 
 
 @pytest.mark.parametrize("by", ["option", "variable"])

@@ -137,8 +137,8 @@ def test_servers_are_of_this_machine_and_named_as_ever(pair: list[str]) -> None:
 def test_a_plan_with_servers_names_them(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     far = (Gpu("far:1", 20 * 2**30, is_remote=True), Gpu("far:2", 20 * 2**30, is_remote=True))
     monkeypatch.setattr(rpc, "is_built", lambda: True)
-    monkeypatch.setattr(rpc.Servers, "_connect", lambda self, address: None)
-    monkeypatch.setattr(rpc.Servers, "gpus", lambda self: far)
+    monkeypatch.setattr(rpc.RpcConnections, "_connect", lambda self, address: None)
+    monkeypatch.setattr(rpc.RpcConnections, "gpus", lambda self: far)
     result = invoke(*pair, "--rpc", "far:1,far:2")
     assert result.exit_code == 0, result.output
     assert "far:2: 21 GB free, 400 GB/s as a guess (--gpu-bandwidth)" in result.output

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ LARGE = "70B-Q3_K_S"
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model on this machine, to stand in for."""
     path = tmp_path_factory.mktemp("models") / "model.gguf"
-    standin.write(standin.plan(standin.of_shape("model", small(), "Q4_K_M")), path)
+    standin.write(standin.plan(standin.source_from_dimensions("model", small(), "Q4_K_M")), path)
     return path
 
 
@@ -62,8 +63,8 @@ def test_a_registered_model_need_not_be_there(command: Command, tmp_path: Path) 
         ("70B-Q3_K_X", "did you mean 70B-Q3_K_S"),
         ("no-such.gguf", "there is no file no-such.gguf"),
         ("llama-2-13:Q4_0", "llama-2-13b:Q4_K_M"),
-        ("llama-2-13b:IQ1_S", "known are F32, F16"),
-        ("someone/something:Q4_K_M", "the registry knows no dimensions"),
+        ("llama-2-13b:IQ1_S", "supported are F32, F16"),
+        ("someone/something:Q4_K_M", "the registry has no dimensions"),
     ],
 )
 def test_names_that_mean_nothing(name: str, told: str, command: Command, tmp_path: Path) -> None:
@@ -85,11 +86,11 @@ def test_paths_that_are_not_to_be_written(command: Command, model: Path, tmp_pat
     there = tmp_path / "there.gguf"
     there.write_bytes(b"precious")
     for path, told in (
-        (there, "is there already"),
+        (there, "exists: name another"),
         (tmp_path, "is a folder"),
-        (tmp_path / "none" / "model.gguf", "there is no folder"),
-        (model, "is the model that the stand-in is to be like"),
-        (Path("/dev/null"), "no file that could be replaced"),
+        (tmp_path / "none" / "model.gguf", "does not exist: create it first"),
+        (model, "is the model of --like itself"),
+        (Path("/dev/null"), "not a regular file"),
     ):
         result = command("standin", "--like", model, path)
         assert result.code == USAGE
@@ -103,7 +104,7 @@ def test_paths_that_are_not_to_be_written(command: Command, model: Path, tmp_pat
 def test_room_is_asked_for_first(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ggufspec.common.files._free_bytes", lambda folder: 2_000_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2_000_000_000))
     result = command("standin", "--like", LARGE, tmp_path / "model.gguf")
     assert result.code == ERROR
     assert "not enough space. It needs 31 GB, 2.0 GB are free there" in result.err

@@ -18,8 +18,8 @@ import ggufspec
 from ggufspec.cli.render import columns
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.llama.profile_key import facts
-from ggufspec.llama.timing import DraftTimes, time_in_turns
+from ggufspec.llama.profile_key import profile_key
+from ggufspec.llama.timing import DraftTimes, time_interleaved
 from ggufspec.standin.embedded import embedded_draft
 
 Command = Callable[..., Any]
@@ -215,7 +215,7 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
         most = engine.target.n_ctx
         assert batches == (min(chosen["n_batch"], most), min(chosen["n_batch_draft"], most))
         assert chosen["n_batch"] < 512, "halves are tried"
-        document = profile_store.recall(facts(engine.target, engine.draft))
+        document = profile_store.recall(profile_key(engine.target, engine.draft))
     assert document is not None
     assert (document["settings"], document["measured"]) == (chosen, "tune")
     costs = CostModel.of_document(document["costs"], 5)
@@ -228,7 +228,7 @@ def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, dr
     with ggufspec.load(
         target, draft, n_threads=1, n_threads_draft=1, flash_attention="on"
     ) as engine:
-        known = facts(engine.target, engine.draft)
+        known = profile_key(engine.target, engine.draft)
     costs = CostModel(17)
     costs.observe_target(1, 1.0)
     learned = {"costs": costs.to_document(), "chances": {"0.8": [0.5, 0.25]}}
@@ -244,7 +244,7 @@ def test_tuning_does_not_start_from_what_was_tuned(
     tune: Command, target: Path, draft: Path
 ) -> None:
     with ggufspec.load(target, draft) as engine:
-        pair = facts(engine.target, engine.draft)["pair"]
+        pair = profile_key(engine.target, engine.draft)["pair"]
     profile_store.remember_settings(pair, profile_store.TunedSettings(511, 511, "off"))
     trials = tune("--json").document["trials"]
     assert max(trial["value"] for trial in trials if trial["what"].startswith("n_threads")) < 511
@@ -320,7 +320,7 @@ def test_positions_that_end_before_the_depth(command: Command, tmp_path: Path) -
     assert command("tune", "-m", model, "--runs", "1", "--json").document["depth"] == 64 - 17
     result = command("tune", "-m", model, "--depth", "64")
     assert (result.code, result.out) == (USAGE, "")
-    assert "positions end at 64" in result.err
+    assert "has 64 positions" in result.err
 
 
 def test_a_target_is_needed(command: Command) -> None:
@@ -374,7 +374,7 @@ def test_ctrl_c_between_the_passes_remembers_nothing(
     result = tune()
     assert (result.code, result.out) == (INTERRUPTED, "")
     assert records() == []
-    assert time_in_turns({}, 1) == {}
+    assert time_interleaved({}, 1) == {}
 
 
 # The plot

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from ggufspec.bench.report import speedups, summarize_runs
 from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Round
 
@@ -47,13 +46,3 @@ def test_nothing_generated_divides_by_nothing() -> None:
         0,
         0,
     )
-
-
-def test_a_row_tells_medians_and_the_spread() -> None:
-    plain = [stats([turn(0, 0)] * 4, seconds) for seconds in (4.0, 16.0, 8.0)]
-    fast = [stats([turn(3, 3)] * 2, seconds) for seconds in (4.0, 4.0, 2.0)]
-    row = summarize_runs("plain", plain)
-    assert (row.tokens_per_second, row.tokens_per_second_spread) == (0.5, (0.25, 1.0))
-    assert row.accepted is None
-    assert summarize_runs("speculative", fast).accepted == 1.0
-    assert speedups(plain, fast) == [2.0, 8.0, 8.0]

@@ -85,11 +85,11 @@ def test_what_texts_share_is_known_beyond_what_one_may_draft() -> None:
     for n, seconds in ((1, 1.0), (4, 2.0), (12, 3.0)):
         costs.observe_target(n, seconds)
     costs.observe_target(13, 99.0)
-    assert list(costs.shared(1)) == pytest.approx([1.0, 4 / 3, 5 / 3, 2.0])
-    assert costs.shared(3)[3] == pytest.approx(1.0), "a third of a pass over twelve"
-    assert costs.shared(2)[1] == pytest.approx(1.0), "half a pass over four"
+    assert list(costs.per_text(1)) == pytest.approx([1.0, 4 / 3, 5 / 3, 2.0])
+    assert costs.per_text(3)[3] == pytest.approx(1.0), "a third of a pass over twelve"
+    assert costs.per_text(2)[1] == pytest.approx(1.0), "half a pass over four"
     known = CostModel.of_document(costs.to_document(), 4, 3)
-    assert known.shared(3) == pytest.approx(costs.shared(3))
+    assert known.per_text(3) == pytest.approx(costs.per_text(3))
     assert CostModel.of_document(costs.to_document(), 4).n_measured(12) == 0
 
 
@@ -143,7 +143,7 @@ def test_frozen_costs_stay_and_copies_go_their_own_way() -> None:
     costs.is_frozen = True
     costs.observe_target(1, 0.5)
     assert costs.curve[0] == 1.0
-    copy = costs.copy()
+    copy = costs.resized(8)
     copy.observe_target(1, 0.5)
     assert (costs.curve[0], copy.curve[0]) == (1.0, 0.5)
 

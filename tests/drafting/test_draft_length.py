@@ -17,11 +17,17 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy, Line
+from ggufspec.drafting.draft_length import (
+    AcceptancePrior,
+    Action,
+    AutoLength,
+    FixedLength,
+    LengthPolicy,
+)
 
 N_VOCAB = 60
 N_MOST = 16
-FIRST_LINE = Line(0.4, 2.0, 12.0)
+PRIOR = AcceptancePrior(0.4, 2.0, 12.0)
 # Seconds of a pass over 1, 2 ... tokens: kernels of four rows, a steep start, a nearly flat line.
 STAIRS = [3.6, 5.8, 8.3, 5.5, 8.0, 10.4, 10.2, 10.0, 11.2, 12.4, 13.5, 14.7, 15.3, 15.9, 16.5, 17.1]
 STEEP = [
@@ -50,20 +56,20 @@ CURVES = {"stairs": [*STAIRS, 17.7], "steep": [*STEEP, 21.5], "flat": [*FLAT, 26
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_rule_is_its_twins(seed: int) -> None:
+def test_the_rule_equals_its_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
     n_most = int(rng.integers(1, 17))
     curve = np.cumsum([1.0, *rng.exponential(0.3, n_most)]) * rng.choice([1e-3, 1.0])
     curve[1:] *= rng.uniform(0.6, 1.0, n_most)
     step = float(rng.exponential(0.1) * curve[0])
     chances = rng.beta(2, 1, 8).tolist()
-    worth = float(rng.choice([0.0, 1.5]) / curve[0])
+    min_rate = float(rng.choice([0.0, 1.5]) / curve[0])
     bonus = float(rng.choice([0.0, 0.05]))
-    found = _native.best_rule(curve.tolist(), step, chances, worth, bonus)
-    twin = reference.best_rule(curve.tolist(), step, chances, worth, bonus)
-    np.testing.assert_allclose(found[0], twin.look_from, rtol=1e-6)
-    np.testing.assert_allclose(found[1], twin.take_from, rtol=1e-6)
-    np.testing.assert_allclose(found[2:], [twin.tokens, twin.seconds], rtol=1e-9)
+    found = _native.best_rule(curve.tolist(), step, chances, min_rate, bonus)
+    expected = reference.best_rule(curve.tolist(), step, chances, min_rate, bonus)
+    np.testing.assert_allclose(found[0], expected.evaluate_from, rtol=1e-6)
+    np.testing.assert_allclose(found[1], expected.draw_from, rtol=1e-6)
+    np.testing.assert_allclose(found[2:], [expected.tokens, expected.seconds], rtol=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -80,14 +86,14 @@ def test_no_fixed_length_brings_more(seed: int) -> None:
 
 def test_it_looks_past_a_stair_to_the_landing() -> None:
     """Three tokens cost more than four: whoever has drafted one goes on to the third."""
-    _, take_from, tokens, _ = _native.best_rule([3.6, 5.8, 8.3, 5.5, 30.0], 0.1, [0.7] * 8)
+    _, draw_from, tokens, _ = _native.best_rule([3.6, 5.8, 8.3, 5.5, 30.0], 0.1, [0.7] * 8)
     assert tokens == pytest.approx(1 + 0.7 + 0.7**2 + 0.7**3, rel=0.01)
-    assert take_from[3] > 1  # and there it stays
+    assert draw_from[3] > 1  # and there it stays
 
 
 def test_what_costs_more_than_it_brings_is_not_drafted() -> None:
-    look_from, *_ = _native.best_rule([1.0, 2.1, 3.2], 0.1, [0.9] * 8)
-    assert look_from[0] > 1
+    evaluate_from, *_ = _native.best_rule([1.0, 2.1, 3.2], 0.1, [0.9] * 8)
+    assert evaluate_from[0] > 1
     assert not _native.best_rule([1.0, 1.1, 1.2], 0.1, [0.9] * 8)[0][0] > 1
 
 
@@ -101,12 +107,12 @@ def test_a_second_that_is_worth_more_elsewhere_makes_drafts_shorter() -> None:
 
 def test_a_draft_that_is_there_already_is_taken_as_far_as_it_pays() -> None:
     policy = _native.LengthRule()
-    assert policy.weigh([0.9, 0.1])[0] == 2  # without costs, all of it
-    policy.reckon([1.0, 1.2, 1.4, 3.0], 1.0, [0.0], 0.0)
-    assert policy.weigh([0.9, 0.9, 0.9])[0] == 2
-    assert policy.weigh([0.9, 0.1, 0.9])[0] == 1
-    assert policy.weigh([0.1])[0] == 0
-    assert policy.weigh([])[0] == 0
+    assert policy.prefix_length([0.9, 0.1])[0] == 2  # without costs, all of it
+    policy.update([1.0, 1.2, 1.4, 3.0], 1.0, [0.0], 0.0)
+    assert policy.prefix_length([0.9, 0.9, 0.9])[0] == 2
+    assert policy.prefix_length([0.9, 0.1, 0.9])[0] == 1
+    assert policy.prefix_length([0.1])[0] == 0
+    assert policy.prefix_length([])[0] == 0
 
 
 def test_a_rule_that_judges_drafts_as_a_whole_makes_longer_ones_worth_more() -> None:
@@ -116,34 +122,45 @@ def test_a_rule_that_judges_drafts_as_a_whole_makes_longer_ones_worth_more() -> 
     assert blocks[2] > alone[2]
 
 
-# The chance
+def test_no_more_is_drafted_than_costs_are_known_for() -> None:
+    """Costs of 17 tokens and a limit of 32: the rule ends where its costs do."""
+    rule = _native.LengthRule(intercept=20.0)
+    rule.update([1.0 + 0.01 * n for n in range(17)], 0.001, [1.0])
+    rule.start(32)
+    while rule.should_evaluate():
+        assert rule.should_draw(5.0)
+    assert rule.n_drawn == 16
+    assert rule.prefix_length([0.99] * 32)[0] == 16
+
+
+# The acceptance model
 
 
 def test_a_chance_follows_what_came() -> None:
     rng = np.random.default_rng(2)
-    policy = _native.LengthRule(*FIRST_LINE)
+    policy = _native.LengthRule(*PRIOR)
     for _ in range(600):
         gap = float(rng.exponential(1.5))
         truth = 1 / (1 + np.exp(-(-0.5 + 0.8 * gap)))
-        policy.learn(gap, float(rng.random() < truth))
+        policy.observe_token(gap, float(rng.random() < truth))
     for gap in (0.2, 1.0, 3.0):
-        assert policy.chance(gap) == pytest.approx(1 / (1 + np.exp(0.5 - 0.8 * gap)), abs=0.12)
+        assert policy.acceptance(gap) == pytest.approx(1 / (1 + np.exp(0.5 - 0.8 * gap)), abs=0.12)
 
 
 def test_surer_is_never_less_likely() -> None:
-    policy = _native.LengthRule(*FIRST_LINE)
+    policy = _native.LengthRule(*PRIOR)
     for _ in range(300):
-        policy.learn(0.1, 1.0)
-        policy.learn(5.0, 0.0)
-    assert policy.chance(5.0) >= policy.chance(0.1)
+        policy.observe_token(0.1, 1.0)
+        policy.observe_token(5.0, 0.0)
+    assert policy.acceptance(5.0) >= policy.acceptance(0.1)
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-300, 1e300, float("inf")])
 def test_no_gap_is_too_large(gap: float) -> None:
-    policy = _native.LengthRule(*FIRST_LINE)
+    policy = _native.LengthRule(*PRIOR)
     for came in (0.0, 1.0) * 50:
-        policy.learn(gap, came)
-    assert 0 < policy.chance(gap) < 1
+        policy.observe_token(gap, came)
+    assert 0 < policy.acceptance(gap) < 1
 
 
 # Texts, by what they would cost
@@ -175,9 +192,9 @@ def chosen(
     curve: Sequence[float],
     step: float,
     *,
-    line: Line = FIRST_LINE,
-    is_known: bool = False,
-    bonus: float = 0.0,
+    prior: AcceptancePrior = PRIOR,
+    is_measured: bool = False,
+    block_bonus: float = 0.0,
 ) -> AutoLength:
     costs = CostModel(N_MOST + 1)
     for _ in range(3):
@@ -185,7 +202,7 @@ def chosen(
             costs.observe_target(n + 1, seconds)
         costs.observe_draft(1, step)
     costs.is_frozen = True
-    return AutoLength(costs, line, is_known=is_known, bonus=bonus)
+    return AutoLength(costs, prior, is_measured=is_measured, block_bonus=block_bonus)
 
 
 def rounds_of(
@@ -196,7 +213,7 @@ def rounds_of(
     n_draft: int = N_MOST,
     temperature: float = 0.0,
     n_tokens: int = 400,
-    clock: Callable[[Round], None] = lambda turn: None,
+    observe: Callable[[Round], None] = lambda round_: None,
 ) -> list[Round]:
     sampling = Sampling(temperature=temperature, top_k=0, top_p=1, min_p=0)
     verify_uniforms, draft_uniforms = uniform_streams(4)
@@ -204,7 +221,7 @@ def rounds_of(
         sampling, draft_uniforms, (), FakeSession(logits[1]), n_draft_max=n_draft, policy=policy
     )
     rounds = []
-    for turn in speculated(
+    for round_ in speculated(
         array("i", [1, 2]),
         target=FakeSession(logits[0]),
         drafter=drafters.make(drafter, materials),
@@ -214,8 +231,8 @@ def rounds_of(
         n_draft=n_draft,
         n_end=n_tokens + 2,
     ):
-        clock(turn)
-        rounds.append(turn)
+        observe(round_)
+        rounds.append(round_)
     return rounds
 
 
@@ -223,14 +240,14 @@ def seconds_of(curve: Sequence[float], step: float, policy: AutoLength, **option
     """What a text costs by the curve, with all that is asked of the draft."""
     seconds = 0.0
 
-    def clock(turn: Round) -> None:
+    def observe(round_: Round) -> None:
         nonlocal seconds
-        seconds += curve[turn.n_drafted] + step * policy.native.n_looked
-        before = policy._probe_seconds
-        policy.clock(turn)
-        seconds += policy._probe_seconds - before
+        seconds += curve[round_.n_drafted] + step * policy.rule.n_evaluated
+        before = policy.probe_seconds
+        policy.observe_round(round_)
+        seconds += policy.probe_seconds - before
 
-    rounds_of(policy=policy, clock=clock, **options)  # type: ignore[arg-type]
+    rounds_of(policy=policy, observe=observe, **options)  # type: ignore[arg-type]
     return seconds
 
 
@@ -242,8 +259,8 @@ def test_the_chosen_length_is_as_good_as_the_best_fixed_one(shape: str, temperat
     fixed = []
     for n in (1, 2, 3, 5, 8, 15):
         rounds = rounds_of(logits, FixedLength(), n_draft=n, temperature=temperature)
-        fixed.append(sum(curve[turn.n_drafted] + step * turn.n_drafted for turn in rounds))
-    policy = chosen(curve, step, bonus=0.07 if temperature else 0.0)
+        fixed.append(sum(curve[round_.n_drafted] + step * round_.n_drafted for round_ in rounds))
+    policy = chosen(curve, step, block_bonus=0.07 if temperature else 0.0)
     auto = seconds_of(curve, step, policy, logits=logits, temperature=temperature)
     assert auto < 1.07 * min(fixed)
     assert auto < 1.03 * 400 * curve[0]
@@ -261,7 +278,7 @@ def test_a_draft_that_is_always_wrong_costs_next_to_nothing(
     policy = chosen(curve, 0.03 * curve[0])
     assert seconds_of(curve, 0.03 * curve[0], policy, **options) < 1.03 * 400 * curve[0]
     if drafter == "model" and shape != "flat":  # there, even a look is cheap
-        assert "did not pay" in (policy.advice() or "")
+        assert "drafting did not help" in (policy.advice() or "")
 
 
 def test_a_draft_that_is_too_slow_is_told_so() -> None:
@@ -269,7 +286,9 @@ def test_a_draft_that_is_too_slow_is_told_so() -> None:
     policy = chosen(curve, 0.9 * curve[0])
     seconds = seconds_of(curve, 0.9 * curve[0], policy, logits=near(3.0))
     assert seconds < 1.05 * 400 * curve[0]
-    assert "cannot pay: one step of it takes 90% of a pass" in (policy.advice() or "")
+    assert "drafting cannot help: one draft token costs 0.90x a target pass" in (
+        policy.advice() or ""
+    )
 
 
 def test_it_comes_back_when_the_text_changes() -> None:
@@ -283,11 +302,11 @@ def test_it_comes_back_when_the_text_changes() -> None:
     policy = chosen(curve, 0.03 * curve[0])
     lengths: list[int] = []
 
-    def clock(turn: Round) -> None:
-        policy.clock(turn)
-        lengths.extend([turn.n_drafted] * len(turn.tokens))
+    def observe(round_: Round) -> None:
+        policy.observe_round(round_)
+        lengths.extend([round_.n_drafted] * len(round_.tokens))
 
-    rounds_of((target, draft), policy, clock=clock)
+    rounds_of((target, draft), policy, observe=observe)
     assert sum(n == 0 for n in lengths[100:200]) > 90
     assert sum(n > 0 for n in lengths[250:]) > 100
 
@@ -295,31 +314,35 @@ def test_it_comes_back_when_the_text_changes() -> None:
 def test_what_was_expected_is_what_came() -> None:
     curve = CURVES["stairs"]
     policy = chosen(curve, 0.1)
-    rounds = rounds_of(near(1.5), policy, temperature=1.0, n_tokens=1500, clock=policy.clock)
-    expected = sum(turn.expected or 0.0 for turn in rounds)
-    assert sum(turn.n_accepted for turn in rounds) == pytest.approx(expected, rel=0.12)
+    rounds = rounds_of(
+        near(1.5), policy, temperature=1.0, n_tokens=1500, observe=policy.observe_round
+    )
+    expected = sum(round_.expected or 0.0 for round_ in rounds)
+    assert sum(round_.n_accepted for round_ in rounds) == pytest.approx(expected, rel=0.12)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_what_nobody_drew_teaches_too(temperature: float) -> None:
     """A draft that was thought hopeless, looked at and left: the target's word still counts."""
-    line = Line(-3.0, 0.0, 12.0)
+    prior = AcceptancePrior(-3.0, 0.0, 12.0)
     curve = [1.0, 1.6, *(1.6 + 0.6 * n for n in range(1, N_MOST))]
-    policy = chosen(curve, 1e-6, line=line, is_known=True)
-    rounds = rounds_of(near(0.0), policy, temperature=temperature, n_tokens=60, clock=policy.clock)
-    assert [turn.n_drafted for turn in rounds[:3]] == [0, 0, 0]
-    assert policy.native.chance(1.0) > 0.8
+    policy = chosen(curve, 1e-6, prior=prior, is_measured=True)
+    rounds = rounds_of(
+        near(0.0), policy, temperature=temperature, n_tokens=60, observe=policy.observe_round
+    )
+    assert [round_.n_drafted for round_ in rounds[:3]] == [0, 0, 0]
+    assert policy.rule.acceptance(1.0) > 0.8
     assert rounds[-2].n_drafted > 0
 
 
 def test_an_unknown_draft_is_asked_before_it_drafts() -> None:
     curve = CURVES["flat"]
     policy = chosen(curve, 0.01)
-    rounds = rounds_of(near(0.0), policy, n_tokens=60, clock=policy.clock)
-    lengths = [turn.n_drafted for turn in rounds]
+    rounds = rounds_of(near(0.0), policy, n_tokens=60, observe=policy.observe_round)
+    lengths = [round_.n_drafted for round_ in rounds]
     assert lengths[:8] == [0] * 7 + [1]
     assert min(lengths[8:-1]) > 8
-    assert rounds[0].why == "the draft is not known yet"
+    assert rounds[0].why == "the draft model has not been measured yet"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -332,28 +355,30 @@ def test_a_draft_that_is_sure_of_nothing_is_not_looked_at_for_long(temperature: 
     looks = []
     policy = chosen([1.0, 1.5, 2.0, 1.6, 2.2, 2.7, 2.9, 2.9], 0.04)
 
-    def clock(turn: Round) -> None:
-        looks.append(policy.native.n_looked)
-        policy.clock(turn)
+    def observe(round_: Round) -> None:
+        looks.append(policy.rule.n_evaluated)
+        policy.observe_round(round_)
 
-    rounds_of((random_logits(1), unsure), policy, temperature=temperature, n_tokens=64, clock=clock)
+    rounds_of(
+        (random_logits(1), unsure), policy, temperature=temperature, n_tokens=64, observe=observe
+    )
     assert sum(looks) <= 16
 
 
 def test_plain_decoding_is_measured_before_anything_is_compared_with_it() -> None:
-    policy = AutoLength(CostModel(N_MOST + 1), FIRST_LINE, is_known=True)
-    rounds = rounds_of(near(0.0), policy, n_tokens=30, clock=policy.clock)
-    assert [turn.n_drafted for turn in rounds[:2]] == [0, 0]
-    assert rounds[0].why == "plain decoding is measured"
+    policy = AutoLength(CostModel(N_MOST + 1), PRIOR, is_measured=True)
+    rounds = rounds_of(near(0.0), policy, n_tokens=30, observe=policy.observe_round)
+    assert [round_.n_drafted for round_ in rounds[:2]] == [0, 0]
+    assert rounds[0].why == "plain decoding is being measured"
     assert rounds[2].n_drafted > 0
 
 
 def shared_lengths(policy: AutoLength, n_sharers: int) -> list[int]:
-    policy.share(n_sharers)
-    return [turn.n_drafted for turn in rounds_of(near(0.0), policy, n_tokens=200)][4:-1]
+    policy.set_n_sharers(n_sharers)
+    return [round_.n_drafted for round_ in rounds_of(near(0.0), policy, n_tokens=200)][4:-1]
 
 
-KNOWN = Line(1.0, 0.5, 12.0)
+MEASURED = AcceptancePrior(1.0, 0.5, 12.0)
 
 
 def flat_up_to_16() -> CostModel:
@@ -369,7 +394,8 @@ def flat_up_to_16() -> CostModel:
 
 def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_them() -> None:
     lengths = {
-        n: shared_lengths(AutoLength(flat_up_to_16(), KNOWN, is_known=True), n) for n in (1, 4, 8)
+        n: shared_lengths(AutoLength(flat_up_to_16(), MEASURED, is_measured=True), n)
+        for n in (1, 4, 8)
     }
     assert min(lengths[1]) > 8
     assert set(lengths[4]) <= {2, 3}, "four times four tokens are sixteen"
@@ -381,16 +407,30 @@ def test_what_others_do_changes_no_text_that_repeats() -> None:
     for n_sharers in (1, 8):
         costs = flat_up_to_16()
         costs.is_frozen = True
-        lengths.append(shared_lengths(AutoLength(costs, KNOWN, is_known=True), n_sharers))
+        lengths.append(shared_lengths(AutoLength(costs, MEASURED, is_measured=True), n_sharers))
     assert lengths[0] == lengths[1]
     assert min(lengths[0]) > 8
 
 
 def test_a_shared_pass_tells_nothing_of_what_a_text_alone_costs() -> None:
     costs = flat_up_to_16()
-    policy = AutoLength(costs, KNOWN, is_known=True)
+    policy = AutoLength(costs, MEASURED, is_measured=True)
     before = list(costs.curve)
-    policy.clock(Round([1], 0, 0, 0.0, 50.0, 0.0, n_sharers=4))
+    policy.observe_round(Round([1], 0, 0, 0.0, 50.0, 0.0, n_sharers=4))
     assert list(costs.curve) == before
-    policy.clock(Round([1], 0, 0, 0.0, 50.0, 0.0))
+    policy.observe_round(Round([1], 0, 0, 0.0, 50.0, 0.0))
     assert list(costs.curve) != before
+
+
+def test_a_round_with_a_prefix_forgets_why_the_round_before_skipped_drafting() -> None:
+    curve = [1.0 + 0.05 * n for n in range(N_MOST + 1)]
+    hopeless = AcceptancePrior(-20.0, 0.0)
+    policy = chosen(curve, 0.04, prior=hopeless, is_measured=True)
+    assert policy.start_round(N_MOST, 1) is Action.SKIP
+    assert policy.why == "drafting would not be faster"
+    assert policy.prefix_length([0.9] * 4).n_draft == 4
+    assert policy.why == ""
+    for _ in range(100):  # rounds of n-grams did not skip drafting
+        policy.prefix_length([0.9] * 4)
+        policy.observe_round(Round([1] * 5, 4, 4, 0.0, 1.2, 0.0, expected=3.4))
+    assert policy.advice() is None

@@ -1,4 +1,4 @@
-"""What follows a text is guessed from its longest matches, and the guesses' chances are learned."""
+"""The continuation of a text is predicted from its longest matches, with learned probabilities."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import numpy as np
 import pytest
 
 from ggufspec._native import Ngrams
-from ggufspec.drafting.ngram_index import Guess, Guesser
+from ggufspec.drafting import constants
+from ggufspec.drafting.ngram_index import NgramIndex, Prediction
 
 LENGTH_MOST = 32
 SOURCES_MOST = 32
 OLDER = 0.85
+
+
+def index() -> Ngrams:
+    return Ngrams(constants.NGRAM_PRIORS, constants.NGRAM_PRIOR_WEIGHT, constants.NGRAM_KEEP, 0.1)
 
 
 class NaiveNgrams:
@@ -36,9 +41,9 @@ class NaiveNgrams:
                 del counts[place]
         return n_common
 
-    def guess(self, n_most: int) -> tuple[list[int], list[int], list[float]]:
+    def predict(self, n_most: int) -> tuple[list[int], list[int], list[float]]:
         self.votes = []
-        guessed: list[int] = []
+        predicted: list[int] = []
         shares = []
         lengths = {place: self.match_length(place) for place in range(1, len(self.text))}
         longest = max(lengths.values(), default=0)
@@ -51,7 +56,7 @@ class NaiveNgrams:
         for _ in range(n_most):
             choices: dict[int, float] = {}
             everything = 0.0
-            text = self.text + guessed
+            text = self.text + predicted
             for place, weight in zip(places, weights, strict=True):
                 right, wrong = self.right.get(place, 0), self.wrong.get(place, 0)
                 belief = (right + 1) / (right + wrong + 2)
@@ -61,12 +66,12 @@ class NaiveNgrams:
             self.votes.append([(place, text[place] == best) for place in places])
             kept = [i for i, place in enumerate(places) if text[place] == best]
             places, weights = [places[i] + 1 for i in kept], [weights[i] for i in kept]
-            guessed.append(best)
+            predicted.append(best)
             shares.append(choices[best] / everything)
-        return guessed, [min(longest + i, LENGTH_MOST) for i in range(n_most)], shares
+        return predicted, [min(longest + i, LENGTH_MOST) for i in range(n_most)], shares
 
-    def observe(self, n_accepted: int, n_guessed: int) -> None:
-        for i, votes in enumerate(self.votes[: min(n_guessed, n_accepted + 1)]):
+    def observe(self, n_accepted: int, n_tried: int) -> None:
+        for i, votes in enumerate(self.votes[: min(n_tried, n_accepted + 1)]):
             for place, agrees in votes:
                 if place >= len(self.text):
                     continue
@@ -84,16 +89,16 @@ class NaiveNgrams:
 
 
 def after(text: Sequence[int], n_most: int = 1) -> list[int]:
-    ngrams = Ngrams()
+    ngrams = index()
     ngrams.update(array("i", text))
-    return ngrams.guess(n_most)[0]
+    return ngrams.predict(n_most)[0]
 
 
 @pytest.mark.parametrize("n_kinds", [1, 2, 3, 6, 15])
-def test_the_index_finds_what_comparing_every_place_finds(n_kinds: int) -> None:
-    """Over texts that grow, are cut back and replaced, and guesses that come true or not."""
+def test_the_ngram_indexfinds_what_comparing_every_place_finds(n_kinds: int) -> None:
+    """Over texts that grow, are cut back and replaced, and predictions that are right or not."""
     rng = np.random.default_rng(n_kinds)
-    ngrams, naive = Ngrams(), NaiveNgrams()
+    ngrams, naive = index(), NaiveNgrams()
     text = array("i")
     # No more places of any token than are looked at: then the index leaves none out.
     n_text_most = SOURCES_MOST if n_kinds < 15 else 250
@@ -109,13 +114,13 @@ def test_the_index_finds_what_comparing_every_place_finds(n_kinds: int) -> None:
             text = text[: n_text_most // 2]
         assert ngrams.update(text) == naive.update(text)
         n_most = int(rng.integers(0, 8))
-        guess = ngrams.guess(n_most)
-        assert guess == naive.guess(n_most)
-        assert set(guess[0]) <= set(text)
-        n_guessed = int(rng.integers(0, len(guess[0]) + 1))
-        n_accepted = int(rng.integers(0, n_guessed + 1))
-        ngrams.observe(n_accepted, n_guessed)
-        naive.observe(n_accepted, n_guessed)
+        tokens, _, lengths, shares = ngrams.predict(n_most)
+        assert (tokens, lengths, shares) == naive.predict(n_most)
+        assert set(tokens) <= set(text)
+        n_tried = int(rng.integers(0, len(tokens) + 1))
+        n_accepted = int(rng.integers(0, n_tried + 1))
+        ngrams.observe(n_accepted, n_tried)
+        naive.observe(n_accepted, n_tried)
 
 
 def test_the_longest_match_wins_over_more_recent_ones() -> None:
@@ -137,191 +142,190 @@ def test_what_is_left_out_of_many_matches_are_the_oldest() -> None:
 @pytest.mark.parametrize("loop", [[1], [1, 2], [1, 2, 3], list(range(40))])
 def test_a_loop_goes_on_for_ever(loop: list[int]) -> None:
     text = array("i", loop * 2)
-    ngrams = Ngrams()
+    ngrams = index()
     ngrams.update(text)
-    tokens, lengths, shares = ngrams.guess(100)
+    tokens, _, lengths, shares = ngrams.predict(100)
     assert tokens == (loop * 100)[:100]
     assert lengths[-1] == LENGTH_MOST
     assert shares == [1.0] * 100
-    assert ngrams.update(text) == len(text)  # what was guessed is no part of the text
+    assert ngrams.update(text) == len(text)  # the prediction is no part of the text
 
 
 @pytest.mark.parametrize("text", [[], [1], [1, 2], [1, 2, 3, 4]])
-def test_nothing_is_guessed_where_the_last_token_is_new(text: list[int]) -> None:
+def test_nothing_is_predicted_if_the_last_token_is_new(text: list[int]) -> None:
     assert after(text, 5) == []
-    assert Guesser().guess(text, 5) == ([], [])
+    assert NgramIndex().predict(text, 5) == ([], [])
 
 
-def test_no_more_is_guessed_than_was_asked_for() -> None:
+def test_no_more_is_predicted_than_was_asked_for() -> None:
     assert after([1, 2, 1], 0) == []
     assert after([1, 2, 1], 3) == [2, 1, 2]
 
 
 def test_a_continuation_that_was_right_wins_over_one_that_was_wrong() -> None:
-    guesser = Guesser()
+    ngram_index = NgramIndex()
     text = [5, 1, 6, 5, 2, 7, 5]
-    guess = guesser.guess(text, 1)
-    assert guess.tokens == [2]
-    guesser.learn(guess, 1, 0)
-    assert guesser.guess(text, 1).tokens == [1]
+    prediction = ngram_index.predict(text, 1)
+    assert prediction.tokens == [2]
+    ngram_index.observe(0, 1)
+    assert ngram_index.predict(text, 1).tokens == [1]
 
 
 def test_a_continuation_that_was_right_wins_over_a_more_recent_one_never_tried() -> None:
-    guesser = Guesser()
-    guesser.learn(guesser.guess([5, 1, 6, 5], 1), 1, 1)
-    assert guesser.guess([5, 1, 6, 5, 2, 7, 5], 1).tokens == [1]
+    ngram_index = NgramIndex()
+    ngram_index.predict([5, 1, 6, 5], 1)
+    ngram_index.observe(1, 1)
+    assert ngram_index.predict([5, 1, 6, 5, 2, 7, 5], 1).tokens == [1]
 
 
 def test_a_source_that_was_wrong_is_no_longer_sure() -> None:
-    ngrams = Ngrams()
+    ngrams = index()
     ngrams.update(array("i", [5, 1, 6, 5]))
-    assert ngrams.guess(2) == ([1, 6], [1, 2], [1.0, 1.0])
+    assert ngrams.predict(2)[2:] == ([1, 2], [1.0, 1.0])
     ngrams.observe(1, 2)
-    assert ngrams.guess(2)[2] == pytest.approx([1.0, 0.5])
+    assert ngrams.predict(2)[3] == pytest.approx([1.0, 0.5])
     ngrams.observe(1, 1)  # the second was not tried: nothing is known of it
-    assert ngrams.guess(2)[2] == pytest.approx([1.0, 0.5])
+    assert ngrams.predict(2)[3] == pytest.approx([1.0, 0.5])
 
 
 def test_what_was_cut_off_is_forgotten_and_so_is_how_often_it_was_right() -> None:
-    guesser = Guesser()
+    ngram_index = NgramIndex()
     text = [5, 1, 6, 5, 2, 7, 5]
-    guesser.learn(guesser.guess(text, 1), 1, 0)
-    assert guesser.guess([5, 1, 6, 5], 1).tokens == [1]
-    assert guesser.guess(text, 1).tokens == [2]
-    assert guesser.guess([8, 9, 8], 1).tokens == [9]
+    ngram_index.predict(text, 1)
+    ngram_index.observe(0, 1)
+    assert ngram_index.predict([5, 1, 6, 5], 1).tokens == [1]
+    assert ngram_index.predict(text, 1).tokens == [2]
+    assert ngram_index.predict([8, 9, 8], 1).tokens == [9]
 
 
 def test_a_text_that_grew_is_indexed_as_one_read_at_once() -> None:
     """Across the sizes at which the index takes more room, and back."""
     text = array("i", np.random.default_rng(0).integers(0, 3000, 70_000).tolist())
-    grown = Ngrams()
+    grown = index()
     for n in [*range(1, 70_000, 997), 70_000, 33_000, 12_345, 20, 40_000]:
         grown.update(text[:n])
-        at_once = Ngrams()
+        at_once = index()
         if n in (15_953, 31_905, 70_000, 33_000, 12_345, 20, 40_000):
             at_once.update(text[:n])
-            assert grown.guess(5) == at_once.guess(5)
+            assert grown.predict(5) == at_once.predict(5)
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 1000, 40_000])
 def test_a_long_text_costs_little(period: int) -> None:
     text = array("i", [i % period for i in range(32_768)])
-    ngrams = Ngrams()
+    ngrams = index()
     start = time.perf_counter()
     ngrams.update(text)
     for i in range(100):
         text.append(i % period)
         assert ngrams.update(text) == len(text) - 1
-        ngrams.guess(8)
+        ngrams.predict(8)
     assert time.perf_counter() - start < 1.0  # some 0.01, but for what others do on the machine
     assert ngrams.n_examined <= 100 * SOURCES_MOST * 5
 
 
 def test_no_more_is_looked_at_where_most_matches_are_shorter_than_the_longest() -> None:
     many = [token for i in range(10_000) for token in (100 + i, 1, 2)]
-    ngrams = Ngrams()
+    ngrams = index()
     ngrams.update(array("i", [*many, 9, 1, 2, 7, 9, 1, 2]))
-    assert ngrams.guess(1)[:2] == ([7], [3])
+    assert ngrams.predict(1)[::2] == ([7], [3])
     assert ngrams.n_examined <= SOURCES_MOST * 5
 
 
-@pytest.mark.parametrize(("n_accepted", "n_guessed"), [(0, 4), (2, 1), (4, 4)])
-def test_more_than_was_guessed_cannot_come_true(n_accepted: int, n_guessed: int) -> None:
-    ngrams = Ngrams()
+@pytest.mark.parametrize(("n_accepted", "n_tried"), [(0, 4), (2, 1), (4, 4)])
+def test_more_than_was_predicted_cannot_be_observed(n_accepted: int, n_tried: int) -> None:
+    ngrams = index()
     ngrams.update(array("i", [1, 2, 1]))
-    ngrams.guess(3)
+    ngrams.predict(3)
     with pytest.raises(ValueError, match="observe"):
-        ngrams.observe(n_accepted, n_guessed)
+        ngrams.observe(n_accepted, n_tried)
     ngrams.observe(0, 3)
     with pytest.raises(ValueError, match="observe"):  # it is forgotten
         ngrams.observe(0, 1)
 
 
-def rounds(guesser: Guesser, length: int, truth: float, n: int, seed: int = 0) -> Guess:
+def rounds(ngram_index: NgramIndex, length: int, truth: float, n: int, seed: int = 0) -> Prediction:
     """Each round a new text whose end has one match; its one token stands with that chance."""
     rng = np.random.default_rng(seed)
     for i in range(n):
         run = [10 * i + j for j in range(length)]
-        guess = guesser.guess([*run, -1, *run], 1)
-        assert guess.tokens == [-1]
-        guesser.learn(guess, 1, int(rng.random() < truth))
-    return guess
+        prediction = ngram_index.predict([*run, -1, *run], 1)
+        assert prediction.tokens == [-1]
+        ngram_index.observe(int(rng.random() < truth), 1)
+    return prediction
 
 
 @pytest.mark.parametrize("length", [1, 4, 9, 25])
 @pytest.mark.parametrize("truth", [0.05, 0.5, 0.95])
 def test_chances_come_to_be_what_really_happens(length: int, truth: float) -> None:
-    chances = [rounds(Guesser(), length, truth, 400, seed).chances[0] for seed in range(10)]
+    chances = [rounds(NgramIndex(), length, truth, 400, seed).probs[0] for seed in range(10)]
     # A standard error of 0.012 at the most, and what was thought before weighs a twentieth.
     assert abs(float(np.mean(chances)) - truth) < 0.04
 
 
 def test_each_kind_of_match_has_a_chance_of_its_own() -> None:
-    guesser = Guesser()
+    ngram_index = NgramIndex()
     for seed in range(20):
-        short = rounds(guesser, 2, 0.1, 20, seed)
-        long = rounds(guesser, 9, 0.9, 20, seed + 100)
-    assert 0.06 < short.chances[0] < 0.13
-    assert 0.86 < long.chances[0] < 0.94
+        short = rounds(ngram_index, 2, 0.1, 20, seed)
+        long = rounds(ngram_index, 9, 0.9, 20, seed + 100)
+    assert 0.06 < short.probs[0] < 0.13
+    assert 0.86 < long.probs[0] < 0.94
 
 
 def test_chances_follow_a_text_that_changes() -> None:
-    guesser = Guesser()
-    assert rounds(guesser, 4, 0.95, 300).chances[0] > 0.85
-    assert rounds(guesser, 4, 0.05, 300).chances[0] < 0.25
+    ngram_index = NgramIndex()
+    assert rounds(ngram_index, 4, 0.95, 300).probs[0] > 0.85
+    assert rounds(ngram_index, 4, 0.05, 300).probs[0] < 0.25
 
 
 def test_what_stands_elsewhere_speaks_for_kinds_not_seen_yet() -> None:
-    def unseen(guesser: Guesser) -> float:
-        return guesser.guess([1, 2, 3, 4, 5, 6, -1, 1, 2, 3, 4, 5, 6], 1).chances[0]
+    def unseen(ngram_index: NgramIndex) -> float:
+        return ngram_index.predict([1, 2, 3, 4, 5, 6, -1, 1, 2, 3, 4, 5, 6], 1).probs[0]
 
-    good, bad = Guesser(), Guesser()
+    good, bad = NgramIndex(), NgramIndex()
     rounds(good, 4, 1.0, 30)
     rounds(bad, 4, 0.0, 30)
-    assert unseen(good) > unseen(Guesser()) + 0.1
-    assert unseen(bad) < unseen(Guesser()) - 0.1
+    assert unseen(good) > unseen(NgramIndex()) + 0.1
+    assert unseen(bad) < unseen(NgramIndex()) - 0.1
 
 
 def test_longer_and_undisputed_matches_have_the_better_chances_at_first() -> None:
     text = list(range(40)) * 2
-    chances = Guesser().guess(text[:41], 39).chances
+    chances = NgramIndex().predict(text[:41], 39).probs
     assert list(chances) == sorted(chances)
     assert chances[0] < 0.2 < 0.8 < chances[-1]
-    disputed = Guesser().guess([5, 1, 6, 5, 2, 7, 5], 1).chances
+    disputed = NgramIndex().predict([5, 1, 6, 5, 2, 7, 5], 1).probs
     assert disputed[0] < chances[0]
 
 
 def test_only_tokens_that_were_drafted_and_judged_tell() -> None:
     text = [1, 2, 3, 4, 5, 1, 2]
 
-    def chances_after(n_guessed: int, n_drafted: int, n_accepted: int) -> Sequence[float]:
-        guesser = Guesser()
-        guesser.learn(guesser.guess(text, n_guessed), n_drafted, n_accepted)
+    def probs_after(n_predicted: int, n_tried: int, n_accepted: int) -> Sequence[float]:
+        ngram_index = NgramIndex()
+        ngram_index.predict(text, n_predicted)
+        ngram_index.observe(n_accepted, n_tried)
         other = [11, 12, 13, 14, 15, 11]  # where no source was ever right or wrong
-        return guesser.guess(other, 5).chances
+        return ngram_index.predict(other, 5).probs
 
-    assert chances_after(4, 0, 0) == Guesser().guess([11, 12, 13, 14, 15, 11], 5).chances
-    assert chances_after(4, 4, 1) == chances_after(4, 2, 1)
-    assert chances_after(4, 2, 2) == chances_after(2, 2, 2)
-    assert chances_after(4, 2, 2) != chances_after(4, 3, 2)
+    assert probs_after(4, 0, 0) == NgramIndex().predict([11, 12, 13, 14, 15, 11], 5).probs
+    assert probs_after(4, 4, 1) == probs_after(4, 2, 1)
+    assert probs_after(4, 2, 2) == probs_after(2, 2, 2)
+    assert probs_after(4, 2, 2) != probs_after(4, 3, 2)
 
 
-def test_a_guess_teaches_once_and_only_while_it_is_the_last() -> None:
-    guesser, text = Guesser(), [5, 1, 6, 5, 2, 7, 5]
-    old = guesser.guess(text, 2)
-    last = guesser.guess(text, 2)
-    before = last.chances
-    guesser.learn(old, 2, 0)
-    assert guesser.guess(text, 2) == last
-    last = guesser.guess(text, 2)
-    guesser.learn(last, 1, 1)
-    guesser.learn(last, 1, 0)
-    twin = Guesser()
-    twin.learn(twin.guess(text, 2), 1, 1)
-    assert guesser.guess(text, 2) == twin.guess(text, 2)
-    assert guesser.guess(text, 2).chances[0] > before[0]
+def test_only_the_last_prediction_is_learned_from_and_once() -> None:
+    ngram_index, text = NgramIndex(), [5, 1, 6, 5, 2, 7, 5]
+    ngram_index.predict([1, 2, 1], 2)
+    last = ngram_index.predict(text, 1)
+    with pytest.raises(ValueError, match="fewer tokens"):
+        ngram_index.observe(0, 2)
+    ngram_index.observe(1, 1)
+    with pytest.raises(ValueError, match="fewer tokens"):
+        ngram_index.observe(1, 1)
+    assert ngram_index.predict(text, 1).probs[0] > last.probs[0]
 
 
 def test_lists_and_arrays_are_texts_alike() -> None:
     text = [1, 2, 3, 1]
-    assert Guesser().guess(text, 3) == Guesser().guess(array("i", text), 3)
+    assert NgramIndex().predict(text, 3) == NgramIndex().predict(array("i", text), 3)

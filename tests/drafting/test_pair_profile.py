@@ -67,9 +67,44 @@ def test_a_seed_repeats_a_text_in_one_engine(pair: Engine) -> None:
     first = pair.generate(PROMPT, seed=7, temperature=1.0, max_tokens=40).tokens
     for _ in range(3):
         pair.generate(PROMPT, temperature=1.0, max_tokens=40)
-    lengths = [turn.n_drafted for turn in _rounds(pair, seed=7)]
-    assert lengths == [turn.n_drafted for turn in _rounds(pair, seed=7)]
+    lengths = [round_.n_drafted for round_ in _rounds(pair, seed=7)]
+    assert lengths == [round_.n_drafted for round_ in _rounds(pair, seed=7)]
     assert len(first) == 40
+
+
+def measured(n_most: int) -> CostModel:
+    costs = CostModel(n_most)
+    for n in range(1, n_most + 1):
+        costs.observe_target(n, 1.0 + 0.01 * n)
+    costs.observe_draft(1, 0.001)
+    return costs
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+def test_calibration_keeps_the_sizes_of_longer_and_shared_passes(repeats: bool) -> None:
+    """Measurements of up to 17 tokens, in a profile of 33 tokens and 4 texts."""
+    profile = PairProfile(CostModel(33, n_sharers=4))
+    profile.settle(measured(17))
+    policy = profile.policy(0.0, repeats=repeats, in_blocks=True)
+    costs = policy.costs
+    assert (costs.n_most, costs.n_sharers) == (33, 4)
+    assert len(costs.curve) == 132
+    assert costs.curve[99] > costs.curve[16]
+    assert len(costs.per_text(4)) == 33
+    assert costs.n_measured(17) == 1
+    if not repeats:
+        costs.observe_target(100, 7.0)
+        assert costs.n_measured(100) == 1
+
+
+def test_a_text_with_a_seed_drafts_beyond_what_calibration_measured() -> None:
+    profile = PairProfile(CostModel(33), {"0.0": (20.0, 0.0)})
+    profile.settle(measured(17))
+    policy = profile.policy(0.0, repeats=True, in_blocks=True)
+    policy.start_round(32, 1)
+    while policy.rule.should_evaluate():
+        policy.rule.should_draw(5.0)
+    assert policy.rule.n_drawn == 32
 
 
 def _rounds(engine: Engine, **options: object) -> tuple[Round, ...]:
@@ -80,9 +115,9 @@ def _rounds(engine: Engine, **options: object) -> tuple[Round, ...]:
 
 
 def test_what_is_learned_of_drafts_begins_the_next_text(pair: Engine) -> None:
-    assert _rounds(pair, max_tokens=200)[0].why == "plain decoding is measured"
+    assert _rounds(pair, max_tokens=200)[0].why == "plain decoding is being measured"
     later = _rounds(pair)
-    assert "not known" not in later[0].why
+    assert "measured" not in later[0].why
 
 
 def test_nothing_is_remembered_where_that_is_not_wanted(paths: tuple[Path, Path]) -> None:
@@ -143,10 +178,12 @@ def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
     assert document["costs"]["target_seconds"] == seconds
 
 
-@pytest.mark.parametrize("line", [[], [1], [1, 2, 3], ["a", "b"], "ab", [1, -1], [1e9, 1]], ids=str)
-def test_a_line_that_is_none_is_refused(line: object) -> None:
+@pytest.mark.parametrize(
+    "coefficients", [[], [1], [1, 2, 3], ["a", "b"], "ab", [1, -1], [1e9, 1]], ids=str
+)
+def test_coefficients_out_of_range_are_refused(coefficients: object) -> None:
     costs = CostModel(8)
     costs.observe_target(1, 1.0)
-    document = {"costs": costs.to_document(), "chances": {"0.0": line}}
-    with pytest.raises(ValueError, match="is no line"):
+    document = {"costs": costs.to_document(), "chances": {"0.0": coefficients}}
+    with pytest.raises(ValueError, match="acceptance model"):
         PairProfile.of_document(document, 8)

@@ -1,4 +1,4 @@
-"""Who drafts changes the speed, never the text: the model, the text so far, whoever gains more."""
+"""The drafting strategy changes the speed, never the text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
-from ggufspec.engine.options import Request
+from ggufspec.engine.options import CheckedOptions
 
 N_VOCAB = 30
 LOOP = [3, 4, 5, 6, 7, 8, 9, 10]
@@ -67,15 +67,15 @@ def test_the_text_is_the_targets(name: str, seed: int) -> None:
 def test_what_repeats_is_drafted_without_a_model(name: str) -> None:
     target = FakeSession(scripted_logits(LOOP, N_VOCAB))
     text, rounds = run(target, name)
-    assert sum(turn.n_accepted for turn in rounds) > 0.6 * len(text)
+    assert sum(round_.n_accepted for round_ in rounds) > 0.6 * len(text)
     assert len(rounds) < 22
 
 
 def test_where_nothing_repeats_nothing_is_drafted() -> None:
     script = list(range(3, 28))
     _, rounds = run(FakeSession(scripted_logits(script, N_VOCAB)), "ngram", n_tokens=20)
-    assert all(turn.n_drafted == 0 for turn in rounds)
-    assert rounds[0].why == "nothing to repeat that is likely enough"
+    assert all(round_.n_drafted == 0 for round_ in rounds)
+    assert rounds[0].why == "no n-gram match is likely enough"
 
 
 def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
@@ -83,15 +83,15 @@ def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
     target = FakeSession(scripted_logits(script, N_VOCAB))
     text, rounds = run(target, "ngram", stop_tokens=(6,), prompt=(*LOOP, *LOOP), n_tokens=20)
     assert text[-1] == 6
-    assert all(6 not in turn.tokens[:-1] for turn in rounds)
+    assert all(6 not in round_.tokens[:-1] for round_ in rounds)
 
 
 def test_the_model_drafts_where_the_text_does_not_repeat() -> None:
-    """A loop, then what only the draft model knows: each takes its turn."""
+    """A loop, then what only the draft model knows: each takes its round_."""
     script = [*LOOP * 6, *list(range(3, 28))]
     logits = scripted_logits(script, N_VOCAB)
     _, rounds = run(FakeSession(logits), "auto", draft=FakeSession(logits), n_tokens=70)
-    authors = [turn.why.startswith("n-gram") for turn in rounds if turn.n_drafted]
+    authors = [round_.why.startswith("n-gram") for round_ in rounds if round_.n_drafted]
     assert any(authors)
     assert not all(authors)
     assert len(rounds) < 16
@@ -134,8 +134,8 @@ def test_a_grammar_holds_whoever_drafts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("n_draft", ["many", "AUTO", "3", 0, -1, np.int64(0), True, 2.5, None])
 def test_a_length_that_is_none_is_refused(n_draft: object) -> None:
     with pytest.raises(ggufspec.OptionError, match="n_draft is"):
-        Request.of({"n_draft": n_draft})  # type: ignore[typeddict-item]
+        CheckedOptions.of({"n_draft": n_draft})  # type: ignore[typeddict-item]
 
 
 def test_numpys_whole_numbers_are_lengths() -> None:
-    assert Request.of({"n_draft": np.int64(3)}).n_draft == 3  # type: ignore[typeddict-item]
+    assert CheckedOptions.of({"n_draft": np.int64(3)}).n_draft == 3  # type: ignore[typeddict-item]

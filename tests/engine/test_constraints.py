@@ -14,6 +14,7 @@ import tiny
 import ggufspec
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import to_probs
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import DecodeError, OptionError, PromptError
@@ -108,7 +109,7 @@ def test_the_next_text_starts_with_a_fresh_grammar(pair: Engine) -> None:
         ({"n_draft": True}, "must be a whole number"),
         ({"logit_bias": {5: 1e300}}, "too large"),
         ({"top_p": 1e-60}, "too small"),
-        ({"logit_bias": {-1: 1.0}}, "no such id"),
+        ({"logit_bias": {-1: 1.0}}, "token ids are from 0"),
         ({"ignore_eos": "yes"}, "True or False"),
         ({"draft_temperature": None}, "draft_temperature is None; it must be a number"),
         ({"temperature": "hot"}, "temperature is 'hot'; it must be a number"),
@@ -175,7 +176,7 @@ def test_behind_a_text_that_has_left_its_grammar_nothing_can_be_drawn(pair: Engi
     (bad,) = pair.vocab.tokenize("z", add_special=False, parse_special=False)
     row = np.zeros((1, pair.vocab.n_tokens), np.float32)
     for options in ({}, {"top_k": 0}, {"temperature": 0.0}, {"top_k": 0, "top_p": 1, "min_p": 0}):
-        sampling = replace(pair.sampling([1], **options), grammar=grammar.native)  # type: ignore[arg-type]
+        sampling = replace(scoring.sampling(pair, [1], **options), grammar=grammar.native)  # type: ignore[arg-type]
         assert np.asarray(to_probs(row, sampling, [1, good])).sum() == pytest.approx(1)
         with pytest.raises(DecodeError, match="grammar"):
             to_probs(row, sampling, [1, bad])
@@ -250,12 +251,14 @@ def test_a_grammar_is_asked_of_few_tokens_with_the_law_of_asking_it_of_all(
     everything = list(range(pair.vocab.n_tokens))
     grammar = Grammar(pair.vocab, gbnf_of_schema(PERSON))
     grammar.begin(len(prompt))
-    sampling = pair.sampling(prompt, **options)
+    sampling = scoring.sampling(pair, prompt, **options)
     held = replace(sampling, grammar=grammar.native)
     done = pair.generate(prompt, json_schema=PERSON, seed=4, max_tokens=40, n_draft=3)
     text = [*prompt, *done.tokens]
     n_open = 0
-    for n, (row,) in enumerate(pair.logits(prompt, done.tokens, whose="target"), len(prompt)):
+    for n, (row,) in enumerate(
+        scoring.logits(pair, prompt, done.tokens, whose="target"), len(prompt)
+    ):
         for sharpness in (1.0, 3.0):
             logits = row[None] * np.float32(sharpness)
             allowed = grammar.allowed(text[:n], everything)

@@ -199,12 +199,12 @@ class Picky(FixedLength):
     def __init__(self) -> None:
         super().__init__()
         gaps = [0.2, 0.5, 1.0, 2.0]
-        self.native = _native.LengthRule(at_zero=0.8, slope=1.0)
-        self.native.reckon([1.0, 1.2, 1.7], 0.01, gaps)
+        self.rule = _native.LengthRule(intercept=0.8, slope=1.0)
+        self.rule.update([1.0, 1.2, 1.7], 0.01, gaps)
         self.lengths: set[tuple[int, int]] = set()  # of drafts, and distributions looked at
 
-    def learn(self, n_accepted: int, chances: Iterable[float]) -> None:
-        self.lengths.add((self.native.n_taken, self.native.n_looked))
+    def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
+        self.lengths.add((self.rule.n_drawn, self.rule.n_evaluated))
 
 
 @pytest.mark.parametrize("name", ["block", "rejection"])

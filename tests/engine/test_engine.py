@@ -11,8 +11,9 @@ import pytest
 import tiny
 
 import ggufspec
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import GenerateOptions
+from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
@@ -67,7 +68,7 @@ def by_llama_cpp() -> dict[str, list[int]]:
 def gap_at(engine: Engine, prompt: str, written: list[int]) -> float:
     """By how much the best logit leads after these tokens."""
     tokens = [*engine.tokenize(prompt), *written]
-    logits = engine._slots.nearest(tokens).target.score(tokens)[0]
+    logits = next(scoring.logits(engine, tokens, [0], whose="target"))[0]
     best, second = sorted(logits, reverse=True)[:2]
     return float(best - second)
 
@@ -306,12 +307,43 @@ def test_engines_come_and_go_in_any_order(tmp_path: Path) -> None:
         {"seed": -1},
         {"drafter": "oracle"},
         {"verify": "hope"},
+        {"verify": "_lossy"},
         {"stop": ""},
     ],
 )
 def test_options_out_of_range_are_refused_at_once(pair: Engine, options: dict[str, object]) -> None:
     with pytest.raises(ggufspec.OptionError):
         pair.stream("hello", **options)  # type: ignore[arg-type]
+
+
+def test_a_rule_that_is_wrong_on_purpose_is_for_audits_only(pair: Engine) -> None:
+    with pytest.raises(OptionError, match=r"'_lossy'.* is wrong on purpose, for `ggufspec audit`"):
+        pair.generate("hello", verify="_lossy")
+    checked = CheckedOptions.of({"verify": "_lossy"}, allow_test_rules=True)
+    assert checked.verify == "_lossy"
+
+
+def test_options_are_checked_once_and_a_prompt_is_tokenized_once(
+    pair: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[object] = []
+    texts: list[object] = []
+    check, tokenize = CheckedOptions.__post_init__, Engine.tokenize
+
+    def counted(self: CheckedOptions) -> None:
+        checks.append(self)
+        check(self)
+
+    def counted_prompt(self: Engine, prompt: str) -> list[int]:
+        texts.append(prompt)
+        return tokenize(self, prompt)
+
+    monkeypatch.setattr(CheckedOptions, "__post_init__", counted)
+    monkeypatch.setattr(Engine, "tokenize", counted_prompt)
+    pair.generate(PROMPTS[0], max_tokens=1, seed=1)
+    assert (len(checks), texts) == (1, PROMPTS[:1])
+    pair.generate_batch(PROMPTS[1:4], max_tokens=1, seed=1)
+    assert (len(checks), texts) == (2, PROMPTS[:4])
 
 
 @pytest.mark.parametrize("prompt", ["", [], [-1], [4096], [10**12]])
@@ -360,6 +392,6 @@ def test_a_callback_that_asks_its_own_engine_is_refused_and_does_not_hang(pair: 
     def ask(whose: str, done: int, total: int) -> None:
         pair.generate("z", max_tokens=1)
 
-    with pytest.raises(OptionError, match="its own progress callback"):
+    with pytest.raises(OptionError, match="a progress callback cannot"):
         pair.generate("A text that was not read before", max_tokens=1, progress=ask)
     assert pair.generate("Chapter I", max_tokens=1).tokens, "and works afterwards"

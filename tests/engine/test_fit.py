@@ -14,8 +14,9 @@ import tiny
 
 import ggufspec
 from ggufspec.engine import fit, load
-from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
+from ggufspec.errors import ClosedError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.context import Context
+from ggufspec.llama.model import Model
 from ggufspec.placement.plan import Gpu
 
 MIB = 2**20
@@ -136,6 +137,24 @@ def test_where_memory_runs_out_it_is_tried_once_with_a_smaller_context(
     with pytest.raises(OutOfMemoryError):
         ggufspec.load(target, n_ctx=200, n_threads=1)
     assert tried == [256, 128, 200], "what was asked for is not changed"
+
+
+def test_an_engine_that_cannot_be_made_frees_its_models(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models: list[Model] = []
+
+    def failing(target: Context, draft: Context, **_: object) -> None:
+        models.extend([target.model, draft.model])
+        raise MemoryError
+
+    monkeypatch.setattr(load, "Engine", failing)
+    with pytest.raises(MemoryError):
+        ggufspec.load(target, draft, n_threads=1)
+    assert len(models) == 2
+    for model in models:
+        with pytest.raises(ClosedError):
+            model.pointer  # noqa: B018
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_AS")

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
 
 import ggufspec
 from ggufspec.drafting.cost_model import CostModel
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.generation import Generation
+from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.scheduler import Scheduler
+from ggufspec.engine.slots import Slots
 from ggufspec.engine.stream import Stream
 from ggufspec.errors import ClosedError, DecodeError, OptionError, PromptError
 from ggufspec.llama.context import Context
@@ -62,13 +68,17 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
+def begin(engine: Engine, prompt: Sequence[int], **options: Any) -> Generation:
+    return Generation(engine, engine.tokenize(prompt), CheckedOptions.of(options))
+
+
 def cheap_together(engine: Engine) -> None:
     """As if somebody had found that a pass over many tokens takes no longer than over one."""
-    engine._profile.costs = measured({1: 0.01, 12: 0.01})
+    engine.profile.costs = measured({1: 0.01, 12: 0.01})
 
 
 def dear_together(engine: Engine) -> None:
-    engine._profile.costs = measured({1: 0.001, 2: 0.01, 12: 0.5})
+    engine.profile.costs = measured({1: 0.001, 2: 0.01, 12: 0.5})
 
 
 def measured(seconds: dict[int, float]) -> CostModel:
@@ -113,9 +123,9 @@ def test_where_one_pass_is_dearer_than_two_each_has_its_own(
 
 def test_what_a_shared_pass_takes_is_learned(engine: Engine) -> None:
     cheap_together(engine)
-    before = engine._profile.costs.n_measured(3)
+    before = engine.profile.costs.n_measured(3)
     engine.generate_batch(PROMPTS[:3], **{**LENGTHS, "drafter": "none"})
-    assert engine._profile.costs.n_measured(3) > before
+    assert engine.profile.costs.n_measured(3) > before
 
 
 def test_of_a_shared_pass_a_text_counts_its_part(engine: Engine) -> None:
@@ -135,9 +145,9 @@ def test_a_text_that_fails_does_not_touch_the_others(engine: Engine) -> None:
 
     alone = [engine.generate(prompt, **{**LENGTHS, "seed": 3}).tokens for prompt in PROMPTS[:2]]
     engine.forget()
-    good = [engine.stream(prompt, **{**LENGTHS, "seed": 3}) for prompt in PROMPTS[:2]]
-    bad = engine.stream([9, 8, 7, 6], progress=fails, **LENGTHS)
-    scheduler, failed = engine.scheduler(), []
+    good = [begin(engine, prompt, **{**LENGTHS, "seed": 3}) for prompt in PROMPTS[:2]]
+    bad = begin(engine, [9, 8, 7, 6], progress=fails, **LENGTHS)
+    scheduler, failed = Scheduler(engine), []
     while any(not stream.is_over for stream in good):
         failed += scheduler.step([bad, *good] if not failed else good)
     assert [(stream, type(error)) for stream, error in failed] == [(bad, OSError)]
@@ -163,11 +173,11 @@ def test_a_pass_that_fails_is_made_again_one_by_one(
 
 def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> None:
     engine.forget()
-    writer = engine.stream(PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
-    scheduler = engine.scheduler()
+    writer = begin(engine, PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
+    scheduler = Scheduler(engine)
     while not writer.rounds:
         scheduler.step([writer])
-    long = engine.stream([*range(5, 105)], **{**LENGTHS, "drafter": "none"})
+    long = begin(engine, [*range(5, 105)], **{**LENGTHS, "drafter": "none"})
     n_before = len(writer.rounds)
     n_steps = 0
     while long.is_reading:
@@ -180,14 +190,15 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> N
 
 
 def test_chunks_can_be_taken_as_they_come_and_are_the_whole_text(engine: Engine) -> None:
-    streams = [engine.stream(prompt, **{**LENGTHS, "seed": 1}) for prompt in PROMPTS[:3]]
-    scheduler = engine.scheduler()
-    heard: dict[Stream, list[int]] = {stream: [] for stream in streams}
+    streams = [begin(engine, prompt, **{**LENGTHS, "seed": 1}) for prompt in PROMPTS[:3]]
+    scheduler = Scheduler(engine)
+    heard: dict[Generation, list[int]] = {stream: [] for stream in streams}
     while left := [stream for stream in streams if not stream.is_over]:
         assert not scheduler.step(left)
         for stream in streams:
-            for chunk in stream.taken():
+            for chunk in stream.chunks:
                 heard[stream] += chunk.tokens
+            stream.chunks.clear()
     for stream in streams:
         assert tuple(heard[stream]) == stream.completion.tokens
         assert stream.finish_reason == "length"
@@ -197,32 +208,65 @@ def test_a_stream_that_is_closed_gives_its_slot_back(engine: Engine) -> None:
     streams = [engine.stream(prompt, **{**LENGTHS, "drafter": "none"}) for prompt in PROMPTS[:3]]
     for stream in streams:
         next(stream)
-    assert {slot.n_users for slot in engine._slots._all} == {1}
+    assert {slot.n_users for slot in engine.slots} == {1}
     for stream in streams:
         stream.close()
         n_rounds = len(stream.rounds)
         list(stream)
         assert len(stream.rounds) == n_rounds, "it writes no more"
-    assert {slot.n_users for slot in engine._slots._all} == {0}
+    assert {slot.n_users for slot in engine.slots} == {0}
+
+
+def test_a_stream_gives_its_slot_back_at_the_end_of_a_with_block(engine: Engine) -> None:
+    with engine.stream(PROMPTS[0], **LENGTHS) as stream:
+        next(stream)
+        assert sum(slot.n_users for slot in engine.slots) == 1
+    assert sum(slot.n_users for slot in engine.slots) == 0
+    n_rounds = len(stream.rounds)
+    list(stream)
+    assert len(stream.rounds) == n_rounds
+
+
+def test_a_stream_that_is_dropped_gives_its_slot_back(engine: Engine) -> None:
+    next(engine.stream(PROMPTS[0], **LENGTHS))
+    assert sum(slot.n_users for slot in engine.slots) == 0
+
+
+def test_a_slot_is_given_back_under_the_lock(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool] = []
+    leave = Slots.leave
+
+    def watched(self: Slots, *lease: Any) -> None:
+        found.append(engine.lock.held().locked())
+        leave(self, *lease)
+
+    monkeypatch.setattr(Slots, "leave", watched)
+    engine.generate(PROMPTS[0], **LENGTHS)
+    closed = engine.stream(PROMPTS[0], **LENGTHS)
+    next(closed)
+    closed.close()
+    assert found == [True, True]
 
 
 def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
     alone = [engine.generate(p, **{**LENGTHS, "seed": 2}).tokens for p in PROMPTS[:5]]
-    streams = [engine.stream(prompt, **{**LENGTHS, "seed": 2}) for prompt in PROMPTS[:5]]
+    streams = [begin(engine, prompt, **{**LENGTHS, "seed": 2}) for prompt in PROMPTS[:5]]
     cheap_together(engine)
     for stream in streams:
-        next(stream)  # all have begun
-    assert sum(slot.n_users for slot in engine._slots._all) == 5
-    scheduler = engine.scheduler()
+        next(Stream(stream))  # all have begun
+    assert sum(slot.n_users for slot in engine.slots) == 5
+    scheduler = Scheduler(engine)
     while left := [stream for stream in streams if not stream.is_over]:
         assert not scheduler.step(left)
     assert [stream.completion.tokens for stream in streams] == alone
 
 
 def test_one_that_was_closed_holds_nobody_up(engine: Engine) -> None:
-    closed, other = (engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:2])
+    closed, other = (begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:2])
     closed.close()
-    scheduler = engine.scheduler()
+    scheduler = Scheduler(engine)
     for _ in range(3):
         assert not scheduler.step([closed, other, other])
     assert other.rounds
@@ -231,11 +275,11 @@ def test_one_that_was_closed_holds_nobody_up(engine: Engine) -> None:
 
 def test_who_has_no_slot_waits_for_one(engine: Engine) -> None:
     """Two in one slot would read all that they have at each round."""
-    first = [engine.stream([*range(5, 45)], **{**LENGTHS, "seed": i}) for i in range(N_SLOTS)]
-    late = engine.stream([*range(50, 110)], **LENGTHS)
-    scheduler = engine.scheduler()
+    first = [begin(engine, [*range(5, 45)], **{**LENGTHS, "seed": i}) for i in range(N_SLOTS)]
+    late = begin(engine, [*range(50, 110)], **LENGTHS)
+    scheduler = Scheduler(engine)
     while not any(stream.is_over for stream in first):
-        assert max(slot.n_users for slot in engine._slots._all) <= 1
+        assert max(slot.n_users for slot in engine.slots) <= 1
         assert not scheduler.step([*first, late])
     assert not late.has_begun
     while late.is_reading:
@@ -250,8 +294,8 @@ def test_after_ctrl_c_in_a_pass_streams_go_on(
     options = {**LENGTHS, "drafter": "none"}
     alone = [engine.generate(prompt, **options).tokens for prompt in PROMPTS[:2]]
     cheap_together(engine)
-    streams = [engine.stream(prompt, **options) for prompt in PROMPTS[:2]]
-    scheduler = engine.scheduler()
+    streams = [begin(engine, prompt, **options) for prompt in PROMPTS[:2]]
+    scheduler = Scheduler(engine)
     while not all(stream.rounds for stream in streams):
         scheduler.step(streams)
 
@@ -281,25 +325,25 @@ def test_a_stream_alone_that_fails_is_over_and_gives_its_slot_back(
     with pytest.raises(type(error)):
         next(stream)
     assert list(stream) == []
-    assert {slot.n_users for slot in engine._slots._all} == {0}
+    assert {slot.n_users for slot in engine.slots} == {0}
 
 
 def test_when_the_engine_closes_each_stream_is_told(files: tuple[Path, Path]) -> None:
     with ggufspec.load(files[0], n_ctx=64, n_slots=2, n_threads=1, tuned=False) as engine:
         cheap_together(engine)
-        streams = [engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:2]]
-        scheduler = engine.scheduler()
+        streams = [begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:2]]
+        scheduler = Scheduler(engine)
         while not all(stream.rounds for stream in streams):
             scheduler.step(streams)
     failed = scheduler.step(streams)
     assert [type(error) for _, error in failed] == [ClosedError, ClosedError]
-    assert {slot.n_users for slot in engine._slots._all} == {0}
+    assert {slot.n_users for slot in engine.slots} == {0}
 
 
 def test_a_stream_can_be_closed_while_another_thread_takes_it_further(engine: Engine) -> None:
     for _ in range(5):
-        streams = [engine.stream(prompt, **LENGTHS) for prompt in PROMPTS[:3]]
-        scheduler, failed = engine.scheduler(), []
+        streams = [begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:3]]
+        scheduler, failed = Scheduler(engine), []
         begun = threading.Event()
 
         def write(streams=streams, scheduler=scheduler, failed=failed, begun=begun) -> None:  # type: ignore[no-untyped-def]
@@ -313,16 +357,16 @@ def test_a_stream_can_be_closed_while_another_thread_takes_it_further(engine: En
         streams[1].close()
         thread.join()
         assert not failed
-        assert {slot.n_users for slot in engine._slots._all} == {0}
+        assert {slot.n_users for slot in engine.slots} == {0}
 
 
 @pytest.mark.parametrize(
     "asks",
     [
         lambda engine, other: next(other),
-        lambda engine, other: engine.scheduler().step([other]),
+        lambda engine, other: Scheduler(engine).step([]),
         lambda engine, other: other.close(),
-        lambda engine, other: list(engine.logits([5], [6], whose="target")),
+        lambda engine, other: list(scoring.logits(engine, [5], [6], whose="target")),
         lambda engine, other: engine.generate_batch([[5]]),
     ],
 )
@@ -340,26 +384,22 @@ def test_a_callback_that_would_wait_for_itself_is_told_so(
     other.close()
 
 
-def test_a_text_that_is_written_is_let_go_of(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_is_written_is_let_go_of(engine: Engine) -> None:
     """Its uniforms and its grammar take memory: a batch may have thousands of prompts."""
-    made: list[weakref.ref[Stream]] = []
+    made: list[weakref.ref[Generation]] = []
     alive: list[int] = []
-    real = Engine.stream
 
-    def noted(self: Engine, prompt: list[int], **options: object) -> Stream:
-        stream = real(self, prompt, **options)  # type: ignore[arg-type]
-        made.append(weakref.ref(stream))
-        return stream
+    def heard(*_: object) -> None:
+        alive.append(sum(ref() is not None for ref in made))
 
-    monkeypatch.setattr(Engine, "stream", noted)
+    def generations() -> Iterator[Generation]:
+        for prompt in PROMPTS:
+            made_now = begin(engine, prompt, progress=heard, **LENGTHS)
+            made.append(weakref.ref(made_now))
+            yield made_now
+
     engine.forget()
-    texts = engine.generate_batch(
-        PROMPTS,
-        progress=lambda *heard: alive.append(sum(ref() is not None for ref in made)),
-        **LENGTHS,
-    )
+    texts = Scheduler(engine).write_all(generations())
     assert len(texts) == len(made) == len(PROMPTS)
     assert min(alive) <= N_SLOTS
 
@@ -369,16 +409,20 @@ def test_one_text_is_no_list_of_prompts(engine: Engine) -> None:
         engine.generate_batch("hello")
 
 
-def test_what_a_text_teaches_the_next_one_knows(
-    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[Stream] = []
+def test_what_a_text_teaches_the_next_one_knows(files: tuple[Path, Path]) -> None:
+    options = {**LENGTHS, "n_draft": "auto", "drafter": "model", "seed": None}
+    made: list[Generation] = []
+
+    def generations(engine: Engine) -> Iterator[Generation]:
+        for prompt in PROMPTS:
+            made.append(begin(engine, prompt, **options))
+            yield made[-1]
+
     with ggufspec.load(*files, n_ctx=128, n_slots=2, n_threads=1, tuned=False) as fresh:
-        real = fresh.stream
-        monkeypatch.setattr(fresh, "stream", lambda *a, **k: made.append(real(*a, **k)) or made[-1])
-        options = {**LENGTHS, "n_draft": "auto", "drafter": "model", "seed": None}
-        fresh.generate_batch(PROMPTS, **options)
-    began_blindly = [any("not known" in turn.why for turn in each.rounds) for each in made]
+        Scheduler(fresh).write_all(generations(fresh))
+    began_blindly = [
+        any("not been measured" in round_.why for round_ in each.rounds) for each in made
+    ]
     assert began_blindly[:2] == [True, True]
     assert not any(began_blindly[4:])
 
@@ -390,7 +434,7 @@ def test_nothing_together_is_nothing(engine: Engine) -> None:
 def test_what_is_wrong_with_one_prompt_is_said(engine: Engine) -> None:
     with pytest.raises(PromptError):
         engine.generate_batch([PROMPTS[0], []], max_tokens=3)
-    assert {slot.n_users for slot in engine._slots._all} == {0}
+    assert {slot.n_users for slot in engine.slots} == {0}
 
 
 # Slots
@@ -418,7 +462,7 @@ def test_who_was_away_longest_makes_room(engine: Engine) -> None:
     talks = [written(engine, [7, 20 + i, 30 + i]) for i in range(N_SLOTS)]
     written(engine, talks[0])
     written(engine, [90, 91])  # a stranger: the second talk has to go
-    reused = [engine._slots.nearest(talk).target.n_common(talk) for talk in talks]
+    reused = [engine.slots.nearest(talk).target.n_common(talk) for talk in talks]
     assert [n >= 5 for n in reused] == [True, False, True]
 
 
@@ -430,15 +474,15 @@ def test_a_common_beginning_is_read_once(engine: Engine) -> None:
     assert (first.stats.n_prompt_reused, second.stats.n_prompt_reused) == (0, 50)
     third = engine.generate([*system, 7, 8], **LENGTHS)
     assert third.stats.n_prompt_reused == 51
-    held = sorted(slot.target.n_held for slot in engine._slots._all)
+    held = sorted(slot.target.n_held for slot in engine.slots)
     assert held[0] > 60, "each has a slot of its own"
 
 
 def test_texts_at_the_same_time_have_slots_of_their_own(engine: Engine) -> None:
     engine.forget()
-    same = [engine.stream([*range(10, 60)], **LENGTHS) for _ in range(N_SLOTS)]
+    same = [begin(engine, [*range(10, 60)], **LENGTHS) for _ in range(N_SLOTS)]
     for stream in same:
-        next(stream)
+        next(Stream(stream))
     places = sorted(stream.session.sequence for stream in same)
     assert all(a < b for a, b in pairwise(places))
     for stream in same:

@@ -13,11 +13,12 @@ from small import small
 
 from ggufspec import standin
 from ggufspec.drafting import profile_store
-from ggufspec.llama import amx
+from ggufspec.llama import amx, child
 
 BUILD = llama_cpp.llama_print_system_info().decode()
 with_amx = pytest.mark.skipif("AMX_INT8 = 1" not in BUILD, reason="llama.cpp has no AMX here")
 with_repack = pytest.mark.skipif("REPACK = 1" not in BUILD, reason="llama.cpp repacks nothing here")
+on_posix = pytest.mark.skipif(sys.platform == "win32", reason="the interpreters are shell scripts")
 
 LOAD = """
     import logging, sys
@@ -36,12 +37,12 @@ LOAD = """
 @pytest.fixture
 def quantized(tmp_path: Path) -> Path:
     path = tmp_path / "model.gguf"
-    standin.write(standin.plan(standin.of_shape("small", small(), "Q4_0"), 1.0), path)
+    standin.write(standin.plan(standin.source_from_dimensions("small", small(), "Q4_0"), 1.0), path)
     return path
 
 
 def loaded(model: Path, first: str = "") -> list[str]:
-    """What a process says that loads a model and makes a pass over eight tokens."""
+    """The lines printed by a process that loads a model and makes a pass over eight tokens."""
     program = textwrap.dedent(LOAD).format(first=first)
     done = subprocess.run(
         [sys.executable, "-c", program, str(model)], capture_output=True, text=True, check=False
@@ -54,18 +55,16 @@ def loaded(model: Path, first: str = "") -> list[str]:
 def test_what_is_left_out_is_used_by_no_model(
     quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shown with kernels that most processors have: they stand in the same list of ggml's."""
+    """Shown with kernels that most processors have: they are in the same list."""
     monkeypatch.setenv(amx.VARIABLE, "off")
     usual = loaded(quantized)
     if not any("REPACK model buffer" in line for line in usual):
         pytest.skip("llama.cpp repacks no Q4_0 on this processor")
     without = loaded(
         quantized,
-        "amx.leave_out_if_broken(); amx.leave_out_if_broken.cache_clear(); "
-        "amx._NAME = b'CPU_REPACK'",
+        "amx.leave_out('CPU_REPACK')",
     )
     assert not any("REPACK model buffer" in line for line in without)
-    assert any("do not work" in line for line in without), "it is told"
     assert without[-1] == usual[-1]
     assert usual[-1].startswith("wrote [")
 
@@ -74,25 +73,63 @@ def test_what_is_left_out_is_used_by_no_model(
 def test_a_process_survives_its_first_pass(
     quantized: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody said whether AMX works: it is found out once, and kept for later processes."""
+    """The trial is made once; later processes use what it found."""
     monkeypatch.delenv(amx.VARIABLE)
     first = loaded(quantized)
     (found,) = [record for record in profile_store.records() if record.facts["about"] == "AMX"]
     works = found.document["works"]
     assert any("AMX model buffer" in line for line in first) is works
     assert any("do not work" in line for line in first) is not works
-    monkeypatch.setattr("subprocess.run", None)
-    assert amx._works() is works, "another trial would fail"
-
-
-@with_amx
-def test_the_user_has_the_last_word(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(amx.VARIABLE, "off")
-    assert not any("AMX model buffer" in line for line in loaded(quantized))
-
-
-@with_amx
-def test_a_trial_that_cannot_be_made_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(amx.VARIABLE)
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
-    assert amx._works() is False
+    assert amx.works() is works, "another trial would fail"
+
+
+@with_amx
+def test_the_user_decides(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(amx.VARIABLE, "off")
+    lines = loaded(quantized)
+    assert not any("AMX model buffer" in line for line in lines)
+    assert not any("do not work" in line for line in lines), "nothing was tried"
+
+
+def interpreter(folder: Path, script: str) -> str:
+    path = folder / "python"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@on_posix
+@pytest.mark.parametrize(
+    "script",
+    [None, "sleep 60", "exit 1", "kill -9 $$", "kill -TERM $$", "exit 0"],
+    ids=["no interpreter", "timeout", "exception", "out of memory", "ended", "no answer"],
+)
+def test_a_trial_without_an_answer_is_made_again(
+    script: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(amx.VARIABLE)
+    monkeypatch.setattr(child, "SECONDS", 0.5)
+    executable = interpreter(tmp_path, script) if script else str(tmp_path / "none")
+    monkeypatch.setattr(sys, "executable", executable)
+    assert not amx.works(), "the safe kernels are used meanwhile"
+    assert not [*profile_store.records()]
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "echo works"))
+    monkeypatch.setattr(child, "SECONDS", 60.0)
+    assert amx.works()
+    (found,) = profile_store.records()
+    assert found.document == {"works": True}
+
+
+@on_posix
+@pytest.mark.parametrize("script", ["kill -SEGV $$", "kill -ILL $$", "echo wrong"])
+def test_a_definite_failure_is_remembered(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(amx.VARIABLE)
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, script))
+    assert not amx.works()
+    monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "echo works"))
+    assert not amx.works()
+    (found,) = profile_store.records()
+    assert found.document == {"works": False}

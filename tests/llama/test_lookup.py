@@ -12,7 +12,13 @@ import tiny
 
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OutOfMemoryError
-from ggufspec.llama.lookup import PythonLlama, n_logits_bytes, whole_cells
+from ggufspec.llama.lookup import (
+    BaselineRequest,
+    BaselineText,
+    PythonLlama,
+    n_logits_bytes,
+    rounded_context,
+)
 
 GREEDY = Sampling(temperature=0)
 
@@ -21,13 +27,19 @@ def _python(path: Path, n_drafted: int, n_ctx: int = 256) -> PythonLlama:
     return PythonLlama(path, n_ctx=n_ctx, n_threads=1, n_gpu_layers=0, n_drafted=n_drafted)
 
 
+def _write(
+    llama: PythonLlama, prompt: list[int], *, n_tokens: int, ignore_eos: bool
+) -> BaselineText:
+    return llama.write(BaselineRequest(prompt, GREEDY, n_tokens, 0, ignore_eos))
+
+
 def test_lookup_writes_what_plain_writes_and_counts_its_drafts(tmp_path: Path) -> None:
     script = tiny.SPM.spell("abcdefg")
     path = tiny.write_scripted(tmp_path / "model.gguf", script)
-    how: dict[str, Any] = {"n_tokens": 40, "seed": 0, "ignore_eos": True}
+    how: dict[str, Any] = {"n_tokens": 40, "ignore_eos": True}
     with closing(_python(path, 0)) as plain, closing(_python(path, 4)) as lookup:
         for prompt in ([1, script[0]], [1, *script, script[0]]):
-            wanted, found = (each.write(prompt, GREEDY, **how) for each in (plain, lookup))
+            wanted, found = (_write(each, prompt, **how) for each in (plain, lookup))
             assert found.tokens == wanted.tokens
             assert list(wanted.tokens[:7]) == [*script[1:], script[0]]
             assert (wanted.n_generated, found.n_generated) == (40, 40)
@@ -43,7 +55,7 @@ def test_a_lookup_that_fails_is_not_accepted(tmp_path: Path) -> None:
     prompt = [1, script[0], script[1], 60, 61, script[0]]
     path = tiny.write_scripted(tmp_path / "model.gguf", script, then=tiny.SPM.eos)
     with closing(_python(path, 3)) as lookup:
-        found = lookup.write(prompt, GREEDY, n_tokens=3, seed=0, ignore_eos=True)
+        found = _write(lookup, prompt, n_tokens=3, ignore_eos=True)
     assert list(found.tokens) == script[1:5]
     assert found.n_drafted == 3
     assert found.n_accepted == 0
@@ -53,10 +65,10 @@ def test_a_text_of_llama_cpp_python_ends(tmp_path: Path) -> None:
     script = tiny.SPM.spell("abc")
     path = tiny.write_scripted(tmp_path / "model.gguf", script, then=tiny.SPM.eos)
     with closing(_python(path, 2)) as lookup:
-        found = lookup.write([1, script[0]], GREEDY, n_tokens=40, seed=0, ignore_eos=False)
+        found = _write(lookup, [1, script[0]], n_tokens=40, ignore_eos=False)
         assert list(found.tokens) == [*script[1:], tiny.SPM.eos]
         long = [1, *itertools.islice(itertools.cycle(script), 199)]
-        full = lookup.write(long, GREEDY, n_tokens=100, seed=0, ignore_eos=True)
+        full = _write(lookup, long, n_tokens=100, ignore_eos=True)
         assert full.n_generated == 56, "the context is full"
 
 
@@ -65,14 +77,14 @@ def test_a_lookup_goes_on_behind_the_first_batch(tmp_path: Path) -> None:
     path = tiny.write_scripted(tmp_path / "model.gguf", script)
     prompt = [1, *itertools.islice(itertools.cycle(script), 700)]
     with closing(_python(path, 4, n_ctx=1024)) as lookup:
-        found = lookup.write(prompt, GREEDY, n_tokens=14, seed=0, ignore_eos=True)
+        found = _write(lookup, prompt, n_tokens=14, ignore_eos=True)
     assert list(found.tokens) == [*(script * 3)[:15]]
     assert found.n_accepted > 7
 
 
 def test_the_logits_of_a_llama_with_a_draft() -> None:
-    assert whole_cells(256) == 256
-    assert whole_cells(300) == 512
+    assert rounded_context(256) == 256
+    assert rounded_context(300) == 512
     assert n_logits_bytes(8192, 128_000) == 8192 * 128_000 * 4
 
 

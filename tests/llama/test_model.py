@@ -262,7 +262,7 @@ def test_an_unknown_choice_is_refused(how: dict[str, str], match: str, good: Pat
 def test_learned_positions_end_where_training_ended(tmp_path: Path) -> None:
     path = tiny.write_timed(tmp_path / "model.gguf", tiny.SPM.spell("banana "), n_ctx_train=64)
     rotary = tiny.write_llama(tmp_path / "rotary.gguf", n_ctx_train=64)
-    with pytest.raises(OptionError, match=r"65 tokens is too long.* end at 64.*\(n_ctx, -c\)"):
+    with pytest.raises(OptionError, match=r"65 tokens is too long.* 64 positions.*\(n_ctx, -c\)"):
         load(path, n_ctx=65)
     with pytest.raises(OptionError, match=str(path)):
         load(rotary, path, n_ctx=65)
@@ -567,3 +567,10 @@ def as_quiet_as_before() -> Iterator[None]:
     before = logger.level
     yield
     logger.setLevel(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelError, match="not a regular file"):
+        Model(tmp_path / "pipe")

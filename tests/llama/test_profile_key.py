@@ -15,7 +15,7 @@ import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
 from ggufspec.llama import devices
-from ggufspec.llama.profile_key import facts
+from ggufspec.llama.profile_key import profile_key
 from ggufspec.placement.plan import Gpu
 
 
@@ -31,7 +31,7 @@ def draft(tmp_path: Path) -> Path:
 
 def facts_of(target: Path, draft: Path | None, **options: Any) -> dict[str, Any]:
     with ggufspec.load(target, draft, **{"n_threads": 1, **options}) as engine:
-        return facts(engine.target, engine.draft)
+        return profile_key(engine.target, engine.draft)
 
 
 def key_of(target: Path, draft: Path | None, **options: Any) -> str:
@@ -103,7 +103,7 @@ def test_without_a_gpu_it_does_not_matter_how_many_layers_were_meant_for_one(
 def test_a_file_that_is_gone_meanwhile(target: Path) -> None:
     with ggufspec.load(target, n_threads=1) as engine:
         target.unlink()
-        assert facts(engine.target, None)["pair"]["target"]["fingerprint"] is None
+        assert profile_key(engine.target, None)["pair"]["target"]["fingerprint"] is None
 
 
 class Library:

@@ -11,7 +11,6 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -20,13 +19,13 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.engine import load
-from ggufspec.engine.fit import Asked, Placing
+from ggufspec.engine import fit, load
+from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import devices, rpc
 from ggufspec.llama.model import Model
-from ggufspec.llama.profile_key import facts
-from ggufspec.llama.rpc import RemoteDevice, Servers
+from ggufspec.llama.profile_key import profile_key
+from ggufspec.llama.rpc import RemoteDevice, RpcConnections
 from ggufspec.placement.plan import Gpu
 from ggufspec.placement.rpc_address import Address, greet
 
@@ -97,7 +96,7 @@ def test_a_model_has_the_devices_that_it_was_given(
     lent.close()
 
 
-class Lent(Servers):
+class Lent(RpcConnections):
     """A server of this very processor."""
 
     closed = 0
@@ -115,7 +114,7 @@ class Lent(Servers):
 def test_a_draft_stays_here(
     target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(load, "Servers", Lent)
+    monkeypatch.setattr(load, "RpcConnections", Lent)
     monkeypatch.setattr(Lent, "closed", 0)
     caplog.set_level(logging.INFO, "ggufspec.llama")
     with ggufspec.load(target, draft, n_threads=1) as engine:
@@ -132,18 +131,19 @@ def test_a_draft_stays_here(
         ggufspec.load(target, main_gpu=1)
 
 
-def test_the_gpu_of_a_draft_is_counted_among_those_here(target: Path, draft: Path) -> None:
-    asked = Asked(-1, -1, None, 64, "f16", "f16", "auto")
-    places = Placing(target, draft, replace(asked, n_gpu_layers=None))
-    places._gpus = (Gpu("here", 4 * 2**30),)
+def test_the_gpu_of_a_draft_is_counted_among_those_here(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "gpus", lambda: (Gpu("here", 4 * 2**30),))
+    places = Fit(LoadOptions(target, draft, n_batch=64, n_gpu_layers_draft=-1))
     places.add([Gpu("far:1", 4 * 2**30, is_remote=True)] * 2)
     place = places.first()
-    assert place.gpu_draft == 0
+    assert place.main_gpu == 0
     assert tuple(place.tensor_split) == (0, 0, 3)
 
 
 def test_more_devices_than_llama_cpp_knows(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "Servers", Lent)
+    monkeypatch.setattr(load, "RpcConnections", Lent)
     monkeypatch.setattr(Lent, "closed", 0)
     monkeypatch.setattr(Lent, "gpus", lambda self: (Gpu("far", 2**30, is_remote=True),) * 17)
     with pytest.raises(OptionError, match="rpc adds 17 devices"):
@@ -155,12 +155,12 @@ def test_costs_with_servers_are_not_those_without(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ggufspec.load(target, n_threads=1) as engine:
-        alone = facts(engine.target, None)
-    monkeypatch.setattr(load, "Servers", Lent)
+        alone = profile_key(engine.target, None)
+    monkeypatch.setattr(load, "RpcConnections", Lent)
     with ggufspec.load(target, n_threads=1, n_gpu_layers=0) as engine:
-        lent = facts(engine.target, None)
+        lent = profile_key(engine.target, None)
     with ggufspec.load(target, n_threads=1, n_gpu_layers=0, tensor_split=[1]) as engine:
-        split = facts(engine.target, None)
+        split = profile_key(engine.target, None)
     assert alone["pair"]["target"] == {  # type: ignore[index]
         name: value
         for name, value in lent["pair"]["target"].items()  # type: ignore[index]
@@ -252,7 +252,7 @@ def test_a_server_that_ggml_would_die_of(version: tuple[int, ...], target: Path)
 
         threading.Thread(target=answer, daemon=True).start()
         told = ".".join(map(str, version))
-        with pytest.raises(RpcError, match=rf"speaks version {told} .*does not get on(?s:.*)llama"):
+        with pytest.raises(RpcError, match=rf"version {told} .*does not support(?s:.*)llama"):
             ggufspec.load(target, rpc=[f"127.0.0.1:{server.getsockname()[1]}"])
 
 
@@ -260,7 +260,7 @@ def test_a_server_that_ggml_would_die_of(version: tuple[int, ...], target: Path)
 def test_a_server_that_goes_away_ends_the_process(
     target: Path, serve: Callable[[], tuple[str, subprocess.Popen[str]]]
 ) -> None:
-    """So is llama.cpp: nothing of ours can catch it. One line says why."""
+    """llama.cpp aborts, and nothing here can catch it. One line gives the reason."""
     server, process = serve()
     script = """
         import sys
@@ -288,4 +288,4 @@ def test_a_server_that_goes_away_ends_the_process(
 @needs_rpc
 def test_what_is_asked_of_ggml_is_there() -> None:
     assert rpc.is_built()
-    assert rpc._ggml() in devices.libraries()
+    assert rpc.ggml() in devices.libraries()

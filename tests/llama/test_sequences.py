@@ -19,7 +19,7 @@ import tiny
 from ggufspec import _native
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import DecodeError, OptionError, OutOfMemoryError
-from ggufspec.llama.context import Context, ContextOptions, Part
+from ggufspec.llama.context import BatchPart, Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 
@@ -121,7 +121,7 @@ def scored_together(
     ]
     context.decode_together(
         [
-            Part(session.sequence, each.tokens, each.n_rows)
+            BatchPart(session.sequence, each.tokens, each.n_rows)
             for session, each in zip(sessions, wanted, strict=True)
         ]
     )
@@ -156,7 +156,7 @@ def test_sequences_that_take_turns_do_not_disturb_each_other(
 
 def test_a_pass_together_is_one_batch_and_each_sequence_holds_its_own(context: Context) -> None:
     a, b = LlamaSession(context, 0), LlamaSession(context, 1)
-    context.decode_together([Part(0, [5, 6, 7], 1), Part(1, [5, 8], 2)])
+    context.decode_together([BatchPart(0, [5, 6, 7], 1), BatchPart(1, [5, 8], 2)])
     assert context.rows(2, 1).shape == (1, N_VOCAB)
     assert context.rows(3, 2).shape == (2, N_VOCAB)
     assert (a.n_held, b.n_held, context.n_cells(2)) == (3, 2, 0)
@@ -194,7 +194,7 @@ def test_a_failed_pass_leaves_no_sequence_with_tokens_that_it_does_not_hold(
     a.feed(text)
     b.feed(text[:4])
     with pytest.raises(DecodeError, match="2 sequences in one pass"):
-        context.decode_together([Part(0, [5], 1), Part(1, [N_VOCAB + 9], 1)])
+        context.decode_together([BatchPart(0, [5], 1), BatchPart(1, [N_VOCAB + 9], 1)])
     assert (a.n_held, b.n_held) == (10, 4)
     assert same(a.score(text, [7]), alone(text, [7]))
     assert same(b.score(text[:4], [8]), alone(text[:4], [8]))
@@ -210,15 +210,15 @@ def test_who_shares_passes(model: Model, context: Context) -> None:
 def test_batches_that_make_no_sense_are_refused(context: Context) -> None:
     for parts in (
         [],
-        [Part(0, [5], 1), Part(0, [6], 1)],
-        [Part(0, [], 0)],
-        [Part(0, [5] * 20, 1), Part(1, [5] * 20, 1)],
-        [Part(N_SEQUENCES, [5], 1)],
+        [BatchPart(0, [5], 1), BatchPart(0, [6], 1)],
+        [BatchPart(0, [], 0)],
+        [BatchPart(0, [5] * 20, 1), BatchPart(1, [5] * 20, 1)],
+        [BatchPart(N_SEQUENCES, [5], 1)],
     ):
         with pytest.raises(ValueError, match=r"decode_together|no such sequence"):
             context.decode_together(parts)
     with pytest.raises(DecodeError, match="rows"):
-        context.decode_together([Part(0, [5] * 10, N_ROWS + 1)])
+        context.decode_together([BatchPart(0, [5] * 10, N_ROWS + 1)])
     for act in (
         lambda: context.n_cells(N_SEQUENCES),
         lambda: context.truncate(0, N_SEQUENCES),

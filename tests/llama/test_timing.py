@@ -15,7 +15,13 @@ from ggufspec.errors import OptionError
 from ggufspec.llama import timing
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
-from ggufspec.llama.timing import Filled, filler, time_draft, time_in_turns, time_target
+from ggufspec.llama.timing import (
+    FilledContext,
+    filler_tokens,
+    time_draft,
+    time_interleaved,
+    time_target,
+)
 
 Decoded = list[tuple[int, int, int]]  # cells before, tokens, rows
 KINDS = [tiny.write_llama, tiny.write_mamba, tiny.write_rwkv, tiny.write_hybrid]
@@ -86,7 +92,7 @@ def test_what_was_filled_once_is_not_read_again(llama: Path, decoded: Decoded) -
 
 def test_a_small_context_holds_fewer_tokens(llama: Path, decoded: Decoded) -> None:
     with context_of(llama, n_ctx=16) as context:
-        assert Filled(context, depth=300, n_most=8).depth == 8
+        assert FilledContext(context, depth=300, n_most=8).depth == 8
         time_target(context, [8], depth=300, n_repeats=1)
         assert context.n_cells() == 16
         assert time_draft(context, depth=300, n_repeats=1).n_read == 15
@@ -113,9 +119,10 @@ def test_threads_are_tried_and_put_back(
     used: list[int] = []
     real = Context.use_threads
     monkeypatch.setattr(Context, "use_threads", lambda self, n: (used.append(n), real(self, n))[-1])
-    monkeypatch.setattr(timing, "_HOPELESS", 1e9)
     with context_of(llama, n_threads=2) as context:
-        found = timing.time_threads(context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=2)
+        found = timing.time_threads(
+            context, [[2, 1], [2, 3]], [1, 4], depth=40, n_repeats=2, hopeless=1e9
+        )
         assert context.n_threads == 2
     assert set(used) == {1, 2, 3}
     assert {n: {size: len(t) for size, t in times.items()} for n, times in found.items()} == {
@@ -137,10 +144,18 @@ def test_a_context_changes_its_threads_in_silence(
 
 def test_a_hopeless_row_is_left(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with context_of(llama, n_threads=4) as context:
-        monkeypatch.setattr(timing, "_seconds", lambda call: (call(), 8.0 / context.n_threads)[1])
+        now = 0.0
+
+        def clock() -> float:
+            nonlocal now
+            now += 8.0 / context.n_threads
+            return now
+
+        monkeypatch.setattr(timing, "perf_counter", clock)
         found = timing.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
-        monkeypatch.setattr(timing, "_HOPELESS", 1.5)
-        fewer = timing.time_threads(context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2)
+        fewer = timing.time_threads(
+            context, [[4, 2, 1], [4, 8]], [1], depth=8, n_repeats=2, hopeless=1.5
+        )
     assert found == {4: {1: [2.0] * 2}, 2: {1: [4.0]}, 1: {1: [8.0]}, 8: {1: [1.0] * 2}}
     assert fewer == {4: {1: [2.0]}, 2: {1: [4.0]}, 8: {1: [1.0] * 2}}
 
@@ -152,7 +167,7 @@ def test_kinds_of_passes_take_turns_and_the_first_of_two_is_not_timed() -> None:
     calls: list[str] = []
     heard: list[tuple[int, int]] = []
     passes = {name: lambda name=name: calls.append(name) for name in "ab"}
-    found = time_in_turns(passes, 2, progress=lambda done, of: heard.append((done, of)))
+    found = time_interleaved(passes, 2, progress=lambda done, of: heard.append((done, of)))
     assert "".join(calls) == "aabb" + "bbaa"
     assert {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2}
     assert heard == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -160,7 +175,7 @@ def test_kinds_of_passes_take_turns_and_the_first_of_two_is_not_timed() -> None:
 
 def test_short_passes_are_repeated_more_often() -> None:
     heard: list[tuple[int, int]] = []
-    found = time_in_turns(
+    found = time_interleaved(
         {"a": lambda: None}, 3, at_least=60.0, progress=lambda done, of: heard.append((done, of))
     )
     assert len(found["a"]) == 30
@@ -175,7 +190,7 @@ def test_short_passes_are_repeated_more_often() -> None:
 )
 def test_the_text_is_of_valid_tokens(vocab: tiny.Vocab, tmp_path: Path) -> None:
     with closing(Model(tiny.write_llama(tmp_path / "model.gguf", vocab=vocab))) as model:
-        tokens = filler(model.vocab, 700)
+        tokens = filler_tokens(model.vocab, 700)
         assert len(tokens) == 700
         assert len(set(tokens)) > 10
         assert all(0 <= token < len(vocab) for token in tokens)
@@ -203,4 +218,4 @@ class Poor:
     ],
 )
 def test_a_vocabulary_that_cannot_write(vocab: Any, tokens: list[int]) -> None:
-    assert filler(vocab, 4) == tokens
+    assert filler_tokens(vocab, 4) == tokens

@@ -96,7 +96,7 @@ def test_a_repository_alone_is_told_what_to_add(name: str) -> None:
 
 
 def test_a_file_of_another_kind() -> None:
-    with pytest.raises(ModelError, match="no GGUF file"):
+    with pytest.raises(ModelError, match="not a GGUF file"):
         parse("hf:user/repo/model.safetensors", REGISTRY)
 
 

@@ -15,9 +15,14 @@ import tiny
 from ggufspec.llama.context import FLASH_ATTENTION, KV_TYPES
 from ggufspec.llama.log import listening, log
 from ggufspec.models.header import read_header
-from ggufspec.models.shape import Layer, ModelShape
-from ggufspec.models.shapes import shape_of
-from ggufspec.placement.memory import Caches, Sizes, cache_bytes, compute_bytes
+from ggufspec.models.shape import Layer, ModelShape, shape_of
+from ggufspec.placement.memory import (
+    VALUE_BYTES,
+    CacheParams,
+    ModelMemory,
+    cache_bytes,
+    compute_bytes,
+)
 
 _MIB = re.compile(r"\b(compute buffer size|size|buffer size) *= *([\d.]+) MiB")
 
@@ -52,7 +57,7 @@ def pretended(path: Path) -> Iterator[int]:
         llama_cpp.llama_model_free(model)
 
 
-def told(model: int, caches: Caches, caplog: pytest.LogCaptureFixture) -> Told:
+def told(model: int, caches: CacheParams, caplog: pytest.LogCaptureFixture) -> Told:
     params = llama_cpp.llama_context_default_params()
     params.n_ctx, params.n_seq_max, params.n_outputs_max = caches.n_ctx, 1, 17
     params.n_batch = params.n_ubatch = caches.n_batch
@@ -78,14 +83,14 @@ def test_memory_of_real_shapes_is_within_2_percent(
     known = shape(path)
     with pretended(path) as model:
         for caches in (
-            Caches(512, 512),
-            Caches(4096, 512),
-            Caches(8192, 512),
-            Caches(8192, 2048),
-            Caches(4096, 256),
-            Caches(8192, 512, flash_attention=False),
-            Caches(4096, 512, "q8_0", "q8_0"),
-            Caches(4096, 512, "q8_0", "q4_0"),
+            CacheParams(512, 512),
+            CacheParams(4096, 512),
+            CacheParams(8192, 512),
+            CacheParams(8192, 2048),
+            CacheParams(4096, 256),
+            CacheParams(8192, 512, flash_attention=False),
+            CacheParams(4096, 512, "q8_0", "q8_0"),
+            CacheParams(4096, 512, "q8_0", "q4_0"),
         ):
             found = told(model, caches, caplog)
             assert cache_bytes(known, caches) == pytest.approx(found.caches, rel=0.001), caches
@@ -102,7 +107,7 @@ def test_caches_of_every_kind_of_memory_are_known(
     write: Callable[[Path], Path], n_ctx: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write(tmp_path / "model.gguf")
-    caches = Caches(n_ctx, 64)
+    caches = CacheParams(n_ctx, 64)
     with pretended(path) as model:
         found = told(model, caches, caplog)
     # What llama.cpp reports has two digits of a MiB.
@@ -111,8 +116,8 @@ def test_caches_of_every_kind_of_memory_are_known(
 
 
 def test_layers_move_from_the_host_to_the_gpu() -> None:
-    sizes = Sizes(_simple(), Caches(256, 64))
-    none, some, everything = (sizes.taken(n) for n in (0, 2, sizes.n_units))
+    sizes = ModelMemory(_simple(), CacheParams(256, 64))
+    none, some, everything = (sizes.use(n) for n in (0, 2, sizes.n_units))
     assert none.gpu == 0
     assert some.gpu == sizes.units[0] + sizes.units[1] + sizes.compute, "the output goes first"
     assert some.gpu - sizes.compute + some.host == none.host
@@ -120,7 +125,7 @@ def test_layers_move_from_the_host_to_the_gpu() -> None:
 
 
 def test_several_gpus_are_filled_in_order_with_room_for_buffers() -> None:
-    sizes = Sizes(_simple(), Caches(256, 64))
+    sizes = ModelMemory(_simple(), CacheParams(256, 64))
     layer, output = sizes.units[1], sizes.units[0]
     rooms = [2 * layer + sizes.compute, layer + output + sizes.compute]
     assert sizes.n_fitting(rooms) == 4
@@ -132,7 +137,7 @@ def test_several_gpus_are_filled_in_order_with_room_for_buffers() -> None:
 
 
 def test_other_machines_share_what_gpus_here_leave() -> None:
-    sizes = Sizes(_simple(), Caches(256, 64))
+    sizes = ModelMemory(_simple(), CacheParams(256, 64))
     layer, output = sizes.units[1], sizes.units[0]
     here = 2 * layer + output + sizes.compute
     elsewhere = 100 * layer + sizes.compute
@@ -146,6 +151,12 @@ def test_other_machines_share_what_gpus_here_leave() -> None:
     assert sizes.n_fitting(narrow, 2) == 5
     assert sizes.split(5, narrow, 2) == [1, 1, 3]
     assert sizes.n_fitting([0], 1) == 0
+
+
+def test_the_size_of_every_kv_type_is_known() -> None:
+    assert set(VALUE_BYTES) == set(KV_TYPES)
+    assert VALUE_BYTES["f16"] == 2
+    assert VALUE_BYTES["q8_0"] == 34 / 32
 
 
 def _simple() -> ModelShape:

@@ -9,15 +9,21 @@ import paper
 import pytest
 
 from ggufspec.models.header import read_header
-from ggufspec.models.shape import Layer, ModelShape
-from ggufspec.models.shapes import shape_of
-from ggufspec.placement.plan import Gpu, Machine, Wishes, alternatives, plan_offload, why
+from ggufspec.models.shape import Layer, ModelShape, shape_of
+from ggufspec.placement.plan import (
+    Gpu,
+    Machine,
+    PlacementOptions,
+    alternatives,
+    describe,
+    plan_offload,
+)
 from ggufspec.placement.speeds import (
     GPU_EFFICIENCY,
     Bandwidths,
-    Passes,
-    best_round,
+    PassTimes,
     known_bandwidth,
+    predict_speed,
 )
 
 GIB = 2**30
@@ -41,7 +47,7 @@ def fitted(target: ModelShape, gpu: float, n_gpu_layers: int, seconds: float) ->
     low, high = 1e9, 1e12
     for _ in range(60):
         host = (low * high) ** 0.5
-        is_slower = Passes(target, Bandwidths(gpu, host)).seconds(n_gpu_layers) > seconds
+        is_slower = PassTimes(target, Bandwidths(gpu, host)).seconds(n_gpu_layers) > seconds
         low, high = (host, high) if is_slower else (low, host)
     return Bandwidths(gpu, low)
 
@@ -53,14 +59,14 @@ def test_the_notebook_is_predicted_within_15_percent(shapes: dict[str, ModelShap
     """Llama 3 70B Q3_K_S, 45 of 80 layers on a 4090, alone, and with 8B Q3_K_L on it too."""
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     at = fitted(target, 1008e9 * GPU_EFFICIENCY, 45, 1 / 2.01)
-    passes, steps = Passes(target, at), Passes(draft, at)
+    passes, steps = PassTimes(target, at), PassTimes(draft, at)
     assert 1 / steps.seconds(33) == pytest.approx(87.02, rel=0.15)
-    together = best_round(passes, steps, 45, 33, ACCEPTED, 3)
+    together = predict_speed(passes, steps, 45, 33, ACCEPTED, 3)
     assert together.tokens_per_second == pytest.approx(2.58, rel=0.15)
     machine = Machine((Gpu("NVIDIA GeForce RTX 4090", 23 * GIB),), 64 * GIB, at.host)
-    asked = Wishes(n_gpu_layers=45, n_gpu_layers_draft=33, n_draft=3, acceptance=ACCEPTED)
+    asked = PlacementOptions(n_gpu_layers=45, n_gpu_layers_draft=33, n_draft=3, acceptance=ACCEPTED)
     assert plan_offload(target, draft, machine, asked).fits, "as it did"
-    best = plan_offload(target, draft, machine, Wishes(acceptance=ACCEPTED))
+    best = plan_offload(target, draft, machine, PlacementOptions(acceptance=ACCEPTED))
     assert best.tokens_per_second > together.tokens_per_second
     whole = plan_offload(target, draft, machine, replace(asked, n_gpu_layers=None))
     assert 45 <= whole.n_gpu_layers <= 55, "a few layers more would have had room"
@@ -75,16 +81,18 @@ def test_four_ways_to_split_12_gb_are_predicted_in_order_and_within_15_percent(
 ) -> None:
     target, draft = shapes["CODELLAMA_34B"], shapes["CODELLAMA_7B"]
     at = fitted(target, 432e9 * GPU_EFFICIENCY, 16, 140.71 / 256)
-    passes, steps = Passes(target, at), Passes(draft, at)
+    passes, steps = PassTimes(target, at), PassTimes(draft, at)
     found = []
     for n_gpu_layers, n_gpu_layers_draft, seconds in PUBLISHED:
         n_draft = 0 if n_gpu_layers_draft is None else 3
-        best = best_round(passes, steps, n_gpu_layers, n_gpu_layers_draft or 0, ACCEPTED, n_draft)
+        best = predict_speed(
+            passes, steps, n_gpu_layers, n_gpu_layers_draft or 0, ACCEPTED, n_draft
+        )
         found.append(256 / best.tokens_per_second)
         assert found[-1] == pytest.approx(seconds, rel=0.15)
     assert sorted(found, reverse=True) == found, "in the order that was measured"
     machine = Machine((Gpu("AMD Radeon RX 6850M XT", 12 * GIB),), 64 * GIB, at.host)
-    best_plan = plan_offload(target, draft, machine, Wishes(acceptance=ACCEPTED))
+    best_plan = plan_offload(target, draft, machine, PlacementOptions(acceptance=ACCEPTED))
     assert 256 / best_plan.tokens_per_second <= min(found), "a split between those is faster still"
 
 
@@ -100,7 +108,7 @@ def test_a_plan_never_takes_more_than_is_free(
 ) -> None:
     at = machine(*free)
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
-    for _, plan in alternatives(target, draft, at, Wishes()):
+    for _, plan in alternatives(target, draft, at, PlacementOptions()):
         if plan.fits:
             for taken, gpu in zip(plan.gpu_bytes, at.gpus, strict=True):
                 assert taken <= gpu.n_free
@@ -114,26 +122,26 @@ def test_a_draft_stays_here_and_the_target_goes_where_there_is_room(
     remote = (Gpu("far:1", 20 * GIB, is_remote=True), Gpu("far:2", 16 * GIB, is_remote=True))
     at = replace(machine(*here), gpus=remote + machine(*here).gpus)
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
-    for _, plan in alternatives(target, draft, at, Wishes()):
+    for _, plan in alternatives(target, draft, at, PlacementOptions()):
         assert plan.draft_gpu is None or plan.draft_gpu >= 2
         rooms = zip(plan.gpu_bytes, at.gpus, strict=True)
         assert not plan.fits or all(taken <= gpu.n_free for taken, gpu in rooms)
-    chosen = plan_offload(target, draft, at, Wishes())
+    chosen = plan_offload(target, draft, at, PlacementOptions())
     assert chosen.n_gpu_layers == 81, "who names servers wants them used"
     assert (chosen.n_gpu_layers_draft > 0) == bool(here and max(here) > 4)
-    told = why(chosen, target, draft, at)
+    told = describe(chosen, target, draft, at)
     assert told.startswith("81 of 81 layers of the target")
     assert ("of the draft" in told) == bool(here)
     assert "2 RPC devices" in told
     assert "predicted" not in told, "nobody knows how fast they are"
     slow = replace(at, gpus=tuple(replace(gpu, bandwidth=1e6) for gpu in remote))
-    assert plan_offload(target, draft, slow, Wishes()).n_gpu_layers == 81
+    assert plan_offload(target, draft, slow, PlacementOptions()).n_gpu_layers == 81
 
 
 def test_no_way_that_fits_is_faster_than_the_chosen_one(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["CODELLAMA_34B"], shapes["CODELLAMA_7B"]
     for free in (3, 8, 12, 20, 40, 80):
-        (_, chosen), *others = alternatives(target, draft, machine(free), Wishes())
+        (_, chosen), *others = alternatives(target, draft, machine(free), PlacementOptions())
         for name, other in others:
             assert not other.fits or other.tokens_per_second <= chosen.tokens_per_second, name
 
@@ -141,35 +149,40 @@ def test_no_way_that_fits_is_faster_than_the_chosen_one(shapes: dict[str, ModelS
 def test_more_memory_is_never_slower(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     speeds = [
-        plan_offload(target, draft, machine(n), Wishes()).tokens_per_second for n in range(1, 60, 4)
+        plan_offload(target, draft, machine(n), PlacementOptions()).tokens_per_second
+        for n in range(1, 60, 4)
     ]
     assert speeds == sorted(speeds)
-    everything = plan_offload(target, draft, machine(60), Wishes())
+    everything = plan_offload(target, draft, machine(60), PlacementOptions())
     assert everything.n_gpu_layers == 81
     assert everything.n_gpu_layers_draft == 33
 
 
 def test_a_draft_that_never_stands_gets_no_room(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
-    useless = plan_offload(target, draft, machine(24), Wishes(acceptance=0.0))
-    alone = plan_offload(target, None, machine(24), Wishes())
+    useless = plan_offload(target, draft, machine(24), PlacementOptions(acceptance=0.0))
+    alone = plan_offload(target, None, machine(24), PlacementOptions())
     assert useless.n_draft == 0
     assert (useless.n_gpu_layers_draft, useless.n_gpu_layers) == (0, alone.n_gpu_layers)
 
 
 def test_the_draft_lies_on_one_gpu(shapes: dict[str, ModelShape]) -> None:
-    plan = plan_offload(shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"], machine(24, 12), Wishes())
+    plan = plan_offload(
+        shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"], machine(24, 12), PlacementOptions()
+    )
     assert plan.draft_gpu in (0, 1)
     assert all(plan.split), "and the target on both"
 
 
 def test_what_was_asked_for_is_kept(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
-    asked = Wishes(n_ctx=2000, n_gpu_layers=10, n_gpu_layers_draft=-1, n_draft=5, type_k="q8_0")
+    asked = PlacementOptions(
+        n_ctx=2000, n_gpu_layers=10, n_gpu_layers_draft=-1, n_draft=5, type_k="q8_0"
+    )
     plan = plan_offload(target, draft, machine(24), asked)
     assert (plan.n_gpu_layers, plan.n_gpu_layers_draft, plan.n_draft) == (10, 33, 5)
     assert (plan.caches.n_ctx, plan.caches.type_k) == (2000, "q8_0")
-    greedy = plan_offload(target, draft, machine(4), Wishes(n_gpu_layers=-1))
+    greedy = plan_offload(target, draft, machine(4), PlacementOptions(n_gpu_layers=-1))
     assert not greedy.fits
 
 
@@ -177,21 +190,21 @@ def test_a_context_nobody_asked_for_gives_way_first_and_then_the_caches() -> Non
     # Each layer keeps 100 kB of caches for a token: 1 GB of them at 4096.
     layer = Layer(10**8, 10**8, 5000)
     target = ModelShape("m", (layer,) * 24, 10**7, 10**7, 64, 128, 8, 64, 1000, 8192, 10**9)
-    roomy = plan_offload(target, None, machine(host=8), Wishes())
+    roomy = plan_offload(target, None, machine(host=8), PlacementOptions())
     assert (roomy.caches.n_ctx, roomy.fits) == (4096, True)
-    shorter = plan_offload(target, None, machine(host=3), Wishes())
+    shorter = plan_offload(target, None, machine(host=3), PlacementOptions())
     assert (shorter.caches.n_ctx, shorter.caches.type_k, shorter.fits) == (2048, "f16", True)
-    packed = plan_offload(target, None, machine(host=2.4), Wishes())
+    packed = plan_offload(target, None, machine(host=2.4), PlacementOptions())
     assert (packed.caches.n_ctx, packed.caches.type_k, packed.fits) == (1024, "q8_0", True)
-    assert not plan_offload(target, None, machine(host=2.2), Wishes()).fits
-    asked = plan_offload(target, None, machine(host=3), Wishes(n_ctx=4096))
+    assert not plan_offload(target, None, machine(host=2.2), PlacementOptions()).fits
+    asked = plan_offload(target, None, machine(host=3), PlacementOptions(n_ctx=4096))
     assert (asked.caches.n_ctx, asked.caches.type_k, asked.fits) == (4096, "q8_0", True)
 
 
 def test_caches_keep_their_type_where_heads_do_not_fill_a_block() -> None:
     layer = Layer(10**8, 10**8, 5000)
     target = ModelShape("m", (layer,) * 24, 10**7, 10**7, 64, 128, 8, 80, 1000, 8192, 10**9)
-    plan = plan_offload(target, None, machine(host=2.4), Wishes())
+    plan = plan_offload(target, None, machine(host=2.4), PlacementOptions())
     assert (plan.caches.type_k, plan.fits) == ("f16", False)
 
 
@@ -199,8 +212,8 @@ def test_experts_that_a_token_skips_take_memory_but_no_time() -> None:
     dense = Layer(10**9, 10**9, 100)
     sparse = replace(dense, n_active_bytes=10**8)
     rest = (10**7, 10**7, 64, 128, 8, 64, 1000, 4096, 10**10)
-    slow = plan_offload(ModelShape("d", (dense,) * 8, *rest), None, machine(), Wishes())
-    fast = plan_offload(ModelShape("s", (sparse,) * 8, *rest), None, machine(), Wishes())
+    slow = plan_offload(ModelShape("d", (dense,) * 8, *rest), None, machine(), PlacementOptions())
+    fast = plan_offload(ModelShape("s", (sparse,) * 8, *rest), None, machine(), PlacementOptions())
     assert fast.host_bytes == slow.host_bytes
     assert fast.tokens_per_second > 5 * slow.tokens_per_second
 
@@ -209,21 +222,23 @@ def test_a_batch_reads_more_experts_than_one_token_does() -> None:
     dense = Layer(10**9, 10**9, 100)
     rest = (10**7, 10**7, 64, 128, 8, 64, 1000, 4096, 10**10)
     at = Bandwidths(host_slope=0.0)
-    one, many = (Passes(ModelShape("d", (dense,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
+    one, many = (PassTimes(ModelShape("d", (dense,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
     assert many == one
     sparse = replace(dense, n_active_bytes=10**8)
-    one, many = (Passes(ModelShape("s", (sparse,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
+    one, many = (PassTimes(ModelShape("s", (sparse,) * 8, *rest), at).seconds(0, n) for n in (1, 4))
     assert many == pytest.approx((1 - 0.9**4) / 0.1 * one)
 
 
 def test_it_is_told_in_one_line(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     at = machine(24)
-    line = why(plan_offload(target, draft, at, Wishes()), target, draft, at)
+    line = describe(plan_offload(target, draft, at, PlacementOptions()), target, draft, at)
     assert "of 81 layers of the target" in line
     assert "\n" not in line
     at = machine()
-    assert "no GPU" in why(plan_offload(target, None, at, Wishes()), target, None, at)
+    assert "no GPU" in describe(
+        plan_offload(target, None, at, PlacementOptions()), target, None, at
+    )
 
 
 def test_gpus_are_known_by_the_longest_name_that_fits() -> None:

@@ -13,6 +13,7 @@ import openai
 import pytest
 from serving import Live, events_of, said
 
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 
 TURN = [{"role": "user", "content": "hello world"}]
@@ -238,7 +239,7 @@ def test_logprobs_are_those_of_the_target(live: Live, speculative: bool) -> None
     prompt = live.engine.tokenize("hello world")
     tokens = live.engine.generate("hello world", **GREEDY).tokens
     assert len(told["token_logprobs"]) == len(told["tokens"]) == 24
-    rows = live.engine.logits(prompt, tokens, whose="target")
+    rows = scoring.logits(live.engine, prompt, tokens, whose="target")
     for row, token, logprob, top in zip(
         rows, tokens, told["token_logprobs"], told["top_logprobs"], strict=True
     ):

@@ -18,6 +18,7 @@ import pytest
 from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -184,7 +185,7 @@ def test_a_request_that_meets_a_bug_takes_nobody_with_it(
         raise ZeroDivisionError("a secret prompt in /a/path")
 
     with monkeypatch.context() as patch:
-        patch.setattr(live.engine, "stream", broken)
+        patch.setattr("ggufspec.server.worker.Generation", broken)
         response = live.post("/v1/completions", **BRIEF)
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "failed"
@@ -201,14 +202,14 @@ def test_a_request_that_meets_a_bug_takes_nobody_with_it(
 def test_one_who_cannot_be_decoded_is_told_in_the_stream(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = live.engine.logits
+    real = scoring.logits
 
-    def breaks(prompt: Any, text: Any, **how: Any) -> Any:
-        if len(prompt) > len(live.engine.tokenize("hi")) + 4:
+    def breaks(engine: Engine, prompt: Any, text: Any, **how: Any) -> Any:
+        if len(prompt) > len(engine.tokenize("hi")) + 4:
             raise ggufspec.DecodeError("llama.cpp gave up")
-        return real(prompt, text, **how)
+        return real(engine, prompt, text, **how)
 
-    monkeypatch.setattr(live.engine, "logits", breaks)
+    monkeypatch.setattr(scoring, "logits", breaks)
     response = live.post("/v1/completions", **{**BRIEF, "stream": True, "logprobs": 0})
     assert response.status_code == 200
     assert '"message":"llama.cpp gave up"' in response.text.split("\n\n")[-2]

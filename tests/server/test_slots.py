@@ -166,7 +166,7 @@ def test_one_that_fails_leaves_the_others_alone(
 
 def test_a_request_of_many_texts_shares_no_slot_with_the_next(busy: Live) -> None:
     """Two texts in one slot would be read again at each round."""
-    slots = busy.engine._slots._all
+    slots = busy.engine.slots
     with ExitStack() as stack:
         first = ExitStack()
         begin(busy, first, n=8, prompt="hello world" * 9)

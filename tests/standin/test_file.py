@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import llama_cpp
@@ -24,10 +25,10 @@ from ggufspec import standin
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import CacheError, ModelError, OptionError
 from ggufspec.models.header import read_header
-from ggufspec.models.registry import RegisteredShape
-from ggufspec.models.shapes import shape_of
-from ggufspec.standin.bigram import codes, successors
-from ggufspec.standin.mixes import FILE_TYPES
+from ggufspec.models.registry import Dimensions
+from ggufspec.models.shape import shape_of
+from ggufspec.standin.next_token_table import codes, successors
+from ggufspec.standin.quantization import FILE_TYPES
 
 MAP = successors(N_VOCAB, 1.0)
 ONLY_TIED = ("gemma2", "gemma3")
@@ -48,8 +49,10 @@ CASES = [
 ]
 
 
-def written(path: Path, shape: RegisteredShape, mix: str, agreement: float = 1.0) -> Path:
-    standin.write(standin.plan(standin.of_shape("small", shape, mix), agreement), path)
+def written(path: Path, shape: Dimensions, mix: str, agreement: float = 1.0) -> Path:
+    standin.write(
+        standin.plan(standin.source_from_dimensions("small", shape, mix), agreement), path
+    )
     return path
 
 
@@ -155,12 +158,12 @@ def test_layers_compute_and_contribute_nothing(mix: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_file_is_what_was_planned(tied: bool, tmp_path: Path) -> None:
     shape = small(tied=tied)
-    made = standin.plan(standin.of_shape("70B-like", shape, "Q4_K_M"), 0.7)
+    made = standin.plan(standin.source_from_dimensions("70B-like", shape, "Q4_K_M"), 0.7)
     path = tmp_path / "model.gguf"
     standin.write(made, path)
     assert path.stat().st_size == made.n_bytes
     header = read_header(path)
-    types = {tensor.name: (tensor.shape, tensor.type) for tensor in made.blueprint.tensors}
+    types = {tensor.name: (tensor.shape, tensor.type) for tensor in made.tensors}
     assert {tensor.name: (tensor.shape, tensor.type) for tensor in header.tensors} == types
     assert (header.name, header.n_vocab) == (
         "stand-in for 70B-like: shape only, the text means nothing",
@@ -174,7 +177,7 @@ def test_the_file_is_what_was_planned(tied: bool, tmp_path: Path) -> None:
     assert {
         each.name: (tuple(map(int, each.shape)), each.tensor_type.name) for each in reader.tensors
     } == types
-    assert sum(int(tensor.n_bytes) for tensor in reader.tensors) <= made.blueprint.n_tensor_bytes
+    assert sum(int(tensor.n_bytes) for tensor in reader.tensors) <= made.n_tensor_bytes
     assert reader.get_field("tokenizer.ggml.model").contents() == "gpt2"
 
 
@@ -182,10 +185,7 @@ def test_one_of_a_file_has_its_tensors(tmp_path: Path) -> None:
     """Types that no mix of llama-quantize has, too: the header says which."""
     model = written(tmp_path / "model.gguf", small("qwen2", tied=True), "Q5_K_M")
     again = standin.plan(str(model))
-    assert (
-        again.blueprint.tensors
-        == standin.plan(standin.of_header(read_header(model))).blueprint.tensors
-    )
+    assert again.tensors == standin.plan(standin.source_from_header(read_header(model))).tensors
     copy = tmp_path / "copy.gguf"
     standin.write(again, copy)
     ours, theirs = read_header(copy), read_header(model)
@@ -214,20 +214,20 @@ def test_words_of_a_text_are_tokens_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("agreement", [-0.1, 1.1, float("nan")])
 def test_what_is_no_share_is_refused(agreement: float) -> None:
     with pytest.raises(OptionError, match="from 0 to 1"):
-        standin.plan(standin.of_shape("small", small(), "Q4_0"), agreement)
+        standin.plan(standin.source_from_dimensions("small", small(), "Q4_0"), agreement)
 
 
 def test_what_cannot_be_stood_in_for_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"IQ2_XS; known are .*Q4_K_M"):
-        standin.of_shape("small", small(), "IQ2_XS")
+    with pytest.raises(ModelError, match=r"IQ2_XS; supported are .*Q4_K_M"):
+        standin.source_from_dimensions("small", small(), "IQ2_XS")
     with pytest.raises(ModelError, match=r"architecture mamba.*llama, qwen2"):
-        standin.of_shape("small", small("mamba"), "Q4_0")
+        standin.source_from_dimensions("small", small("mamba"), "Q4_0")
     with pytest.raises(ModelError, match="too narrow"):
-        standin.plan(standin.of_shape("small", small(n_embd=32, tied=True), "Q4_0"))
+        standin.plan(standin.source_from_dimensions("small", small(n_embd=32, tied=True), "Q4_0"))
     with pytest.raises(ModelError, match="at least 512"):
-        standin.plan(standin.of_shape("small", small(n_vocab=300), "Q4_0"))
+        standin.plan(standin.source_from_dimensions("small", small(n_vocab=300), "Q4_0"))
     with pytest.raises(ModelError, match="mixture of experts"):
-        standin.of_shape("small", small("qwen3moe", tied=True), "Q4_0")
+        standin.source_from_dimensions("small", small("qwen3moe", tied=True), "Q4_0")
 
 
 def in_a_process(code: str, path: Path) -> subprocess.Popen[bytes]:
@@ -247,7 +247,7 @@ def in_a_process(code: str, path: Path) -> subprocess.Popen[bytes]:
 
 def test_memory_stays_small() -> None:
     """At any size: of layers of 8 B parameters, and of its rows of 128256 tokens."""
-    of = standin.blueprint_of("llama-3.1-8b-instruct:Q4_K_S")
+    of = standin.source_of("llama-3.1-8b-instruct:Q4_K_S")
     layer = [tensor for tensor in of.tensors if tensor.name.startswith("blk.31.")]
     ends = [of.tensor("token_embd.weight")._replace(shape=(4096, 16384))]
     made = standin.plan(replace(of, tensors=(*ends, *layer, of.tensor("output_norm.weight"))))
@@ -298,8 +298,8 @@ def test_an_interruption_leaves_what_was_there(tmp_path: Path) -> None:
 def test_no_space_is_told_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ggufspec.common.files._free_bytes", lambda folder: 1000)
-    made = standin.plan(standin.of_shape("small", small(), "Q4_0"))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    made = standin.plan(standin.source_from_dimensions("small", small(), "Q4_0"))
     with pytest.raises(CacheError, match="not enough space"):
         standin.write(made, tmp_path / "model.gguf")
     assert not list(tmp_path.iterdir())

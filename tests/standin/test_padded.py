@@ -15,18 +15,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ggufspec.common.files import write_whole
+from ggufspec.common.files import default_cache_dir, write_whole
 from ggufspec.errors import CacheError, OptionError
-from ggufspec.standin.embedded import (
-    PaddedShape,
+from ggufspec.standin.architectures import n_params_of
+from ggufspec.standin.embedded import embedded_draft, embedded_target
+from ggufspec.standin.padded import (
     cached_target,
-    default_cache_dir,
-    embedded_draft,
-    embedded_target,
-    padded_size,
+    padded_file,
     padded_target,
     parse_size,
-    plan_shape,
+    plan_dimensions,
 )
 
 SMALLEST = 10_000_000  # the embedded width, two layers more: 18 MB
@@ -132,10 +130,10 @@ def test_the_file_says_what_it_is(n_params: int, size: str, filled: float, cache
         if key.startswith("tokenizer."):
             assert values[key] == field.contents()
     assert values["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5 * filled)
-    shape = plan_shape(n_params)
-    assert values["llama.embedding_length"] == shape.n_embd
-    assert sum(int(tensor.n_elements) for tensor in reader.tensors) == shape.n_params
-    assert sum(int(tensor.n_bytes) for tensor in reader.tensors) == shape.n_bytes
+    assert values["llama.embedding_length"] == plan_dimensions(n_params).n_embd
+    file = padded_file(n_params)
+    assert sum(int(tensor.n_elements) for tensor in reader.tensors) == file.n_params
+    assert sum(int(tensor.n_bytes) for tensor in reader.tensors) == file.n_tensor_bytes
 
 
 @pytest.mark.parametrize(
@@ -158,7 +156,7 @@ def test_every_weight_is_kept_and_the_rest_is_zero(
         corner = tuple(slice(n) for n in narrow.shape)
         assert np.array_equal(data[corner], narrow)
         assert np.count_nonzero(data) == np.count_nonzero(narrow)
-    assert len(wide) == 9 * (plan_shape(n_params).n_layer - 6)
+    assert len(wide) == 9 * (plan_dimensions(n_params).n_layers - 6)
     assert not any(data.any() for data in wide.values())
 
 
@@ -171,19 +169,20 @@ def test_the_embedded_files_name_themselves(path: Path) -> None:
 
 
 def test_250m_is_the_shape_that_the_measurements_were_made_with() -> None:
-    shape = plan_shape(parse_size("250M"))
-    assert shape == PaddedShape(n_embd=1024, n_layer=16, n_head=32, n_ff=3072)
-    assert shape.n_params == 226_526_208
+    found = plan_dimensions(parse_size("250M"))
+    assert (found.n_embd, found.n_layers, found.n_heads, found.n_ff) == (1024, 16, 32, 3072)
+    assert padded_file(parse_size("250M")).n_params == 226_526_208
 
 
 @pytest.mark.parametrize(("text", "n_embd"), [("1B", 2048), ("8B", 4096), ("10M", 256)])
 def test_width_grows_with_size(text: str, n_embd: int) -> None:
-    assert plan_shape(parse_size(text)).n_embd == n_embd
+    assert plan_dimensions(parse_size(text)).n_embd == n_embd
 
 
 def test_every_size_is_met_within_16_percent() -> None:
     for n_params in np.geomspace(10_000_000, 8_000_000_000, 500, dtype=np.int64).tolist():
-        assert plan_shape(n_params).n_params == pytest.approx(n_params, rel=0.16)
+        found = n_params_of(plan_dimensions(n_params))
+        assert found == pytest.approx(n_params, rel=0.16)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +211,7 @@ def test_sizes_out_of_range_are_refused(text: str) -> None:
 def test_progress_ends_at_the_size_that_was_announced(tmp_path: Path) -> None:
     heard: list[tuple[int, int]] = []
     path = padded_target(SMALLEST, tmp_path, lambda done, total: heard.append((done, total)))
-    size = padded_size(SMALLEST)
+    size = padded_file(SMALLEST).n_bytes
     assert path.stat().st_size == size
     assert heard[-1] == (size, size)
     assert [done for done, _ in heard] == sorted({done for done, _ in heard})
@@ -382,7 +381,7 @@ def _start(code: str) -> subprocess.Popen[str]:
         [
             sys.executable,
             "-c",
-            f"import sys\nfrom pathlib import *\nfrom ggufspec.standin.embedded import *\n{code}",
+            f"import sys\nfrom pathlib import *\nfrom ggufspec.standin.padded import *\n{code}",
         ],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdout=subprocess.PIPE,

@@ -1,7 +1,4 @@
-"""The drafters, found by file name: one file a strategy, each with a function `make`.
-
-Knows which drafters exist and what they may be made of. No llama_cpp, no logits of the target.
-"""
+"""The drafting strategies, found by file name: one file each, with a function `make`."""
 
 from __future__ import annotations
 
@@ -19,19 +16,19 @@ from ggufspec.errors import OptionError
 
 @dataclass(frozen=True)
 class Materials:
-    """What a drafter may be made of. `stop_tokens` end a text: nothing is drafted behind them."""
+    """What a drafter may use. A `stop_tokens` token ends a text: nothing is drafted after it."""
 
     sampling: Sampling  # the target's
     uniforms: Callable[[int], Uniforms]
     stop_tokens: Collection[int]
-    session: Session | None = None  # the draft model, where there is one
+    session: Session | None = None  # the draft model's, if there is one
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
-    n_draft_max: int = defaults.N_DRAFT_MAX  # the most that will be asked for in a round
-    policy: LengthPolicy = field(default_factory=FixedLength)  # how far a draft model goes
+    n_draft_max: int = defaults.N_DRAFT_MAX  # the most that a round asks for
+    policy: LengthPolicy = field(default_factory=FixedLength)  # decides how far to draft
 
 
 def names() -> list[str]:
-    """The drafters that there are."""
+    """The names of all strategies."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 

@@ -1,7 +1,4 @@
-"""The text so far drafts where it is strong, the draft model elsewhere: whoever gains more.
-
-Knows what each expects to gain; neither how the one guesses nor how the other draws.
-"""
+"""Drafts with n-grams or with the draft model, whichever the policy prefers in each round."""
 
 from __future__ import annotations
 
@@ -14,17 +11,16 @@ from ggufspec.drafting.strategies.ngram import NgramDrafter
 
 
 class AutoDrafter:
-    """Asks the n-grams first, which cost nothing, and the model where it promises more."""
+    """Predicts with n-grams first, which cost nothing, and runs the draft model otherwise."""
 
-    def __init__(self, ngrams: NgramDrafter, model: ModelDrafter, materials: Materials) -> None:
+    def __init__(self, ngrams: NgramDrafter, model: ModelDrafter) -> None:
         self._ngrams = ngrams
         self._model = model
-        self._policy = materials.policy
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
-        weighed = self._ngrams.weigh(tokens, n_max)
-        if weighed.n_draft and weighed.gain > self._policy.prospect:
-            return self._ngrams.take(weighed)
+        prefix = self._ngrams.predict(tokens, n_max)
+        if prefix.n_draft and prefix.beats_model:
+            return self._ngrams.draft_prefix(prefix)
         return self._model.draft(tokens, n_max)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
@@ -39,4 +35,4 @@ def make(materials: Materials) -> Drafter:
     ngrams = NgramDrafter(materials)
     if materials.session is None:
         return ngrams
-    return AutoDrafter(ngrams, ModelDrafter(materials.session, materials), materials)
+    return AutoDrafter(ngrams, ModelDrafter(materials.session, materials))

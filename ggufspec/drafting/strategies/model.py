@@ -1,7 +1,4 @@
-"""A small model drafts, token by token, with the target's sampling at its own temperature.
-
-It never handles the KV cache: rejected tokens are simply absent from the next `tokens`.
-"""
+"""Drafts token by token with a small model, with the target's sampling at its own temperature."""
 
 from __future__ import annotations
 
@@ -14,6 +11,7 @@ from itertools import repeat
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Rows, append_probs, as_rows, draw, gap
 from ggufspec.decoding.types import Draft, Logits, Probs, Session, Verdict, token_array
+from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import DecodeError, OptionError
@@ -29,7 +27,7 @@ class ModelDrafter:
         sampling = materials.sampling
         wanted = materials.draft_temperature
         if wanted == "auto" and list(sampling.samplers[-1:]) != ["temperature"]:
-            wanted = sampling.temperature  # what another would change is not only the last step
+            wanted = sampling.temperature  # "auto" assumes that the temperature comes last
         self._draft_temperature = DraftTemperature(sampling.temperature, wanted)
         self._samplings = {
             temperature: replace(sampling, temperature=temperature)
@@ -37,34 +35,35 @@ class ModelDrafter:
         }
         self._rows: Rows | None = None
         self._drafted: Draft | None = None
-        self._n_read: int | None = None  # tokens that were read when it was last asked
-        # Of the last tokens that others wrote: the target's probability of each.
+        self._n_read: int | None = None  # tokens that the draft model had read after its last draft
+        # The target's probability of each of the last tokens that this drafter did not propose.
         self._unread: deque[float] = deque(maxlen=defaults.N_PROBED)
-        # Under a grammar: what the first token of a draft would have been drawn from without it.
+        # With a grammar: the distribution of a draft's first token without it.
         self._free: Rows | None = None
         self._free_samplings = {
-            temperature: replace(held, grammar=None)
-            for temperature, held in self._samplings.items()
-            if held.grammar is not None
+            temperature: replace(constrained, grammar=None)
+            for temperature, constrained in self._samplings.items()
+            if constrained.grammar is not None
         }
-        self._n_judged = 0
-        self._chance_held = self._chance_free = 0.0
+        self._n_first_tokens = 0
+        self._acceptance = self._free_acceptance = 0.0  # sums over first tokens
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         self._drafted = None
         policy = self._policy
         if self._n_read is None:
-            self._n_read = len(tokens) - 1  # a prompt is read ahead
-        if not policy.begin(n_max, len(tokens) - self._n_read):
-            if n_max == 0 or not policy.probes():
-                return Draft((), why=policy.why)
+            self._n_read = len(tokens) - 1  # the prompt was read ahead
+        action = policy.start_round(n_max, len(tokens) - self._n_read)
+        if action is Action.PROBE:
             self._probe(tokens)
-            if not policy.begin(n_max, 1):
-                return Draft((), why=policy.why)
-        return self._draft(tokens, n_max)
+            action = policy.start_round(n_max, 1)
+        if action is Action.DRAFT:
+            return self._draft(tokens, n_max)
+        return Draft((), why=policy.why)
 
     def _draft(self, tokens: Sequence[int], n_max: int) -> Draft:
-        steps = self._policy.native
+        policy = self._policy
+        rule = policy.rule
         sampling = self._samplings[self._draft_temperature.temperature]
         stop_tokens = self._materials.stop_tokens
         uniforms = self._materials.uniforms(n_max)
@@ -73,16 +72,16 @@ class ModelDrafter:
         if rows is not None:
             rows.keep(0)
         n = 0
-        while n < n_max and steps.looks():
+        while n < n_max and rule.should_evaluate():
             logits = self._session.score(context)
             if rows is None:
                 rows = self._rows = Rows(self._materials.n_draft_max, logits.shape[1])
             try:
-                token = draw(rows, logits, sampling, context, steps, uniforms[n])
+                token = draw(rows, logits, sampling, context, rule, uniforms[n])
             except DecodeError:
                 if sampling.grammar is None:
                     raise
-                break  # nothing can follow; if the target comes here, it will say so
+                break  # nothing can follow; if the target gets here, its pass raises the error
             if n == 0 and sampling.grammar is not None:
                 self._remember_free(logits, context)
             if token < 0:
@@ -94,46 +93,46 @@ class ModelDrafter:
         self._n_read = len(context)
         self._unread.clear()
         drafted = context[len(tokens) :].tolist()
-        policy = self._policy
         self._drafted = Draft(drafted, rows if n else None, policy.expected, policy.why)
         return self._drafted
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         if draft is self._drafted:
-            self._policy.learn(verdict.n_accepted, self._chances(draft, target_probs))
+            self._policy.observe_verdict(verdict.n_accepted, self._acceptances(draft, target_probs))
         if draft is not self._drafted or not draft.tokens:
-            self._watch(draft, target_probs, verdict)
+            self._remember_unread(draft, target_probs, verdict)
             return
         if self._draft_temperature.is_learning:
             self._draft_temperature.observe(draft, target_probs)
         if self._free is not None and draft.probs is not None:
             target = as_rows(target_probs)
-            self._n_judged += 1
-            self._chance_held += target.overlap(0, as_rows(draft.probs), 0)
-            self._chance_free += target.overlap(0, self._free, 0)
+            self._n_first_tokens += 1
+            self._acceptance += target.overlap(0, as_rows(draft.probs), 0)
+            self._free_acceptance += target.overlap(0, self._free, 0)
 
     def notes(self) -> dict[str, float]:
-        """The temperature that it draws at now, and what holding the draft to a grammar gains.
+        """The current draft temperature, and what constraining the draft by a grammar gains.
 
-        That is the chance that the first token of a draft stands, with and without the grammar.
+        That is the acceptance rate of a draft's first token, with and without the grammar.
         """
         notes = {"draft_temperature": self._draft_temperature.temperature}
-        if self._n_judged:
-            notes["first_token_acceptance"] = self._chance_held / self._n_judged
-            notes["first_token_acceptance_without_grammar"] = self._chance_free / self._n_judged
+        n = self._n_first_tokens
+        if n:
+            notes["first_token_acceptance"] = self._acceptance / n
+            notes["first_token_acceptance_without_grammar"] = self._free_acceptance / n
         return notes
 
-    def _chances(self, draft: Draft, target_probs: Probs) -> Iterator[float]:
-        """How likely each token that was looked at would stand if those before it did."""
+    def _acceptances(self, draft: Draft, target_probs: Probs) -> Iterator[float]:
+        """Of each distribution that was computed: see LengthPolicy.observe_verdict."""
         rows = self._rows
         if rows is None:
             return iter(())
-        # No generator: not all is asked for, and Ctrl-C is lost in one that is thrown away.
-        places = range(len(draft.tokens) + rows.has_declined)
-        return map(as_rows(target_probs).overlap, places, repeat(rows), places)
+        # Not a generator: not all values are used, and closing one early can swallow Ctrl-C.
+        positions = range(len(draft.tokens) + rows.has_declined)
+        return map(as_rows(target_probs).overlap, positions, repeat(rows), positions)
 
-    def _watch(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
-        """Somebody else wrote: keep what it takes to tell later how this draft would have done."""
+    def _remember_unread(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
+        """Keep what a later probe needs of tokens that this drafter did not propose."""
         target = as_rows(target_probs)
         for i, token in enumerate(draft.tokens[: verdict.n_accepted]):
             self._unread.append(target.of(i, token))
@@ -141,10 +140,10 @@ class ModelDrafter:
             self._unread.append(target.of(verdict.n_accepted, verdict.next_token))
 
     def _probe(self, tokens: Sequence[int]) -> None:
-        """Read the last tokens in one batch, and tell the policy how well they could be foreseen.
+        """Read the last tokens in one batch, and report how well the draft model predicts them.
 
-        The target has drawn them; the mean of min(1, draft / target) over its draws is the chance
-        that a token of this draft stands.
+        The target drew them: the mean of min(1, draft / target) over its draws is the probability
+        that a drafted token is accepted.
         """
         tokens = token_array(tokens)
         n = min(len(self._unread), len(tokens) - 1)
@@ -152,14 +151,15 @@ class ModelDrafter:
         logits = self._session.score(tokens[: len(tokens) - n], ahead[:-1])
         rows = Rows(n, logits.shape[1])
         sampling = self._samplings[self._draft_temperature.temperature]
-        gaps, chances = [], []
-        for i, of_target in enumerate(list(self._unread)[-n:]):
+        gaps, acceptances = [], []
+        for i, target_prob in enumerate(list(self._unread)[-n:]):
             append_probs(rows, logits[i : i + 1], sampling, tokens[: len(tokens) - n + i])
             gaps.append(gap(logits, i))
-            chances.append(min(1.0, rows.of(i, ahead[i]) / of_target) if of_target > 0 else 0.0)
+            draft_prob = rows.of(i, ahead[i])
+            acceptances.append(min(1.0, draft_prob / target_prob) if target_prob > 0 else 0.0)
         self._n_read = len(tokens)
         self._unread.clear()
-        self._policy.learn_unread(gaps, chances)
+        self._policy.observe_probe(gaps, acceptances)
 
     def _remember_free(self, logits: Logits, context: Sequence[int]) -> None:
         if self._free is None:

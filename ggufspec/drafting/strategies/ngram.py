@@ -1,58 +1,56 @@
-"""The text so far drafts: what followed the same tokens before. Needs no draft model.
-
-Knows guesses and their policy; no probabilities, since a guess is certain.
-"""
+"""Drafts what followed the same tokens earlier in the text; needs no draft model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ggufspec.decoding.types import Draft, Probs, Verdict
-from ggufspec.drafting.draft_length import Weighed
-from ggufspec.drafting.ngram_index import Guess, Guesser
+from ggufspec.drafting.draft_length import PrefixLength
+from ggufspec.drafting.ngram_index import NgramIndex, Prediction
 from ggufspec.drafting.strategies import Materials
-
-_NOTHING = Guess((), ())
 
 
 class NgramDrafter:
-    """Proposes what followed the longest match of the text's end, as far as that is worth it."""
+    """Proposes what followed the longest match of the text's end, as far as the policy allows."""
 
     def __init__(self, materials: Materials) -> None:
         self._policy = materials.policy
         self._stop_tokens = materials.stop_tokens
-        self._guesser = Guesser()
-        self._guess = _NOTHING
+        self._index = NgramIndex()
+        self._prediction = Prediction()
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
-        return self.take(self.weigh(tokens, n_max))
+        return self.draft_prefix(self.predict(tokens, n_max))
 
-    def weigh(self, tokens: Sequence[int], n_max: int) -> Weighed:
-        """Guess, and tell how much of it is worth to be drafted."""
-        self._guess = self._guesser.guess(tokens, n_max)
-        return self._policy.weigh(self._guess.chances)
+    def predict(self, tokens: Sequence[int], n_max: int) -> PrefixLength:
+        """Predict the continuation; returns how much of it is worth verifying."""
+        self._prediction = self._index.predict(tokens, n_max)
+        return self._policy.prefix_length(self._prediction.probs)
 
-    def take(self, weighed: Weighed) -> Draft:
-        """That much of the guess."""
-        n = weighed.n_draft
-        if not n:
-            return Draft((), None, 0.0, "nothing to repeat that is likely enough")
-        drafted = self._guess.tokens[:n]
-        stops = [i for i, token in enumerate(drafted) if token in self._stop_tokens]
-        if stops:
-            drafted = drafted[: stops[0] + 1]
-        return Draft(drafted, None, weighed.expected, "n-gram: the rest is not likely enough")
+    def draft_prefix(self, prefix: PrefixLength) -> Draft:
+        """That much of the prediction."""
+        if not prefix.n_draft:
+            return Draft((), None, 0.0, "no n-gram match is likely enough")
+        drafted = self._prediction.tokens[: prefix.n_draft]
+        for i, token in enumerate(drafted):
+            if token in self._stop_tokens:
+                drafted = drafted[: i + 1]
+                break
+        why = "n-gram: further tokens are not likely enough"
+        return Draft(drafted, None, prefix.expected, why)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
-        """Whoever drafted: was the guess right?"""
-        guessed = self._guess.tokens
-        if not guessed:
+        """Compare the prediction with what was written, no matter what was drafted."""
+        predicted = self._prediction.tokens
+        if not predicted:
             return
-        n_accepted = verdict.n_accepted
-        written = [*draft.tokens[:n_accepted], verdict.next_token]
-        n = min(len(guessed), len(written))
-        n_right = next((i for i in range(n) if guessed[i] != written[i]), n)
-        self._guesser.learn(self._guess, n, n_right)
+        written = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
+        n_tried = min(len(predicted), len(written))
+        n_right = 0
+        while n_right < n_tried and predicted[n_right] == written[n_right]:
+            n_right += 1
+        self._index.observe(n_right, n_tried)
+        self._prediction = Prediction()
 
 
 def make(materials: Materials) -> NgramDrafter:

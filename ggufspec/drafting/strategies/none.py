@@ -1,4 +1,4 @@
-"""No draft: the baseline. Plain decoding is the same loop with nothing proposed."""
+"""Drafts nothing: plain decoding is the same loop with empty drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements -> what to tell of them: rates, speed-ups with their certainty, and doubts. Pure."""
+"""Computes rates, speed-ups with confidence intervals, and warnings from measurements."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 
-from ggufspec.bench.records import Contender, Measurement, Results
+from ggufspec.bench.records import BenchResults, Contender, Measurement
 
 # 97.5 % points of Student's t for 1, 2 ... 30 degrees of freedom.
 _T = (
@@ -16,8 +16,9 @@ _T = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 _T_MANY = 1.96
-NOISE = 0.10  # relative spread of the same text's rates, and drift, beyond which nobody trusts them
-_N_TELLING = 3  # turns without which an interval says nothing
+# A larger relative spread of the same text's rates, or a larger drift, gives a warning.
+NOISE = 0.10
+_MIN_VALUES = 3  # for a confidence interval
 _NEAR_TIE = 0.1  # logits
 
 
@@ -26,8 +27,8 @@ class Speedup:
     """Geometric mean of rate / baseline's rate over texts of the same prompt and run.
 
     `low` to `high`: its 95 % confidence interval (Student's t of the logarithms); None: too few.
-    `n`: of how many values: prompts, each with the mean of its runs; or texts, where there are
-    fewer than three prompts and the interval is about these prompts alone.
+    `n`: the number of values: prompts, each with the mean of its runs; with fewer than three
+    prompts, texts, and the interval holds for these prompts only.
     """
 
     ratio: float
@@ -36,36 +37,36 @@ class Speedup:
     n: int
 
     @property
-    def is_open(self) -> bool:
-        """Whether it may be faster or slower, for all that is known."""
+    def is_uncertain(self) -> bool:
+        """Whether the interval includes 1."""
         return self.low is not None and self.high is not None and self.low < 1 < self.high
 
 
 @dataclass(frozen=True)
-class Row:
-    """What is told of one contender. Rates are tokens per second of generation."""
+class Summary:
+    """The numbers of one contender. Rates are tokens per second of generation."""
 
     contender: Contender
     n_texts: int
     n_runs: int
     median: float
     mean: float
-    std: float | None  # of the texts' rates; None: there is one
+    std: float | None  # of the texts' rates; None for a single text
     low: float
     high: float
-    ms_per_token: float  # of all seconds by all tokens
-    mean_seconds: float  # a text, the prompt included
+    ms_per_token: float  # all seconds / all tokens
+    mean_seconds: float  # of a text, with its prompt
     std_seconds: float | None
     first_token_seconds: float  # median
-    accepted: float | None  # share of the drafted tokens; None: nothing was drafted
+    accepted: float | None  # share of the drafted tokens; None if none were drafted
     mean_length: float  # tokens a round
-    by_position: tuple[float, ...]  # share of drafts accepted that far, of those drafted that far
+    by_position: tuple[float, ...]  # of the drafts that long, the share accepted that far
     joules_per_token: float | None
     speedup: Speedup | None
 
 
-def rows(results: Results, category: str | None = None) -> list[Row]:
-    """A row for each contender that has written anything (of one category)."""
+def summarize(results: BenchResults, category: str | None = None) -> list[Summary]:
+    """A summary of each contender that has texts (of one category)."""
     made = []
     for contender in results.contenders:
         texts = [text for text in results.of(contender.name) if category in (None, text.category)]
@@ -74,12 +75,12 @@ def rows(results: Results, category: str | None = None) -> list[Row]:
         plain = None
         if contender.baseline is not None:
             plain = speedup(texts, results.of(contender.baseline))
-        made.append(_row(contender, texts, plain))
+        made.append(summary_of(contender, texts, plain))
     return made
 
 
 def speedup(texts: Sequence[Measurement], baseline: Sequence[Measurement]) -> Speedup | None:
-    """How many times as fast; None where no text has its twin."""
+    """How many times as fast; None if no prompt and run are in both."""
     others = {(text.prompt, text.run): text for text in baseline}
     logs = {
         (text.prompt, text.run): math.log(text.tokens_per_second / other.tokens_per_second)
@@ -94,13 +95,13 @@ def speedup(texts: Sequence[Measurement], baseline: Sequence[Measurement]) -> Sp
 def ratio_of_texts(logs: Mapping[tuple[str, int], float]) -> Speedup | None:
     """The geometric mean of ratios, given their logarithms by prompt and run.
 
-    Runs of a prompt repeat one text: they tell of the clock's noise, prompts of what other prompts
-    would have given.
+    Runs of a prompt repeat one text and show timing noise only; the interval is over prompts, as
+    their spread shows what other prompts would give.
     """
     by_prompt: dict[str, list[float]] = {}
     for (prompt, _), log in logs.items():
         by_prompt.setdefault(prompt, []).append(log)
-    if len(by_prompt) < _N_TELLING:
+    if len(by_prompt) < _MIN_VALUES:
         return ratio_of(list(logs.values()))
     return ratio_of([fmean(each) for each in by_prompt.values()])
 
@@ -110,33 +111,33 @@ def ratio_of(logs: Sequence[float]) -> Speedup | None:
     if not logs:
         return None
     mean = fmean(logs)
-    if len(logs) < _N_TELLING:
+    if len(logs) < _MIN_VALUES:
         return Speedup(math.exp(mean), None, None, len(logs))
     reach = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
     return Speedup(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), len(logs))
 
 
 def t_quantile(n_free: int) -> float:
-    """The 97.5 % point of Student's t; beyond 30 degrees of freedom, a little more than normal."""
+    """The 97.5 % point of Student's t; above 30 degrees of freedom, approximated."""
     return _T[n_free - 1] if n_free <= len(_T) else _T_MANY * (1 + 1.2 / n_free)
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive values; 0 of none."""
+    """Of positive values; 0 if there are none."""
     return math.exp(fmean(map(math.log, values))) if values else 0.0
 
 
-def categories(results: Results) -> list[str]:
-    """Those of the prompts, in the order in which they came; empty where there are none."""
+def categories(results: BenchResults) -> list[str]:
+    """The categories of the prompts, in their order; empty if there are none."""
     names = dict.fromkeys(text.category for text in results.measurements)
     return [name for name in names if name]
 
 
-def doubts(results: Results) -> list[str]:
-    """Why not to trust these numbers; empty where nothing speaks against them."""
-    told = []
+def warnings_of(results: BenchResults) -> list[str]:
+    """Reasons to distrust the numbers."""
+    found = []
     if results.interrupted:
-        told.append("it was interrupted: contenders may have written different texts")
+        found.append("interrupted: contenders may have written different texts")
     noisy = {
         contender.name: noise
         for contender in results.contenders
@@ -145,31 +146,31 @@ def doubts(results: Results) -> list[str]:
     }
     if noisy:
         worst = max(noisy, key=lambda name: noisy[name])
-        told.append(
-            f"noise: the same text's tokens/s vary by {noisy[worst]:.0%} from run to run "
-            f"({worst}; over {NOISE:.0%} is much): close what else runs, and take more --runs"
+        found.append(
+            f"noise: tokens/s of the same text vary by {noisy[worst]:.0%} between runs ({worst}; "
+            f"more than {NOISE:.0%} is much); close other programs, or use more --runs"
         )
     drift = _drift(results)
     if drift is not None and abs(drift) > NOISE:
-        told.append(
+        found.append(
             f"drift: the machine was {abs(drift):.0%} {'faster' if drift > 0 else 'slower'} at the "
-            "end than at the beginning (heat, or other work); contenders took turns, so their "
-            "ratios suffer less than their tokens/s"
+            "end than at the start (heat, or other programs); contenders alternate, so speed-ups "
+            "are affected less than tokens/s"
         )
-    wide = [row for row in rows(results) if row.speedup and row.speedup.is_open]
-    if wide:
-        names = ", ".join(row.contender.name for row in wide)
-        told.append(f"whether it is faster than plain decoding is not certain of: {names}")
-    few = [row for row in rows(results) if row.speedup and row.speedup.low is None]
-    if few:
-        told.append(
-            f"too few texts for a confidence interval: at least {_N_TELLING} (prompts times --runs)"
+    summaries = summarize(results)
+    uncertain = [each for each in summaries if each.speedup and each.speedup.is_uncertain]
+    if uncertain:
+        names = ", ".join(each.contender.name for each in uncertain)
+        found.append(f"not shown to be faster than plain: {names} (the interval includes 1)")
+    if any(each.speedup and each.speedup.low is None for each in summaries):
+        found.append(
+            f"too few texts for a confidence interval: it needs {_MIN_VALUES} (prompts x --runs)"
         )
-    return told + _parted(results)
+    return found + _divergence_warnings(results)
 
 
-def _parted(results: Results) -> list[str]:
-    told = []
+def _divergence_warnings(results: BenchResults) -> list[str]:
+    found = []
     for contender in results.contenders:
         if contender.baseline is None or contender.temperature > 0:
             continue
@@ -183,27 +184,30 @@ def _parted(results: Results) -> list[str]:
             for text in results.of(contender.name)
             if (text.prompt, text.run) in plain and _has_tokens(text)
         ]
-        n_parted = sum(list(ours) != list(others) for ours, others in pairs)
-        if not n_parted:
+        n_different = sum(list(ours) != list(others) for ours, others in pairs)
+        if not n_different:
             continue
-        margins = [part.margin for part in results.partings if part.contender == contender.name]
+        margins = [each.margin for each in results.divergences if each.contender == contender.name]
         why = "batches of other sizes round differently"
         if margins:
-            why += f"; there, plain's two best tokens were {max(margins):.3g} logits apart at most"
-            why += ", a near-tie" if max(margins) < _NEAR_TIE else ": `ggufspec audit` tells more"
-        told.append(
-            f"{contender.name} parted from plain in {n_parted} of {len(pairs)} texts at "
-            f"temperature 0 ({why}): their speeds are those of different texts"
+            why += f"; the logits of the two tokens differ by at most {max(margins):.3g} there"
+            why += ", a near-tie" if max(margins) < _NEAR_TIE else "; check with `ggufspec audit`"
+        found.append(
+            f"{contender.name} differs from plain in {n_different} of {len(pairs)} texts at "
+            f"temperature 0 ({why}); their speeds are those of different texts"
         )
-    return told
+    return found
 
 
 def _has_tokens(text: Measurement) -> bool:
-    """Whether its tokens were not left out."""
+    """Whether its tokens are known."""
     return bool(text.tokens) or not text.n_generated
 
 
-def _row(contender: Contender, texts: Sequence[Measurement], plain: Speedup | None) -> Row:
+def summary_of(
+    contender: Contender, texts: Sequence[Measurement], plain: Speedup | None = None
+) -> Summary:
+    """The numbers of a contender's texts; `plain`: its speed-up over plain decoding."""
     rates = [text.tokens_per_second for text in texts]
     seconds = [text.seconds for text in texts]
     n_drafted = sum(text.n_drafted for text in texts)
@@ -217,7 +221,7 @@ def _row(contender: Contender, texts: Sequence[Measurement], plain: Speedup | No
         )
     )
     joules = [text.joules for text in texts if text.joules is not None]
-    return Row(
+    return Summary(
         contender=contender,
         n_texts=len(texts),
         n_runs=len({text.run for text in texts}),
@@ -239,7 +243,7 @@ def _row(contender: Contender, texts: Sequence[Measurement], plain: Speedup | No
 
 
 def _noise(texts: Sequence[Measurement]) -> float | None:
-    """The typical relative spread of the same text's rates; None where none was repeated."""
+    """The median relative spread of the same text's rates; None without repeated texts."""
     spreads = []
     for prompt in dict.fromkeys(text.prompt for text in texts):
         rates = [text.tokens_per_second for text in texts if text.prompt == prompt]
@@ -248,8 +252,8 @@ def _noise(texts: Sequence[Measurement]) -> float | None:
     return median(spreads) if spreads else None
 
 
-def _drift(results: Results) -> float | None:
-    """By how much plain decoding was faster in the last third than in the first."""
+def _drift(results: BenchResults) -> float | None:
+    """How much faster plain decoding was in the last third than in the first."""
     for contender in results.contenders:
         texts = [text for text in results.of(contender.name) if text.tokens_per_second > 0]
         n = len(texts) // 3

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ggufspec.standin.bigram import Words, codes, follows, successors
+from ggufspec.standin.next_token_table import codes, is_right, successors, words_of
 
 SHARES = (0.3, 0.5, 0.7, 0.9)
 
 
 @pytest.mark.parametrize("n_vocab", [1024, 32000, 50257])
 def test_the_map_is_one_cycle_through_all_words(n_vocab: int) -> None:
-    after, words = successors(n_vocab, 1.0), Words.of(n_vocab)
+    after, words = successors(n_vocab, 1.0), words_of(n_vocab)
     token, seen = words.start, set()
     while token not in seen:
         seen.add(token)
@@ -21,7 +21,7 @@ def test_the_map_is_one_cycle_through_all_words(n_vocab: int) -> None:
 
 
 def test_it_leads_from_every_token_of_a_prompt_onto_the_cycle() -> None:
-    after, words = successors(151936, 1.0), Words.of(151936)
+    after, words = successors(151936, 1.0), words_of(151936)
     assert words.start <= after.min() <= after.max() < words.stop
     assert len(set(after[: words.start].tolist())) > 250
 
@@ -33,8 +33,8 @@ def test_it_leads_from_every_token_of_a_prompt_onto_the_cycle() -> None:
 def test_vocabularies_that_differ_in_padding_share_it(
     smaller: int, larger: int, agreement: float
 ) -> None:
-    stop = Words.of(smaller).stop
-    assert Words.of(larger).stop == stop
+    stop = words_of(smaller).stop
+    assert words_of(larger).stop == stop
     ours, theirs = successors(smaller, agreement), successors(larger, agreement)
     assert np.array_equal(ours[:stop], theirs[:stop])
 
@@ -56,14 +56,14 @@ GOLDEN: dict[float | str, list[int]] = {
 @pytest.mark.parametrize("agreement", [0.0, *SHARES, 0.99, 1.0])
 def test_the_share_of_the_whole_cycle_is_the_asked_one(agreement: float) -> None:
     n_vocab = 50257
-    words = slice(*Words.of(n_vocab))
+    words = slice(words_of(n_vocab).start, words_of(n_vocab).stop)
     agrees = successors(n_vocab, agreement) == successors(n_vocab, 1.0)
     assert agrees[words].mean() == pytest.approx(agreement, abs=0.001)
 
 
 @pytest.mark.parametrize("agreement", SHARES)
 def test_runs_are_as_long_as_independent_tokens_would_make_them(agreement: float) -> None:
-    ends = np.flatnonzero(~follows(200_000, agreement))
+    ends = np.flatnonzero(~is_right(200_000, agreement))
     lengths = np.diff(ends) - 1
     for n in range(8):
         assert (lengths >= n).mean() == pytest.approx(agreement**n, abs=0.004)
@@ -75,7 +75,7 @@ def test_runs_are_as_long_as_independent_tokens_would_make_them(agreement: float
 @pytest.mark.parametrize("n_draft", [1, 3, 8])
 def test_short_texts_show_the_share(agreement: float, n_draft: int) -> None:
     """Of 300 tokens; independent tokens would be off by three times as much."""
-    steps = follows(100_000, agreement)
+    steps = is_right(100_000, agreement)
     found = [share(steps[start : start + 300], n_draft) for start in range(0, 90_000, 450)]
     assert np.mean(found) == pytest.approx(agreement, abs=0.004)
     assert np.std(found) < 0.02

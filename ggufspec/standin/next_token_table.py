@@ -1,69 +1,62 @@
-"""Which token follows which: one map for all stand-ins of a vocabulary, and a draft's share of it.
+"""The fixed next-token table of stand-ins: which token follows each, and a draft's errors in it.
 
-Knows numbers of tokens only. All of it comes from a hash of ours, so that two files that are
-written on two machines agree: numpy does not promise its random numbers for ever.
+All of it comes from a hash, so that files written on two machines agree: numpy does not promise
+that its random numbers stay the same.
 
-The map is one long cycle through all words, so that no text runs into a loop. Where a draft
-departs from it is decided along that cycle, in runs: so many tokens as the target has them, then
-one that it has not. A run is over when a round is, whatever the draft's length, since the token
-that broke it is the target's own. So acceptance depends on how long runs are, and on nothing else;
-their lengths follow the geometric law that independent tokens would give, and are drawn with a
-scrambled van der Corput sequence instead of independent numbers. So a text of 200 tokens is within
-two points of the asked share (one standard deviation), where independent ones need a thousand.
+The table is one cycle through all words, so no text runs into a loop. A draft with an agreement
+below 1 has errors at fixed places along that cycle: a run of right tokens, then a wrong one. After
+a wrong draft token the target writes the right one, so a run ends where a round ends, whatever the
+draft length, and acceptance depends on the lengths of runs alone. They have the geometric
+distribution of independent errors, but are drawn from a scrambled van der Corput sequence: a text
+of 200 tokens is within two points of the agreement (one standard deviation), where independent
+errors need a thousand.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Words", "codes", "follows", "successors"]
+__all__ = ["codes", "is_right", "successors", "words_of"]
 
-_N_SPECIAL = 258  # 256 bytes, the beginning and the end of a text
-_PADDED = 1024  # sizes of one vocabulary differ in what fills them up; words end at a multiple
+_N_SPECIAL = 258  # 256 bytes, and the tokens for the beginning and the end of a text
+_PADDED = 1024  # vocabularies that differ by padding share the words below the last multiple
 # Seeds of the hash, one for each use of it.
 _ORDER, _ENTRY, _CHANCE, _RUNS, _FLIPS, _SHUFFLE, _CODE = range(1 << 40, 8 << 40, 1 << 40)
-_BITS = 6  # a scrambled sequence has 64 members, then comes another
+_BITS = 6  # a scrambled sequence has 64 members, then the next one begins
 _SHUFFLED = 8
 _LONGEST_RUN = 1 << 24
 
 
-class Words(NamedTuple):
-    """Which tokens of a vocabulary are words: from `start` to before `stop`."""
-
-    start: int
-    stop: int
-
-    @classmethod
-    def of(cls, n_vocab: int) -> Words:
-        """Of vocabularies that differ in their padding only, the same."""
-        return cls(_N_SPECIAL, n_vocab - n_vocab % _PADDED or n_vocab)
+def words_of(n_vocab: int) -> range:
+    """The tokens that are words; the same for vocabularies that differ in their padding only."""
+    return range(_N_SPECIAL, n_vocab - n_vocab % _PADDED or n_vocab)
 
 
 def successors(n_vocab: int, agreement: float) -> NDArray[np.int64]:
     """The token that follows each: (n_vocab,), always a word.
 
-    Of all steps along the cycle, `agreement` are those of the map; the others lead elsewhere.
-    Tokens that are no words (those of a prompt) lead onto the cycle, each to its own place.
+    The share `agreement` of the words is followed by the next one of the cycle, the others by a
+    wrong one. Tokens that are no words (as in a prompt) lead onto the cycle, each to its own place.
     """
     import numpy as np
 
-    words = Words.of(n_vocab)
-    n = words.stop - words.start
+    words = words_of(n_vocab)
+    n = len(words)
     order = np.argsort(_hashed(np.arange(n, dtype=np.uint64), _ORDER), kind="stable") + words.start
     place = (_hashed(np.arange(n_vocab, dtype=np.uint64), _ENTRY) % np.uint64(n)).astype(np.int64)
     place[order] = np.arange(n)
     is_word = np.zeros(n_vocab, np.bool_)
     is_word[words.start : words.stop] = True
-    agrees = np.where(is_word, follows(n, agreement)[place], _by_chance(n_vocab, agreement))
+    agrees = np.where(is_word, is_right(n, agreement)[place], _by_chance(n_vocab, agreement))
     return order[(place + 1 + np.where(agrees, 0, n // 2)) % n]  # type: ignore[no-any-return]
 
 
-def follows(n: int, agreement: float) -> NDArray[np.bool_]:
-    """Which of `n` steps along the cycle are those of the map."""
+def is_right(n: int, agreement: float) -> NDArray[np.bool_]:
+    """Which of `n` steps along the cycle lead to the next word: (n,)."""
     import numpy as np
 
     steps = np.ones(n, np.bool_)
@@ -76,9 +69,9 @@ def follows(n: int, agreement: float) -> NDArray[np.bool_]:
 
 
 def codes(tokens: NDArray[np.int64], n: int) -> NDArray[np.int8]:
-    """A row of signs for each token, -1 or 1, that no other token's is like: (len(tokens), n).
+    """A row of signs for each token, -1 or 1: (len(tokens), n). Rows are nearly orthogonal.
 
-    The first is always 1: what every token has. Products of two rows are n, or about sqrt(n).
+    The product of a row with itself is n, with another about sqrt(n). The first column is all 1.
     """
     import numpy as np
 
@@ -91,10 +84,10 @@ def codes(tokens: NDArray[np.int64], n: int) -> NDArray[np.int8]:
 
 
 def _spread(n: int) -> NDArray[np.float64]:
-    """(n,) numbers between 0 and 1 of which any few in a row are spread evenly.
+    """(n,) numbers between 0 and 1; any few neighbours are spread evenly.
 
-    The van der Corput sequence; after Owen, each bit is flipped or not by a hash of those before.
-    Each eight are shuffled, since one bit would make large and small ones take turns.
+    The van der Corput sequence with Owen's scrambling: a hash of the bits before decides whether a
+    bit is flipped. Groups of eight are shuffled, since otherwise large and small numbers alternate.
     """
     import numpy as np
 

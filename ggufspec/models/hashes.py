@@ -1,4 +1,4 @@
-"""Hashes of files, computed once: remembered by path, size and time of the last change."""
+"""Computes hashes of files, and stores them by path, size and modification time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHUNK = 2**20
 
 
 def known_sha256(path: Path) -> str | None:
-    """The hash that this file had when it was last computed, if it has not changed since."""
+    """The stored hash of a file, if the file has not changed since."""
     try:
         content = json.loads(_record_path(path).read_bytes())
     except (CacheError, OSError, ValueError, RecursionError):
@@ -29,7 +29,7 @@ def known_sha256(path: Path) -> str | None:
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """The hash of a file, read through now and remembered. `progress`: bytes read so far."""
+    """Compute and store the hash of a file. progress: called with the bytes read so far."""
     digest = hashlib.sha256()
     n_done = 0
     with path.open("rb") as file:
@@ -43,7 +43,7 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
 
 
 def remember(path: Path, sha256: str) -> None:
-    """Keep the hash of a file as it is now; where it cannot be kept, it is computed again."""
+    """Store the hash of a file; if that fails, it will be computed again."""
     with contextlib.suppress(CacheError, OSError):
         data = json.dumps({"file": _identity(path), "sha256": sha256}).encode()
         write_whole(_record_path(path), len(data), [data])

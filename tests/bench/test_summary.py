@@ -1,4 +1,4 @@
-"""What is concluded of measurements, and what is doubted."""
+"""Summaries of measurements, their warnings, and the tables of them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ import numpy as np
 import pytest
 from measured import text, two
 
-from ggufspec.bench import table, tables
-from ggufspec.bench.records import Contender, Parting, Results
+from ggufspec.bench import summary, tables
+from ggufspec.bench.records import BenchResults, Contender, Divergence, Measurement
+from ggufspec.decoding.stats import summarize
+from ggufspec.decoding.types import Round
 
 Rates = Mapping[tuple[str, int], float]
 PROMPTS, RUNS = ("a", "b", "c"), 3
@@ -31,17 +33,17 @@ def rates(rate: float, spread: float = 0.0, seed: int = 0) -> dict[tuple[str, in
     }
 
 
-def quiet() -> Results:
+def quiet() -> BenchResults:
     return two(rates(10, 0.01), rates(15, 0.01, seed=1))
 
 
-# Rows
+# Summaries
 
 
 def test_a_speedup_compares_the_same_texts() -> None:
     plain, ours = rates(10), {key: 1.5 * rate for key, rate in rates(10).items()}
     del ours["c", 2], plain["a", 0]  # the fastest, and the slowest
-    found = {row.contender.name: row for row in table.rows(two(plain, ours))}
+    found = {row.contender.name: row for row in summary.summarize(two(plain, ours))}
     assert found["plain"].speedup is None
     speedup = found["draft 3"].speedup
     assert speedup is not None
@@ -50,21 +52,21 @@ def test_a_speedup_compares_the_same_texts() -> None:
 
 
 def test_a_mean_of_ratios_is_the_same_upside_down() -> None:
-    there = table.ratio_of([math.log(2), math.log(8)])
-    back = table.ratio_of([-math.log(2), -math.log(8)])
+    there = summary.ratio_of([math.log(2), math.log(8)])
+    back = summary.ratio_of([-math.log(2), -math.log(8)])
     assert there is not None
     assert back is not None
     assert there.ratio == pytest.approx(4)
     assert there.ratio * back.ratio == pytest.approx(1)
-    assert (there.low, there.high) == (None, None)  # of two, nobody knows
+    assert (there.low, there.high) == (None, None)  # two values are too few
 
 
 def test_texts_in_which_nothing_was_written_have_no_speedup() -> None:
     nothing = two({("a", 0): 1.0}, {("a", 0): 1.0}, n_generated=0)
-    (_, row) = table.rows(nothing)
+    (_, row) = summary.summarize(nothing)
     assert row.speedup is None
     assert row.median == 0
-    assert table.rows(two({}, {})) == []
+    assert summary.summarize(two({}, {})) == []
 
 
 @pytest.mark.parametrize("n", [3, 6, 18, 40])
@@ -72,7 +74,7 @@ def test_an_interval_covers_the_truth_as_often_as_it_says(n: int) -> None:
     chance = np.random.default_rng(n)
     truth, covered = math.log(1.3), 0
     for _ in range(2000):
-        found = table.ratio_of(list(chance.normal(truth, 0.2, n)))
+        found = summary.ratio_of(list(chance.normal(truth, 0.2, n)))
         assert found is not None
         assert found.low is not None
         assert found.high is not None
@@ -88,7 +90,7 @@ def test_an_interval_covers_what_other_prompts_would_give(n_prompts: int, n_runs
         of_prompts = chance.normal(truth, 0.2, n_prompts)
         of_texts = of_prompts[:, None] + chance.normal(0, 0.03, (n_prompts, n_runs))
         logs = {(str(i), run): log for (i, run), log in np.ndenumerate(of_texts)}
-        found = table.ratio_of_texts(logs)
+        found = summary.ratio_of_texts(logs)
         assert found is not None
         assert found.low is not None
         assert found.high is not None
@@ -97,7 +99,7 @@ def test_an_interval_covers_what_other_prompts_would_give(n_prompts: int, n_runs
 
 
 def test_of_few_prompts_each_text_counts() -> None:
-    found = table.ratio_of_texts({("a", run): 0.1 * run for run in range(4)})
+    found = summary.ratio_of_texts({("a", run): 0.1 * run for run in range(4)})
     assert found is not None
     assert found.n == 4
 
@@ -108,7 +110,9 @@ def test_a_row_adds_up_its_texts() -> None:
     one = replace(one, accepted_by_position=[2, 1])
     other = text("draft", run=1, rate=20, n_accepted=1, drafted_by_position=[4], **counts)
     other = replace(other, accepted_by_position=[1])
-    (row,) = table.rows(Results({}, [Contender("draft", {})], measurements=[one, other]))
+    (row,) = summary.summarize(
+        BenchResults({}, [Contender("draft", {})], measurements=[one, other])
+    )
     assert (row.n_texts, row.n_runs, row.median, row.low, row.high) == (2, 2, 15, 10, 20)
     assert row.accepted == 4 / 8
     assert row.by_position == (3 / 7, 1)
@@ -118,8 +122,8 @@ def test_a_row_adds_up_its_texts() -> None:
     assert (row.mean_seconds, row.first_token_seconds) == pytest.approx((3.5, 0.6))
 
 
-def test_the_recorded_benchmark_is_told() -> None:
-    found = table.rows(Results.of_document(measured.document(), "it"))
+def test_the_recorded_benchmark_is_summarized() -> None:
+    found = summary.summarize(BenchResults.of_document(measured.document(), "it"))
     assert [row.contender.name for row in found] == [
         *("plain", "draft alone", "draft 2", "draft 4", "draft auto")
     ]
@@ -131,29 +135,48 @@ def test_the_recorded_benchmark_is_told() -> None:
             assert list(shares) == sorted(shares, reverse=True)
 
 
-# Doubts
+def test_statistics_of_the_engine_are_summarized() -> None:
+    rounds = [Round([0] * 4, 3, 3, 0.25, 0.5, 0.125)] * 2
+    counts = {"n_prompt": 5, "n_prompt_reused": 2, "n_generated": 8}
+    texts = [
+        Measurement.of_stats(
+            summarize(
+                rounds, **counts, prompt_seconds=1.0, generation_seconds=each, decode_seconds=2.0
+            ),
+            "fast",
+            "",
+            run,
+        )
+        for run, each in enumerate((4.0, 2.0, 8.0))
+    ]
+    found = summary.summary_of(Contender("fast", {}), texts)
+    assert (found.median, found.low, found.high) == (2.0, 1.0, 4.0)
+    assert (found.accepted, found.mean_length) == (1.0, 4.0)
 
 
-def test_a_quiet_benchmark_has_no_doubts() -> None:
-    assert table.doubts(quiet()) == []
+# Warnings
 
 
-def test_noise_is_told_with_its_worst() -> None:
+def test_a_quiet_benchmark_has_no_warnings() -> None:
+    assert summary.warnings_of(quiet()) == []
+
+
+def test_noise_is_reported_with_its_worst() -> None:
     noisy = two(rates(10, 0.01), rates(40, 0.3))
-    (told,) = table.doubts(noisy)
+    (told,) = summary.warnings_of(noisy)
     assert told.startswith("noise")
     assert "draft 3" in told
     assert "--runs" in told
 
 
 @pytest.mark.parametrize(("late", "how"), [(0.7, "slower"), (1.4, "faster")])
-def test_drift_is_told(late: float, how: str) -> None:
+def test_drift_is_reported(late: float, how: str) -> None:
     results = quiet()
     results.measurements = [
         replace(each, generation_seconds=each.generation_seconds / late ** (each.run / 2))
         for each in results.measurements
     ]
-    told = [doubt for doubt in table.doubts(results) if doubt.startswith("drift")]
+    told = [each for each in summary.warnings_of(results) if each.startswith("drift")]
     assert len(told) == 1
     assert how in told[0]
 
@@ -164,49 +187,49 @@ def test_plain_that_writes_nothing_has_no_drift() -> None:
         replace(each, n_generated=0) if each.prompt == "a" else each
         for each in results.measurements
     ]
-    assert not [doubt for doubt in table.doubts(results) if doubt.startswith("drift")]
+    assert not [each for each in summary.warnings_of(results) if each.startswith("drift")]
 
 
-def test_an_interruption_is_told() -> None:
-    (told,) = table.doubts(replace(quiet(), interrupted=True))
+def test_an_interruption_is_reported() -> None:
+    (told,) = summary.warnings_of(replace(quiet(), interrupted=True))
     assert "interrupted" in told
 
 
-def test_what_is_not_certain_is_told() -> None:
+def test_an_uncertain_speedup_is_reported() -> None:
     chance = random.Random(3)
     wide = {key: rate * math.exp(chance.gauss(0, 0.05)) for key, rate in rates(10).items()}
-    (told,) = table.doubts(two(rates(10), wide))
-    assert "not certain of: draft 3" in told
+    (told,) = summary.warnings_of(two(rates(10), wide))
+    assert "not shown to be faster than plain: draft 3" in told
     few = two({("a", 0): 10, ("b", 0): 10}, {("a", 0): 20, ("b", 0): 21})
-    (told,) = table.doubts(few)
+    (told,) = summary.warnings_of(few)
     assert "too few texts" in told
 
 
-def test_texts_that_parted_from_plain_are_told() -> None:
+def test_texts_that_differ_from_plain_are_reported() -> None:
     results = quiet()
     results.measurements = [
         replace(each, tokens=[1, 2 + (each.contender != "plain" and each.prompt == "a")])
         for each in results.measurements
     ]
-    (told,) = table.doubts(results)
-    assert told.startswith("draft 3 parted from plain in 3 of 9 texts")
-    results.partings = [Parting("draft 3", "a", 1, 0.01)]
-    assert "near-tie" in table.doubts(results)[0]
-    results.partings = [Parting("draft 3", "a", 1, 2.0)]
-    assert "ggufspec audit" in table.doubts(results)[0]
+    (told,) = summary.warnings_of(results)
+    assert told.startswith("draft 3 differs from plain in 3 of 9 texts")
+    results.divergences = [Divergence("draft 3", "a", 1, 0.01)]
+    assert "near-tie" in summary.warnings_of(results)[0]
+    results.divergences = [Divergence("draft 3", "a", 1, 2.0)]
+    assert "ggufspec audit" in summary.warnings_of(results)[0]
     warm = [
         replace(each, options={**each.options, "temperature": 0.7}) for each in results.contenders
     ]
-    assert table.doubts(replace(results, contenders=warm)) == []  # drawn by chance
+    assert summary.warnings_of(replace(results, contenders=warm)) == []  # drawn by chance
 
 
-def test_texts_whose_tokens_were_left_out_have_not_parted() -> None:
+def test_texts_without_their_tokens_are_not_compared() -> None:
     results = quiet()
     results.measurements = [
         replace(each, tokens=[1, 2] if each.contender == "plain" else [])
         for each in results.measurements
     ]
-    assert table.doubts(results) == []
+    assert summary.warnings_of(results) == []
 
 
 # Tables
@@ -223,7 +246,7 @@ def test_categories_have_a_geometric_mean() -> None:
 
 
 def test_positions_are_shown_as_far_as_each_contender_went() -> None:
-    found = tables.positions(Results.of_document(measured.document(), "it"))
+    found = tables.positions(BenchResults.of_document(measured.document(), "it"))
     assert found is not None
     by_name = {row[0]: row[1:] for row in found.rows}
     assert "plain" not in by_name
@@ -253,6 +276,6 @@ def test_odd_names_stay_in_their_cells() -> None:
     assert {len(row) for row in read} == {len(whole.columns)}
 
 
-def test_notes_and_titles_are_written_down() -> None:
+def test_notes_and_titles_are_rendered() -> None:
     shown = tables.to_markdown(tables.Table("A title", ["", "n"], [["x", "1"]], ["a note"]))
     assert shown == "**A title**\n\n|  | n |\n| --- | ---: |\n| x | 1 |\n\na note\n"

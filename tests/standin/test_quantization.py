@@ -10,9 +10,9 @@ from small import small
 
 from ggufspec import standin
 from ggufspec.models.header import read_header
-from ggufspec.models.registry import RegisteredShape, load_registry
+from ggufspec.models.registry import Dimensions, load_registry
 from ggufspec.standin.architectures import ARCHITECTURES
-from ggufspec.standin.mixes import FILE_TYPES
+from ggufspec.standin.quantization import FILE_TYPES
 
 REGISTRY = load_registry()
 MIXES = [mix for mix in FILE_TYPES if mix not in ("F32", "F16", "BF16")]
@@ -63,11 +63,11 @@ CASES = [
     CASES,
     ids=[f"{of.architecture}-{of.n_layers}-{of.n_embd}-{of.tied}-{mix}" for of, mix in CASES],
 )
-def test_types_are_those_of_llama_quantize(shape: RegisteredShape, mix: str, folder: Path) -> None:
+def test_types_are_those_of_llama_quantize(shape: Dimensions, mix: str, folder: Path) -> None:
     source = folder / f"{shape.architecture}-{shape.n_layers}-{shape.n_embd}-{shape.tied}.gguf"
     if not source.exists():
-        standin.write(standin.plan(standin.of_shape("small", shape, "F16")), source)
-    ours = standin.of_shape("small", shape, mix)
+        standin.write(standin.plan(standin.source_from_dimensions("small", shape, "F16")), source)
+    ours = standin.source_from_dimensions("small", shape, mix)
     assert {tensor.name: tensor.type for tensor in ours.tensors} == quantized(source, mix)
 
 
@@ -75,13 +75,13 @@ def test_types_are_those_of_llama_quantize(shape: RegisteredShape, mix: str, fol
 def test_sizes_are_those_of_published_files(alias: str) -> None:
     """But for the header, whose vocabulary has other words."""
     known = REGISTRY.find(alias)
-    ours = standin.blueprint_of(alias, REGISTRY)
+    ours = standin.source_of(alias, REGISTRY)
     assert known.size is not None
     assert 500_000 < known.size - ours.n_tensor_bytes < LARGEST_HEADER
 
 
 def test_the_70b_of_the_published_log_is_as_large() -> None:
-    assert standin.blueprint_of("70B-Q3_K_S").n_tensor_bytes == pytest.approx(30.9e9, rel=0.001)
+    assert standin.source_of("70B-Q3_K_S").n_tensor_bytes == pytest.approx(30.9e9, rel=0.001)
 
 
 def test_every_registered_model_can_be_stood_in_for() -> None:
@@ -90,4 +90,4 @@ def test_every_registered_model_can_be_stood_in_for() -> None:
     )
     for alias, entry in REGISTRY.models.items():
         if entry.shape:
-            standin.plan(standin.blueprint_of(alias, REGISTRY), 0.5)
+            standin.plan(standin.source_of(alias, REGISTRY), 0.5)

@@ -1,4 +1,4 @@
-"""Registered models whose file is not there: their sizes, reckoned from dimensions."""
+"""Registered models whose file is not there: their sizes, estimated from dimensions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tiny
 from ggufspec.errors import ModelError
 from ggufspec.models.header import read_header
 from ggufspec.models.registry import ModelEntry, load_registry
-from ggufspec.models.shapes import reckoned, shape_of, shape_of_name
+from ggufspec.models.shape import estimated_shape, shape_of, shape_of_name
 
 REGISTRY = load_registry()
 # Small models are mostly embedding, whose type and doubling no name tells.
@@ -30,11 +30,11 @@ def test_dimensions_and_quantization_give_about_the_size_of_the_file(alias: str)
     """So a wrong dimension, or a wrong size, in the registry is found too."""
     known = entry(alias)
     assert known.size is not None
-    exact = reckoned(known)
+    exact = estimated_shape(known)
     assert exact.is_exact
     assert exact.n_bytes == pytest.approx(known.size, abs=known.shape.n_layers)  # type: ignore[union-attr]
     try:
-        about = reckoned(replace(known, size=None))
+        about = estimated_shape(replace(known, size=None))
     except ModelError:
         pytest.skip("of a quantization that only a size tells")
     assert not about.is_exact
@@ -42,7 +42,7 @@ def test_dimensions_and_quantization_give_about_the_size_of_the_file(alias: str)
 
 
 def test_of_a_mixture_a_token_reads_a_few_experts() -> None:
-    shape = reckoned(entry("Qwen3-30B-A3B-Q4_K_M"))
+    shape = estimated_shape(entry("Qwen3-30B-A3B-Q4_K_M"))
     assert shape.n_params == pytest.approx(30.5e9, rel=0.01)
     active = shape.layers[0].n_active_bytes / shape.layers[0].n_bytes
     assert active == pytest.approx(3.3 / 30.5, rel=0.25)
@@ -59,9 +59,9 @@ def test_a_name_is_the_file_where_it_is_there_and_the_registry_elsewhere(tmp_pat
 def test_what_is_known_too_little_of_is_told() -> None:
     known = entry("70B-Q3_K_S")
     with pytest.raises(ModelError, match="no dimensions"):
-        reckoned(replace(known, shape=None))
+        estimated_shape(replace(known, shape=None))
     with pytest.raises(ModelError, match="IQ1_XYZ"):
-        reckoned(replace(known, files=("model-IQ1_XYZ.gguf",)))
+        estimated_shape(replace(known, files=("model-IQ1_XYZ.gguf",)))
 
 
 @pytest.mark.parametrize(

@@ -1,31 +1,26 @@
-"""Each preset's table in its source's form. Pure: results in, tables out."""
+"""Renders the results of each preset as the table of its source."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import NormalDist
 
 from ggufspec.bench.contenders import DRAFT_ALONE, PLAIN
-from ggufspec.bench.records import Results
-from ggufspec.bench.table import Row, rows
+from ggufspec.bench.records import BenchResults
+from ggufspec.bench.summary import Summary, summarize
 from ggufspec.bench.tables import Table, by_category, overview, positions
 
 _CONFIDENCE = 0.95
 
 
-def tables(form: str, results: Results) -> list[Table]:
-    """The tables of a form that has a name; of any other, all that there is to tell."""
-    made = _FORMS.get(form, _overview)(results)
-    return [table for table in made if table is not None and table.rows]
+def general(results: BenchResults) -> list[Table]:
+    """All general tables: speeds, categories, acceptance by position."""
+    return _not_empty([overview(results), by_category(results), positions(results)])
 
 
-def _overview(results: Results) -> list[Table | None]:
-    return [overview(results), by_category(results), positions(results)]
-
-
-def _notebook(results: Results) -> list[Table | None]:
+def notebook(results: BenchResults) -> list[Table]:
     """Model | GPU layers | tokens/s | gain %."""
-    made: list[Table | None] = []
+    made: list[Table] = []
     for pair, of_pair in _by_pair(results):
         facts = results.models.get(pair, {})
         names = {"target": facts.get("target_label", ""), "draft": facts.get("draft_label", "")}
@@ -43,11 +38,11 @@ def _notebook(results: Results) -> list[Table | None]:
                 where = " and ".join(filter(None, layers.values()))
                 cells.append([f"speculative, {label}{accepted}", where, f"{row.median:.2f}", gain])
         made.append(Table("", ["Model", "GPU layers", "tokens/s", "gain %"], cells))
-    return made
+    return _not_empty(made)
 
 
-def _llama_ssp(results: Results) -> list[Table | None]:
-    """Milliseconds a token: models alone, then pairs."""
+def llama_ssp(results: BenchResults) -> list[Table]:
+    """Milliseconds per token: models alone, then pairs."""
     alone: dict[str, str] = {}
     pairs = []
     lengths: list[str] = []
@@ -63,19 +58,20 @@ def _llama_ssp(results: Results) -> list[Table | None]:
         plain = [_milliseconds(known[PLAIN])] if PLAIN in known else ["-"]
         cells = [_milliseconds(row) for row in speculative]
         pairs.append([pair or "pair", *plain, *cells, " / ".join(faster)])
-    columns = ["Target / draft", "regular", *lengths, "times as fast"]
+    columns = ["Target / draft", "regular", *lengths, "speed-up"]
     whole = [row for row in pairs if len(row) == len(columns)]
-    return [
-        Table(
-            "Regular sampling", ["Model_type", "Ms/token"], [list(each) for each in alone.items()]
-        ),
-        Table("Speculative sampling", columns, whole),
-    ]
+    models = [list(each) for each in alone.items()]
+    return _not_empty(
+        [
+            Table("Regular sampling", ["Model_type", "Ms/token"], models),
+            Table("Speculative sampling", columns, whole),
+        ]
+    )
 
 
-def _llmss(results: Results) -> list[Table | None]:
-    """speed(tokens/sec): draft | target | each variant; then what each accepted."""
-    made: list[Table | None] = []
+def llmss(results: BenchResults) -> list[Table]:
+    """speed(tokens/sec): draft | target | each variant; then acceptance rates."""
+    made: list[Table] = []
     for pair, of_pair in _by_pair(results):
         facts = results.models.get(pair, {})
         known = {row.contender.label: row for row in of_pair}
@@ -91,17 +87,17 @@ def _llmss(results: Results) -> list[Table | None]:
                 ["", *names],
                 [speeds, accepted],
                 [
-                    "Google's and DeepMind's papers tell one rule, with one law: their columns are "
-                    "two samples of it, and differ by chance alone."
+                    "Google's and DeepMind's papers describe the same rule: their columns differ "
+                    "by chance only."
                 ],
             )
         )
-    return made
+    return _not_empty(made)
 
 
-def _gpt2(results: Results) -> list[Table | None]:
-    """Method | num_runs | time | +/- std | speedup, seconds a text."""
-    made: list[Table | None] = []
+def gpt2(results: BenchResults) -> list[Table]:
+    """Method | num_runs | time | +/- std | speedup, in seconds per text."""
+    made: list[Table] = []
     for pair, of_pair in _by_pair(results):
         plain = next((row for row in of_pair if row.contender.baseline is None), None)
         cells, notes = [], []
@@ -115,14 +111,14 @@ def _gpt2(results: Results) -> list[Table | None]:
                 notes.append(f"{row.accepted:.1%} of the drafted tokens were accepted.")
         columns = ["Method", "num_runs", "time", "+/- std", "speedup"]
         made.append(Table(pair, columns, cells, notes))
-    return made
+    return _not_empty(made)
 
 
-def _temperatures(results: Results) -> list[Table | None]:
-    """The speed-up and the accepted share, by rule and temperature."""
-    compared = [row for row in rows(results) if row.speedup]
+def temperatures(results: BenchResults) -> list[Table]:
+    """Speed-up and acceptance rate, by rule and temperature."""
+    compared = [row for row in summarize(results) if row.speedup]
     temperatures = list(dict.fromkeys(row.contender.temperature for row in compared))
-    made: list[Table | None] = []
+    made: list[Table] = []
     for title, cell in (("Speed-up", _ratio), ("Accepted", _share)):
         lines = []
         for rule in dict.fromkeys(str(row.contender.options.get("verify")) for row in compared):
@@ -134,31 +130,25 @@ def _temperatures(results: Results) -> list[Table | None]:
             lines.append([rule, *(cell(of_rule.get(each)) for each in temperatures)])
         columns = ["rule", *(f"T {each:g}" for each in temperatures)]
         made.append(Table(f"{title} by temperature", columns, lines))
-    return made
+    return _not_empty(made)
 
 
-_FORMS: dict[str, Callable[[Results], Sequence[Table | None]]] = {
-    "notebook": _notebook,
-    "llama-ssp": _llama_ssp,
-    "llmss": _llmss,
-    "gpt2": _gpt2,
-    "temperatures": _temperatures,
-}
+def _not_empty(tables: Sequence[Table | None]) -> list[Table]:
+    return [table for table in tables if table is not None and table.rows]
 
 
-def _by_pair(results: Results) -> list[tuple[str, list[Row]]]:
-    made = rows(results)
+def _by_pair(results: BenchResults) -> list[tuple[str, list[Summary]]]:
+    made = summarize(results)
     pairs = dict.fromkeys(row.contender.pair for row in made)
     return [(pair, [row for row in made if row.contender.pair == pair]) for pair in pairs]
 
 
-def _milliseconds(row: Row) -> str:
+def _milliseconds(row: Summary) -> str:
     return f"{row.ms_per_token:.1f}ms"
 
 
-def _accepted(row: Row, results: Results) -> str:
-    """The accepted share with its interval: tokens of a draft stand and fall together, so that
-    rounds, not tokens, are what is independent."""
+def _accepted(row: Summary, results: BenchResults) -> str:
+    """The acceptance rate with its interval, over rounds: tokens of a draft are not independent."""
     texts = results.of(row.contender.name)
     n_rounds = sum(text.n_rounds for text in texts)
     if row.accepted is None or not n_rounds:
@@ -168,9 +158,9 @@ def _accepted(row: Row, results: Results) -> str:
     return f"{row.accepted:.1%} ± {reach:.1%}"
 
 
-def _ratio(row: Row | None) -> str:
+def _ratio(row: Summary | None) -> str:
     return f"{row.speedup.ratio:.2f}" if row is not None and row.speedup else "-"
 
 
-def _share(row: Row | None) -> str:
+def _share(row: Summary | None) -> str:
     return f"{row.accepted:.1%}" if row is not None and row.accepted is not None else "-"

@@ -1,0 +1,125 @@
+"""Every tuned number of drafting, with its meaning, its unit and the evidence for its value.
+
+Evidence in brackets: [measured] on real models, [simulated] by tests/benchmarks/constants.py or a
+replay, [derived], [limit] of what is sensible, [judgement]: not measured. Other modules of this
+room contain no such numbers (tests/drafting/test_constants.py).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# The acceptance model: probability of a token by the draft's logit gap (native/draft_length.h).
+# Greedy drafts are mostly accepted where the draft model is sure and half of the time where it is
+# not; sampled ones nearly as often anywhere [measured: embedded pair and stand-ins].
+GREEDY_INTERCEPT: Final = 0.4  # log-odds
+GREEDY_SLOPE: Final = 2.0  # log-odds per logit
+SAMPLED_INTERCEPT: Final = 0.8
+SAMPLED_SLOPE: Final = 0.6
+PRIOR_WEIGHT: Final = 12.0  # observations that the prior counts as [judgement]
+GREEDY_MEMORY: Final = 100.0  # observations until one has lost most of its weight [judgement]
+SAMPLED_MEMORY: Final = 300.0  # longer, as sampled acceptance depends less on the text [judgement]
+FIRST_PROBE_WEIGHT: Final = 2  # observations that a first probe's token counts as [judgement]
+MAX_COEFFICIENT: Final = 100  # of a stored model; more is a damaged file [limit]
+N_TO_KEEP: Final = 8  # observations of a text that the next one starts from: one probe [derived]
+
+# Block verification accepts more than its tokens' own probabilities say. [measured: embedded pair,
+# 0.12, 0.20, 0.32 and 0.41 tokens more in rounds of 3, 4, 5 and 6 at temperature 1; 0.15 and 0.27
+# in those of 3 and 5 at 0.7]
+BLOCK_BONUS: Final = 0.07  # share of a token's probability, per token before it; learned further
+BLOCK_BONUS_WEIGHT: Final = (
+    400.0  # of that prior; a round of three tokens weighs 2 or 3 [judgement]
+)
+MAX_BLOCK_BONUS: Final = 0.5  # [limit]
+
+# The distribution of gaps that the next tokens are expected to have.
+N_GAPS: Final = 48  # last gaps that are kept [judgement]
+N_GAP_LEVELS: Final = 8  # quantiles of them that the rule computes with [judgement]
+PRIOR_GAPS: Final = (0.1, 0.4, 0.8, 1.3, 2.0, 3.0, 4.5, 7.0)  # logits, of a new draft [judgement]
+# Own gaps after which those are dropped [simulated: kept for 48 gaps, a draft of random weights
+# took 5 % of the first 64 tokens' time instead of 3 %].
+N_OWN_GAPS: Final = 16
+
+# When the rule is computed anew, and what is measured in between.
+N_EARLY: Final = 24  # first rounds, in which it is done more often [judgement]
+UPDATE_EVERY_EARLY: Final = 2  # rounds [judgement]
+UPDATE_EVERY: Final = 8  # rounds [judgement]
+N_PLAIN: Final = 2  # single-token passes before anything is compared with them [judgement]
+PLAIN_EVERY: Final = 64  # rounds until another is measured, if the speed-up is small [judgement]
+SMALL_SPEED_UP: Final = 1.4  # over plain decoding [judgement]
+PROBE_SHARE: Final = 0.015  # of all time, at most, for probes of a draft that does not pay [limit]
+N_UNREAD_USUAL: Final = 2  # tokens: all accepted, bonus token; with more a first step is longer
+# The next round has to bring this share of the last rounds' tokens per second: without the margin
+# one slow estimate would stop drafting [judgement]; of each round's weight the next keeps 0.98.
+RECENT_RATE_MARGIN: Final = 0.95
+RECENT_KEEP: Final = 0.98
+
+# Advice to the user that drafting does not help.
+N_ADVICE: Final = 32  # rounds without draft before it is given [judgement]
+ADVICE_SHARE: Final = 0.8  # of all rounds [judgement]
+MAX_STEP_SHARE: Final = 0.5  # of a pass; a longer draft step cannot pay [derived: README.md]
+
+# Costs of passes (cost_model.py).
+N_FIRST_MEASUREMENTS: Final = 3  # of a size, of which the fastest counts: first passes are slow
+COST_LEARNING_RATE: Final = 0.12  # of later ones, in a moving average [judgement]
+OUTLIER: Final = 1.7  # times the known cost: a slower pass was disturbed and counts as that much
+DRIFT_SHARE: Final = 0.5  # exponent: how far a change of one size holds for the others [judgement]
+UNMEASURED_SLOPE: Final = 0.3  # cost of another token in a batch, over that of one [judgement]
+UNMEASURED_STEP: Final = 0.08  # a draft step, in target passes [judgement]
+UNMEASURED_READ: Final = 0.25  # a token that the draft model reads in a batch, in steps [judgement]
+# Rows that processors' kernels compute at a time: batches of 4, 8, 12 are cheap [measured: Q4_0 on
+# AVX-512, Qwen2.5-Coder-1.5B: 51 ms for three tokens, 36 for four].
+KERNEL_ROWS: Final = 4
+# Old measurements are discounted so that a size is tried again. The more often it was measured, the
+# slower [simulated at measured costs: tries went from one round in 25 to one in 100].
+N_FRESH_PASSES: Final = 32  # passes over other sizes before that [judgement]
+DISCOUNT_PER_PASS: Final = 0.001
+MIN_DISCOUNT: Final = 0.88
+MIN_DISCOUNT_OF_FEW: Final = 0.65  # if measured once or twice: one bad moment kept a size away
+MIN_SECONDS: Final = 1e-9  # of a stored pass [limit]
+MAX_SECONDS: Final = 1e6
+MAX_SIZE_DIGITS: Final = 5  # of a stored number of tokens [limit]
+N_PASSES_TO_REMEMBER: Final = 48  # after which costs are stored for the next process [judgement]
+
+# n-grams (native/ngrams.h): (shortest match, acceptance if all votes agree, if not) [measured:
+# about what was found in prose, less than in code; a missed draft is soon made up for].
+NGRAM_PRIORS: Final = (
+    (1, 0.15, 0.10),
+    (2, 0.30, 0.20),
+    (3, 0.45, 0.30),
+    (4, 0.55, 0.40),
+    (6, 0.65, 0.45),
+    (9, 0.75, 0.55),
+    (16, 0.85, 0.70),
+)
+NGRAM_PRIOR_WEIGHT: Final = 6.0  # observations that a prior counts as [judgement]
+NGRAM_KEEP: Final = 1 - 1 / 128  # weight kept by older observations, at each new one [judgement]
+NGRAM_LEARNING_RATE: Final = 0.1  # of a text's own level above the priors, log-odds [judgement]
+
+# The draft's temperature (temperature.py); tests/drafting/test_temperature.py bounds the result.
+TEMPERATURE_FACTORS: Final = (1.0, 0.0, 0.4, 0.6, 0.8, 1.25, 1.6)  # choices, times the target's
+TEMPERATURE_HORIZON: Final = 4  # tokens of a draft compared; later ones have too much variance
+N_TEMPERATURE_VALUES: Final = 2**18  # probabilities read in a round, about [limit]
+N_TEMPERATURE_FIRST: Final = 8  # rounds before anything is concluded [judgement]
+N_TEMPERATURE_EARLY: Final = 16  # rounds that are all learned from [judgement]
+TEMPERATURE_EVERY: Final = 4  # later rounds: one in so many [judgement]
+TEMPERATURE_EVERY_GREEDY: Final = 8  # one in so many is drawn warm to compare [judgement]
+TEMPERATURE_MEMORY: Final = 64  # rounds until one has lost most of its weight [judgement]
+TEMPERATURE_CERTAINTY: Final = 2.0  # standard errors by which another must be better [judgement]
+
+# The same for native/: names and values of its constants (the test compares them).
+NATIVE: Final = {
+    "kSpread": 0.2,  # p * (1 - p) of a typical observation of the prior [derived]
+    "kMinSpread": 0.02,  # of any observation, so that certain ones count too [judgement]
+    "kMaxLogOdds": 30,  # no probability is closer to 0 or 1 [numerical]
+    "kMaxGap": 8,  # logits; a larger gap says no more [judgement]
+    "kLevels": 40,  # grid of the backward induction [numerical: no fixed length is 1 % better]
+    "kLowestLevel": 1e-3,  # probability at its lower end [numerical]
+    "kMaxIterations": 4,  # of Dinkelbach's method [numerical]
+    "kTolerance": 0.005,  # relative change of the rate at which it ends [numerical]
+    "kOlder": 0.85,  # weight of a match beside the next more recent one [measured: on code and
+    # prose better than 0, the most recent alone, and than 1, the majority]
+    "kMostMatch": 32,  # tokens compared; a longer match says no more [judgement]
+    "kMostSources": 32,  # earlier occurrences examined, per length of runs [limit on time]
+    "kMostPredicted": 1024,  # tokens of a prediction [limit]
+}

@@ -1,0 +1,54 @@
+"""Measures what passes of a pair cost, so that texts with equal seeds draft equally."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ggufspec.drafting.pair_profile import PairProfile
+from ggufspec.engine.options import PromptProgress
+from ggufspec.llama.timing import measured
+
+if TYPE_CHECKING:
+    from ggufspec.engine.engine import Engine
+
+SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
+
+
+def calibrate(engine: Engine, progress: PromptProgress | None = None) -> None:
+    """Measure the pair, unless its profile is already settled; seeds then repeat their texts.
+
+    `progress` is called with ("costs", done, total). Raises DecodeError, ClosedError.
+    """
+    with engine.lock.held():  # asked within: of two threads, the second uses what the first found
+        if engine.profile.is_settled:
+            return
+        heard = engine.lock.callback(progress)
+        n_most, n_sharers = engine.n_draft_max + 1, engine.n_slots
+        costs = measured(
+            engine.target,
+            engine.draft,
+            [size for size in SIZES if size <= min(n_most, engine.n_ctx)],
+            heard and partial(heard, "costs"),
+            n_most=n_most,
+            n_sharers=n_sharers,
+        )
+        engine.profile.settle(costs)
+
+
+def settle(engine: Engine, known: Mapping[str, object] | None = None) -> dict[str, object]:
+    """Have all texts with a seed, at temperature 0 too, begin from the same profile from now on.
+
+    `known`: the return value of another engine's `settle`; None: this engine's profile, measured
+    now if it was not. Engines in several processes then write equal texts from equal seeds.
+    Returns the profile as JSON data. Raises ValueError where `known` is not such data.
+    """
+    if known is None:
+        calibrate(engine)
+        known = engine.profile.to_document()
+    profile = PairProfile.of_document(known, engine.n_draft_max + 1, engine.n_slots)
+    with engine.lock.held():
+        engine.profile = profile
+        engine.repeats_greedy_texts = True
+    return dict(known)

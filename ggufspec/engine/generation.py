@@ -1,0 +1,305 @@
+"""One generation, from a prompt's tokens to the end of the text, taken further step by step.
+
+Who takes it further (a Stream alone, a Scheduler several together) is left to others.
+"""
+
+from __future__ import annotations
+
+import secrets
+from array import array
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ggufspec.common import defaults
+from ggufspec.decoding import verify as rules
+from ggufspec.decoding.loop import speculate
+from ggufspec.decoding.rng import uniform_streams
+from ggufspec.decoding.stats import Stats, summarize
+from ggufspec.decoding.types import Ask, Drafter, Round, Scored
+from ggufspec.drafting import strategies as drafters
+from ggufspec.drafting.draft_length import AutoLength, FixedLength
+from ggufspec.engine.calibration import calibrate
+from ggufspec.engine.constraints import sampling_of
+from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.slots import SlotLease
+from ggufspec.engine.text import TextStream
+from ggufspec.errors import OptionError
+from ggufspec.llama.session import LlamaSession
+
+if TYPE_CHECKING:
+    from ggufspec.engine.engine import Engine
+
+FinishReason = Literal["stop", "length"]
+
+_WITHOUT_MODEL = ("none", "ngram")  # drafters that do not use the draft model
+
+
+class Chunk(NamedTuple):
+    """A piece of the text; `drafted` says for each token whether the draft proposed it.
+
+    `text` may lag behind `tokens`, by part of a character or of a stop string.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    drafted: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The result of a generation.
+
+    `tokens` are without the end-of-generation token; `finish_reason` is "stop" (the model ended,
+    or a stop string came), "length" (max_tokens, or the context is full), None if cut short.
+    `advice`: what to change, where drafting does not make this pair faster.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+    stats: Stats
+    advice: str | None = None
+
+
+class Generation:
+    """A text under way: it owns its tokens, slot, drafter, loop and statistics.
+
+    Call `read` until `is_reading` is false; then `ask` and `answer`, in turns, until `is_over`.
+    The caller holds the engine's lock during each call. A generation that raised is over.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        tokens: Sequence[int],
+        options: CheckedOptions,
+        *,
+        seed: int | None = None,
+    ) -> None:
+        """`tokens`: as Engine.tokenize returns them. `seed`: instead of that of the options.
+
+        Raises OptionError, DecodeError, ClosedError.
+        """
+        seed = options.seed if seed is None else seed
+        self.seed = secrets.randbits(32) if seed is None else seed
+        self.finish_reason: FinishReason | None = None
+        self.is_over = False  # no further chunks will be added
+        self.is_reading = True  # its prompt is not processed yet
+        self.has_begun = False  # it has a slot,
+        self.session: LlamaSession  # and this is the target's session of it
+        self.chunks: deque[Chunk] = deque()  # not taken yet
+        self.rounds: list[Round] = []
+        self.lock = engine.lock
+        self._engine = engine
+        self._prompt = tokens
+        self._lease = SlotLease(engine.slots)
+        drafter_name = options.drafter_name(has_draft=engine.draft is not None)
+        self._has_model = engine.draft is not None and drafter_name not in _WITHOUT_MODEL
+        self._temperature = options.sampling.temperature
+        self._policy: FixedLength | AutoLength = FixedLength()
+        if options.n_draft == "auto" and drafter_name != "none":
+            self._policy = self._auto_length(options, repeats=seed is not None)
+        self._n_sharers = 1
+        n_draft = _n_draft(engine, options)
+        sampling = sampling_of(options, engine.vocab, len(tokens))
+        stop_tokens = frozenset() if options.ignore_eos else engine.vocab.stop_tokens
+        verify_uniforms, draft_uniforms = uniform_streams(self.seed)
+        self._drafter: Drafter = drafters.make(
+            drafter_name,
+            drafters.Materials(
+                sampling,
+                draft_uniforms,
+                stop_tokens,
+                self._lease if engine.draft else None,
+                draft_temperature=options.initial_draft_temperature,
+                n_draft_max=n_draft,
+                policy=self._policy,
+            ),
+        )
+        n_most = engine.n_ctx if options.max_tokens is None else options.max_tokens
+        self._loop = speculate(
+            array("i", tokens),
+            drafter=self._drafter,
+            verify=rules.rule(options.verify),
+            sampling=sampling,
+            uniforms=verify_uniforms,
+            n_draft=min(n_draft, engine.n_draft_max),
+            n_end=min(len(tokens) + n_most, engine.n_ctx),
+            stop_tokens=stop_tokens,
+        )
+        self._asked: Ask | None = None  # not answered yet
+        self._pieces = self._read(options)
+        self._n_piece: int | None = None
+        self._text_stream = TextStream(
+            [options.stop] if isinstance(options.stop, str) else options.stop
+        )
+        self._piece_of = engine.vocab.piece
+        self._end_tokens = engine.vocab.stop_tokens
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self._n_reused = 0
+        self._prompt_seconds = self._started_at = self._ended_at = 0.0
+        self._decode_seconds_before = self._decode_seconds = 0.0
+
+    def read(self, n_most: int | None = None) -> None:
+        """Process a piece of the prompt of at most `n_most` tokens; None: as many as are quick."""
+        self._n_piece = n_most
+        try:
+            for _ in self._pieces:
+                return
+        except BaseException:
+            self.end()
+            raise
+        self.is_reading = False
+
+    def ask(self, n_sharers: int = 1) -> Ask | None:
+        """What it needs of the target next, or None at the end of the text.
+
+        The same again until it is answered. `n_sharers`: how many texts have the pass together.
+        """
+        if self._asked is not None or self.is_over:
+            return self._asked
+        if n_sharers != self._n_sharers:
+            self._n_sharers = n_sharers
+            self._policy.set_n_sharers(n_sharers)
+        try:
+            step = next(self._loop, None)
+            if step is None:
+                self.finish_reason = "length"
+                self._write_run((), drafted=False)
+                self.end()
+            else:
+                assert isinstance(step, Ask)
+                self._asked = step
+        except BaseException:
+            self.end()
+            raise
+        return self._asked
+
+    def answer(self, scored: Scored) -> None:
+        """Complete the round of the last `ask`, and add its chunks."""
+        self._asked = None
+        try:
+            round_ = self._loop.send(scored)
+            assert isinstance(round_, Round)
+            if isinstance(self._policy, AutoLength):
+                self._policy.observe_round(round_)
+            self.rounds.append(round_)
+            self._write(round_)
+            if self.finish_reason is not None:
+                self.end()
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Give the slot back and store what was learned of the pair. Twice is fine."""
+        self._lease.leave()
+        self._asked = None
+        if self.is_over:
+            return
+        self.is_over = True
+        self._pieces.close()
+        self._loop.close()
+        if not self.is_reading:
+            self._decode_seconds = self._engine.decode_seconds - self._decode_seconds_before
+        if isinstance(self._policy, AutoLength):
+            self._engine.profile.keep(self._policy, self._temperature)
+
+    def close(self) -> None:
+        """End it from outside: waits for a round that another thread has under way.
+
+        Raises OptionError in a progress callback.
+        """
+        with self.lock.held():
+            self.end()
+
+    @property
+    def completion(self) -> Completion:
+        """Text, tokens and statistics so far; the time in llama_decode once it is over."""
+        notes: Mapping[str, float] = getattr(self._drafter, "notes", dict)()
+        stats = summarize(
+            self.rounds,
+            n_prompt=len(self._prompt),
+            n_prompt_reused=self._n_reused,
+            n_generated=len(self._tokens),
+            prompt_seconds=self._prompt_seconds,
+            generation_seconds=self._ended_at - self._started_at,
+            decode_seconds=self._decode_seconds,
+            notes=notes,
+        )
+        text, tokens = "".join(self._text), tuple(self._tokens)
+        return Completion(text, tokens, self.finish_reason, stats, self._policy.advice())
+
+    def _auto_length(self, options: CheckedOptions, *, repeats: bool) -> AutoLength:
+        """A policy from what is known of the pair; one that `repeats` begins as all of its kind."""
+        repeats = repeats and (self._temperature > 0 or self._engine.repeats_greedy_texts)
+        if repeats:
+            calibrate(self._engine, options.progress)
+        return self._engine.profile.policy(
+            self._temperature,
+            repeats=repeats,
+            in_blocks=options.verify == "block",
+            has_model=self._has_model,
+        )
+
+    def _read(self, options: CheckedOptions) -> Generator[None, None, None]:
+        """Take a slot, and process the prompt but for its last token, yielding after each piece."""
+        start = perf_counter()
+        slot = self._lease.take(self._prompt)
+        self.session, self.has_begun = slot.target, True
+        progress = self.lock.callback(options.progress)
+        tokens = self._prompt[:-1]
+        if slot.draft is not None and self._has_model:
+            heard = progress and partial(progress, "draft")
+            yield from slot.draft.feeding(tokens, heard, lambda: self._n_piece)
+        heard = progress and partial(progress, "target")
+        self._n_reused = yield from slot.target.feeding(tokens, heard, lambda: self._n_piece)
+        self._decode_seconds_before = self._engine.decode_seconds
+        self._started_at = self._ended_at = perf_counter()
+        self._prompt_seconds = self._started_at - start
+
+    def _write(self, round_: Round) -> None:
+        n_accepted = round_.n_accepted
+        if n_accepted:
+            self._write_run(round_.tokens[:n_accepted], drafted=True)
+        if self.finish_reason is None:
+            self._write_run(round_.tokens[n_accepted:], drafted=False)
+        self._ended_at = perf_counter()
+
+    def _write_run(self, run: Sequence[int], *, drafted: bool) -> None:
+        """Add a chunk of tokens; sets finish_reason if the text ends among them."""
+        tokens: list[int] = []
+        text = ""
+        for token in run:
+            if token in self._end_tokens:
+                self.finish_reason = "stop"
+                break
+            tokens.append(token)
+            text += self._text_stream.push(self._piece_of(token))
+            if self._text_stream.stopped:  # a stop string is complete
+                self.finish_reason = "stop"
+                break
+        if self.finish_reason is not None:
+            text += self._text_stream.finish()
+        if text or tokens:
+            self._text.append(text)
+            self._tokens += tokens
+            self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens)))
+
+
+def _n_draft(engine: Engine, options: CheckedOptions) -> int:
+    """The most tokens that a round may draft. Raises OptionError."""
+    if isinstance(options.n_draft, str):
+        return engine.n_draft_max
+    if options.n_draft > engine.n_draft_max and engine.draft:
+        raise OptionError(
+            f"n_draft is {options.n_draft}, but this engine was loaded for at most "
+            f"{engine.n_draft_max}; load it with a larger n_draft_max "
+            f"(at most {defaults.N_DRAFT_LIMIT})"
+        )
+    return options.n_draft

@@ -1,0 +1,60 @@
+"""What measurements need of an engine: logits of given texts, their sampling, the draft alone."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+from typing_extensions import Unpack
+
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.types import Logits
+from ggufspec.engine.constraints import sampling_of
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.errors import OptionError
+
+
+def logits(
+    engine: Engine, prompt: Sequence[int], text: Sequence[int], *, whose: str, n_together: int = 1
+) -> Iterator[Logits]:
+    """Logits before each token of `text`, which follows `prompt`: pieces (n, n_vocab).
+
+    `whose`: "target" or "draft". Each piece is a copy, from one batch of `n_together` rows (the
+    last: of what is left): 1 is plain decoding, more is a verification; at most n_draft_max + 1
+    of the target, 1 of the draft. Raises OptionError, DecodeError, ClosedError.
+    """
+    if whose not in ("target", "draft") or (whose == "draft" and engine.draft is None):
+        raise OptionError(f"this engine has no {whose!r} to compute logits with")
+    n_most = engine.n_draft_max + 1 if whose == "target" else 1
+    if not 1 <= n_together <= n_most:
+        raise OptionError(f"n_together is {n_together}; for the {whose} it is 1 to {n_most}")
+    tokens = array("i", [*prompt, *text])
+    for start in range(len(prompt), len(tokens), n_together):
+        ahead = tokens[start : min(start + n_together, len(tokens)) - 1]
+        with engine.lock.held():
+            slot = engine.slots.nearest(tokens[:start])
+            session = slot.target if whose == "target" else slot.draft
+            assert session is not None
+            rows = session.score(tokens[:start], ahead).copy()
+        yield rows
+
+
+def sampling(engine: Engine, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> Sampling:
+    """What turns logits into distributions when `prompt` is continued with these options.
+
+    Raises OptionError.
+    """
+    return sampling_of(CheckedOptions.of(options), engine.vocab, len(prompt))
+
+
+def draft_alone(engine: Engine) -> Engine:
+    """An engine that generates with the draft of another one alone, in the same memory.
+
+    Valid until that one closes. Generations of the two may alternate, each after a `forget` of the
+    other. Raises OptionError where there is no draft.
+    """
+    if engine.draft is None:
+        raise OptionError("this engine has no draft; load one (draft=)")
+    return Engine(engine.draft, n_draft_max=1, resources=ExitStack(), lock=engine.lock)

@@ -1,0 +1,124 @@
+"""Chooses the type of each tensor as llama-quantize does without an importance matrix.
+
+The rules: llama_tensor_get_type in llama.cpp's llama-quant.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ggufspec.models.registry import Dimensions
+from ggufspec.models.tensors import TYPES, Tensor
+from ggufspec.standin.architectures import shapes_of
+
+__all__ = ["FILE_TYPES", "tensors_of"]
+
+# Names of quantizations: (llama_ftype, the type of most tensors).
+FILE_TYPES = {
+    "F32": (0, "F32"),
+    "F16": (1, "F16"),
+    "BF16": (32, "BF16"),
+    "Q4_0": (2, "Q4_0"),
+    "Q4_1": (3, "Q4_1"),
+    "Q5_0": (8, "Q5_0"),
+    "Q5_1": (9, "Q5_1"),
+    "Q8_0": (7, "Q8_0"),
+    "Q2_K": (10, "Q2_K"),
+    "Q3_K_S": (11, "Q3_K"),
+    "Q3_K_M": (12, "Q3_K"),
+    "Q3_K_L": (13, "Q3_K"),
+    "Q4_K_S": (14, "Q4_K"),
+    "Q4_K_M": (15, "Q4_K"),
+    "Q5_K_S": (16, "Q5_K"),
+    "Q5_K_M": (17, "Q5_K"),
+    "Q6_K": (18, "Q6_K"),
+}
+
+_FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")  # never quantized
+_FEW_EXPERTS = 8  # Mixtral, for which llama-quantize has rules of its own
+_LAYERS_OF_70B = 80
+
+
+def tensors_of(of: Dimensions, quantization: str) -> tuple[Tensor, ...]:
+    """All tensors of a model; `quantization` is a key of FILE_TYPES."""
+    return tuple(
+        Tensor(name, shape, _type(name, shape, quantization, of)) for name, shape in shapes_of(of)
+    )
+
+
+def _type(name: str, shape: tuple[int, ...], mix: str, of: Dimensions) -> str:
+    base = FILE_TYPES[mix][1]
+    if len(shape) < 2 or not name.endswith("weight") or name.endswith(_KEPT) or base == "F32":
+        return "F32"
+    if base in ("F16", "BF16"):
+        return base
+    kind = _chosen(name, shape[0], mix, base, of)
+    if shape[0] % TYPES[kind].n_values:
+        kind = _FALLBACKS.get(kind, "F16")
+    return "F16" if shape[0] % TYPES[kind].n_values else kind
+
+
+def _chosen(name: str, n_columns: int, mix: str, base: str, of: Dimensions) -> str:
+    if name == "output.weight" or (name == "token_embd.weight" and of.tied):
+        return "Q8_0" if base == "Q8_0" or n_columns % TYPES[base].n_values else "Q6_K"
+    matched = _LAYER.match(name)
+    if matched is None:
+        return base
+    layer = int(matched[1])
+    if "attn_v." in name or "attn_qkv." in name:
+        return _of_values(layer, mix, base, of)
+    if "ffn_down" in name:
+        return _of_down(layer, mix, base, of)
+    if "attn_output." in name:
+        if of.n_experts == _FEW_EXPERTS:
+            is_raised = mix in ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M")
+            return "Q5_K" if is_raised else base
+        return {"Q2_K": "Q3_K", "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, base)
+    if "attn_k." in name and of.n_experts == _FEW_EXPERTS:
+        return "Q8_0"
+    return base
+
+
+def _of_values(layer: int, mix: str, base: str, of: Dimensions) -> str:
+    kind = base
+    if mix == "Q2_K":
+        kind = "Q4_K" if of.n_heads // of.n_heads_kv >= 4 else "Q3_K"
+    elif mix == "Q3_K_M":
+        kind = "Q5_K" if layer < 2 else "Q4_K"
+    elif mix == "Q3_K_L":
+        kind = "Q5_K"
+    elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, of.n_layers):
+        kind = "Q6_K"
+    elif mix == "Q4_K_S" and layer < 4:
+        kind = "Q5_K"
+    if _is_70b(of) and kind in ("Q3_K", "Q4_K"):
+        kind = "Q5_K"
+    return "Q8_0" if of.n_experts == _FEW_EXPERTS else kind
+
+
+def _of_down(layer: int, mix: str, base: str, of: Dimensions) -> str:
+    n = of.n_layers
+    if mix == "Q2_K":
+        return "Q3_K"
+    if mix == "Q3_K_M":
+        return "Q5_K" if layer < n // 16 else "Q4_K"
+    if mix == "Q3_K_L":
+        return "Q5_K"
+    if mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, n):
+        return "Q6_K"
+    if mix == "Q4_K_S" and layer < n // 8:
+        return "Q5_K"
+    return base
+
+
+def _is_70b(of: Dimensions) -> bool:
+    """Whether llama.cpp takes it for a model of 70 B parameters."""
+    is_shared = of.architecture == "qwen2" or of.n_heads != of.n_heads_kv
+    return of.n_layers == _LAYERS_OF_70B and is_shared
+
+
+def _more_bits(layer: int, n: int) -> bool:
+    """The first and the last eighth of the layers, and every third one between them."""
+    return layer < n // 8 or layer >= 7 * n // 8 or (layer - n // 8) % 3 == 2

@@ -1,0 +1,220 @@
+"""What a stand-in has to be like: the tensors and the metadata of a model, without its weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
+
+from ggufspec.errors import ModelError
+from ggufspec.models import names
+from ggufspec.models.header import Header, layer_of, read_header
+from ggufspec.models.pull import locate
+from ggufspec.models.quants import quant_of
+from ggufspec.models.registry import Dimensions, Registry, load_registry
+from ggufspec.models.tensors import Tensor
+from ggufspec.standin.architectures import ARCHITECTURES
+from ggufspec.standin.quantization import FILE_TYPES, tensors_of
+
+__all__ = ["SourceModel", "source_from_dimensions", "source_from_header", "source_of"]
+
+_EPSILON = 1e-5
+_GEMMA_4B_WIDTH = 2560  # smaller models of Gemma 3 have a smaller window
+_OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}
+
+
+@dataclass(frozen=True)
+class SourceModel:
+    """The model that a stand-in is like.
+
+    values: the metadata of its architecture. file_type: llama_ftype.
+    """
+
+    name: str
+    architecture: str
+    values: Mapping[str, Any]
+    file_type: int
+    tensors: tuple[Tensor, ...]
+
+    @property
+    def n_vocab(self) -> int:
+        return self.tensor("token_embd.weight").shape[1]
+
+    @property
+    def n_embd(self) -> int:
+        return self.tensor("token_embd.weight").shape[0]
+
+    @property
+    def n_layers(self) -> int:
+        return 1 + max(layer_of(tensor.name) or 0 for tensor in self.tensors)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the output matrix is the token embedding."""
+        return all(tensor.name != "output.weight" for tensor in self.tensors)
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether its feed-forward networks have a gate."""
+        return ARCHITECTURES[self.architecture].is_gated
+
+    @property
+    def n_tensor_bytes(self) -> int:
+        """Size of all tensors."""
+        return sum(tensor.n_bytes for tensor in self.tensors)
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name. Raises ModelError."""
+        for tensor in self.tensors:
+            if tensor.name == name:
+                return tensor
+        raise ModelError(f"{self.name} has no tensor {name}, so it cannot write text")
+
+
+def source_of(name: str, registry: Registry | None = None) -> SourceModel:
+    """The model of a name: a file, a registered model, or registered dimensions and a quantization.
+
+    `70B-Q3_K_S`, `model.gguf`, `user/repo:Q4_K_M`, `llama-2-13b:Q5_K_M`. A file on this machine is
+    read. registry: None: the shipped one with the user's. Raises ModelError, also for a model of
+    which no stand-in can be made.
+    """
+    registry = registry or load_registry()
+    known = {entry.shape.name: entry.shape for entry in registry.models.values() if entry.shape}
+    stem, _, quantization = name.rpartition(":")
+    if stem in known:
+        return source_from_dimensions(name, known[stem], quantization.upper())
+    try:
+        paths = locate(name, registry)
+        named = names.parse(name, registry)
+    except ModelError as error:
+        raise ModelError(f"{error}{_near(stem or name, known)}") from error
+    if paths is not None:
+        return source_from_header(read_header(paths[0]))
+    assert not isinstance(named, names.LocalFile)
+    entry = named.entry if isinstance(named, names.HubFiles) else None
+    entries = [entry] if entry else registry.models.values()
+    found = next((each.shape for each in entries if each.repo == named.repo and each.shape), None)
+    wanted = named.quant if isinstance(named, names.HubQuant) else quant_of(named.files[0])
+    if found is None:
+        raise ModelError(
+            f"{name} is not on this machine, and the registry has no dimensions for it: name a "
+            "model of `ggufspec models list`, or a GGUF file"
+        )
+    if wanted is None:
+        raise ModelError(f"the name of {name} has no quantization{_known_quantizations()}")
+    made = source_from_dimensions(name, found, wanted.upper())
+    if found.tied and entry is not None and entry.size is not None:
+        # Some files have an output matrix of their own all the same; the size shows it.
+        untied = source_from_dimensions(name, replace(found, tied=False), wanted.upper())
+        if untied.n_tensor_bytes <= entry.size:
+            return untied
+    return made
+
+
+def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> SourceModel:
+    """A model of registered dimensions, quantized as llama-quantize does.
+
+    Raises ModelError for an architecture or a quantization that is not supported.
+    """
+    quantization = _OTHER_NAMES.get(quantization, quantization)
+    _check_architecture(name, of.architecture)
+    if quantization not in FILE_TYPES:
+        raise ModelError(
+            f"{name} is quantized as {quantization or 'nothing'}{_known_quantizations()}"
+        )
+    values: dict[str, Any] = {
+        "context_length": of.n_ctx,
+        "embedding_length": of.n_embd,
+        "block_count": of.n_layers,
+        "feed_forward_length": of.n_ff,
+        "attention.head_count": of.n_heads,
+        "attention.head_count_kv": of.n_heads_kv,
+    }
+    if ARCHITECTURES[of.architecture].is_gated:
+        values["attention.key_length"] = values["attention.value_length"] = of.n_embd_head
+        values["rope.dimension_count"] = of.n_embd_head
+        values["attention.layer_norm_rms_epsilon"] = _EPSILON
+    else:
+        values["attention.layer_norm_epsilon"] = _EPSILON
+    if of.architecture == "gemma3":
+        values["attention.sliding_window"] = 512 if of.n_embd < _GEMMA_4B_WIDTH else 1024
+    if of.n_experts:
+        values["expert_count"] = of.n_experts
+        values["expert_used_count"] = of.n_experts_used or 1
+        values["expert_feed_forward_length"] = of.n_ff
+    return _checked(
+        SourceModel(
+            name,
+            of.architecture,
+            {f"{of.architecture}.{key}": value for key, value in values.items()},
+            FILE_TYPES[quantization][0],
+            tensors_of(of, quantization),
+        )
+    )
+
+
+def source_from_header(header: Header) -> SourceModel:
+    """A model whose file is there: its tensors, their types and its dimensions, exactly.
+
+    Raises ModelError for an architecture or a tensor that is not supported.
+    """
+    architecture = header.architecture
+    _check_architecture(str(header.paths[0]), architecture)
+    values = {
+        key: value
+        for key, value in header.values.items()
+        if key.startswith(f"{architecture}.") and value is not None
+    }
+    file_type = header.values.get("general.file_type")
+    return _checked(
+        SourceModel(
+            header.name,
+            architecture,
+            values,
+            file_type if isinstance(file_type, int) else 0,
+            header.tensors,
+        )
+    )
+
+
+_LAYERED = re.compile(
+    r"blk\.\d+\.(attn_(norm|q|k|v|qkv|output|q_norm|k_norm)|"
+    r"post_(attention|ffw)_norm|"
+    r"ffn_(norm|gate|up|down|gate_inp|gate_exps|up_exps|down_exps))\.(weight|bias)"
+)
+_ENDS = re.compile(
+    r"(token_embd|position_embd|token_embd_norm|output_norm|output|rope_freqs)\.(weight|bias)"
+)
+
+
+def _checked(made: SourceModel) -> SourceModel:
+    for tensor in made.tensors:
+        if not (_LAYERED.fullmatch(tensor.name) or _ENDS.fullmatch(tensor.name)):
+            raise ModelError(
+                f"{made.name} has a tensor {tensor.name}, which stand-ins do not support"
+            )
+    if made.is_tied and any("_exps" in tensor.name for tensor in made.tensors):
+        raise ModelError(
+            f"{made.name} is a mixture of experts whose output matrix is its embedding, which "
+            "stand-ins do not support"
+        )
+    return made
+
+
+def _check_architecture(name: str, architecture: str) -> None:
+    if architecture not in ARCHITECTURES:
+        raise ModelError(
+            f"{name} has the architecture {architecture}, which stand-ins do not support; "
+            f"supported are {', '.join(ARCHITECTURES)}"
+        )
+
+
+def _known_quantizations() -> str:
+    return f"; supported are {', '.join(FILE_TYPES)}"
+
+
+def _near(word: str, known: Mapping[str, object]) -> str:
+    near = [f"{each}:Q4_K_M" for each in get_close_matches(word.lower(), known, n=2, cutoff=0.6)]
+    return f"; similar names: {', '.join(near)}" if near else ""

@@ -1,0 +1,51 @@
+"""The vocabulary of stand-ins: single bytes, begin and end of text, and made-up words.
+
+Bytes come first, so that any text can be tokenized. Words such as " bakemo" are single tokens in a
+prompt too, since the pre-tokenizer looks for whole words before it merges. What pads a vocabulary
+to its size is unused. It depends on the size alone, so any two stand-ins of one family share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ggufspec.standin.next_token_table import words_of
+
+__all__ = ["vocabulary_values"]
+
+_BOS, _EOS = 256, 257
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama_token_type
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou")
+
+
+def vocabulary_values(n_vocab: int) -> dict[str, Any]:
+    """The metadata of a tokenizer with that many tokens."""
+    words = words_of(n_vocab)
+    kinds = [_NORMAL] * words.stop + [_UNUSED] * (n_vocab - words.stop)
+    kinds[_BOS] = kinds[_EOS] = _CONTROL
+    padding = (b"[PAD%d]" % i for i in range(words.stop, n_vocab))
+    tokens = [*_letters_of_bytes(), b"<s>", b"</s>", *map(_word, range(len(words))), *padding]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": _BOS,
+        "tokenizer.ggml.eos_token_id": _EOS,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
+def _word(number: int) -> bytes:
+    n = len(_SYLLABLES)
+    syllables = (_SYLLABLES[place % n] for place in (number, number // n, number // n**2))
+    return ("Ġ" + "".join(syllables)).encode()  # Ġ: a space
+
+
+def _letters_of_bytes() -> Iterator[bytes]:
+    """Each byte as a visible letter, as in GPT-2's vocabulary."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return (chr(byte if byte in seen else next(others)).encode() for byte in range(256))

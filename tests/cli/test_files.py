@@ -1,0 +1,67 @@
+"""Files that users name: regular ones, pipes, devices and folders."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from ggufspec.cli import files
+from ggufspec.cli.files import check_writable, read_file, write_file
+from ggufspec.errors import CacheError, OptionError, PromptError
+
+with_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
+
+
+@with_pipes
+def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_bytes, args=(b"hello",))
+    writer.start()
+    assert read_file(pipe, "the prompt file", PromptError) == b"hello"
+    writer.join()
+
+
+def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match=r"the grammar file .* is a folder; name a file in it"):
+        read_file(tmp_path, "the grammar file", OptionError)
+    with pytest.raises(PromptError, match="cannot be read: No such file"):
+        read_file(tmp_path / "none", "the prompt file", PromptError)
+    monkeypatch.setattr(files, "MOST_BYTES", 3)
+    (tmp_path / "long").write_bytes(b"four")
+    with pytest.raises(PromptError, match="is longer than 3 bytes"):
+        read_file(tmp_path / "long", "the prompt file", PromptError)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
+def test_a_file_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MOST_BYTES", 2**22)
+    with pytest.raises(PromptError, match="is longer than"):
+        read_file(Path("/dev/zero"), "the prompt file", PromptError)
+
+
+@with_pipes
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    check_writable(pipe)
+    found = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    write_file(pipe, b"hello")
+    reader.join(5)
+    assert found == [b"hello"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_device_that_refuses(tmp_path: Path) -> None:
+    link = tmp_path / "full"
+    link.symlink_to("/dev/full")
+    with pytest.raises(CacheError, match="No space left"):
+        write_file(link, b"hello")
+    assert link.is_symlink()

@@ -1,0 +1,116 @@
+"""What passes cost is measured once, before the first text with a seed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+
+import ggufspec
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.engine import calibration
+from ggufspec.engine.engine import Engine
+
+SAMPLED: Any = {"temperature": 1.0, "max_tokens": 40, "ignore_eos": True}
+N_DRAFT_MAX, N_SLOTS = 40, 3
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[Engine]:
+    target = tiny.write_llama(tmp_path / "target.gguf")
+    draft = tiny.write_llama(tmp_path / "draft.gguf", perturb=0.1)
+    with ggufspec.load(
+        target,
+        draft,
+        n_ctx=256,
+        n_threads=1,
+        tuned=False,
+        n_slots=N_SLOTS,
+        n_draft_max=N_DRAFT_MAX,
+    ) as loaded:
+        yield loaded
+
+
+def test_a_measured_cost_model_has_passes_of_all_slots_and_lengths(engine: Engine) -> None:
+    engine.generate("hello", seed=1, **SAMPLED)
+    costs = engine.profile.costs
+    assert (costs.n_most, costs.n_sharers) == (N_DRAFT_MAX + 1, N_SLOTS)
+    assert len(costs.curve) == N_SLOTS * (N_DRAFT_MAX + 1)
+    assert costs.n_measured(33)
+
+
+def test_after_it_the_costs_of_larger_passes_are_learned(engine: Engine) -> None:
+    engine.generate("hello", seed=1, **SAMPLED)
+    costs = engine.profile.costs
+    one, large = costs.curve[0], N_SLOTS * (N_DRAFT_MAX + 1)
+    for _ in range(8):
+        costs.observe_target(large, 50 * one)
+    assert costs.n_measured(large) == 8
+    assert costs.curve[large - 1] > 10 * one
+
+
+def test_a_text_with_a_seed_may_draft_as_far_as_the_engine(engine: Engine) -> None:
+    """The rule of a round has the length of the cost model: it must not be shorter than a draft."""
+    engine.generate("hello", seed=1, **SAMPLED)
+    policy = engine.profile.policy(1.0, repeats=True, in_blocks=True)
+    assert len(policy.costs.per_text(1)) == N_DRAFT_MAX + 1
+    assert engine.generate("hello", seed=1, **SAMPLED).stats.n_generated == 40
+
+
+def test_two_threads_measure_once_and_equal_seeds_give_equal_texts(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[CostModel] = []
+
+    def slow(*_: object, n_most: int, n_sharers: int) -> CostModel:
+        """The first finds that drafting is cheap, the second that it is dear."""
+        costs = CostModel(n_most, n_sharers)
+        measured.append(costs)
+        factor = 100.0 if len(measured) > 1 else 1.0
+        time.sleep(0.2)
+        costs.observe_target(1, 0.001)
+        costs.observe_target(8, 0.001 * factor)
+        costs.observe_draft(1, 0.0001 * factor)
+        return costs
+
+    monkeypatch.setattr(calibration, "measured", slow)
+    found: list[list[int]] = []
+
+    def write() -> None:
+        stream = engine.stream("hello", seed=7, **SAMPLED)
+        for _ in stream:
+            pass
+        found.append([round_.n_drafted for round_ in stream.rounds])
+
+    threads = [threading.Thread(target=write) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(measured) == 1
+    assert found[0] == found[1]
+
+
+def test_engines_that_share_a_profile_write_the_same(tmp_path: Path, engine: Engine) -> None:
+    known = calibration.settle(engine)
+    texts = []
+    for i in range(2):
+        with ggufspec.load(
+            engine.target.model.path,
+            engine.draft.model.path,  # type: ignore[union-attr]
+            n_ctx=256,
+            n_threads=1,
+            tuned=False,
+        ) as other:
+            if i:
+                other.generate("something else", max_tokens=60)
+            assert calibration.settle(other, known) == known
+            texts.append(other.generate("hello", seed=3, max_tokens=40, temperature=0).tokens)
+    assert texts[0] == texts[1]
+    with pytest.raises(ValueError, match="costs"):
+        calibration.settle(engine, {"costs": 3})
