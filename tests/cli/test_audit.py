@@ -122,7 +122,7 @@ def test_prompts_that_cannot_be_used(
 def test_prompts_that_are_a_folder(audit: Command, tmp_path: Path) -> None:
     result = audit("--prompts", tmp_path)
     assert (result.code, result.out) == (ERROR, "")
-    assert "Is a directory" in result.err
+    assert "is a folder" in result.err
 
 
 @pytest.mark.parametrize(
