@@ -1,4 +1,4 @@
-"""`ggufspec audit`: is speculative text what the target alone would write? Asks a user's pair."""
+"""`ggufspec audit`: tests whether a pair's speculative text has the target's distribution."""
 
 from __future__ import annotations
 
@@ -11,12 +11,17 @@ import click
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.files import read_prompt_file
-from ggufspec.cli.names import find_models, offline_option
+from ggufspec.cli.names import PairOptions, offline_option
 from ggufspec.cli.options import (
+    AT_LEAST_1,
+    NOT_NEGATIVE,
     audited_draft_n_option,
     draft_option,
     draft_temperature_option,
+    gathered,
+    json_option,
     load_options,
+    option,
     room_for,
     seed_option,
     show_log,
@@ -25,8 +30,9 @@ from ggufspec.cli.options import (
     verify_option,
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
+from ggufspec.cli.sampling_options import SAMPLING, to_generate
 from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli.text_settings import conditions
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
@@ -34,77 +40,60 @@ if TYPE_CHECKING:
 
 
 @click.command(name="audit", cls=SectionedCommand)
-@target_option()
-@draft_option(required=True)
-@offline_option
-@audited_draft_n_option
-@verify_option
-@draft_temperature_option
-@click.option(
-    "--prompts",
-    "prompt_file",
+@gathered("pair", target_option(), draft_option(required=True), offline_option, make=PairOptions)
+@option(
+    "--prompts prompt_file",
+    'File of prompts: JSON lines with "prompt" or "turns", or plain text, one per paragraph '
+    "(if there are empty lines) or per line. [default: eight built-in prompts]",
     type=click.Path(path_type=Path),
-    help='Prompts: JSON lines with "prompt" or "turns", or plain text, one a paragraph (where '
-    "there are empty lines) or a line. [default: eight of our own]",
 )
-@click.option(
-    "--runs",
-    "n_runs",
-    type=click.IntRange(min=1),
-    default=defaults.AUDIT_RUNS,
-    show_default=True,
-    help="Texts to write in each way; the prompts take turns.",
+@gathered(
+    "audited",
+    audited_draft_n_option,
+    verify_option,
+    option(
+        "--runs n_runs",
+        "Number of texts of each kind, plain and speculative; prompts are used in rotation.",
+        type=AT_LEAST_1,
+        default=defaults.AUDIT_RUNS,
+    ),
+    option(
+        "-n --n-predict n_tokens",
+        "Maximum tokens of a text.",
+        type=click.IntRange(min=2),
+        default=defaults.AUDIT_TOKENS,
+    ),
+    option(
+        "--alpha",
+        "Probability of a false alarm of the whole audit.",
+        type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
+        default=defaults.AUDIT_ALPHA,
+    ),
+    option(
+        "--near-tie",
+        "Difference of logits up to which greedy texts may differ, by rounding.",
+        type=NOT_NEGATIVE,
+        default=defaults.AUDIT_NEAR_TIE,
+    ),
+    seed_option,
 )
-@click.option(
-    "-n",
-    "--n-predict",
-    "n_tokens",
-    type=click.IntRange(min=2),
-    default=defaults.AUDIT_TOKENS,
-    show_default=True,
-    help="Tokens of a text at most.",
-)
-@click.option(
-    "--alpha",
-    type=click.FloatRange(0, 0.5, min_open=True, max_open=True),
-    default=defaults.AUDIT_ALPHA,
-    show_default=True,
-    help="Chance of a false alarm, of the whole audit.",
-)
-@click.option(
-    "--near-tie",
-    type=click.FloatRange(min=0),
-    default=defaults.AUDIT_NEAR_TIE,
-    show_default=True,
-    help="Logits this close may change places at temperature 0.",
-)
-@sampling_options
-@seed_option
+@gathered("options", draft_temperature_option, *SAMPLING)
 @load_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+@json_option
 @verbose_option
 def command(
-    target: str,
-    draft: str,
-    offline: bool,
-    n_draft: int | str,
-    verify: str,
-    draft_temperature: float | str,
+    pair: PairOptions,
     prompt_file: Path | None,
-    n_runs: int,
-    n_tokens: int,
-    alpha: float,
-    near_tie: float,
-    sampling: dict[str, Any],
-    seed: int | None,
+    audited: dict[str, Any],
+    options: dict[str, Any],
     load_settings: dict[str, Any],
     as_json: bool,
     verbose: bool,
 ) -> int:
     """Test whether speculative text is what the target alone would write.
 
-    Compares the laws of the next token exactly, sampled texts by two-sample tests, and greedy texts
-    token by token. Exit code 0: no difference was found; 1: one was.
+    Computes next-token distributions exactly, compares sampled texts by two-sample tests, and
+    greedy texts token by token. Exit code 0: no difference was found; 1: a difference was found.
 
     \b
       ggufspec audit --target large.gguf --draft small.gguf
@@ -114,36 +103,18 @@ def command(
     show_log(verbose)
     from ggufspec.audit import PROMPTS, AuditOptions, audit
 
-    settings = AuditOptions(
-        n_runs=n_runs,
-        n_tokens=n_tokens,
-        alpha=alpha,
-        near_tie=near_tie,
-        seed=seed,
-        n_draft=n_draft,
-        verify=verify,
-        options={**to_generate(sampling), "draft_temperature": draft_temperature},  # type: ignore[typeddict-item]
-    )
-    load_settings.update(room_for(n_draft))
-    target_path, draft_path = find_models(target, draft, offline=offline)
-    engine = load_with_bars(target_path, draft_path, load_settings)
-    with engine, late_bars() as bars:
+    settings = AuditOptions(**audited, options=to_generate(options))  # type: ignore[arg-type]
+    load_settings |= room_for(settings.n_draft)
+    paths = pair.find()
+    with load_with_bars(*paths, load_settings) as engine, late_bars() as bars:
         report = audit(engine, prompts or PROMPTS, settings, progress=bars.update)
     if as_json:
         document = asdict(report)
         document["verdict"] = report.verdict
         document["differences"] = list(report.differences)
-        options = document["settings"].pop("options")
-        document["settings"].update(to_json(options))
-        document["settings"].update(
-            {
-                "target": str(target_path),
-                "draft": str(draft_path),
-                "prompts": None if prompt_file is None else str(prompt_file),
-                **load_settings,
-            }
-        )
-        document["versions"] = render.versions()
+        used = document["settings"]
+        used |= {**used.pop("options"), "prompts": prompt_file and str(prompt_file)}
+        document |= conditions(paths, used, load_settings)
         render.echo_json(document)
     else:
         _print_report(report)
@@ -151,7 +122,7 @@ def command(
 
 
 def _read_prompts(path: Path | None) -> list[str] | None:
-    """The prompts of a file; None where there is no file. Raises PromptError."""
+    """The prompts of a file; None without a file. Raises PromptError."""
     if path is None:
         return None
     from ggufspec.common.prompts import TEXTS, parse_prompts

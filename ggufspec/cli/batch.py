@@ -1,4 +1,4 @@
-"""`ggufspec batch`: a file of prompts over worker processes; records to a file, talk to stderr."""
+"""`ggufspec batch`: runs a file of prompts in worker processes; records go to a file."""
 
 from __future__ import annotations
 
@@ -14,24 +14,20 @@ import click
 
 from ggufspec.cli.exits import ERROR, INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
-from ggufspec.cli.names import find_models, offline_option
+from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import (
-    draft_n_option,
-    draft_option,
-    draft_temperature_option,
-    drafter_option,
-    ignore_eos_option,
+    AT_LEAST_1,
+    COUNT,
+    NOT_NEGATIVE,
     load_options,
     max_tokens_option,
+    option,
+    pair_options,
     room_for,
-    stop_option,
-    target_option,
-    verify_option,
 )
 from ggufspec.cli.progress import LateBars, late_bars
-from ggufspec.cli.run import check_needs_no_draft, check_rule
-from ggufspec.cli.sampling_options import sampling_options, to_generate
 from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli.text_settings import check_needs_no_draft, text_options
 
 if TYPE_CHECKING:
     from ggufspec.batch.process import StartWorker
@@ -40,105 +36,75 @@ if TYPE_CHECKING:
     from ggufspec.common.prompts import Prompt
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
-_NOT_OF_THE_TEXT = ("n_threads", "n_threads_draft", "mmap")  # how fast, and where from
+_WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 
 
 @click.command(name="batch", cls=SectionedCommand)
 @click.argument("prompt_file", metavar="PROMPTS", type=click.Path(path_type=Path))
-@click.option(
-    "-o",
-    "--output",
+@option(
+    "-o --output",
+    "File for the records: JSON lines in the order of the prompts; -: stdout.",
     required=True,
     type=click.Path(path_type=Path),
-    help="Records as JSON lines, in the order of the prompts; -: stdout.",
 )
-@target_option()
-@draft_option("without one, only the text so far drafts")
-@offline_option
-@click.option(
-    "--num-processes",
-    "n_workers",
+@pair_options
+@option(
+    "--num-processes n_workers",
+    "Number of worker processes; without -t they share the cores.",
     type=click.IntRange(1, 1024),
     default=1,
-    show_default=True,
-    help="Worker processes; without -t they divide the cores.",
 )
-@click.option(
-    "--cluster",
-    "address",
+@option(
+    "--cluster address",
+    "Run the processes on a Ray cluster: host:port, ray://host:port, or auto (one running "
+    "here); without a value, on a temporary Ray on this machine. Every node needs this version of "
+    "ggufspec and the models at the same paths. A process reserves -t CPUs, or else its share of "
+    "them.",
     is_flag=False,
     flag_value="local",
     metavar="[ADDRESS]",
-    help="Run the processes on a Ray cluster: host:port, ray://host:port, or auto (one that runs "
-    "here); without a value a Ray of its own on this machine, ended with the batch. Every node "
-    "needs this ggufspec, and the models by the same paths. A process reserves -t CPUs, else as "
-    "many as let all run at once.",
 )
-@click.option(
-    "--cluster-gpus",
-    "n_gpus",
-    type=click.FloatRange(min=0),
+@option(
+    "--cluster-gpus n_gpus",
+    "GPUs that each process reserves on the cluster; it sees only these.",
+    type=NOT_NEGATIVE,
     default=0,
-    show_default=True,
-    help="GPUs that each process reserves on the cluster; it sees no others.",
 )
-@click.option(
-    "--resume", is_flag=True, help="Go on where this batch was stopped; what is finished stays."
-)
-@click.option("--retry-failed", is_flag=True, help="With --resume: try again what has an error.")
-@click.option(
-    "--retries",
-    "n_retries",
-    type=click.IntRange(min=0),
-    default=2,
-    show_default=True,
-    help="Times that a prompt is tried again when its process dies.",
-)
-@click.option(
+@option("--resume", "Continue an interrupted batch; finished prompts are kept.", is_flag=True)
+@option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
+@option("--retries n_retries", "Retries of a prompt whose process died.", type=COUNT, default=2)
+@option(
     "--timeout",
+    "Time limit of a prompt; beyond it, the prompt has failed. [default: none]",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Time of a prompt, after which it has failed. [default: none]",
 )
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first so many prompts.")
-@click.option(
+@option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)
+@option(
     "--chat/--no-chat",
+    "Apply the target's chat template, or do not.  [default: for messages, and for turns if "
+    "it has a template]",
     default=None,
-    help="Ask through the target's chat template, or not.  [default: for messages, and for turns "
-    "where it has one]",
+    show_default=False,
 )
-@click.option(
-    "-sys", "--system", help="System message where a conversation has none; implies --chat."
-)
-@draft_n_option
-@drafter_option
-@verify_option
-@draft_temperature_option
-@max_tokens_option
-@stop_option
-@ignore_eos_option
-@sampling_options
-@click.option(
-    "-s",
-    "--seed",
-    type=click.IntRange(min=0),
+@option("-sys --system", "System message of conversations without one; implies --chat.")
+@text_options(max_tokens_option)
+@option(
+    "-s --seed",
+    "Seed; each text has its own, derived from this one and its place in the file.",
+    type=COUNT,
     default=0,
-    show_default=True,
-    help="Seed; each text has one of its own, made of it and of the prompt's place in the file.",
 )
 @load_options
-@click.option(
-    "-v",
-    "--verbose",
+@option(
+    "-v --verbose",
+    "Show on stderr which process runs which prompt, and llama.cpp's log.",
     is_flag=True,
-    help="Show on stderr which process takes which prompt, and llama.cpp's log.",
 )
 def command(
     prompt_file: Path,
     output: Path,
-    target: str,
-    draft: str | None,
-    offline: bool,
+    pair: PairOptions,
     n_workers: int,
     address: str | None,
     n_gpus: float,
@@ -149,26 +115,19 @@ def command(
     limit: int | None,
     chat: bool | None,
     system: str | None,
-    n_draft: int | str,
-    drafter: str | None,
-    verify: str,
-    draft_temperature: float | str,
-    max_tokens: int | None,
-    stop: tuple[str, ...],
-    ignore_eos: bool,
-    sampling: dict[str, Any],
+    settings: dict[str, Any],
     seed: int,
     load_settings: dict[str, Any],
     verbose: bool,
 ) -> int:
-    """Answer a file of prompts by several processes, and lose nothing.
+    """Run a file of prompts in several processes, and continue after a crash.
 
     PROMPTS has JSON lines with "prompt", "messages" or "turns" (Spec-Bench), and "id" or
-    "question_id"; or plain text, a prompt a paragraph (where there are empty lines) or a line.
+    "question_id"; or plain text, one prompt per paragraph (if there are empty lines) or per line.
 
-    Beside the output, OUTPUT.part keeps whatever is finished: after Ctrl-C, kill -9 or a power cut,
-    the same command with --resume goes on. A process that dies is replaced and its prompt tried
-    again; what fails is recorded with its error. Exit code 1: some prompt failed.
+    Finished prompts are kept in OUTPUT.part until the end: after Ctrl-C, kill -9 or a power cut,
+    the same command with --resume continues. A process that dies is replaced and its prompt tried
+    again; a prompt that fails is recorded with its error. Exit code 1: a prompt failed.
 
     \b
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf -md small.gguf --num-processes 4
@@ -176,44 +135,31 @@ def command(
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf --num-processes 16 --cluster auto
     """
     if chat is False and system is not None:
-        raise click.UsageError("--system needs a chat; leave --no-chat or it out")
+        raise click.UsageError("--system needs the chat template; leave --no-chat or --system out")
     if retry_failed and not resume:
-        raise click.UsageError("--retry-failed goes with --resume")
+        raise click.UsageError("--retry-failed needs --resume")
     if n_gpus and address is None:
-        raise click.UsageError("--cluster-gpus goes with --cluster")
+        raise click.UsageError("--cluster-gpus needs --cluster")
     if load_settings["rpc"] and n_workers > 1:
         raise click.UsageError(
             "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
         )
-    check_rule(verify)
-    load_settings.update(room_for(n_draft))
-    settings: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "n_draft": n_draft,
-        "drafter": drafter,
-        "verify": verify,
-        "draft_temperature": draft_temperature,
-        **to_generate(sampling),
-        "stop": list(stop),
-        "ignore_eos": ignore_eos,
-    }
+    load_settings |= room_for(settings["n_draft"])
     from ggufspec.batch.run import BatchPlan
     from ggufspec.batch.settings import as_json
     from ggufspec.common.prompts import parse_prompts
-    from ggufspec.engine.options import CheckedOptions
 
-    CheckedOptions.of(settings)  # type: ignore[arg-type]  # what is wrong with them is known at once
-    if draft is None:
-        check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=False)
+    if pair.draft is None:
+        check_needs_no_draft(settings)
     if address is not None:
         from ggufspec.batch.cluster import check
 
         check(address)
     prompts = parse_prompts(read_prompt_file(prompt_file), str(prompt_file))[:limit]
-    target_path, draft_path = find_models(target, draft, offline=offline)
+    target, draft = pair.find()
     plan = BatchPlan(
-        target=str(target_path),
-        draft=None if draft_path is None else str(draft_path),
+        target=str(target),
+        draft=None if draft is None else str(draft),
         load=as_json(load_settings),
         settings=as_json(settings),
         chat=chat,
@@ -237,13 +183,13 @@ def command(
 def _results(
     plan: BatchPlan, prompts: Sequence[Prompt], output: Path, *, resume: bool, retry_failed: bool
 ) -> BatchResults:
-    """Where records go. Raises GgufspecError before anything is loaded."""
+    """Where the records go. Raises GgufspecError before anything is loaded."""
     from ggufspec.batch.results import FileResults, StreamResults
     from ggufspec.batch.settings import model_identity
     from ggufspec.common.files import is_stream
     from ggufspec.common.prompts import digest
 
-    load = {name: each for name, each in plan.load.items() if name not in _NOT_OF_THE_TEXT}
+    load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
     settings = {
         "target": model_identity(Path(plan.target)),
         "draft": None if plan.draft is None else model_identity(Path(plan.draft)),
@@ -258,14 +204,14 @@ def _results(
     if str(output) != "-" and not is_stream(output):
         return FileResults(output, settings, len(prompts), resume=resume, retry_failed=retry_failed)
     if resume:
-        raise click.UsageError("--resume needs a file to go on with: name it with -o")
+        raise click.UsageError("--resume needs the output file to continue: name it with -o")
     stream = sys.stdout.buffer if str(output) == "-" else output.open("wb")
     return StreamResults(stream, settings)
 
 
 @contextmanager
 def _processes(plan: BatchPlan, address: str | None, n_gpus: float) -> Iterator[StartWorker]:
-    """How those of workers are started: on this machine, or on the cluster of that address."""
+    """How workers are started: on this machine, or on the cluster of that address."""
     if address is None:
         from ggufspec.batch.process import LocalProcess
 
@@ -283,25 +229,27 @@ def _processes(plan: BatchPlan, address: str | None, n_gpus: float) -> Iterator[
 def _write(
     prompts: Sequence[Prompt], plan: BatchPlan, results: BatchResults, start: StartWorker
 ) -> bool:
-    """Have all prompts answered that are not yet; False where somebody stopped it."""
+    """Run all prompts that are not finished; False if a signal stopped it."""
     from ggufspec.batch.run import Batch
 
     n_before = len(results.records)
     if n_before:
-        click.echo(f"ggufspec: {n_before:,} of {len(prompts):,} prompts are done already", err=True)
+        click.echo(
+            f"ggufspec: {n_before:,} of {len(prompts):,} prompts are finished already", err=True
+        )
     with late_bars() as bars:
         shown = _Shown(bars, n_before, len(prompts), verbose=plan.verbose)
         batch = Batch(prompts, plan, results, shown.show, start)
         with _stopped_by_signals(batch.stop):
             is_finished = batch.run()
-    shown.tell_speed()
+    shown.print_speed()
     return is_finished
 
 
 def _end(
     prompts: Sequence[Prompt], results: BatchResults, output: Path, *, is_finished: bool
 ) -> int:
-    """Totals, and what to do about what is missing; the exit code."""
+    """Print totals, and what to do about missing prompts; the exit code."""
     from ggufspec.batch.results import BatchTotals
 
     done = BatchTotals.of(results.records.values())
@@ -312,20 +260,20 @@ def _end(
     if done.n_drafted:
         parts.append(
             f"{done.acceptance:.1%} of {done.n_drafted:,} drafted accepted, "
-            f"{done.mean_length:.2f} tokens a round"
+            f"{done.mean_length:.2f} tokens/round"
         )
     click.echo(f"ggufspec: {'; '.join(parts)}", err=True)
     for record in [each for each in results.records.values() if each["error"]][:3]:
         click.echo(f"ggufspec: prompt {record['index'] + 1} failed: {record['error']}", err=True)
     if not is_finished:
-        kept = "" if str(output) == "-" else "; the same command with --resume goes on"
+        kept = "" if str(output) == "-" else "; the same command with --resume continues"
         click.echo(f"ggufspec: interrupted{kept}", err=True)
         return INTERRUPTED
     return ERROR if done.n_failed else 0
 
 
 class _Shown:
-    """What happens, as people want to see it: a bar on a terminal, else a line now and then."""
+    """Progress: a bar on a terminal, else a line now and then."""
 
     def __init__(self, bars: LateBars, n_done: int, n_all: int, *, verbose: bool) -> None:
         self._bars = bars
@@ -336,33 +284,33 @@ class _Shown:
         self._started = self._talked = monotonic()
 
     def show(self, event: BatchEvent) -> None:
-        """Show an event."""
+        """Show one event of the batch."""
         where = f"{event.pid} on {event.node}" if event.node else f"{event.pid}"
-        who = f"process {event.worker} ({where})" if event.pid else f"process {event.worker}"
+        worker = f"process {event.worker}" + (f" ({where})" if event.pid else "")
         which = "" if event.index is None else f" prompt {event.index + 1}"
         if event.what == "ready":
             if not self._n_here:
                 self._started = monotonic()  # loading is not writing
-            self._tell_placement(event.reason)
-            self._say(f"{who} is ready", only_if_verbose=True)
+            self._say_placement(event.reason)
+            self._say(f"{worker} is ready", only_if_verbose=True)
         elif event.what == "waiting":
-            self._say(f"{who} {event.reason}")
+            self._say(f"{worker} {event.reason}")
         elif event.what == "begun":
-            self._say(f"{who} begins{which}", only_if_verbose=True)
+            self._say(f"{worker} begins{which}", only_if_verbose=True)
         elif event.what == "ended":
-            end = "; trying again" if event.will_retry else "; giving it up" if which else ""
-            self._say(f"{which.strip() or who}: {event.reason}{end}")
+            end = "; trying again" if event.will_retry else "; giving up" if which else ""
+            self._say(f"{which.strip() or worker}: {event.reason}{end}")
         elif event.what == "lost":
-            self._say(f"{who} cannot be started again: {event.reason}; going on without it")
+            self._say(f"{worker} cannot be restarted: {event.reason}; continuing without it")
         elif event.record is not None:
             self._count(event.record)
 
-    def tell_speed(self) -> None:
-        """How fast it went, all processes together."""
+    def print_speed(self) -> None:
+        """Print the speed of all processes together."""
         seconds = monotonic() - self._started
         if self._n_here:
             click.echo(
-                f"ggufspec: wrote {self._n_tokens:,} tokens for {self._n_here:,} prompts in "
+                f"ggufspec: generated {self._n_tokens:,} tokens for {self._n_here:,} prompts in "
                 f"{seconds:.1f} s: {self._n_tokens / seconds:.1f} tokens/s",
                 err=True,
             )
@@ -374,13 +322,13 @@ class _Shown:
         seconds = max(monotonic() - self._started, 1e-9)
         speed = f"{self._n_tokens / seconds:.1f} tokens/s"
         if sys.stderr.isatty():
-            self._bars.update("Writing", self._n_done, self._n_all, label=speed)
+            self._bars.update("Generating", self._n_done, self._n_all, label=speed)
         elif monotonic() - self._talked > _TALK_EVERY:
             self._talked = monotonic()
             left = seconds / self._n_here * (self._n_all - self._n_done)
             self._say(f"{self._n_done:,} of {self._n_all:,}, {speed}, about {left:.0f} s left")
 
-    def _tell_placement(self, placement: str) -> None:
+    def _say_placement(self, placement: str) -> None:
         if placement and placement not in self._placements:
             self._placements.add(placement)
             self._say(placement)
@@ -392,16 +340,16 @@ class _Shown:
 
 @contextmanager
 def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Within the block, Ctrl-C and SIGTERM call `stop`, so that no record is cut in two.
+    """Within the block, Ctrl-C and SIGTERM call `stop`, so that no record is cut off.
 
-    A signal that was switched off (`nohup`, a job in the background) stays so.
+    A signal that is ignored (`nohup`, a background job) stays ignored.
     """
     before: dict[signal.Signals, Any] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda *_: stop())
+    for each in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(each) is not signal.SIG_IGN:
+            before[each] = signal.signal(each, lambda *_: stop())
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -12,12 +12,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import bench_jobs, render
-from ggufspec.cli.demo import cache_dir_option, size_option
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.files import check_writable, write_file
 from ggufspec.cli.lists import length, listed, name, temperature
 from ggufspec.cli.names import offline_option
-from ggufspec.cli.options import draft_option, load_options, show_log, target_option, verbose_option
+from ggufspec.cli.options import (
+    cache_dir_option,
+    draft_option,
+    load_options,
+    show_log,
+    size_option,
+    target_option,
+    verbose_option,
+)
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
 from ggufspec.cli.sections import SectionedGroup

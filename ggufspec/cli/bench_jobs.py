@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli.demo import stand_in as padded
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import find_models
-from ggufspec.cli.run import was_given
+from ggufspec.cli.names import stand_in as padded
+from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, PromptError
 

@@ -1,9 +1,8 @@
-"""`ggufspec compare`: plain and speculative decoding side by side, live or recorded."""
+"""`ggufspec compare`: plain and speculative decoding side by side, replayed or recorded."""
 
 from __future__ import annotations
 
 import math
-import os
 import secrets
 import shutil
 import sys
@@ -14,103 +13,80 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import render
-from ggufspec.cli.demo import PROMPTS, WARM_UP_TOKENS, cache_dir_option, size_option, stand_in
+from ggufspec.cli.demo import WARM_UP_TOKENS
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.files import check_writable, write_file
-from ggufspec.cli.names import find_models, offline_option
+from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import (
+    AT_LEAST_1,
+    NOT_NEGATIVE,
     color_option,
-    draft_n_option,
-    draft_option,
-    draft_temperature_option,
-    drafter_option,
-    ignore_eos_option,
     load_options,
+    option,
+    pair_or_embedded_options,
     prompt_options,
     room_for,
     seed_option,
     show_log,
-    stop_option,
-    target_option,
     verbose_option,
-    verify_option,
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.run import as_wanted, check_needs_no_draft, check_rule, read_prompt, was_given
-from ggufspec.cli.sampling_options import sampling_options, to_generate, to_json
+from ggufspec.cli.run import prompt_of, read_prompt
 from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli.text_settings import (
+    check_needs_no_draft,
+    checked,
+    conditions,
+    drafter_without_model,
+    text_options,
+    was_given,
+)
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
     from ggufspec.bench.race import Lane, Race
     from ggufspec.engine.engine import Engine
 
-_TOLD_EVERY = 0.1  # seconds
-_WIDEST = 98  # letters of a line that is to be read
-_PROMPT = PROMPTS[2]
-# The same text in both lanes; the penalty, since the embedded pair repeats itself without one,
-# which would make drafting look better than it is.
+_COUNT_EVERY = 0.1  # seconds
+_WIDEST = 98  # characters of a line of prose
+_PROMPT = '"My dear Watson," said Holmes,'
+# Greedy, so that both texts are the same; with a penalty, because the embedded pair repeats itself
+# without one, which would make drafting look better than it is.
 _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 
 
 @click.command(name="compare", cls=SectionedCommand)
-@target_option(required=False)
-@draft_option("without one, only the text so far drafts")
-@offline_option
-@size_option
-@cache_dir_option
-@draft_n_option
-@drafter_option
-@verify_option
-@draft_temperature_option
+@pair_or_embedded_options
 @prompt_options
-@click.option(
-    "-n",
-    "--n-predict",
-    "max_tokens",
-    type=click.IntRange(min=1),
-    default=defaults.COMPARE_TOKENS,
-    show_default=True,
-    help="Tokens that each of them writes at most.",
+@text_options(
+    option(
+        "-n --n-predict max_tokens",
+        "Maximum tokens to generate with each of the two.",
+        type=AT_LEAST_1,
+        default=defaults.COMPARE_TOKENS,
+    ),
+    seed_option,
 )
-@stop_option
-@ignore_eos_option
-@sampling_options
-@seed_option
 @load_options
-@click.option(
+@option(
     "--speed",
-    type=click.FloatRange(min=0),
+    "Speed of the replay, relative to the race; 0: only show the end.",
+    type=NOT_NEGATIVE,
     default=1.0,
-    show_default=True,
-    help="How many times as fast the replay is as the race was; 0: only how it ended.",
 )
-@click.option(
+@option(
     "--record",
+    "Also write the race to a file: .svg (an animated picture) or .cast (for asciinema).",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Also write the race to a file: .svg (an animated picture, for a README) or .cast "
-    "(for asciinema).",
 )
 @color_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead: no replay.")
+@option("--json as_json", "Print one JSON document instead: no replay.", is_flag=True)
 @verbose_option
 def command(
-    target: str | None,
-    draft: str | None,
-    offline: bool,
-    size: str,
-    cache_dir: Path | None,
-    n_draft: int | str,
-    drafter: str | None,
-    verify: str,
-    draft_temperature: float | str,
+    pair: PairOptions,
     asked: dict[str, Any],
-    max_tokens: int,
-    stop: tuple[str, ...],
-    ignore_eos: bool,
-    sampling: dict[str, Any],
-    seed: int | None,
+    settings: dict[str, Any],
     load_settings: dict[str, Any],
     speed: float,
     record: Path | None,
@@ -118,14 +94,14 @@ def command(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Watch plain and speculative decoding race each other, on the same prompt and seed.
+    """Watch plain and speculative decoding side by side, on the same prompt and seed.
 
-    They run one after the other, plain first, so that neither takes the other's cores; then both
-    are replayed in step, with their true timings. What the draft wrote and the target accepted is
-    green. Without a terminal, the result is printed as text.
+    They run one after the other, plain first, so that they do not compete for cores; then both are
+    replayed together with their measured timings. Accepted draft tokens are green. Without a
+    terminal, the texts and the result are printed.
 
-    Without --target, the embedded pair of `ggufspec demo` runs: on a prompt of its own, at
-    temperature 0 and with a repeat penalty of 1.15, unless you say otherwise.
+    Without --target, the embedded pair of `ggufspec demo` runs: by default on a built-in prompt, at
+    temperature 0, with a repeat penalty of 1.15.
 
     \b
       ggufspec compare
@@ -133,39 +109,26 @@ def command(
       ggufspec compare --record race.svg
     """
     if not math.isfinite(speed):
-        raise click.BadParameter(f"{speed} is no speed; give a number", param_hint="--speed")
-    check_rule(verify)
-    _check_contenders(target, draft, drafter, n_draft)
+        raise click.BadParameter(f"{speed} is not a speed; give a number", param_hint="--speed")
+    _check_contenders(pair, settings)
     if record is not None:
         from ggufspec.bench.recording import check_recordable
 
         check_recordable(record)
         check_writable(record)
     show_log(verbose)
-    if target is None:
-        ignore_eos = True
-        sampling.update({name: value for name, value in _EMBEDDED.items() if not was_given(name)})
-    settings: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "n_draft": n_draft,
-        "drafter": drafter,
-        "verify": verify,
-        "draft_temperature": draft_temperature,
-        **to_generate(sampling),
-        "seed": secrets.randbits(32) if seed is None else seed,
-        "stop": stop,
-        "ignore_eos": ignore_eos,
-    }
-    from ggufspec.engine.options import CheckedOptions
-
-    CheckedOptions.of(settings)  # type: ignore[arg-type]
+    if pair.target is None:
+        usual = {name: value for name, value in _EMBEDDED.items() if not was_given(name)}
+        settings = checked(**{**settings, **usual, "ignore_eos": True})
+    if settings["seed"] is None:
+        settings["seed"] = secrets.randbits(32)
     text = _PROMPT
-    if target is not None or any(asked[name] is not None for name in ("prompt", "prompt_file")):
+    if pair.target is not None or asked["prompt"] is not None or asked["prompt_file"] is not None:
         text = read_prompt(asked["prompt"], asked["prompt_file"])
-    target_path, draft_path = _find(target, draft, offline, size, cache_dir)
-    load_settings.update(room_for(n_draft))
-    with load_with_bars(target_path, draft_path, load_settings) as engine:
-        race = _run(engine, text, as_wanted(engine, text, asked), settings)
+    paths = pair.find()
+    load_settings |= room_for(settings["n_draft"])
+    with load_with_bars(*paths, load_settings) as engine:
+        race = _run(engine, text, prompt_of(engine, text, asked), settings)
 
     if record is not None:
         from ggufspec.bench.recording import recording
@@ -173,60 +136,42 @@ def command(
         write_file(record, recording(race, record, speed or 1.0))
         click.echo(f"ggufspec: the race is in {record}", err=True)
     if as_json:
-        document = _document(race)
-        paths = {"target": str(target_path), "draft": draft_path and str(draft_path)}
-        document["settings"] = {**paths, **to_json(settings), **load_settings}
-        render.echo_json({**document, "versions": render.versions()})
+        render.echo_json({**_document(race), **conditions(paths, settings, load_settings)})
         return 0
     interrupted = _show(race, speed, color)
     _print_result(race)
     return INTERRUPTED if interrupted else 0
 
 
-def _check_contenders(
-    target: str | None, draft: str | None, drafter: str | None, n_draft: int | str
-) -> None:
-    """Raises UsageError where there is nobody to race against, or nobody to race."""
-    if drafter == "none":
+def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
+    """Raises UsageError if there are no two contenders."""
+    if settings["drafter"] == "none":
         raise click.UsageError(
-            "--drafter none is what the other one does anyway; name one that drafts, such as ngram"
+            "--drafter none is plain decoding, which runs anyway; name another one, such as ngram"
         )
-    if target is None:
-        if draft is not None:
+    if pair.target is None:
+        if pair.draft is not None:
             raise click.UsageError(
-                "--draft needs a --target; without both, the embedded pair is compared"
+                "--draft needs --target; without both, the embedded pair is compared"
             )
         return
-    for name in ("size", "cache_dir"):
+    for name, flag in (("size", "--size"), ("cache_dir", "--cache-dir")):
         if was_given(name):
-            option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"{option} is of the embedded pair: leave it or --target out")
-    if draft is None:
-        drafter = drafter or ("auto" if n_draft == "auto" else "none")
-        check_needs_no_draft(drafter, compare=False)
-        if drafter == "model":
+            raise click.UsageError(f"{flag} is for the embedded pair: leave it or --target out")
+    if pair.draft is None:
+        check_needs_no_draft(settings)
+        if drafter_without_model(settings) == "model":
             raise click.UsageError("--drafter model needs a draft model: name one with --draft")
 
 
-def _find(
-    target: str | None, draft: str | None, offline: bool, size: str, cache_dir: Path | None
-) -> tuple[Path, Path | None]:
-    """The files of the pair."""
-    if target is not None:
-        return find_models(target, draft, offline=offline)
-    from ggufspec.standin.embedded import embedded_draft
-
-    return stand_in(size, cache_dir), embedded_draft()
-
-
 def _run(engine: Engine, text: str, prompt: str | list[int], settings: dict[str, Any]) -> Race:
-    """Let both run, after a warm-up each. Raises KeyboardInterrupt."""
+    """Run both, each after a warm-up. Raises KeyboardInterrupt."""
     from ggufspec.bench.race import PLAIN, SPECULATIVE, Race
 
     contenders = {PLAIN: {**settings, "drafter": "none"}, SPECULATIVE: settings}
     click.echo(
-        "Plain decoding runs first, then speculative decoding: one after the other, so that "
-        "neither takes\nthe other's cores. What is shown afterwards has their true timings.",
+        "Plain decoding runs first, then speculative decoding, so that they do not compete for "
+        "cores.\nAfterwards both are replayed with their measured timings.",
         err=True,
     )
     for name, own in contenders.items():
@@ -239,25 +184,30 @@ def _run(engine: Engine, text: str, prompt: str | list[int], settings: dict[str,
 
 
 def _run_lane(
-    engine: Engine, prompt: str | list[int], settings: dict[str, Any], name: str, told: str
+    engine: Engine, prompt: str | list[int], settings: dict[str, Any], name: str, label: str
 ) -> Lane:
-    """Let one of them write, noting when each chunk came."""
+    """Run one of them; its pieces have the time when they came."""
     from ggufspec.bench.race import Lane, TimedText
 
     came = []
-    with late_bars() as bars, _Counter(told, settings["max_tokens"]) as counter:
-
-        def on_prompt(whose: str, done: int, total: int) -> None:
-            what = "Measuring the pair" if whose == "costs" else f"Reading the prompt ({whose})"
-            bars.update(what, done, total)
-
-        stream = engine.stream(prompt, progress=on_prompt, **settings)
+    n_tokens, shown_at = 0, -math.inf
+    # No progress bar: its thread would take time from the generation.
+    counts = render.is_terminal(sys.stderr)
+    with late_bars() as bars:
+        stream = engine.stream(prompt, progress=bars.prompt, **settings)
         start = perf_counter()
-        for chunk in stream:
-            at = perf_counter()
-            bars.close()
-            came.append((at - start, chunk))
-            counter.add(len(chunk.tokens), at)
+        try:
+            for chunk in stream:
+                at = perf_counter()
+                bars.close()
+                came.append((at - start, chunk))
+                n_tokens += len(chunk.tokens)
+                if counts and at - shown_at >= _COUNT_EVERY:
+                    shown_at = at
+                    _overwrite(f"{label}: {n_tokens} of {settings['max_tokens']} tokens")
+        finally:
+            if counts:
+                _overwrite("")
     done = stream.completion
     pieces = tuple(
         TimedText(
@@ -271,46 +221,16 @@ def _run_lane(
     return Lane(name, pieces, done.tokens, done.finish_reason, done.stats)
 
 
-class _Counter:
-    """Tells on a terminal how many tokens there are by now.
-
-    A line of our own: a bar with a thread would take time from those who run.
-    """
-
-    def __init__(self, name: str, n_most: int) -> None:
-        self._name = name
-        self._n_most = n_most
-        self._n_tokens = 0
-        self._told_at = -math.inf
-        self._shown = False
-
-    def __enter__(self) -> _Counter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._write("\r\x1b[K")
-
-    def add(self, n_tokens: int, seconds: float) -> None:
-        self._n_tokens += n_tokens
-        if seconds - self._told_at >= _TOLD_EVERY and _is_terminal(sys.stderr):
-            self._told_at, self._shown = seconds, True
-            self._write(f"\r\x1b[K{self._name}: {self._n_tokens} of {self._n_most} tokens")
-
-    def _write(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-
-def _is_terminal(stream: Any) -> bool:
-    """Whether more than lines can be written there."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
+def _overwrite(line: str) -> None:
+    """Replace the terminal's last line on stderr."""
+    sys.stderr.write(f"\r\x1b[K{line}")
+    sys.stderr.flush()
 
 
 def _show(race: Race, speed: float, color: str) -> bool:
-    """Both texts, on a terminal as they came. Tells whether the user interrupted the replay."""
+    """Show both texts, replayed on a terminal; whether the user interrupted the replay."""
     interrupted = False
-    if not _is_terminal(sys.stdout):
+    if not render.is_terminal(sys.stdout):
         from ggufspec.bench.race_text import harmless
 
         render.tolerate_letters()
@@ -333,7 +253,7 @@ def _show(race: Race, speed: float, color: str) -> bool:
 def _print_result(race: Race) -> None:
     from ggufspec.bench.race import verdict
 
-    header = ["", "tokens/s", "speed-up", "accepted", "tokens a round"]
+    header = ["", "tokens/s", "speed-up", "accepted", "tokens/round"]
     rows = []
     for lane in race.lanes:
         stats = lane.stats
@@ -344,26 +264,24 @@ def _print_result(race: Race) -> None:
             f"{stats.acceptance:.1%}" if stats.n_drafted else "",
             f"{stats.mean_length:.2f}",
         ]
-        right = [f"{cell:>{len(name)}}" for cell, name in zip(cells, header[1:], strict=True)]
-        rows.append([lane.name, *right])
+        rows.append([lane.name, *cells])
     click.echo()
-    render.echo_rows([header, *rows])
-    click.echo()
+    render.echo_table(header, rows)
     _say(verdict(race))
     _say(
-        "They ran one after the other, plain first, each after a warm-up. One race is noisy: for "
-        "numbers to rely on, `ggufspec bench` measures in turns."
+        "They ran one after the other, each after a warm-up. A single race is noisy: for reliable "
+        "numbers, `ggufspec bench` repeats it in alternation."
     )
 
 
 def _say(sentence: str) -> None:
-    """On lines as wide as the terminal, but not too wide to read."""
+    """Print it in lines as wide as the terminal, but not too wide to read."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
     click.echo(click.wrap_text(sentence, width))
 
 
 def _document(race: Race) -> dict[str, Any]:
-    """What --json tells."""
+    """The JSON document."""
     from ggufspec.bench.race import verdict
 
     document: dict[str, Any] = {"prompt": race.prompt, "order": [lane.name for lane in race.lanes]}

@@ -1,9 +1,4 @@
-"""The `ggufspec` command: finds its subcommands, and turns errors into messages and exit codes.
-
-Exit codes: 0 done, 1 an error that is explained on stderr, or a difference that an audit found,
-2 wrong usage, 130 interrupted.
-Nothing heavy is imported before a subcommand runs, so that --help is instant.
-"""
+"""The `ggufspec` command: imports a subcommand when it is called; turns errors into exit codes."""
 
 from __future__ import annotations
 
@@ -18,22 +13,22 @@ from ggufspec.cli.exits import ERROR, INTERRUPTED, USAGE
 from ggufspec.errors import GgufspecError, OptionError
 
 _COMMANDS = {
-    "audit": "Test whether speculative text is what the target alone would write.",
-    "batch": "Answer a file of prompts by several processes, and go on after a crash.",
-    "bench": "Measure plain and speculative decoding side by side.",
-    "compare": "Plain and speculative decoding side by side: a race, to watch or to record.",
-    "demo": "Watch a large model write with the help of a small one; nothing to download.",
-    "models": "Models by name: list, show, download, verify and remove them.",
-    "plan": "Where layers of a pair would go, and how fast that would be.",
-    "run": "Continue a prompt, or answer it, with a target and a draft model.",
-    "serve": "Serve a pair by OpenAI's API, with a page to try it.",
-    "standin": "Write a file of any model's shape, to try its speed before the download.",
-    "tune": "Measure what passes cost here, and remember how a pair runs fastest.",
+    "audit": "Test whether speculative text has the target's distribution.",
+    "batch": "Run a file of prompts in several processes; continue after a crash.",
+    "bench": "Measure plain and speculative decoding in alternation.",
+    "compare": "Watch plain and speculative decoding side by side.",
+    "demo": "Watch a large model write faster; nothing to download.",
+    "models": "List, show, download, verify and remove models.",
+    "plan": "Predict where the layers of a pair go, and how fast it is.",
+    "run": "Continue or answer a prompt with a target and a draft model.",
+    "serve": "Serve a pair over OpenAI's API, with a web page.",
+    "standin": "Write a file with the shape of a model, to try its speed.",
+    "tune": "Measure a pair on this machine, and keep its fastest settings.",
 }
 
 
 class _Commands(click.Group):
-    """Imports a subcommand's module when it is asked for."""
+    """Imports a subcommand's module on demand, so that --help is instant."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(_COMMANDS)
@@ -54,8 +49,8 @@ class _Commands(click.Group):
 def cli() -> None:
     """Speculative decoding for GGUF models.
 
-    A small draft model writes ahead, the large target model checks, and rejection sampling keeps
-    exactly the text, or the distribution of texts, that the target alone would have written.
+    A small draft model proposes tokens, the large target model verifies them in one pass, and
+    rejection sampling keeps exactly the target's distribution.
     """
 
 
@@ -65,12 +60,13 @@ def main() -> None:
     try:
         sys.stdout.flush()
     except OSError:
-        # It was told, if there was anybody to tell: now Python would try once more, and complain.
+        # Already reported: without this, Python would flush again at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def run() -> int:
+    """Run the command line; its exit code, see `exits`."""
     _open_closed_streams()
     try:
         result = cli.main(prog_name="ggufspec", standalone_mode=False)
@@ -83,7 +79,7 @@ def run() -> int:
         _complain("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output went away (`ggufspec run ... | head`): nobody is left to tell.
+        # The reader of the output has ended (`ggufspec run ... | head`).
         return ERROR
     except OptionError as error:
         _complain(str(error))
@@ -100,7 +96,7 @@ def run() -> int:
 
 
 def _open_closed_streams() -> None:
-    """Python has None for a stream that its caller closed (`<&-`, `>&-`): nothing is there."""
+    """Replace streams that the caller closed (`<&-`, `>&-`), which are None in Python."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115

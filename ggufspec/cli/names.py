@@ -1,24 +1,46 @@
-"""From the names that users give models to files, with a bar while one is downloaded."""
+"""Finds the files of named models: downloads them, proposes a draft, writes a stand-in."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from ggufspec.cli.progress import late_bars
+from ggufspec.common import defaults
 
 AUTO_DRAFT = "auto"
+_EMBEDDED_PARAMS = 7.2  # millions
 
 offline_option = click.option(
     "--offline",
     is_flag=True,
-    help="Take models from this machine only; download none. [default: HF_HUB_OFFLINE]",
+    help="Use only models on this machine; download nothing. [default: HF_HUB_OFFLINE]",
 )
 
 
+@dataclass(frozen=True)
+class PairOptions:
+    """The models that a command was given; without a target, the embedded pair."""
+
+    target: str | None
+    draft: str | None
+    offline: bool
+    size: str = defaults.DEMO_SIZE
+    cache_dir: Path | None = None
+
+    def find(self) -> tuple[Path, Path | None]:
+        """The files of target and draft. Raises GgufspecError."""
+        if self.target is not None:
+            return find_models(self.target, self.draft, offline=self.offline)
+        from ggufspec.standin.embedded import embedded_draft
+
+        return stand_in(self.size, self.cache_dir), embedded_draft()
+
+
 def find_model(name: str, *, offline: bool) -> Path:
-    """The file that a name means, downloaded if need be. Raises GgufspecError."""
+    """The file of that name, downloaded if need be. Raises GgufspecError."""
     from ggufspec.models.pull import resolve
 
     with late_bars() as bars:
@@ -26,7 +48,7 @@ def find_model(name: str, *, offline: bool) -> Path:
 
 
 def find_models(target: str, draft: str | None, *, offline: bool) -> tuple[Path, Path | None]:
-    """The files of a pair; for the draft `auto`, one is proposed, and named on stderr."""
+    """The files of a pair. For the draft `auto`, one is proposed and named on stderr."""
     target_path = find_model(target, offline=offline)
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
@@ -34,9 +56,33 @@ def find_models(target: str, draft: str | None, *, offline: bool) -> tuple[Path,
 
 
 def proposed_draft(target: str) -> str:
-    """The name of a draft for a target; says on stderr which. Raises ModelError."""
+    """The name of a draft for a target, also printed on stderr. Raises ModelError."""
     from ggufspec.models.pull import propose_draft
 
     proposal = propose_draft(target)
     click.echo(f"ggufspec: drafting with {proposal.name}: {proposal.why}", err=True)
     return proposal.name
+
+
+def stand_in(size: str, cache_dir: Path | None) -> Path:
+    """The padded target, written first if it is not there yet."""
+    from ggufspec.common.files import default_cache_dir
+    from ggufspec.standin import padded
+
+    n_params, folder = padded.parse_size(size), cache_dir or default_cache_dir()
+    dimensions, file = padded.plan_dimensions(n_params), padded.padded_file(n_params)
+    click.echo(
+        f"The large model is a stand-in: a model of {_EMBEDDED_PARAMS} M parameters, trained on "
+        f"old novels, padded with zeros\nto the cost of {file.n_params / 1e6:,.0f} M "
+        f"({dimensions.n_layers} layers, width {dimensions.n_embd}). It writes what the small one "
+        "would, only slower.\n",
+        err=True,
+    )
+    found = padded.cached_target(n_params, folder)
+    if found is not None:
+        return found
+    click.echo(f"Writing it once: {file.n_bytes / 1e6:,.0f} MB in {folder} ...", err=True)
+    with late_bars() as bars:
+        return padded.padded_target(
+            n_params, folder, lambda done, of: bars.update("Writing", done, of, unit="bytes")
+        )

@@ -1,4 +1,4 @@
-"""Options that several commands share, by llama.cpp's names where it has one."""
+"""Options that several commands share, by llama.cpp's names where it has them."""
 
 from __future__ import annotations
 
@@ -10,28 +10,42 @@ from typing import Any, TypeVar
 
 import click
 
-from ggufspec.cli import render
+from ggufspec.cli.names import PairOptions, offline_option
 from ggufspec.common import defaults
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+Option = Callable[[Any], Any]  # a decorator that gives a command one option
+
+COUNT = click.IntRange(min=0)
+AT_LEAST_1 = click.IntRange(min=1)
+NOT_NEGATIVE = click.FloatRange(min=0)
+POSITIVE = click.FloatRange(min=0, min_open=True)
 
 
-def _all(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def option(names: str, help_text: str, **settings: Any) -> Option:
+    """click.option with its names in one string; a default is shown in --help."""
+    shown = {"show_default": "default" in settings}
+    return click.option(*names.split(), help=help_text, **{**shown, **settings})
+
+
+def _all(*options: Option) -> Option:
     """Apply decorators so that --help lists them in the order given."""
     return lambda command: reduce(lambda made, option: option(made), reversed(options), command)
 
 
-def gathered(into: str, *options: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Options whose values come to the command in one dict, its argument `into`."""
+def gathered(
+    into: str, *options: Option, make: Callable[..., Any] = dict
+) -> Callable[[Command], Command]:
+    """Options whose values `make` turns into one argument of the command, named `into`."""
 
     probe: Any = _all(*options)(lambda: None)
     names = [option.name for option in probe.__click_params__ if option.expose_value]
 
     def decorate(command: Command) -> Command:
         @wraps(command)
-        def gather(**given: Any) -> Any:
+        def gather(*args: Any, **given: Any) -> Any:
             values = {name: given.pop(name) for name in names}
-            return command(**given, **{into: values})
+            return command(*args, **given, **{into: make(**values)})
 
         made: Any = _all(*options)(gather)
         return made  # type: ignore[no-any-return]
@@ -39,158 +53,132 @@ def gathered(into: str, *options: Callable[[Any], Any]) -> Callable[[Command], C
     return decorate
 
 
+class OrAuto(click.ParamType[Any]):
+    """A number of that kind, or the word auto."""
+
+    name = "n|auto"
+
+    def __init__(self, kind: click.ParamType[Any]) -> None:
+        self.kind = kind
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "auto":
+            return value
+        try:
+            return self.kind.convert(value, param, ctx)
+        except click.BadParameter:
+            try:
+                float(value)
+            except ValueError:
+                self.fail(f"{value!r} is neither a number nor auto", param, ctx)
+            raise
+
+
 def a_share(context: click.Context, option: click.Parameter, value: float) -> float:
-    """A callback for options from 0 to 1, which a range lets "nan" be too. Raises BadParameter."""
+    """A callback that refuses "nan", which click's ranges accept. Raises BadParameter."""
     if value != value:
-        raise click.BadParameter("it is no number")
+        raise click.BadParameter("nan is not a number")
     return value
 
 
-_KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
-
-context_option = click.option(
-    "-c",
-    "--ctx-size",
-    "n_ctx",
-    type=click.IntRange(min=1),
-    help=f"Tokens that prompt and text may have together. "
-    f"[default: the target's own, at most {defaults.N_CTX}]",
+context_option = option(
+    "-c --ctx-size n_ctx",
+    f"Context size: tokens of prompt and text together. [default: the target's, at most "
+    f"{defaults.N_CTX}]",
+    type=AT_LEAST_1,
 )
 
-type_k_option = click.option(
-    "-ctk",
-    "--cache-type-k",
-    "type_k",
-    type=click.Choice(_KV_TYPES),
-    default=defaults.KV_TYPE,
-    show_default=True,
-    help="Type of the K cache.",
+
+type_k_option, type_v_option = (
+    option(
+        f"-ct{name} --cache-type-{name} type_{name}",
+        f"Type of the {name.upper()} cache: {', '.join(defaults.KV_TYPES)}.",
+        type=click.Choice(defaults.KV_TYPES),
+        metavar="TYPE",
+        default=defaults.KV_TYPE,
+    )
+    for name in "kv"
 )
 
-type_v_option = click.option(
-    "-ctv",
-    "--cache-type-v",
-    "type_v",
-    type=click.Choice(_KV_TYPES),
-    default=defaults.KV_TYPE,
-    show_default=True,
-    help="Type of the V cache.",
-)
-
-rpc_option = click.option(
-    "--rpc",
-    "rpc",
+rpc_option = option(
+    "--rpc rpc",
+    "llama.cpp RPC servers that take layers of the target, as GPUs do. They have no "
+    "authentication: use them only in a network that you trust.",
     metavar="HOST:PORT,...",
     callback=lambda context, option, value: _servers(value),
-    help="Servers of llama.cpp's RPC backend that take layers of the target, as GPUs do. They ask "
-    "nobody for a password: only in a network that you trust.",
 )
 
 load_options = gathered(
     "load_settings",
     context_option,
-    click.option(
-        "-b",
-        "--batch-size",
-        "n_batch",
-        type=click.IntRange(min=1),
-        help="Prompt tokens a batch, of target and draft. [default: what tune found, or "
+    option(
+        "-b --batch-size n_batch",
+        "Prompt tokens per batch, for target and draft. [default: from tune, or "
         f"{defaults.N_BATCH}]",
+        type=AT_LEAST_1,
     ),
-    click.option(
-        "-t",
-        "--threads",
-        "n_threads",
-        type=click.IntRange(min=1),
-        help="Threads of the target. [default: what tune found, or one per core]",
+    option(
+        "-t --threads n_threads",
+        "Threads for the target. [default: from tune, or one per core]",
+        type=AT_LEAST_1,
     ),
-    click.option(
-        "-td",
-        "--threads-draft",
-        "n_threads_draft",
-        type=click.IntRange(min=1),
-        help="Threads of the draft. [default: what tune found, or as the target; 1 if tiny]",
+    option(
+        "-td --threads-draft n_threads_draft",
+        "Threads for the draft. [default: from tune, or as the target; 1 if tiny]",
+        type=AT_LEAST_1,
     ),
-    click.option(
-        "-ngl",
-        "--gpu-layers",
-        "n_gpu_layers",
+    option(
+        "-ngl --gpu-layers n_gpu_layers",
+        "Layers of the target on GPUs, counting the output layer; -1: all; auto: the number "
+        "with the best predicted speed that fits free memory.",
+        type=OrAuto(click.INT),
         default=defaults.N_GPU_LAYERS,
-        show_default=True,
-        callback=lambda context, option, value: _layers(value),
-        help="Layers of the target on the GPU, the output counting as one; -1: all; auto: what is "
-        "predicted to be fastest within free memory.",
     ),
-    click.option(
-        "-ngld",
-        "--gpu-layers-draft",
-        "n_gpu_layers_draft",
+    option(
+        "-ngld --gpu-layers-draft n_gpu_layers_draft",
+        "Layers of the draft on its GPU, likewise.",
+        type=OrAuto(click.INT),
         default=defaults.N_GPU_LAYERS,
-        show_default=True,
-        callback=lambda context, option, value: _layers(value),
-        help="Layers of the draft on the GPU, likewise.",
     ),
-    click.option(
-        "-ts",
-        "--tensor-split",
-        "tensor_split",
+    option(
+        "-ts --tensor-split tensor_split",
+        "Proportions of the target's layers per GPU, such as 3,1. [default: by free memory]",
         default="",
         metavar="N,N...",
         callback=lambda context, option, value: _shares(value),
-        help="Shares of the target's layers for several GPUs. [default: by free memory]",
+        show_default=False,
     ),
-    click.option(
-        "-mg",
-        "--main-gpu",
-        "main_gpu",
-        type=click.IntRange(min=0),
-        help="The GPU for the draft. [default: where it is predicted to be fastest]",
+    option(
+        "-mg --main-gpu main_gpu",
+        "GPU for the draft. [default: the one with the best predicted speed]",
+        type=COUNT,
     ),
     rpc_option,
-    click.option(
-        "-fa",
-        "--flash-attn",
-        "flash_attention",
+    option(
+        "-fa --flash-attn flash_attention",
+        "Flash attention.",
         type=click.Choice(["auto", "on", "off"]),
         default=defaults.FLASH_ATTENTION,
-        show_default=True,
-        help="Flash attention.",
     ),
     type_k_option,
     type_v_option,
-    click.option(
-        "--mmap/--no-mmap", default=True, show_default=True, help="Map the files into memory."
-    ),
+    option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
 )
 
 
-def _limit(value: int) -> int | None:
-    """A number of tokens; -1 is none."""
+def _limit(context: click.Context, option: click.Parameter, value: int) -> int | None:
     if value != -1 and value < 1:
-        raise click.BadParameter("must be at least 1, or -1 for no limit", param_hint="-n")
+        raise click.BadParameter("must be at least 1, or -1 for no limit")
     return None if value == -1 else value
 
 
-max_tokens_option = click.option(
-    "-n",
-    "--n-predict",
-    "max_tokens",
+max_tokens_option = option(
+    "-n --n-predict max_tokens",
+    "Maximum tokens to generate; -1: until the model stops or the context is full.",
     type=int,
     default=-1,
-    show_default=True,
-    callback=lambda context, option, value: _limit(value),
-    help="Tokens of a text at most; -1: until the model stops or the context is full.",
+    callback=_limit,
 )
-
-
-def _layers(value: str) -> int | str:
-    """A number of layers, or "auto"."""
-    if value == defaults.N_GPU_LAYERS:
-        return value
-    try:
-        return int(value)
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is neither a whole number nor auto") from None
 
 
 def _shares(value: str) -> tuple[float, ...]:
@@ -202,7 +190,7 @@ def _shares(value: str) -> tuple[float, ...]:
     try:
         return validate.shares("it", [float(part) for part in value.split(",")])
     except ValueError as error:  # OptionError is one
-        raise click.BadParameter(f"{value!r} are no shares: give numbers like 3,1") from error
+        raise click.BadParameter(f"{value!r} is not a list of proportions such as 3,1") from error
 
 
 def _servers(value: str | None) -> tuple[str, ...]:
@@ -214,157 +202,139 @@ def _servers(value: str | None) -> tuple[str, ...]:
     return tuple(map(str, rpc_address.addresses("--rpc", value.split(","))))
 
 
-seed_option = click.option(
-    "-s",
-    "--seed",
-    type=click.IntRange(min=0),
-    help="Seed of the random numbers. [default: a fresh one]",
+seed_option = option("-s --seed", "Seed of the random numbers. [default: random]", type=COUNT)
+
+
+def target_option(*, required: bool = True) -> Option:
+    """The target: a file, or a name that `cli.names` resolves."""
+    return option(
+        "-m --target",
+        "Target model: a GGUF file, or a name: a registered one, user/repo:QUANT or "
+        "user/repo/file.gguf.",
+        required=required,
+        metavar="MODEL",
+    )
+
+
+def draft_option(without: str = "", *, required: bool = False) -> Option:
+    """The draft: a file, or a name. `without`: what happens without one, for --help."""
+    end = f"; {without}" if without else ""
+    return option(
+        "-md --draft",
+        f"Draft model, likewise; auto: one that fits the target{end}.",
+        required=required,
+        metavar="MODEL",
+    )
+
+
+_LOOKUP = "without one, only n-gram lookup drafts"
+
+size_option = option(
+    "--size", "Size of the stand-in target, in parameters: 10M to 8B.", default=defaults.DEMO_SIZE
 )
 
-_NAMES = "its name: a registered one, user/repo:QUANT or user/repo/file.gguf"
+cache_dir_option = option(
+    "--cache-dir",
+    "Folder for the stand-in. [default: GGUFSPEC_CACHE, or the user's cache folder]",
+    type=click.Path(path_type=Path),
+)
+
+pair_options = gathered(
+    "pair", target_option(), draft_option(_LOOKUP), offline_option, make=PairOptions
+)
+
+pair_or_embedded_options = gathered(
+    "pair",
+    target_option(required=False),
+    draft_option(_LOOKUP),
+    offline_option,
+    size_option,
+    cache_dir_option,
+    make=PairOptions,
+)
 
 
-def target_option(*, required: bool = True) -> Callable[[Any], Any]:
-    """Who is to write: a file, or a name that `cli.names` makes one of."""
-    return click.option(
-        "-m",
-        "--target",
-        required=required,
-        metavar="MODEL",
-        help=f"GGUF file of the target, or {_NAMES}.",
-    )
-
-
-def draft_option(without: str = "", *, required: bool = False) -> Callable[[Any], Any]:
-    """Who writes ahead: a file, or a name. `without`: what is to be said of doing without."""
-    end = f"; {without}" if without else ""
-    return click.option(
-        "-md",
-        "--draft",
-        required=required,
-        metavar="MODEL",
-        help=f"GGUF file of the draft, or its name; auto: one that fits the target{end}.",
-    )
-
-
-def draft_n_option_of(default: int | str, help_text: str) -> Callable[[Any], Any]:
-    return click.option(
-        "--draft-n",
-        "n_draft",
-        default=str(default),
-        show_default=True,
-        callback=lambda context, option, value: _count_or_auto(value),
-        help=help_text,
+def draft_n_option_of(default: int | str, help_text: str) -> Option:
+    """The draft length: a option, or "auto"."""
+    return option(
+        "--draft-n n_draft",
+        help_text,
+        type=OrAuto(click.IntRange(1, defaults.N_DRAFT_LIMIT)),
+        default=default,
     )
 
 
 draft_n_option = draft_n_option_of(
     defaults.N_DRAFT,
-    "Tokens that are written ahead in a round; auto: as many as bring the most tokens a second, "
-    "none where none do.",
+    "Draft length: tokens drafted per round; auto: the length with the highest expected tokens/s, "
+    "0 if drafting would not be faster.",
 )
 
 audited_draft_n_option = draft_n_option_of(
     defaults.N_DRAFT_FIXED,
-    "Tokens that the draft writes ahead in a round; auto, as in run: fewer, so that as many texts "
-    "tell less.",
+    "Draft length: tokens drafted per round; auto drafts fewer tokens, so the same number of texts "
+    "is weaker evidence.",
 )
 
 
 def room_for(n_draft: int | str) -> dict[str, Any]:
-    """What `load` has to be told for drafts of that length."""
+    """The argument of `load` for drafts of that length."""
     return {} if isinstance(n_draft, str) else {"n_draft_max": n_draft}
 
 
-draft_temperature_option = click.option(
-    "--draft-temp",
-    "draft_temperature",
+draft_temperature_option = option(
+    "--draft-temp draft_temperature",
+    "Temperature of the draft; 0: greedy; auto: adjusted during generation for the highest "
+    "acceptance. The text keeps the target's distribution at any value.",
+    type=OrAuto(click.FLOAT),
     default=defaults.DRAFT_TEMPERATURE,
-    show_default=True,
-    callback=lambda context, option, value: _temperature_or_auto(value),
-    help="Temperature of the draft; 0: its likeliest token; auto: learned while it writes, so that "
-    "most is accepted. The text keeps the target's distribution at any.",
 )
 
-drafter_option = click.option(
+drafter_option = option(
     "--drafter",
-    help="Who drafts: model, ngram (the text so far, without a model), auto (whoever gains more), "
-    "none, or a file of yours. [default: auto; model with a number for --draft-n]",
+    "Drafting strategy: model, ngram (lookup in the text so far, without a model), auto "
+    "(picks the faster one each round) or none. [default: auto; model if --draft-n is a number]",
 )
+
+verify_option = option(
+    "--verify",
+    "Verification rule: block (the whole draft at once), rejection (token by token) or match "
+    "(only equal tokens, as in llama.cpp). The text has the target's distribution with each.",
+    default=defaults.VERIFY,
+)
+
+DRAFTING = (draft_n_option, drafter_option, verify_option, draft_temperature_option)
 
 prompt_options = gathered(
     "asked",
-    click.option("-p", "--prompt", help="The prompt."),
-    click.option(
-        "-f",
-        "--file",
-        "prompt_file",
-        type=click.Path(path_type=Path),
-        help="Read the prompt from a file.",
+    option("-p --prompt", "Prompt text. [default: read from stdin]"),
+    option(
+        "-f --file prompt_file", "Read the prompt from a file.", type=click.Path(path_type=Path)
     ),
-    click.option(
-        "--chat", is_flag=True, help="Answer the prompt by the target's own chat template."
-    ),
-    click.option("--system", help="System message of the chat; implies --chat."),
+    option("--chat", "Apply the target's chat template: answer, not continue.", is_flag=True),
+    option("--system", "System message; implies --chat."),
 )
 
-stop_option = click.option(
-    "--stop", multiple=True, help="Text that ends the generation; may be given several times."
-)
+stop_option = option("--stop", "End before this text; may be given several times.", multiple=True)
 
-ignore_eos_option = click.option(
-    "--ignore-eos", is_flag=True, help="Forbid the tokens that end a text."
-)
+ignore_eos_option = option("--ignore-eos", "Never sample the tokens that end a text.", is_flag=True)
 
-verify_option = click.option(
-    "--verify",
-    default=defaults.VERIFY,
-    show_default=True,
-    help="How drafted tokens are judged: block (as a whole), rejection (token by token), or match "
-    "(as llama.cpp does). The text has the target's distribution by each.",
-)
-
-color_option = click.option(
+color_option = option(
     "--color",
-    type=click.Choice(render.COLOR_CHOICES),
+    "Show accepted draft tokens in green.",
+    type=click.Choice(("auto", "on", "off")),
     default="auto",
-    show_default=True,
-    help="Show in green what the draft wrote and the target accepted.",
 )
 
-verbose_option = click.option(
-    "-v", "--verbose", is_flag=True, help="Show llama.cpp's log on stderr."
-)
+json_option = option("--json as_json", "Print one JSON document instead.", is_flag=True)
 
-explaining_option = click.option(
-    "-v",
-    "--verbose",
+verbose_option = option("-v --verbose", "Show llama.cpp's log on stderr.", is_flag=True)
+
+explaining_option = option(
+    "-v --verbose",
+    "Show on stderr why each round had its draft length, where the time went, and llama.cpp's log.",
     is_flag=True,
-    help="Show on stderr why each round had its length, where the time went, and llama.cpp's log.",
 )
-
-
-def _count_or_auto(value: str) -> int | str:
-    if value == "auto":
-        return value
-    try:
-        count = int(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is neither a whole number nor 'auto'") from error
-    if not 1 <= count <= defaults.N_DRAFT_LIMIT:
-        raise click.BadParameter(
-            f"{count} is not in the range 1<=x<={defaults.N_DRAFT_LIMIT}; or give 'auto'"
-        )
-    return count
-
-
-def _temperature_or_auto(value: str) -> float | str:
-    if value == "auto":
-        return value
-    try:
-        return float(value)
-    except ValueError as error:
-        raise click.BadParameter(f"{value!r} is neither a number nor 'auto'") from error
 
 
 def show_log(verbose: bool) -> None:

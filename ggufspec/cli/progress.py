@@ -1,10 +1,9 @@
-"""Progress bars on stderr that appear only when something takes over a second, on a terminal."""
+"""Progress bars on stderr, on a terminal only, for work that takes over a second."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -30,9 +29,9 @@ class LateBars:
     def update(
         self, name: str, done: float, total: float, *, unit: str = "count", label: str = ""
     ) -> None:
-        """Tell how far the work of that name is. `unit`: "bytes", "share", or anything countable.
+        """Show how far the work of that name is. `unit`: "bytes", "share", or anything countable.
 
-        `label`: what is shown of it just now, if not its name.
+        `label`: shown instead of the name.
         """
         if not sys.stderr.isatty():
             return
@@ -48,11 +47,16 @@ class LateBars:
             self._progress.update(self._bars[name], completed=done, description=label or name)
 
     def download(self, name: str, done: int, total: int) -> None:
-        """The same for bytes, as `ggufspec.models` tells of them."""
+        """The same for bytes, as `ggufspec.models` reports them."""
         self.update(name, done, total, unit="bytes")
 
+    def prompt(self, whose: str, done: int, total: int) -> None:
+        """The same for tokens, as `Engine.stream` reports them."""
+        what = "Measuring the pair" if whose == "costs" else f"Processing the prompt ({whose})"
+        self.update(what, done, total)
+
     def close(self) -> None:
-        """Take the bars away."""
+        """Remove the bars."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -60,18 +64,13 @@ class LateBars:
         self._started.clear()
 
 
-@contextmanager
-def late_bars() -> Iterator[LateBars]:
+def late_bars() -> closing[LateBars]:
     """Bars that are gone after the block, however it ends."""
-    bars = LateBars()
-    try:
-        yield bars
-    finally:
-        bars.close()
+    return closing(LateBars())
 
 
 def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, Any]) -> Engine:
-    """ggufspec.load, with a bar for each model that takes its time, and what it decided."""
+    """ggufspec.load with a bar for each slow model; prints where the layers went on stderr."""
     from ggufspec.engine.load import load
 
     with late_bars() as bars:

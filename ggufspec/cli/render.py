@@ -1,7 +1,4 @@
-"""How results look: text with its authors coloured, the line of statistics, tables, JSON.
-
-Only formats; measures and decides nothing.
-"""
+"""Formats results: text with accepted tokens in colour, statistics, tables, plots, JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ if TYPE_CHECKING:
     from ggufspec.decoding.types import Round
     from ggufspec.engine.generation import Chunk
 
-COLOR_CHOICES = ("auto", "on", "off")
-_GREEN, _PLAIN = "\x1b[32m", "\x1b[0m"
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PLAIN_BLOCKS = "__..::##"
 _PLOT_HEIGHT = 8  # lines
@@ -30,14 +25,19 @@ _PACKAGES = ("ggufspec", "llama-cpp-python", "numpy")
 
 
 def wants_color(choice: str, stream: IO[str]) -> bool:
-    """Whether to colour: "auto" means on a terminal that can, unless NO_COLOR is set."""
+    """Whether to use colour; "auto": on a terminal that has colours, unless NO_COLOR is set."""
     if choice != "auto":
         return choice == "on"
-    return stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return is_terminal(stream) and "NO_COLOR" not in os.environ
+
+
+def is_terminal(stream: IO[str]) -> bool:
+    """Whether it is a terminal with colours and a cursor that moves."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class TextWriter:
-    """Writes chunks to stdout as they come; what the draft wrote is green where colour is on."""
+    """Writes chunks to stdout as they come; accepted draft tokens are green if colour is on."""
 
     def __init__(self, *, color: bool) -> None:
         self._color = color
@@ -46,14 +46,13 @@ class TextWriter:
     def write(self, chunk: Chunk) -> None:
         text = chunk.text
         if self._color and text and chunk.drafted and chunk.drafted[0]:
-            text = f"{_GREEN}{text}{_PLAIN}"
+            text = click.style(text, fg="green")
         sys.stdout.write(text)
         sys.stdout.flush()
 
     def heading(self, label: str, prompt: str) -> None:
-        """What comes before a text: a label, and the prompt that it continues."""
-        bold = "\x1b[1m" if self._color else ""
-        sys.stdout.write(f"{bold}{label}{_PLAIN if bold else ''}{prompt}")
+        """Write a label, and the prompt that the text continues."""
+        sys.stdout.write((click.style(label, bold=True) if self._color else label) + prompt)
         sys.stdout.flush()
 
     def finish(self) -> None:
@@ -66,11 +65,11 @@ def stats_line(stats: Stats, speedup: float | None = None) -> str:
     """One line for stderr."""
     parts = [f"{stats.n_generated} tokens at {stats.tokens_per_second:.1f} tokens/s"]
     if speedup is not None:
-        parts.append(f"{speedup:.2f} times as fast as without a draft")
+        parts.append(f"{speedup:.2f} times as fast as plain decoding")
     if stats.n_drafted:
         parts.append(
             f"drafted {stats.n_drafted}, accepted {stats.n_accepted} ({stats.acceptance:.1%}), "
-            f"{stats.mean_length:.2f} tokens a round"
+            f"{stats.mean_length:.2f} tokens/round"
         )
     if 0 < stats.n_rounds_without_draft < stats.n_rounds:
         share = stats.n_rounds_without_draft / stats.n_rounds
@@ -80,20 +79,21 @@ def stats_line(stats: Stats, speedup: float | None = None) -> str:
 
 
 def rounds_text(rounds: Sequence[Round]) -> str:
-    """A line for each round: what was drafted, what was expected, what came, and why no more."""
+    """A line for each round: drafted, accepted, expected, seconds, and the reason of its length."""
     lines = []
-    for i, turn in enumerate(rounds):
-        expected = "" if turn.expected is None else f" ({turn.expected:.1f} expected)"
-        why = f"; {turn.why}" if turn.why else ""
+    for i, round_ in enumerate(rounds, 1):
+        expected = "" if round_.expected is None else f" ({round_.expected:.1f} expected)"
+        draft_ms, target_ms = 1e3 * round_.draft_seconds, 1e3 * round_.target_seconds
         lines.append(
-            f"round {i + 1}: drafted {turn.n_drafted}, accepted {turn.n_accepted}{expected}, "
-            f"{1e3 * turn.draft_seconds:.1f} + {1e3 * turn.target_seconds:.1f} ms{why}"
+            f"round {i}: drafted {round_.n_drafted}, accepted {round_.n_accepted}{expected}, "
+            f"draft {draft_ms:.1f} ms, target {target_ms:.1f} ms"
+            + (f"; {round_.why}" if round_.why else "")
         )
     return "\n".join(lines)
 
 
 def details_text(stats: Stats) -> str:
-    """Where the time went, and how far drafts stood: for those who want to know why."""
+    """Where the time went, and the acceptance of each position of a draft."""
     seconds, generation = stats.seconds, stats.seconds.generation or 1.0
     parts = {
         "draft": seconds.draft,
@@ -108,12 +108,14 @@ def details_text(stats: Stats) -> str:
         accepted = " ".join(f"{a / d:.0%}" if d else "-" for a, d in positions)
         lines.append(f"accepted by position: {accepted}")
     if stats.n_expected is not None and stats.n_drafted:
-        lines.append(f"expected to stand: {stats.n_expected:.1f} tokens; stood: {stats.n_accepted}")
+        lines.append(
+            f"expected to be accepted: {stats.n_expected:.1f}; accepted: {stats.n_accepted}"
+        )
     return "\n".join(lines)
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:
-    """The statistics of a generation, as documents have them."""
+    """The statistics of a generation, for a JSON document."""
     seconds = stats.seconds
     return {
         "n_prompt": stats.n_prompt,
@@ -141,30 +143,14 @@ def stats_json(stats: Stats) -> dict[str, Any]:
     }
 
 
-def echo_table(header: list[str], rows: list[list[str]]) -> None:
-    """A small table on stdout; numbers to the right."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(header):
-        table.add_column(
-            name,
-            justify="left" if i == 0 else "right",
-            no_wrap=True,
-            overflow="ellipsis" if can_write("…") else "crop",
-        )
-    for row in rows:
-        table.add_row(*row)
-    Console(file=sys.stdout, highlight=False).print(table)
+def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A small table on stdout, and an empty line; numbers to the right."""
+    head, *lines = table_lines(header, rows, width_of_stdout())
+    click.echo("\n".join([head, "-" * len(head), *lines, ""]))
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """An aligned table, numbers to the right, no cell cut off; a line wider than `width` is split.
-
-    Where it is too wide, columns that do not fit go below, with the first one again.
-    """
+    """An aligned table, numbers to the right. Columns beyond `width` go below, after the first."""
     widths = column_widths([list(columns), *map(list, rows)])
     lines: list[str] = []
     start = 1
@@ -183,7 +169,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: in
 
 
 def echo_rows(rows: list[list[str]]) -> None:
-    """Columns, nothing cut off, however narrow the terminal is."""
+    """Print left-aligned columns; nothing is cut off on a narrow terminal."""
     widths = column_widths(rows)
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
@@ -191,19 +177,19 @@ def echo_rows(rows: list[list[str]]) -> None:
 
 
 def column_widths(rows: list[list[str]]) -> list[int]:
-    """Of rows that echo_rows prints, with two blanks between the columns."""
+    """The widths of columns that echo_rows prints, without the two blanks between them."""
     return [max(map(len, column)) for column in zip(*rows, strict=True)]
 
 
 def width_of_stdout() -> int:
-    """Characters of a line: of the terminal, or as many as there are where there is none."""
+    """The width of the terminal, or no limit without one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
 
 
 def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain: bool) -> list[str]:
-    """Lines of a plot: a column for each value over its name, no wider than `width`.
+    """Lines of a plot: a bar for each value over its name, no wider than `width`.
 
-    `plain`: of ASCII alone. Where there is no room, names are left out, and then columns.
+    `plain`: ASCII only. Without enough room, names are left out, and then columns.
     """
     top = max(values, default=0.0)
     if not top > 0:
@@ -211,7 +197,7 @@ def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain:
     labels = [_number(top), _number(top / 2), "0"]
     margin = max(map(len, labels))
     room = width - margin - 1
-    step = -(-len(values) // max(room, 1))  # of more values than there is room for, each so many-th
+    step = -(-len(values) // max(room, 1))  # if there are too many values, every n-th
     shown, named = list(values)[::step], list(names)[::step]
     each = max(min(room // len(shown), _WIDEST_COLUMN), 1)
     eighths = [round(value / top * _PLOT_HEIGHT * 8) for value in shown]
@@ -232,21 +218,21 @@ def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain:
 
 
 def echo_columns(values: Sequence[float], names: Sequence[str]) -> None:
-    """The same on stdout, as wide as the terminal, of characters that it has."""
+    """Print such a plot as wide as the terminal, in ASCII if stdout has no other characters."""
     width = shutil.get_terminal_size().columns
     for line in columns(values, names, width=width, plain=not can_write(_BLOCKS)):
         click.echo(line)
 
 
 def tolerate_letters() -> None:
-    """Replace what stdout lacks: a terminal without some letter ends no generation."""
+    """Replace characters that stdout cannot encode, rather than fail on them."""
     reconfigure = getattr(sys.stdout, "reconfigure", None)
     if reconfigure:
         reconfigure(errors="replace")
 
 
 def can_write(text: str) -> bool:
-    """Whether stdout has these characters."""
+    """Whether stdout can encode these characters."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except (UnicodeEncodeError, LookupError):

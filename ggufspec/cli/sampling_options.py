@@ -1,4 +1,4 @@
-"""The options that shape a distribution, by llama.cpp's names; for `generate`, in one dict."""
+"""The sampling options and constraints of the command line, by llama.cpp's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ggufspec.cli.files import read_file
-from ggufspec.cli.options import gathered
+from ggufspec.cli.options import COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
@@ -33,14 +33,14 @@ def _names(context: click.Context, option: click.Parameter, text: str) -> tuple[
     """The samplers of a list with semicolons."""
     names = tuple(name.strip() for name in text.split(";") if name.strip())
     if not names:
-        raise click.BadParameter("names no sampler; 'temperature' alone truncates nothing")
+        raise click.BadParameter("no sampler is named; give at least 'temperature'")
     return names
 
 
 def _breakers(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Those given take the place of the default ones; `none` stands for none at all."""
+    """Given breakers replace the default ones; `none` stands for none at all."""
     if not given:
         return defaults.DRY_SEQUENCE_BREAKERS
     return tuple(text for text in given if text != "none")
@@ -58,142 +58,131 @@ def _read(context: click.Context, option: click.Parameter, path: Path | None) ->
 def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value not in (None, "0", "0.0"):
         raise click.UsageError(
-            f"{option.opts[0]} cannot be used: it draws random numbers of its own or "
-            "depends on earlier draws, so it defines no distribution to verify a draft against; "
+            f"{option.opts[0]} is not supported: such a sampler draws its own random numbers or "
+            "depends on earlier draws, so there is no distribution to verify a draft against; "
             "leave it out"
         )
 
 
 _SHARE = click.FloatRange(min=0, max=1, min_open=True)
-_POSITIVE = click.FloatRange(min=0, min_open=True)
-_NOT_NEGATIVE = click.FloatRange(min=0)
 _WINDOW = click.IntRange(min=-1)
 
-
-def _number(names: tuple[str, ...], kind: click.ParamType[Any], default: float, text: str) -> Any:
-    return click.option(*names, type=kind, default=default, show_default=True, help=text)
-
-
-_TEMPERATURE = _number(
-    ("--temp", "temperature"), _NOT_NEGATIVE, defaults.TEMPERATURE, "Temperature; 0: greedy."
+_TEMPERATURE = option(
+    "--temp temperature", "Temperature; 0: greedy.", type=NOT_NEGATIVE, default=defaults.TEMPERATURE
 )
 _BESIDE_TEMPERATURE = (
-    _number(
-        ("--top-k",),
-        click.IntRange(min=0),
-        defaults.TOP_K,
-        "Keep the k most likely tokens; 0: off.",
+    option("--top-k", "Keep the k most likely tokens; 0: off.", type=COUNT, default=defaults.TOP_K),
+    option(
+        "--top-p",
+        "Keep the most likely tokens up to this total probability; 1: off.",
+        type=_SHARE,
+        default=defaults.TOP_P,
     ),
-    _number(
-        ("--top-p",),
-        _SHARE,
-        defaults.TOP_P,
-        "Keep the likeliest tokens that together have this probability; 1: off.",
+    option(
+        "--min-p",
+        "Keep tokens with this probability relative to the most likely one; 0: off.",
+        type=click.FloatRange(min=0, max=1),
+        default=defaults.MIN_P,
     ),
-    _number(
-        ("--min-p",),
-        click.FloatRange(min=0, max=1),
-        defaults.MIN_P,
-        "Keep tokens at least this likely, relative to the likeliest; 0: off.",
+    option(
+        "--typical --typical-p typical_p",
+        "Keep the most typical tokens up to this total probability; 1: off.",
+        type=_SHARE,
+        default=1.0,
     ),
-    _number(
-        ("--typical", "--typical-p", "typical_p"),
-        _SHARE,
-        1.0,
-        "Keep the tokens of the most typical surprise that together have this probability; 1: off.",
+    option(
+        "--top-nsigma --top-n-sigma top_n_sigma",
+        "Keep tokens within this many standard deviations of the largest logit; 0: off.",
+        type=click.FLOAT,
+        default=0.0,
     ),
-    _number(
-        ("--top-nsigma", "--top-n-sigma", "top_n_sigma"),
-        click.FLOAT,
-        0.0,
-        "Keep tokens within so many standard deviations of the largest logit; 0: off.",
+    option(
+        "--repeat-last-n",
+        "Number of last tokens that are penalized; 0: off, -1: all.",
+        type=_WINDOW,
+        default=defaults.REPEAT_LAST_N,
     ),
-    _number(
-        ("--repeat-last-n",),
-        _WINDOW,
-        defaults.REPEAT_LAST_N,
-        "Tokens that the penalties look back upon; 0: off, -1: all.",
+    option(
+        "--repeat-penalty",
+        "Penalty factor for repeated tokens; 1: off.",
+        type=POSITIVE,
+        default=1.0,
     ),
-    _number(
-        ("--repeat-penalty",), _POSITIVE, 1.0, "Divides the logits of repeated tokens; 1: off."
+    option(
+        "--presence-penalty",
+        "Subtracted once from logits of repeated tokens.",
+        type=click.FLOAT,
+        default=0.0,
     ),
-    _number(
-        ("--presence-penalty",), click.FLOAT, 0.0, "Subtracted from the logits of repeated tokens."
+    option(
+        "--frequency-penalty",
+        "Subtracted from logits of repeated tokens, per repetition.",
+        type=click.FLOAT,
+        default=0.0,
     ),
-    _number(
-        ("--frequency-penalty",),
-        click.FLOAT,
-        0.0,
-        "Subtracted for each time that a token is repeated.",
-    ),
-    _number(
-        ("--dry-multiplier",),
-        _NOT_NEGATIVE,
-        0.0,
+    option(
+        "--dry-multiplier",
         "DRY: penalty for continuing a repetition; 0: off.",
+        type=NOT_NEGATIVE,
+        default=0.0,
     ),
-    _number(
-        ("--dry-base",),
-        click.FloatRange(min=1),
-        defaults.DRY_BASE,
-        "DRY: its growth with each token repeated.",
+    option(
+        "--dry-base",
+        "DRY: growth of the penalty per repeated token.",
+        type=click.FloatRange(min=1),
+        default=defaults.DRY_BASE,
     ),
-    _number(
-        ("--dry-allowed-length",),
-        click.IntRange(min=0),
-        defaults.DRY_ALLOWED_LENGTH,
-        "DRY: repetitions that are free.",
+    option(
+        "--dry-allowed-length",
+        "DRY: longest repetition without a penalty.",
+        type=COUNT,
+        default=defaults.DRY_ALLOWED_LENGTH,
     ),
-    _number(
-        ("--dry-penalty-last-n",),
-        _WINDOW,
-        defaults.DRY_PENALTY_LAST_N,
-        "DRY: tokens that it looks back upon; 0: off, -1: all.",
+    option(
+        "--dry-penalty-last-n",
+        "DRY: number of last tokens to search; 0: off, -1: all.",
+        type=_WINDOW,
+        default=defaults.DRY_PENALTY_LAST_N,
     ),
-    click.option(
-        "--dry-sequence-breaker",
-        "dry_sequence_breakers",
+    option(
+        "--dry-sequence-breaker dry_sequence_breakers",
+        "DRY: a text that ends a repetition; may be given several times; none: no such text. "
+        "[default: newline, colon, quote, asterisk]",
         multiple=True,
         callback=_breakers,
-        help="DRY: a text over which nothing is a repetition; may be given several times; none: "
-        "no such text. [default: newline, colon, quote, asterisk]",
     ),
-    click.option(
-        "-l",
-        "--logit-bias",
-        "logit_bias",
+    option(
+        "-l --logit-bias logit_bias",
+        "Add BIAS to the logit of a token, such as 15043+1 or 15043-inf; may be given several "
+        "times.",
         multiple=True,
         metavar="ID(+/-)BIAS",
         callback=_biases,
-        help="Added to the logit of a token, such as 15043+1 or 15043-inf; may be given several "
-        "times.",
     ),
-    click.option(
+    option(
         "--samplers",
+        f"Samplers in their order, separated by ';'. [default: {'; '.join(defaults.SAMPLERS)}]",
         default=";".join(defaults.SAMPLERS),
         callback=_names,
-        help="Which samplers are used, in what order, with ';' between. "
-        f"[default: {'; '.join(defaults.SAMPLERS)}]",
+        show_default=False,
     ),
-    click.option("--grammar", metavar="GBNF", help="Write only what this grammar allows."),
-    click.option(
+    option("--grammar", "Grammar that the text must match.", metavar="GBNF"),
+    option(
         "--grammar-file",
+        "Read the grammar from a file.",
         type=click.Path(path_type=Path),
         callback=_read,
-        help="The grammar is in a file.",
     ),
-    click.option(
-        "-j",
-        "--json-schema",
+    option(
+        "-j --json-schema",
+        "JSON schema that the text must match (oneOf is treated as anyOf); {}: any JSON.",
         metavar="SCHEMA",
-        help="Write JSON that this schema accepts (of oneOf, perhaps more than one); {}: any JSON.",
     ),
-    click.option(
-        "-jf",
-        "--json-schema-file",
+    option(
+        "-jf --json-schema-file",
+        "Read the schema from a file.",
         type=click.Path(path_type=Path),
         callback=_read,
-        help="The schema is in a file.",
     ),
     *(
         click.option(name, hidden=True, expose_value=False, callback=_refused)
@@ -201,12 +190,12 @@ _BESIDE_TEMPERATURE = (
     ),
 )
 
-sampling_options = gathered("sampling", _TEMPERATURE, *_BESIDE_TEMPERATURE)
+SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE)
 
 
 def to_generate(sampling: dict[str, Any]) -> dict[str, Any]:
-    """The same for `generate`: grammar and schema from wherever they were given."""
+    """The same for `generate`: a grammar or schema may come from a file. Raises UsageError."""
     found = dict(sampling)
     for name in ("grammar", "json_schema"):
         in_file = found.pop(f"{name}_file")
@@ -218,7 +207,7 @@ def to_generate(sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_json(sampling: dict[str, Any]) -> dict[str, Any]:
-    """The same for a document: JSON knows no infinity."""
+    """The same for a document: JSON has no infinity."""
     biases = {str(token): bias for token, bias in sampling["logit_bias"].items()}
     shown = {token: str(bias) if bias == float("-inf") else bias for token, bias in biases.items()}
     return {**sampling, "logit_bias": shown}

@@ -51,7 +51,13 @@ _SECTIONS: Final = {
         *("as_json", "verbose", "help"),
     ),
 }
-_SHORTER: Final = {"INTEGER RANGE": "N", "FLOAT RANGE": "X", "INTEGER": "N", "FLOAT": "X"}
+_SHORTER: Final = {
+    "INTEGER RANGE": "N",
+    "FLOAT RANGE": "X",
+    "INTEGER": "N",
+    "FLOAT": "X",
+    "N|AUTO": "N|auto",
+}
 _FEW: Final = 12  # options that need no sections
 
 

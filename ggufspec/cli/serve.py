@@ -1,32 +1,30 @@
-"""`ggufspec serve`: OpenAI's API over a pair. The address goes to stdout, the talk to stderr."""
+"""`ggufspec serve`: OpenAI's API over a pair; the address on stdout, all else on stderr."""
 
 from __future__ import annotations
 
 import logging
 import signal
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import click
 
-from ggufspec.cli.demo import cache_dir_option, size_option, stand_in
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.names import find_models, offline_option
+from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import (
-    draft_n_option,
-    draft_option,
-    draft_temperature_option,
-    drafter_option,
+    AT_LEAST_1,
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
     load_options,
+    option,
+    pair_or_embedded_options,
     room_for,
     show_log,
-    target_option,
-    verify_option,
 )
 from ggufspec.cli.progress import load_with_bars
-from ggufspec.cli.run import check_needs_no_draft, check_rule
 from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli.text_settings import check_needs_no_draft, drafting_options
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
@@ -35,102 +33,71 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 @click.command(name="serve", cls=SectionedCommand)
-@target_option(required=False)
-@draft_option("without one, only the text so far drafts")
-@offline_option
-@size_option
-@cache_dir_option
-@draft_n_option
-@drafter_option
-@verify_option
-@draft_temperature_option
+@pair_or_embedded_options
+@drafting_options()
 @load_options
-@click.option(
+@option(
     "--host",
+    "Address to listen on; other than loopback, other machines can connect.",
     default=defaults.SERVE_HOST,
-    show_default=True,
-    help="Address to listen at; any but loopback is open to others.",
 )
-@click.option(
+@option(
     "--port",
+    "Port to listen on; 0: any free one.",
     type=click.IntRange(0, 65535),
     default=defaults.SERVE_PORT,
-    show_default=True,
-    help="Port to listen at; 0: any that is free.",
 )
-@click.option(
+@option(
     "--api-key",
+    "Require this key from clients. Other local users can see command-line arguments; prefer "
+    "the environment variable GGUFSPEC_API_KEY.",
     envvar="GGUFSPEC_API_KEY",
-    help="Ask clients for this key. Others of this machine can read options: better set "
-    "GGUFSPEC_API_KEY.",
 )
-@click.option(
-    "--cors-origin",
-    "cors_origins",
+@option(
+    "--cors-origin cors_origins",
+    "Allow web pages of this origin, such as http://localhost:3000; may be given several times.",
     multiple=True,
-    help="Let pages of this origin ask, such as http://localhost:3000; may be given several times.",
 )
-@click.option("--alias", help="Name of the model in answers. [default: that of its file]")
-@click.option(
-    "--slots",
-    "n_slots",
+@option("--alias", "Name of the model in responses. [default: its file name]")
+@option(
+    "--slots n_slots",
+    "Number of texts generated at the same time in shared batches, and of conversations kept "
+    "in the cache; each takes the memory of a context (-c).",
     type=click.IntRange(1, defaults.N_SLOTS_LIMIT),
     default=defaults.SERVE_SLOTS,
-    show_default=True,
-    help="Texts at the same time, in passes that they share, and conversations that stay warm; "
-    "each takes the memory of a context (-c).",
 )
-@click.option(
+@option(
     "--max-queue",
-    type=click.IntRange(min=0),
+    "Requests that may wait; more are refused with status 429.",
+    type=COUNT,
     default=defaults.SERVE_QUEUE,
-    show_default=True,
-    help="Requests that may wait for their turn; those beyond are told to come back (429).",
 )
-@click.option(
+@option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    "Seconds that a request may take, including waiting.",
+    type=POSITIVE,
     default=defaults.SERVE_TIMEOUT,
-    show_default=True,
-    help="Seconds that a request may take, waiting included.",
 )
-@click.option(
-    "--max-tokens",
-    "n_tokens_max",
-    type=click.IntRange(min=1),
-    help="Tokens of a text at most, whatever is asked for. [default: what the context takes]",
+@option(
+    "--max-tokens n_tokens_max",
+    "Limit on the max_tokens of requests. [default: the size of the context]",
+    type=AT_LEAST_1,
 )
-@click.option(
-    "--max-body",
-    type=click.IntRange(min=1),
-    default=defaults.SERVE_BODY,
-    show_default=True,
-    help="Bytes of a request at most.",
-)
-@click.option(
+@option("--max-body", "Maximum bytes of a request.", type=AT_LEAST_1, default=defaults.SERVE_BODY)
+@option(
     "--grace",
-    type=click.FloatRange(min=0),
+    "Seconds for running requests to finish after SIGTERM or Ctrl-C.",
+    type=NOT_NEGATIVE,
     default=defaults.SERVE_GRACE,
-    show_default=True,
-    help="Seconds that what runs has to finish after SIGTERM or Ctrl-C.",
 )
-@click.option(
-    "-v",
-    "--verbose",
+@option(
+    "-v --verbose",
+    "Show each request, tracebacks of internal errors, and llama.cpp's log on stderr.",
     is_flag=True,
-    help="Show on stderr each request, where errors of the server's own come from, and "
-    "llama.cpp's log.",
 )
 def command(
-    target: str | None,
-    draft: str | None,
-    offline: bool,
-    size: str,
-    cache_dir: Path | None,
-    n_draft: int | str,
-    drafter: str | None,
-    verify: str,
-    draft_temperature: float | str,
+    pair: PairOptions,
+    settings: dict[str, Any],
     load_settings: dict[str, Any],
     host: str,
     port: int,
@@ -145,9 +112,9 @@ def command(
     grace: float,
     verbose: bool,
 ) -> int:
-    """Serve a target model, helped by a draft model, by OpenAI's API; with a page to try it.
+    """Serve a target model, accelerated by a draft model, over OpenAI's API; with a web page.
 
-    Without --target, it is the embedded pair of `ggufspec demo`, the large one padded to --size.
+    Without --target, the embedded pair of `ggufspec demo` is served, its target padded to --size.
 
     \b
       ggufspec serve --target large.gguf --draft small.gguf
@@ -155,37 +122,29 @@ def command(
            -d '{"prompt": "Once upon a time", "max_tokens": 50}'
     """
     if any(find_spec(name) is None for name in ("fastapi", "prometheus_client", "uvicorn")):
-        raise OptionError("to serve, more has to be installed: pip install 'ggufspec[server]'")
+        raise OptionError("the server's packages are missing: pip install 'ggufspec[server]'")
     if api_key == "":
-        raise click.BadParameter("is empty; leave it out to ask for none", param_hint="--api-key")
-    check_rule(verify)
-    if draft is not None and target is None:
-        raise click.UsageError("--draft needs --target: the embedded pair has its own")
+        raise click.BadParameter(
+            "the key is empty; leave the option out to require none", param_hint="--api-key"
+        )
+    if pair.draft is not None and pair.target is None:
+        raise click.UsageError("--draft needs --target: the embedded pair has its own draft")
+    if pair.target is not None and pair.draft is None:
+        check_needs_no_draft(settings)
     show_log(verbose)
     _show_own_log(verbose)
-    settings: dict[str, Any] = {
-        "n_draft": n_draft,
-        "drafter": drafter,
-        "verify": verify,
-        "draft_temperature": draft_temperature,
-    }
-    from ggufspec.engine.options import CheckedOptions
     from ggufspec.server.app import make_app, make_service
     from ggufspec.server.options import ServerOptions
     from ggufspec.server.uvicorn_server import GracefulServer, bind
 
-    CheckedOptions.of(settings)  # type: ignore[arg-type]
-    load_settings.update(room_for(n_draft))
-    if target is not None and draft is None:
-        check_needs_no_draft(drafter or ("auto" if n_draft == "auto" else "none"), compare=False)
+    load_settings |= {**room_for(settings["n_draft"]), "n_slots": n_slots}
     with bind(host, port) as listening:
-        target_path, draft_path = _files(target, draft, size, cache_dir, offline=offline)
-        load_settings["n_slots"] = n_slots
-        with load_with_bars(target_path, draft_path, load_settings) as engine:
+        target, draft = pair.find()
+        with load_with_bars(target, draft, load_settings) as engine:
             service = make_service(
                 engine,
                 ServerOptions(
-                    alias=alias or (target_path.stem if target else f"stand-in-{size}"),
+                    alias=alias or (target.stem if pair.target else f"stand-in-{pair.size}"),
                     api_key=api_key,
                     cors_origins=cors_origins,
                     hosts=_HOSTS if host in _LOOPBACK and api_key is None else None,
@@ -204,25 +163,15 @@ def command(
                 log_requests=verbose,
             )
             if host not in _LOOPBACK and api_key is None:
-                _talk(f"anybody who reaches {host} may use this model: set GGUFSPEC_API_KEY")
-            _talk(f"serving {service.options.alias}; Ctrl-C ends it")
+                _talk(f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY")
+            _talk(f"serving {service.options.alias}; press Ctrl-C to stop")
             server.run(sockets=[listening])
             service.worker.join()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0
 
 
-def _files(
-    target: str | None, draft: str | None, size: str, cache_dir: Path | None, *, offline: bool
-) -> tuple[Path, Path | None]:
-    if target is not None:
-        return find_models(target, draft, offline=offline)
-    from ggufspec.standin.embedded import embedded_draft
-
-    return stand_in(size, cache_dir), embedded_draft()
-
-
 def _show_own_log(verbose: bool) -> None:
-    """Errors of the server on stderr, a line each; with -v, requests too."""
+    """The server's errors on stderr, one line each; with -v, requests and tracebacks too."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("ggufspec: %(message)s"))
     for name in ("uvicorn.error", "uvicorn.access") if verbose else ("ggufspec.server",):

@@ -152,7 +152,7 @@ def test_records_come_in_the_order_of_the_prompts(batch: Command, tmp_path: Path
     assert [record["id"] for record in found] == [f"p{i}" for i in range(N)]
     assert all(record["n_generated"] == 8 for record in found)
     assert "10 of 10 prompts; 0 failed; 80 tokens" in result.err
-    assert re.search(r"wrote 80 tokens for 10 prompts in [\d.]+ s: [\d.]+ tokens/s", result.err)
+    assert re.search(r"generated 80 tokens for 10 prompts in [\d.]+ s: [\d.]+ tokens/s", result.err)
     assert sorted(begun(result.err)) == list(range(N))
     assert not (tmp_path / "r.jsonl.part").exists()
 
@@ -210,9 +210,9 @@ def test_what_is_refused_before_anything_is_loaded(batch: Command, tmp_path: Pat
         ({"out": "there.jsonl"}, ["--resume"], USAGE, "not written by ggufspec batch"),
         ({"out": "no/r.jsonl"}, [], ERROR, "there is no folder"),
         ({"out": "."}, [], ERROR, "it is a folder"),
-        ({"out": "-"}, ["--resume"], USAGE, "--resume needs a file"),
-        ({}, ["--retry-failed"], USAGE, "goes with --resume"),
-        ({}, ["--no-chat", "--system", "x"], USAGE, "--system needs a chat"),
+        ({"out": "-"}, ["--resume"], USAGE, "--resume needs the output file"),
+        ({}, ["--retry-failed"], USAGE, "needs --resume"),
+        ({}, ["--no-chat", "--system", "x"], USAGE, "--system needs the chat template"),
         ({}, ["-n", "0"], USAGE, "at least 1"),
         ({}, ["--num-processes", "0"], USAGE, "0 is not in the range"),
         ({}, ["--num-processes", "2", "--rpc", "a:1"], USAGE, "one process at a time"),
@@ -277,7 +277,9 @@ def test_interrupted_it_keeps_what_is_finished(
     code, err = first.end()
     assert code == INTERRUPTED, err
     assert "Traceback" not in err
-    assert err.splitlines()[-1] == ("ggufspec: interrupted; the same command with --resume goes on")
+    assert err.splitlines()[-1] == (
+        "ggufspec: interrupted; the same command with --resume continues"
+    )
     assert workers
     wait_until_gone(workers)
     assert 2 <= len(records(first.part)) < N

@@ -111,7 +111,7 @@ def test_a_local_ray_ends_with_its_batch_which_resumes_without_it(
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (INTERRUPTED, b""), err.decode()
     assert b"Traceback" not in err
-    assert err.endswith(b"ggufspec: interrupted; the same command with --resume goes on\n")
+    assert err.endswith(b"ggufspec: interrupted; the same command with --resume continues\n")
     wait_until_none(mark)
     n_kept = output.with_name("r.jsonl.part").read_bytes().count(b'{"index"')
     assert 1 <= n_kept < 6
@@ -130,7 +130,7 @@ def test_what_is_refused(given: list[str], command: Command, tmp_path: Path) -> 
             USAGE,
             "'prompts.jsonl' is not an address of a Ray cluster",
         ),
-        (["--cluster-gpus", "1"], USAGE, "--cluster-gpus goes with --cluster"),
+        (["--cluster-gpus", "1"], USAGE, "--cluster-gpus needs --cluster"),
     ]:
         result = command(*given, *args)
         assert (result.code, result.out) == (code, ""), result.err

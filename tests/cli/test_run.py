@@ -259,7 +259,7 @@ def test_compare_tells_the_speed_up_and_writes_once(run: Command, story: Path) -
     args = ("-m", story, "-md", story, "-p", PROMPT, "--compare")
     result = run(*args)
     assert result.out == TEXT + "\n"
-    assert "times as fast as without a draft" in result.err
+    assert "times as fast as plain decoding" in result.err
     assert run(*args, "--json").document["speedup"] > 0
     assert run(*args[:-1], "--json").document["speedup"] is None
 
@@ -384,7 +384,8 @@ def test_colour_by_itself_is_for_terminals(
 
 
 def test_the_cache_types_offered_are_those_that_there_are() -> None:
-    from ggufspec.cli import options
+    from ggufspec.common import defaults
     from ggufspec.llama.context import KV_TYPES
+    from ggufspec.placement.memory import VALUE_BYTES
 
-    assert list(options._KV_TYPES) == list(KV_TYPES)
+    assert list(defaults.KV_TYPES) == list(KV_TYPES) == list(VALUE_BYTES)

@@ -19,7 +19,7 @@ def sections(text: str) -> dict[str, list[str]]:
     for line in text.splitlines():
         if title := re.fullmatch(r"([A-Z][a-z ]+):", line):
             found[title[1]] = []
-        elif option := re.match(r"  (?:-\w+, )?(--?[\w-]+)", line):
+        elif found and (option := re.match(r"  (?:-\w+, )?(--?[\w-]+)", line)):
             found[list(found)[-1]].append(option[1])
     return found
 

@@ -1,0 +1,83 @@
+"""The settings of `generate` from a command's options, checked before any model is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ggufspec.cli import render
+from ggufspec.cli.options import DRAFTING, Command, Option, gathered, ignore_eos_option, stop_option
+from ggufspec.cli.sampling_options import SAMPLING, to_generate, to_json
+
+_OF_DRAFT_MODELS = {
+    "draft_temperature": "--draft-temp",
+    "n_threads_draft": "-td",
+    "n_gpu_layers_draft": "-ngld",
+}
+_OF_DRAFTS = {"n_draft": "--draft-n", "verify": "--verify"}  # of n-gram lookup too
+
+
+def drafting_options() -> Callable[[Command], Command]:
+    """How to draft and verify, as the command's argument `settings`."""
+    return gathered("settings", *DRAFTING, make=checked)
+
+
+def text_options(*others: Option) -> Callable[[Command], Command]:
+    """All that shapes a text, and `others`, as the command's argument `settings`."""
+    return gathered(
+        "settings",
+        *DRAFTING,
+        stop_option,
+        ignore_eos_option,
+        *SAMPLING,
+        *others,
+        make=lambda **given: checked(**to_generate(given)),
+    )
+
+
+def checked(**settings: Any) -> dict[str, Any]:
+    """The same settings. Raises OptionError or UsageError if `generate` would not take them."""
+    from ggufspec.engine.options import CheckedOptions
+
+    CheckedOptions.of(settings)  # type: ignore[arg-type]
+    return settings
+
+
+def drafter_without_model(settings: dict[str, Any]) -> str:
+    """The drafting strategy where there is no draft model."""
+    given: str | None = settings["drafter"]
+    return given or ("auto" if settings["n_draft"] == "auto" else "none")
+
+
+def check_needs_no_draft(settings: dict[str, Any], *, compare: bool = False) -> None:
+    """Raises UsageError if an option was given that needs a draft model."""
+    options = dict(_OF_DRAFT_MODELS)
+    has_no_drafts = drafter_without_model(settings) in ("none", "model")
+    if has_no_drafts:
+        options.update(_OF_DRAFTS)
+    given = [option for name, option in options.items() if was_given(name)]
+    if compare and has_no_drafts:
+        given.append("--compare")
+    if given:
+        raise click.UsageError(f"{given[0]} needs a draft model: name one with --draft")
+
+
+def was_given(name: str) -> bool:
+    """Whether the user gave this parameter of the command."""
+    context = click.get_current_context()
+    return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+
+
+def conditions(
+    paths: tuple[Path, Path | None], settings: dict[str, Any], load_settings: dict[str, Any]
+) -> dict[str, Any]:
+    """What a result depends on, for a JSON document: all settings, and versions."""
+    target, draft = paths
+    pair = {"target": str(target), "draft": draft and str(draft)}
+    return {
+        "settings": {**pair, **to_json(settings), **load_settings},
+        "versions": render.versions(),
+    }
