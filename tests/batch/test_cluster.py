@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -179,7 +180,10 @@ def test_when_the_command_is_killed_its_workers_go_and_the_cluster_stays(
     program = [sys.executable, "-m", "ggufspec", *map(str, command)]
     with subprocess.Popen(program, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
+        at_most = Timer(60, process.kill)
+        at_most.start()
         said = [line.decode() for line in until(process.stderr, b"begins prompt 2")]
+        at_most.cancel()
         process.kill()
     pids = [int(pid) for pid in re.findall(r"\((\d+) on .* begins prompt", "".join(said))]
     assert len(pids) == 2, said

@@ -213,7 +213,7 @@ def test_what_is_wrong_is_told_before_anything_is_downloaded(run: Command, names
 def test_tune_and_audit_take_names(command: Command, names: Hub) -> None:
     assert command("tune", "-m", "Large", "--forget").code == 1  # not here
     command("models", "pull", "Large")
-    assert command("tune", "-m", "Large", "--forget").out == "Forgot 0 records.\n"
+    assert command("tune", "-m", "Large", "--forget").out == "Deleted 0 records.\n"
     result = command("audit", "-m", "Lorge", "-md", "Small")
     assert "did you mean Large" in result.err
 
