@@ -84,7 +84,7 @@ void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & s
     new (self) ggufspec::Sampling(std::move(made));
 }
 
-// Rows of distributions. Those filled from logits without keeping them hold on to the array.
+// Rows of distributions. Rows that use logits without a copy keep the array alive.
 struct Rows {
     std::vector<ggufspec::Row> rows;
     size_t n = 0, n_vocab;
@@ -98,7 +98,7 @@ struct Rows {
         return rows[i];
     }
 
-    // The distributions after `text`, then after each token of `draft`; `keep`: of logits that will not stay.
+    // The distributions after `text`, then after each token of `draft`; `keep`: copy the logits.
     void add(const ConstMatrix & from, const ggufspec::Sampling & sampling, const TokenRow & text, const Tokens & draft,
              ggufspec::Grammar * grammar, bool keep) {
         const size_t n_new = from.shape(0);

@@ -13,8 +13,8 @@ constexpr float kNever = -std::numeric_limits<float>::infinity();
 
 bool more_likely(const Candidate & a, const Candidate & b) { return a.logit > b.logit; }
 
-// The n largest, in falling order, in `sorted`. Among equal logits the order is that of llama.cpp's: it sorts up to 128 in
-// place, and more of them by way of 128 buckets between the logits -10 and 10.
+// The n largest in descending order, in `sorted`. Equal logits come in llama.cpp's order: it sorts up to 128 in place, and
+// more of them through 128 buckets between the logits -10 and 10.
 void sort_by_buckets(const std::vector<Candidate> & list, size_t n, std::vector<Candidate> & sorted) {
     constexpr int kBuckets = 128;
     constexpr float kScale = kBuckets / 20.0f;
@@ -42,7 +42,7 @@ void keep_first(Candidates & candidates, size_t n) {
     list.resize(std::min(n, list.size()));
 }
 
-// Keeps the n largest, in falling order.
+// Keeps the n largest, in descending order.
 void sort_largest(Candidates & candidates, size_t n) {
     auto & list = candidates.list;
     if (n <= 128) {
@@ -80,7 +80,7 @@ void top_p(const Sampling & sampling, Candidates & candidates) {
     auto & list = candidates.list;
     std::vector<Candidate> few;
     if (!candidates.sorted && list.size() > 1024) {
-        constexpr size_t kFew = 256;  // mostly enough of them
+        constexpr size_t kFew = 256;  // usually enough
         sort_by_buckets(list, kFew, few);
         few.resize(kFew);
     } else if (!candidates.sorted) {
@@ -200,7 +200,7 @@ Counts counts_of(const Sampling & sampling, const Text & text) {
     return counts;
 }
 
-// How far from the end the text's last sequence breaker ends; the length of the text if there is none.
+// The number of tokens after the text's last sequence breaker; the length of the text if there is none.
 size_t since_breaker(const Sampling & sampling, const Text & text) {
     const auto from_end = [&text](size_t i) { return text.tokens[text.n - 1 - i]; };
     for (size_t i = 0; i < text.n; i++) {
@@ -219,7 +219,7 @@ size_t since_breaker(const Sampling & sampling, const Text & text) {
     return text.n;
 }
 
-// For each token that would continue a repetition: how long that is so far, where it counts. False: none can be.
+// For each token that would continue a repetition: the length of that repetition, if it counts. False: there is none.
 // "Don't repeat yourself", by p-e-w: https://github.com/oobabooga/text-generation-webui/pull/5677
 bool repetitions_of(const Sampling & sampling, const Text & whole, Counts & longest) {
     const Text text = last(whole, sampling.dry_last_n);
@@ -228,7 +228,7 @@ bool repetitions_of(const Sampling & sampling, const Text & whole, Counts & long
     const int64_t limit = static_cast<int64_t>(since_breaker(sampling, text));
     if (limit < allowed) return false;
     const auto from_end = [&text](int64_t i) { return text.tokens[text.n - 1 - i]; };
-    // The Z-algorithm on the reversed text: how much of its end stands again k tokens before the end.
+    // The Z-algorithm on the reversed text: how many of its last tokens also end k tokens earlier.
     std::vector<int64_t> repeated(n, 0);
     int64_t left = 0, right = 0;  // the last repetition found covers [left, right)
     for (int64_t k = 1; k < n; k++) {
@@ -244,7 +244,7 @@ bool repetitions_of(const Sampling & sampling, const Text & whole, Counts & long
     return true;
 }
 
-// The logit of a token that stands n times in the window, or continues a repetition of n tokens.
+// The logit of a token that occurs n times in the window, or continues a repetition of n tokens.
 float adjusted(Sampler sampler, const Sampling & sampling, int32_t token, int32_t n, float logit) {
     if (sampler == Sampler::penalties) {
         logit = logit <= 0 ? logit * sampling.repeat_penalty : logit / sampling.repeat_penalty;
@@ -259,10 +259,10 @@ float adjusted(Sampler sampler, const Sampling & sampling, int32_t token, int32_
         if (largest > 0) exponent = std::min(exponent, largest);
     }
     const double penalty = sampling.dry_multiplier * std::pow(static_cast<double>(sampling.dry_base), exponent);
-    return logit - static_cast<float>(std::min<double>(penalty, FLT_MAX / 4));  // large, but no infinity: that would ban
+    return logit - static_cast<float>(std::min<double>(penalty, FLT_MAX / 4));  // large but finite: infinity would ban
 }
 
-// False where the sampler leaves everything as it is, the order included.
+// False if the sampler changes nothing, not even the order.
 bool count(Sampler sampler, const Sampling & sampling, const Text & text, Counts & counts) {
     if (sampler == Sampler::dry) return repetitions_of(sampling, text, counts);
     counts = counts_of(sampling, text);

@@ -1,5 +1,5 @@
-// llama.cpp's samplers over a list of candidates, with its float arithmetic and its order among equal logits, so that
-// the same candidates remain. Slow and exact; sampling.cpp takes short cuts where they lead to the same distribution.
+// llama.cpp's samplers over a list of candidates, with its float arithmetic and its order of equal logits, so that the
+// same candidates remain. Exact but slow; sampling.cpp has shortcuts for cases in which the distribution is the same.
 // Source of the semantics: src/llama-sampler.cpp of llama.cpp.
 #pragma once
 
@@ -22,7 +22,7 @@ struct Sampling {
     float min_p = 0;            // 0: off
     float typical_p = 1;        // 1: off
     float top_n_sigma = 0;      // 0: off
-    int64_t penalty_last_n = 0;  // tokens looked back upon; 0: off, -1: all
+    int64_t penalty_last_n = 0;  // last tokens that are penalized; 0: off, -1: all
     float repeat_penalty = 1;    // 1: off
     float frequency_penalty = 0;
     float presence_penalty = 0;
@@ -30,11 +30,11 @@ struct Sampling {
     float dry_base = 1.75f;
     int64_t dry_allowed_length = 2;
     int64_t dry_last_n = 0;                                                  // as penalty_last_n
-    std::unordered_multimap<int32_t, std::vector<int32_t>> dry_breakers;     // a token, and what has to follow it
+    std::unordered_multimap<int32_t, std::vector<int32_t>> dry_breakers;     // a token, and those that must follow it
     std::vector<std::pair<int32_t, float>> logit_bias;                       // added first; -infinity bans a token
 
     bool is_active(Sampler sampler) const;
-    // How many tokens of the text the samplers look back upon; -1: all.
+    // How many of the last tokens of the text the samplers depend on; -1: all.
     int64_t window() const;
 };
 
@@ -46,10 +46,10 @@ struct Candidate {  // llama_token_data of llama.h; Python compares it with llam
 
 struct Candidates {
     std::vector<Candidate> list;
-    bool sorted = false;     // by falling logit
-    bool is_short = false;   // top-k found fewer than k that can be drawn, and typical-p asks of the others too
-    bool has_ties = false;   // equal logits stand side by side in an order that is not llama.cpp's
-    bool cut_a_tie = false;  // a sampler kept one of two equal logits: which one is a matter of the order
+    bool sorted = false;     // by descending logit
+    bool is_short = false;   // top-k found fewer than k that can be drawn, and typical-p needs the others too
+    bool has_ties = false;   // equal logits are adjacent, but not in llama.cpp's order
+    bool cut_a_tie = false;  // a sampler kept one of two equal logits: which one depends on the order
 };
 
 // The text before the token to be drawn.
@@ -61,7 +61,7 @@ struct Text {
 // Applies one sampler. An inactive one does nothing.
 void apply(Sampler sampler, const Sampling & sampling, const Text & text, Candidates & candidates);
 
-// The same for the samplers that look back upon the text (penalties, dry), on a row of logits (n_vocab).
+// The same for the samplers that depend on the text (penalties, dry), on a row of logits (n_vocab).
 void apply_to_row(Sampler sampler, const Sampling & sampling, const Text & text, float * logits, size_t n_vocab);
 
 }  // namespace ggufspec

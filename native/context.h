@@ -1,6 +1,6 @@
-// A llama.cpp context through borrowed addresses: the functions are those of the libllama that
-// llama-cpp-python has already loaded. Links no llama.cpp, so one build fits the CPU, CUDA, Metal and
-// Vulkan builds of it. Knows its sequences, by number from 0; no policy, no Python.
+// Decodes batches and truncates sequences of a llama.cpp context, through the functions of the libllama
+// that llama-cpp-python has loaded. llama.cpp is not linked, so one build works with its CPU, CUDA, Metal
+// and Vulkan builds. Sequences are numbered from 0.
 #pragma once
 
 #include <cstddef>
@@ -31,33 +31,33 @@ struct Functions {
 class Context {
 public:
     Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences);
-    Context(const Context &) = delete;  // a batch points at what is held
+    Context(const Context &) = delete;  // a batch has pointers into this object
     Context & operator=(const Context &) = delete;
 
-    // The length of the longest common prefix of what is held with tokens, n_most at most.
+    // The length of the longest common prefix of the held tokens and `tokens`, at most n_most.
     size_t n_common(size_t sequence, const int32_t * tokens, size_t n_most) const;
 
-    // Forgets all behind the longest common prefix with tokens, and at most n_most of them. Returns how
-    // many remain, or -1 if this kind of memory cannot drop a tail: then the state is to be restored.
+    // Truncates to the longest common prefix with `tokens`, of at most n_most tokens. Returns how many
+    // remain, or -1 if this kind of memory cannot drop a tail: then a checkpoint must be restored.
     int32_t resume(size_t sequence, const int32_t * tokens, size_t n_most);
 
-    // Forgets all from position n_tokens on. False: this kind of memory cannot drop a tail.
+    // Drops the tokens from position n_tokens on. False: this kind of memory cannot drop a tail.
     bool truncate(size_t sequence, size_t n_tokens);
 
-    // Counts tokens from position n_tokens on as not held, whatever llama.cpp may hold of them.
+    // Counts tokens from position n_tokens on as not held, even if llama.cpp still holds some of them.
     void forget(size_t sequence, size_t n_tokens);
 
-    // Has a sequence hold the first n_tokens of another, and nothing else. They share memory.
+    // Makes a sequence hold the first n_tokens of another, and nothing else. They share cells.
     void copy_prefix(size_t source, size_t sequence, size_t n_tokens);
 
-    // A batch: begin, then add for each of its sequences once, then run. Evaluates the tokens behind
+    // A batch: begin, then add once for each of its sequences, then run. Evaluates the tokens after
     // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens.
     // run returns llama_decode's code; unless it is 0, none of the tokens is held.
     void begin();
     void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows);
     int32_t run();
 
-    // The logits of token i of the last batch, where llama.cpp keeps them; null if it keeps none.
+    // The logits of token i of the last batch; null if llama.cpp keeps none of it.
     const float * logits(int32_t i) const;
 
     // Wall time inside llama_decode so far.
@@ -69,7 +69,7 @@ public:
 private:
     struct Held {
         int32_t id;
-        std::vector<int32_t> cells;  // the tokens that the sequence holds: never more than llama.cpp has of them
+        std::vector<int32_t> cells;  // the tokens that the sequence holds; llama.cpp may hold more of them
         bool is_clean = true;        // false: llama.cpp may hold more, after a failure or a refused truncation
     };
     struct Part {

@@ -31,7 +31,7 @@ const Levels & levels() {
     return made;
 }
 
-// By how many levels the grid position falls when it is multiplied with a probability.
+// By how many levels the grid position decreases when it is multiplied by a probability.
 double levels_down(double probability) {
     return -std::log(std::max(probability, 1e-6)) / -std::log(kLowestLevel) * (kLevels - 1);
 }
@@ -53,7 +53,7 @@ double first_positive(const Levels & values) {
     return levels()[k] + share * (levels()[k - 1] - levels()[k]);
 }
 
-// The best rule if a second is worth `rate` tokens, with what a round by it brings and takes.
+// The best rule if a second is worth `rate` tokens, with the tokens and seconds of a round that follows it.
 StoppingRule rule_at(double rate, const std::vector<double> & curve, double step, const std::vector<double> & downs,
                      double block_bonus) {
     const size_t n_most = curve.size() - 1;

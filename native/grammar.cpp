@@ -9,7 +9,7 @@ namespace ggufspec {
 
 namespace {
 
-// A draft goes back by a few tokens, and a state of a large grammar takes half a megabyte.
+// Rejected drafts go back by a few tokens only, and a state of a large grammar takes half a megabyte.
 constexpr size_t n_states_kept = 128;
 
 }  // namespace
@@ -22,7 +22,7 @@ Grammar::Grammar(GrammarFunctions functions, void * start, const void * vocab, s
 bool Grammar::apply(const int32_t * tokens, size_t n_tokens, Candidate * candidates, size_t n_candidates) {
     Kept * kept = kept_after(tokens + n_start_, n_tokens - n_start_);
     if (!kept) return false;
-    // Who asks of all asks again: the draft first, and then the target at the same place.
+    // A query over all tokens is repeated at the same position: first for the draft, then for the target.
     if (n_candidates >= n_vocab_ && kept->allowed.empty()) ask_of_all(*kept);
     if (kept->allowed.empty()) {
         CandidateArray all{candidates, n_candidates, -1, false};
@@ -44,8 +44,8 @@ void Grammar::ask_of_all(Kept & kept) const {
     for (size_t i = 0; i < n_vocab_; i++) kept.allowed[i] = !std::isinf(every[i].logit);
 }
 
-// Null if nothing can follow the text. What is known of a longer text remains known, because a draft is
-// written first and then judged from its beginning.
+// Null if nothing can follow the text. States of a longer text are kept, because a draft is generated
+// first and then verified from its beginning.
 Grammar::Kept * Grammar::kept_after(const int32_t * text, size_t n_text) {
     const size_t n_known = std::min(n_text, tokens_.size());
     const size_t n_common = std::mismatch(text, text + n_known, tokens_.begin()).first - text;
@@ -57,7 +57,7 @@ Grammar::Kept * Grammar::kept_after(const int32_t * text, size_t n_text) {
     return &states_[states_.size() - 1 - (tokens_.size() - n_text)];
 }
 
-// Drops all behind the first n_tokens, or everything where no state of so long ago is kept.
+// Drops all states after the first n_tokens, or all states if the one after n_tokens is not kept.
 void Grammar::rewind(size_t n_tokens) {
     if (is_kept(n_tokens)) {
         states_.erase(states_.end() - (tokens_.size() - n_tokens), states_.end());
@@ -70,11 +70,11 @@ void Grammar::rewind(size_t n_tokens) {
     states_.push_back({std::move(start), {}});
 }
 
-// Adds a token to the text, and its state to those kept or in place of all. False if it may not follow:
-// then nothing has changed.
+// Appends a token to the text and the state after it; without `keep`, drops the earlier states. False,
+// with nothing changed, if the token may not follow.
 bool Grammar::extend(int32_t token, bool keep) {
-    // Asked first, because llama.cpp throws or aborts where an impossible token is accepted. It accepts
-    // an end without noting it, so an ended text has no state.
+    // Checked first, because llama.cpp throws or aborts if it has to accept an impossible token. It accepts
+    // an end token without recording it, so an ended text has no state.
     if (!allows(token) || functions_.is_end(vocab_, token)) return false;
     State next = copy_of(states_.back().state);
     try {
@@ -82,7 +82,7 @@ bool Grammar::extend(int32_t token, bool keep) {
     } catch (const std::bad_alloc &) {
         throw;
     } catch (...) {
-        return false;  // what llama.cpp allowed and then refused
+        return false;  // llama.cpp allowed the token, and then refused it
     }
     tokens_.push_back(token);
     states_.push_back({std::move(next), {}});

@@ -1,6 +1,6 @@
-// A grammar over the tokens of a vocabulary, as a function of the text: which tokens may follow it? The
-// states that llama.cpp keeps of it are a memo of the text, as the KV cache is in Context. Borrows the
-// sampler's functions from the loaded libllama and links none of it. No grammar's syntax, no Python.
+// Which tokens of a vocabulary may follow a text, by a grammar. llama.cpp's parser states are cached by
+// text, so a caller may pass any text. Uses the sampler functions of the loaded libllama; llama.cpp is
+// not linked.
 #pragma once
 
 #include <cstddef>
@@ -31,15 +31,15 @@ struct GrammarFunctions {
 // Not for two threads at once. The vocabulary must outlive it.
 class Grammar {
 public:
-    // `start`: a llama_sampler of the grammar at its beginning, owned from here on. `vocab`: the
+    // `start`: a llama_sampler of the grammar at its beginning; this object owns it. `vocab`: the
     // llama_vocab of n_vocab tokens that it was made for.
     Grammar(GrammarFunctions functions, void * start, const void * vocab, size_t n_vocab);
 
-    // From now on the text under the grammar is what stands behind n_start tokens (the prompt).
+    // From now on the grammar applies to the text after the first n_start tokens (the prompt).
     void begin(size_t n_start) { n_start_ = n_start; }
 
     // Sets the logit of every candidate that may not follow `tokens` to -infinity. False if nothing can:
-    // the text has left the grammar, or a token that ends a generation has ended it; the candidates
+    // the text violates the grammar, or a token that ends a generation has ended it; the candidates
     // are then untouched. All ids lie in the vocabulary, and n_tokens is at least n_start.
     bool apply(const int32_t * tokens, size_t n_tokens, Candidate * candidates, size_t n_candidates);
 
@@ -51,7 +51,7 @@ private:
 
     struct Kept {
         State state;
-        std::vector<bool> allowed;  // (n_vocab) what may follow, once every token has been asked of; else empty
+        std::vector<bool> allowed;  // (n_vocab) whether each token may follow; empty if not all were checked
     };
 
     Kept * kept_after(const int32_t * text, size_t n_text);
@@ -67,8 +67,8 @@ private:
     size_t n_vocab_;
     size_t n_start_ = 0;
     State start_;
-    std::vector<int32_t> tokens_;  // the text that states_ tell of; none of it ends a generation
-    std::deque<Kept> states_;      // after the last tokens of it, the newest after all: never empty
+    std::vector<int32_t> tokens_;  // the text of states_; none of them ends a generation
+    std::deque<Kept> states_;      // after each of the last tokens, the newest state last: never empty
 };
 
 }  // namespace ggufspec

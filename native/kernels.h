@@ -14,7 +14,7 @@ struct Softmax {
     float scale;
 };
 
-// The largest value, NaN passed over; -infinity if there is none.
+// The largest value, NaN ignored; -infinity if there is none.
 float largest_of(const float * values, size_t n);
 
 // The index of the only occurrence of `value`; -1 if there are more, or none.

@@ -1,4 +1,4 @@
-// Where in a row the large logits are: it is read once, and from then on little of it. Knows numbers only.
+// Finds the large logits of a row: reads the whole row once, and then only small parts of it.
 #pragma once
 
 #include <cstddef>
@@ -31,17 +31,17 @@ private:
     std::vector<float> largest_;
 };
 
-// The lanes of a row of logits, and the lanes of those. The row has to outlive what is asked of it.
+// The lanes of a row of logits, and the lanes of those. The row must outlive all queries.
 class Large {
 public:
     void read(const float * row, size_t n);
 
     float largest() const { return largest_; }
 
-    // A logit that at least k tokens reach, not much below the k-th largest: that many lanes have one each.
+    // A logit that at least k tokens reach, not much below the k-th largest: k lanes have such a token.
     float reached_by(size_t k);
 
-    // The tokens whose logits reach the bound, in no order.
+    // The tokens whose logits reach the bound, in any order.
     void gather(float bound, std::vector<Candidate> & list) const;
 
 private:

@@ -109,7 +109,7 @@ void Ngrams::observe(size_t n_accepted, size_t n_tried) {
             const auto [place, agrees] = voters_[voter];
             if (static_cast<size_t>(place) >= places_.size()) continue;  // itself a prediction, or removed since
             if (i < n_accepted) count(agrees ? places_[place].n_right : places_[place].n_wrong);
-            else if (agrees) count(places_[place].n_wrong);  // nothing is known of the other votes
+            else if (agrees) count(places_[place].n_wrong);  // the other votes cannot be judged
         }
     }
     voters_.clear();

@@ -34,7 +34,7 @@ void note_ties(Candidates & candidates) {
     candidates.has_ties = std::adjacent_find(list.begin(), list.end(), equal) != list.end();
 }
 
-// The k largest, in falling order.
+// The k largest, in descending order.
 void select_largest(Large & large, size_t k, Candidates & candidates) {
     auto & list = candidates.list;
     large.gather(large.reached_by(k), list);
@@ -59,7 +59,7 @@ struct Job {
     const std::vector<Sampler> & samplers;  // the active ones, at least one
     const Text & text;
     Grammar * grammar;
-    bool is_greedy;  // the likeliest of what remains is taken
+    bool is_greedy;  // the most likely remaining token is taken
 
     bool starts_with_top_k() const {
         return samplers[0] == Sampler::top_k && static_cast<size_t>(sampling.top_k) <= std::min(kMostFast, n_vocab);
@@ -72,14 +72,14 @@ void apply_from(size_t next, const Job & job, Candidates & candidates) {
     for (; next < job.samplers.size(); next++) apply(job.samplers[next], job.sampling, job.text, candidates);
 }
 
-// What the grammar allows of the list. An empty one where the text has left the grammar already.
+// Keeps what the grammar allows of the list; nothing if the text already violates the grammar.
 void hold(const Job & job, std::vector<Candidate> & list) {
     if (job.grammar->apply(job.text.tokens, job.text.n, list.data(), list.size())) return drop_impossible(list);
     list.clear();
 }
 
-// Of a few thousand tokens, which may follow? Mostly nothing behind them matters: not every token has to be asked.
-// True where that is certain, and `candidates` are what all samplers leave.
+// Checks only a few thousand of the most likely tokens against the grammar; the others rarely matter.
+// True if they certainly do not matter; `candidates` are then what all samplers leave.
 bool truncate_few(const Job & job, Large & large, Candidates & candidates) {
     const auto cuts_tail = [](Sampler sampler) { return sampler == Sampler::top_p || sampler == Sampler::min_p; };
     if (!std::all_of(job.samplers.begin() + 1, job.samplers.end(), cuts_tail)) return false;
@@ -90,15 +90,15 @@ bool truncate_few(const Job & job, Large & large, Candidates & candidates) {
         const float bound = candidates.list.back().logit;
         hold(job, candidates.list);
         candidates.cut_a_tie = false;
-        note_ties(candidates);  // those that the grammar forbids count no more
+        note_ties(candidates);  // forbidden tokens do not count
         if (candidates.list.empty()) continue;
         if (candidates.list.size() < k && job.is_greedy) {
             if (candidates.list.size() > 1 && candidates.list[0].logit == candidates.list[1].logit) return false;
-            candidates.list.resize(1);  // the likeliest survives whatever cuts a tail
+            candidates.list.resize(1);  // the most likely token survives any cut of the tail
             candidates.has_ties = false;
             return true;
         }
-        // What was not asked has at most that logit: if as much as there can be of it changes nothing, nothing of it does.
+        // Unchecked tokens have at most this logit. If as many of them as fit change nothing, no unchecked token matters.
         Candidates fuller = candidates;
         fuller.list.resize(std::max(k, candidates.list.size()), {-1, bound, 0});
         for (Candidates * list : {&candidates, &fuller}) apply_from(0, job, *list);
@@ -121,7 +121,7 @@ void first_fast(const Job & job, Large & large, Candidates & candidates) {
     std::sort(candidates.list.begin(), candidates.list.end(), by_token);
 }
 
-// Runs the samplers over the row, by the short cut that `large` is for, or (null) by none.
+// Runs the samplers over the row; with a shortcut if `large` is given.
 void truncate(const Job & job, Large * large, Candidates & candidates) {
     if (large && !job.grammar) {
         first_fast(job, *large, candidates);
@@ -148,8 +148,8 @@ size_t index_at(double goal, size_t n, const Weight & weight) {
     return last;
 }
 
-// A draw from weights with known sums of blocks: sums[i] of a block, fill(begin, end, weights) within one. -1: what the
-// sum has is rounding, and no weight is above 0.
+// A draw from weights with known sums of blocks: sums[i] of a block, fill(begin, end, weights) within one. -1: the
+// sum is due to rounding, and no weight is above 0.
 template <typename Fill>
 int32_t pick_block(const std::vector<double> & sums, size_t n_vocab, double uniform, const Fill & fill) {
     float weights[kBlock];
@@ -259,7 +259,7 @@ bool Row::set_weights(const float * weights, size_t n_vocab) {
     }
     set_list(candidates);
     is_certain_ = tokens_.size() == 1;
-    // Not by way of the logarithms: what was given is to be found again.
+    // Not from the logarithms: the given weights must be returned without rounding.
     double sum = 0;
     for (const Candidate & candidate : candidates.list) sum += candidate.prob;
     probs_.clear();
