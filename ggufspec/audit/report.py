@@ -27,7 +27,7 @@ class AuditOptions:
     alpha: float = defaults.AUDIT_ALPHA  # probability of a false alarm, of all tests together
     near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may swap by rounding
     seed: int | None = None  # None: a random one
-    n_draft: int | str = defaults.N_DRAFT_FIXED  # "auto": as `run`; tests less, as it drafts less
+    n_draft: int | str = defaults.N_DRAFT_FIXED  # "auto" drafts less, so it is weaker evidence
     verify: str = defaults.VERIFY
     # Other options of `generate`: sampling, a grammar, the draft's temperature.
     options: GenerateOptions = field(default_factory=GenerateOptions)

@@ -66,7 +66,7 @@ class BatchEvent:
 
 
 class PromptQueue:
-    """The prompts without a record, by index: each waits, is with a worker, or is finished."""
+    """The prompts without a record, by index: waiting, given to a worker, or finished."""
 
     def __init__(self, waiting: Iterable[int], n_retries: int) -> None:
         self._waiting = deque(waiting)
@@ -79,7 +79,7 @@ class PromptQueue:
 
     @property
     def is_finished(self) -> bool:
-        """Whether no prompt waits or is with a worker."""
+        """Whether no prompt is waiting or given to a worker."""
         return not self._waiting and not self._n_attempts
 
     def take(self) -> tuple[int, int]:

@@ -1,1 +1,1 @@
-"""Measurements and what they say. No click, no echo."""
+"""Measures pairs of models, compares and plots the results; prints nothing."""

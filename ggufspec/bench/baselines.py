@@ -1,4 +1,4 @@
-"""The programs that ours is compared with: llama.cpp's and llama-cpp-python, on the same files."""
+"""The programs to compare with, on the same files: llama.cpp's and llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _UNSUPPORTED = ("grammar", "json_schema", "stop")  # options that no baseline ge
 
 
 class BaselineRunner(Protocol):
-    """What writes the texts of a baseline: a process for each, a server, or a library."""
+    """Generates the texts of a baseline: with a process for each, a server, or a library."""
 
     @property
     def sampling_options(self) -> Collection[str] | None:
@@ -95,7 +95,7 @@ class Baseline:
         )
         if found.n_prompt != len(tokens):
             raise PromptError(
-                f"{self.name} read {found.n_prompt:,} tokens where we read {len(tokens):,}"
+                f"it is {found.n_prompt:,} tokens for {self.name}, {len(tokens):,} for ggufspec"
             )
         return replace(found, tokens=found.tokens[:n_tokens])
 

@@ -128,7 +128,7 @@ _SSP_PROMPTS = (  # the source does not publish its fifteen
 
 _LLAMA_SSP = Preset(
     name="llama-ssp",
-    about="llama-ssp: Llama 13B, 30B and 65B with 7B as the draft, in milliseconds a token.",
+    about="llama-ssp: Llama 13B, 30B and 65B with 7B as the draft, in milliseconds per token.",
     pairs=[
         PresetPair("Llama-2-13B-Q4_K_M", "Llama-2-7B-Q4_K_M", "13B (Llama 2)", "7B (Llama 2)"),
         PresetPair("LLaMA-30B-Q4_K_S", "LLaMA-7B-Q4_K_S", "30B", "7B (Q4_K_S)"),
@@ -282,7 +282,7 @@ def _own(
 
 _STAGED = _own(
     "staged",
-    "Drafting strategies: none, n-gram lookup, the draft model, or both by turns.",
+    "Drafting strategies: none, n-gram lookup, the draft model, or both.",
     lengths=["auto"],
     drafters=["ngram", "model", "auto"],
 )

@@ -59,7 +59,7 @@ class Summary:
     std_seconds: float | None
     first_token_seconds: float  # median
     accepted: float | None  # share of the drafted tokens; None if none were drafted
-    mean_length: float  # tokens a round
+    mean_length: float  # tokens per round
     by_position: tuple[float, ...]  # of the drafts that long, the share accepted that far
     joules_per_token: float | None
     speedup: Speedup | None

@@ -1,1 +1,1 @@
-"""The command line: one file a command. Options in, library calls, text out; no arithmetic."""
+"""The command line: one module per command; all arithmetic is in the library."""

@@ -72,7 +72,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 )
 @option("--resume", "Continue an interrupted batch; finished prompts are kept.", is_flag=True)
 @option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
-@option("--retries n_retries", "Retries of a prompt whose process died.", type=COUNT, default=2)
+@option("--retries n_retries", "Retries of a prompt whose process crashed.", type=COUNT, default=2)
 @option(
     "--timeout",
     "Time limit of a prompt; beyond it, the prompt has failed. [default: none]",
@@ -126,8 +126,8 @@ def command(
     "question_id"; or plain text, one prompt per paragraph (if there are empty lines) or per line.
 
     Finished prompts are kept in OUTPUT.part until the end: after Ctrl-C, kill -9 or a power cut,
-    the same command with --resume continues. A process that dies is replaced and its prompt tried
-    again; a prompt that fails is recorded with its error. Exit code 1: a prompt failed.
+    the same command with --resume continues. A process that crashes is replaced and its prompt
+    tried again; a prompt that fails is recorded with its error. Exit code 1: a prompt failed.
 
     \b
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf -md small.gguf --num-processes 4

@@ -70,7 +70,7 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 @load_options
 @option(
     "--speed",
-    "Speed of the replay, relative to the race; 0: only show the end.",
+    "Speed of the replay, relative to the race; 0: show only the end.",
     type=NOT_NEGATIVE,
     default=1.0,
 )

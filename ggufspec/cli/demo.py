@@ -83,7 +83,7 @@ def command(
     as_json: bool,
     verbose: bool,
 ) -> int:
-    """Watch a large model write faster with a small draft model; nothing to download.
+    """Watch a large model generate faster with a small draft model, without a download.
 
     The large model is a stand-in: a 7 M-parameter model of old novels, padded with zeros to the
     cost of --size parameters; it writes no better. It continues four prompts with and without its

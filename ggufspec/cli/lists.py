@@ -1,4 +1,4 @@
-"""Options whose value is a list with commas. Knows texts and values; no commands."""
+"""Parses options whose value is a comma-separated list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ggufspec.common import defaults
 
 
 def listed(parse: Callable[[str], Any], what: str) -> Callable[..., tuple[Any, ...]]:
-    """A callback that reads a list with commas."""
+    """A callback that parses a comma-separated list."""
 
     def read(context: click.Context, option: click.Parameter, text: str | None) -> tuple[Any, ...]:
         if text is None:
@@ -19,16 +19,16 @@ def listed(parse: Callable[[str], Any], what: str) -> Callable[..., tuple[Any, .
         try:
             made = [value for part in text.split(",") for value in _expanded(part.strip(), parse)]
         except ValueError:
-            raise click.BadParameter(f"{text!r} is no list of {what}") from None
+            raise click.BadParameter(f"{text!r} is not a list of {what}") from None
         if not made:
-            raise click.BadParameter(f"names none of {what}")
+            raise click.BadParameter(f"the list is empty; give {what}")
         return tuple(dict.fromkeys(made))
 
     return read
 
 
 def length(text: str) -> int | str:
-    """How far to draft: a number, or auto."""
+    """A draft length: a number, or auto."""
     if text == "auto":
         return text
     if not 1 <= int(text) <= defaults.N_DRAFT_LIMIT:
@@ -44,7 +44,7 @@ def temperature(text: str) -> float:
 
 
 def name(text: str) -> str:
-    """Any text but none."""
+    """Any text that is not empty."""
     if not text:
         raise ValueError(text)
     return text

@@ -17,7 +17,7 @@ _COMMANDS = {
     "batch": "Run a file of prompts in several processes; continue after a crash.",
     "bench": "Measure plain and speculative decoding in alternation.",
     "compare": "Watch plain and speculative decoding side by side.",
-    "demo": "Watch a large model write faster; nothing to download.",
+    "demo": "Watch a large model generate faster, without a download.",
     "models": "List, show, download, verify and remove models.",
     "plan": "Predict where the layers of a pair go, and how fast it is.",
     "run": "Continue or answer a prompt with a target and a draft model.",

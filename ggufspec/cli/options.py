@@ -255,7 +255,7 @@ pair_or_embedded_options = gathered(
 
 
 def draft_n_option_of(default: int | str, help_text: str) -> Option:
-    """The draft length: a option, or "auto"."""
+    """The option for the draft length: a number, or "auto"."""
     return option(
         "--draft-n n_draft",
         help_text,

@@ -64,11 +64,12 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 
 
 @click.command(name="plan", cls=SectionedCommand)
-@click.option("-m", "--target", required=True, help="The target: a name or a file.")
+@click.option("-m", "--target", metavar="MODEL", required=True, help="Target: a file or a name.")
 @click.option(
     "-md",
     "--draft",
-    help="The draft: a name or a file; auto: the one for this target. [default: none]",
+    metavar="MODEL",
+    help="Draft, likewise; auto: one that fits the target. [default: none]",
 )
 @click.option(
     "--vram",
@@ -128,8 +129,8 @@ def command(
     """Predict the speed of a pair for several placements of its layers. Loads no model.
 
     A draft on the GPU is faster, but takes memory from layers of the target. The first row is what
-    `-ngl auto -ngld auto` chooses, or says to leave the draft out. Predictions come from bytes and
-    bandwidths: they rank placements better than they predict speeds.
+    `-ngl auto -ngld auto` chooses, or the target alone if that is faster. Predictions come from
+    bytes and bandwidths: they rank placements better than they predict speeds.
 
     \b
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB

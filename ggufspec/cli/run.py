@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 @prompt_options
 @text_options(max_tokens_option, seed_option)
 @load_options
-@option("--compare", "First generate without drafting, unseen, to know the speed-up.", is_flag=True)
+@option("--compare", "Also measure the speed-up over plain decoding.", is_flag=True)
 @color_option
 @json_option
 @explaining_option

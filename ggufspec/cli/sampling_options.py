@@ -40,7 +40,7 @@ def _names(context: click.Context, option: click.Parameter, text: str) -> tuple[
 def _breakers(
     context: click.Context, option: click.Parameter, given: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Given breakers replace the default ones; `none` stands for none at all."""
+    """Given breakers replace the default ones; `none` means no breakers."""
     if not given:
         return defaults.DRY_SEQUENCE_BREAKERS
     return tuple(text for text in given if text != "none")

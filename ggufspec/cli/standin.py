@@ -21,6 +21,7 @@ from ggufspec.cli.progress import late_bars
 )
 @click.option(
     "--agreement",
+    metavar="X",
     type=click.FloatRange(0, 1),
     callback=a_share,
     default=1.0,

@@ -26,7 +26,7 @@ def drafting_options() -> Callable[[Command], Command]:
 
 
 def text_options(*others: Option) -> Callable[[Command], Command]:
-    """All that shapes a text, and `others`, as the command's argument `settings`."""
+    """All settings of a text, and `others`, as the command's argument `settings`."""
     return gathered(
         "settings",
         *DRAFTING,

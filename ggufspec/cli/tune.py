@@ -68,7 +68,7 @@ _SETTINGS = {
     "--forget",
     "forgets",
     is_flag=True,
-    help="Measure nothing; delete the stored results of these files, or all without any.",
+    help="Delete the stored results of the given files, or of all, instead of measuring.",
 )
 @verbose_option
 def command(
@@ -281,7 +281,7 @@ def _print_draft(draft: dict[str, Any]) -> None:
         "target pass over one token."
     )
     if draft["cannot_pay"]:
-        click.echo("Drafting cannot help: one draft token costs more than half of a target pass.")
+        click.echo("Drafting rarely helps: one draft token costs more than half of a target pass.")
         return
     rows = [
         [

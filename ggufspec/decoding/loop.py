@@ -60,7 +60,7 @@ def speculate(
         if stops:
             del added[next(i for i, token in enumerate(added, 1) if token in ends) :]
         elif verdict.next_token < 0:
-            raise unusable("after a drafted token, the grammar allows no token", sampling)
+            raise unusable("the grammar allows no token after an accepted draft", sampling)
         tokens.extend(added)
         yield Round(
             added,

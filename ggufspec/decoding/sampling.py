@@ -247,8 +247,8 @@ def unusable(complaint: str, sampling: Sampling) -> DecodeError:
     """The error for rows from which no token can be drawn."""
     if sampling.grammar is not None:
         return DecodeError(
-            f"the text cannot go on ({complaint}): the grammar requires what no token of this "
-            "vocabulary can write, or what logit_bias bans; change the grammar"
+            f"the text cannot continue ({complaint}): the grammar requires what no token of this "
+            "vocabulary has, or what logit_bias bans; change the grammar"
         )
     if sampling.logit_bias:
         return DecodeError(

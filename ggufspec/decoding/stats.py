@@ -53,7 +53,7 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated tokens per second of wall time, the without the prompt's time."""
+        """Generated tokens per second of wall time, without prompt processing."""
         return _ratio(self.n_generated, self.seconds.generation)
 
     @property

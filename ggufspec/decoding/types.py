@@ -99,7 +99,7 @@ class Round(NamedTuple):
 
 
 class Session(Protocol):
-    """A model as a function from tokens to logits; its KV cache is its own business."""
+    """A model as a function from tokens to logits; it manages its own KV cache."""
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).

@@ -57,7 +57,7 @@ RECENT_KEEP: Final = 0.98
 # Advice to the user that drafting does not help.
 N_ADVICE: Final = 32  # rounds without draft before it is given [judgement]
 ADVICE_SHARE: Final = 0.8  # of all rounds [judgement]
-MAX_STEP_SHARE: Final = 0.5  # of a pass; a longer draft step cannot pay [derived: README.md]
+MAX_STEP_SHARE: Final = 0.5  # of a pass; a longer draft step rarely pays [judgement]
 
 # Costs of passes (cost_model.py).
 N_FIRST_MEASUREMENTS: Final = 3  # of a size, of which the fastest counts: first passes are slow
@@ -78,14 +78,14 @@ KERNEL_ROWS: Final = 4
 N_FRESH_PASSES: Final = 32  # passes over other sizes before that [insensitive]
 DISCOUNT_PER_PASS: Final = 0.001
 MIN_DISCOUNT: Final = 0.88
-MIN_DISCOUNT_OF_FEW: Final = 0.65  # if measured once or twice: one bad moment kept a size away
+MIN_DISCOUNT_OF_FEW: Final = 0.65  # if measured once or twice: one disturbed pass may be all
 MIN_SECONDS: Final = 1e-9  # of a stored pass [limit]
 MAX_SECONDS: Final = 1e6
 MAX_SIZE_DIGITS: Final = 5  # of a stored number of tokens [limit]
 N_PASSES_TO_REMEMBER: Final = 48  # after which costs are stored for the next process [judgement]
 
 # n-grams (native/ngrams.h): (shortest match, acceptance if all votes agree, if not) [measured:
-# about what was found in prose, less than in code; a missed draft is soon made up for].
+# about what was found in prose, less than in code; a missed draft costs little].
 NGRAM_PRIORS: Final = (
     (1, 0.15, 0.10),
     (2, 0.30, 0.20),
@@ -106,7 +106,7 @@ N_TEMPERATURE_VALUES: Final = 2**18  # probabilities read in a round, about [lim
 N_TEMPERATURE_FIRST: Final = 8  # rounds before anything is concluded [judgement]
 N_TEMPERATURE_EARLY: Final = 16  # rounds that are all learned from [judgement]
 TEMPERATURE_EVERY: Final = 4  # later rounds: one in so many [judgement]
-TEMPERATURE_EVERY_GREEDY: Final = 8  # one in so many is drawn warm to compare [judgement]
+TEMPERATURE_EVERY_GREEDY: Final = 8  # one in so many is drawn at the first, to compare [judgement]
 TEMPERATURE_MEMORY: Final = 64  # rounds until one has lost most of its weight [judgement]
 TEMPERATURE_CERTAINTY: Final = 2.0  # standard errors by which another must be better [judgement]
 

@@ -87,7 +87,7 @@ class CostModel:
         if not self.is_frozen and n_tokens >= 1 and seconds > 0:
             self._read = seconds / n_tokens
 
-    # Answers.
+    # Queries.
 
     def n_measured(self, n_tokens: int) -> int:
         """How often a pass over that many tokens was measured."""

@@ -66,7 +66,7 @@ class PrefixLength(NamedTuple):
 
 
 class LengthPolicy(Protocol):
-    """Decides how far a drafter goes. A drafter asks, drafts, and reports what came of it.
+    """Decides how far to draft. A drafter asks it, drafts, and reports the result.
 
     `rule` is asked for each further token of the draft model: should_evaluate (run the model?) and,
     given the logit gap, should_draw (draw from its distribution?).
@@ -85,7 +85,7 @@ class LengthPolicy(Protocol):
         ...
 
     def start_round(self, n_max: int, n_unread: int) -> Action:
-        """A round of at most `n_max` drafted tokens starts: what shall the draft model do?
+        """A round of at most `n_max` drafted tokens starts: what does the draft model do?
 
         `n_unread`: tokens that the draft model has not read yet. After a PROBE, ask again.
         """
@@ -251,7 +251,7 @@ class AutoLength:
         # Only the regression of the bonus needs what lies behind the first rejected token.
         known = list(islice(acceptances, None if self._block_bonus else n_accepted + 1))
         gaps = self.rule.gaps
-        # Probabilities say more than what was accepted: they are free of chance.
+        # The probabilities have less variance than the number of accepted tokens.
         self.rule.observe(known[: n_accepted + 1])
         self.n_observed += min(len(gaps), n_accepted + 1)
         self._learn_block_bonus(n_accepted, known[: self.rule.n_drawn])
@@ -302,7 +302,7 @@ class AutoLength:
         if n_evaluated:
             seconds += n_evaluated * costs.step
         self._seconds += seconds
-        # What was expected, not what was accepted: chance says nothing about the next rounds.
+        # Expected tokens, not accepted ones: luck does not repeat in the next rounds.
         keep = constants.RECENT_KEEP
         self._recent_tokens = keep * self._recent_tokens + 1 + (round_.expected or 0.0)
         self._recent_seconds = keep * self._recent_seconds + seconds
@@ -312,7 +312,7 @@ class AutoLength:
         self._n_until_update -= 1
 
     def set_n_sharers(self, n_sharers: int) -> None:
-        # Other texts must not change what a text with a seed becomes.
+        # Other texts must not change a text with a seed.
         if n_sharers != self._n_sharers and not self.costs.is_frozen:
             self._n_sharers = n_sharers
             self._recent_tokens = self._recent_seconds = 0.0
@@ -324,8 +324,8 @@ class AutoLength:
             return None
         if self.costs.draft_cannot_pay:
             return (
-                f"drafting cannot help: one draft token costs {self.costs.step / curve[0]:.2f}x a "
-                "target pass. Use a smaller draft, give it more of the GPU (-ngld), or leave it out"
+                f"drafting does not help: one draft token costs {self.costs.step / curve[0]:.2f}x "
+                "a target pass. Use a smaller draft, give it more of the GPU (-ngld), or none"
             )
         gaps = self._recent_gaps()
         acceptance = self.rule.acceptance(gaps[len(gaps) // 2])

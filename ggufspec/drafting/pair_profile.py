@@ -97,7 +97,7 @@ class PairProfile:
         """Raises ValueError if it is not one. n_most, n_sharers: see CostModel."""
         costs, acceptance = document.get("costs"), document.get("chances", {})
         if not isinstance(costs, Mapping) or not isinstance(acceptance, Mapping):
-            raise ValueError("there are no costs, or no chances")
+            raise ValueError("it needs the objects costs and chances")
         return PairProfile(
             CostModel.of_document(costs, n_most, n_sharers),
             {str(key): _coefficients(each) for key, each in acceptance.items()},

@@ -30,7 +30,7 @@ class DraftTemperature:
         fixed = 0.0 if isinstance(wanted, str) else validate.number("draft_temperature", wanted)
         if not (math.isfinite(fixed) and fixed >= 0):
             raise OptionError(
-                f"draft_temperature is {wanted}; it must be 0 (the likeliest token) or more, and "
+                f"draft_temperature is {wanted}; it must be 0 (greedy) or more, and "
                 "finite, or 'auto'"
             )
         # A greedy target accepts one token only: the draft's most likely one is the best guess.

@@ -1,4 +1,4 @@
-"""The engine: a loaded target with its draft, and what can be asked of it."""
+"""The engine: a loaded target with its draft, to generate, chat and render prompts."""
 
 from __future__ import annotations
 

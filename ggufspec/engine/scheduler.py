@@ -38,7 +38,7 @@ class Scheduler:
         self._seconds = 0.0  # of the last pass
 
     def step(self, generations: Sequence[Generation]) -> Failures:
-        """A round of each generation that writes, and a piece of the prompt of one that reads.
+        """Run a round of each generation in progress, and process a piece of one prompt.
 
         The text is added to their `chunks`. Returns those that failed, and why; the others go on.
         """

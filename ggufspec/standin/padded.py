@@ -1,7 +1,7 @@
 """The embedded target padded with zeros: a target of any size that computes the same function.
 
 Every matrix is copied into the top-left corner of a larger one, everything else is zero, added
-layers are all zero. Weights are F16: a pass reads two bytes a weight, so it takes the time of an
+layers are all zero. Weights are F16: a pass reads two bytes per weight, so it takes the time of an
 unquantized model of that size. Heads keep their size of 32, so rotary angles stay the same.
 
 Padding changes only the mean square in an RMS norm, taken over D instead of d columns. Norm weights

@@ -2,11 +2,10 @@
 
 Layers run at full cost but do not affect the output: the matrices that write to the residual stream
 have scales of zero. So the residual stream is the embedding of a token, which is the code of its
-successor; the output matrix has the code of each token in its row, and the successor's logit is the
-largest.
+successor; each row of the output matrix is a token's code, so the successor's logit is largest.
 
-Where one matrix is both embedding and output, logits would be symmetric, and no symmetric table
-leads around a cycle. There the embedding is two codes side by side, of the successor and of the
+If one matrix is both embedding and output, logits would be symmetric, and no symmetric table
+is a cycle. Then the embedding is two codes side by side, of the successor and of the
 token itself, and the feed-forward network of the last layer moves the first over the second, 16
 times as large: rows of `up` pick single columns, `gate` holds the one column that is 1 in every
 token (a constant factor), and `down` puts them into place. The output's norm lets only the second

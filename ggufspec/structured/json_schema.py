@@ -3,8 +3,7 @@
 A grammar may be narrower than its schema, but not wider, except that a text may match several
 schemas of a `oneOf`. Properties come in the schema's order; properties that the schema does not
 name are added only if it allows them explicitly. A schema that a grammar cannot guarantee is
-refused. Nothing is downloaded. llama-cpp-python's converter is not used: its strings may contain
-line breaks, its literals lose their backslashes, and it ignores keywords that it does not know.
+refused, and nothing is downloaded. See README.md on why llama-cpp-python's converter is not used.
 """
 
 from __future__ import annotations

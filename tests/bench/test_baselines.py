@@ -261,8 +261,8 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
     assert warnings == []
     n_one, n_other = (len(engine.tokenize(text)) for text in ("It was", "He was not"))
     assert left_out == [  # the program always reads the same
-        "llama.cpp speculative-simple leaves out prompt 2: llama.cpp speculative-simple read "
-        f"{n_one} tokens where we read {n_other}"
+        f"llama.cpp speculative-simple leaves out prompt 2: it is {n_one} tokens for "
+        f"llama.cpp speculative-simple, {n_other} for ggufspec"
     ]
     simple = texts[baselines.LLAMA_SIMPLE, "1"]
     assert (simple.n_generated, simple.n_drafted, simple.n_accepted, simple.n_rounds) == (

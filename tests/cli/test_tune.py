@@ -57,7 +57,7 @@ def records() -> list[profile_store.Record]:
 # What it tells
 
 
-def test_people_get_tables_and_a_plot(tune: Command) -> None:
+def test_the_output_has_tables_and_a_plot(tune: Command) -> None:
     result = tune()
     assert (result.code, result.err) == (0, "")
     lines = [line.split() for line in result.out.splitlines()]
@@ -189,7 +189,7 @@ def test_a_draft_that_costs_too_much_cannot_pay(
     assert drafted["cannot_pay"] is cannot_pay
     assert drafted["step_beside_one"] == pytest.approx(step / 0.01)
     told = tune(*given).out
-    assert ("Drafting cannot help" in told) is cannot_pay
+    assert ("Drafting rarely helps" in told) is cannot_pay
     assert ("best draft length" in told) is not cannot_pay
 
 
@@ -251,7 +251,7 @@ def test_tuning_does_not_start_from_what_was_tuned(
     assert "auto" in {trial["value"] for trial in trials}
 
 
-def test_a_folder_that_cannot_be_written_is_told(
+def test_an_unwritable_folder_is_reported(
     tune: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "file"

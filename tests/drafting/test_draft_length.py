@@ -136,7 +136,7 @@ def test_no_more_is_drafted_than_costs_are_known_for() -> None:
 # The acceptance model
 
 
-def test_a_chance_follows_what_came() -> None:
+def test_the_acceptance_model_follows_observations() -> None:
     rng = np.random.default_rng(2)
     policy = _native.LengthRule(*PRIOR)
     for _ in range(600):
@@ -147,7 +147,7 @@ def test_a_chance_follows_what_came() -> None:
         assert policy.acceptance(gap) == pytest.approx(1 / (1 + np.exp(0.5 - 0.8 * gap)), abs=0.12)
 
 
-def test_surer_is_never_less_likely() -> None:
+def test_a_larger_gap_is_never_less_likely() -> None:
     policy = _native.LengthRule(*PRIOR)
     for _ in range(300):
         policy.observe_token(0.1, 1.0)
@@ -281,17 +281,17 @@ def test_a_draft_that_is_always_wrong_costs_next_to_nothing(
         assert "drafting did not help" in (policy.advice() or "")
 
 
-def test_a_draft_that_is_too_slow_is_told_so() -> None:
+def test_a_draft_that_is_too_slow_gets_advice() -> None:
     curve = CURVES["flat"]
     policy = chosen(curve, 0.9 * curve[0])
     seconds = seconds_of(curve, 0.9 * curve[0], policy, logits=near(3.0))
     assert seconds < 1.05 * 400 * curve[0]
-    assert "drafting cannot help: one draft token costs 0.90x a target pass" in (
+    assert "drafting does not help: one draft token costs 0.90x a target pass" in (
         policy.advice() or ""
     )
 
 
-def test_it_comes_back_when_the_text_changes() -> None:
+def test_drafting_resumes_when_the_text_changes() -> None:
     """A draft that is wrong for 200 tokens, and right from then on."""
     target, other = random_logits(1), random_logits(2)
 
@@ -335,7 +335,7 @@ def test_distributions_that_were_not_drawn_from_are_learned_from(temperature: fl
     assert rounds[-2].n_drafted > 0
 
 
-def test_an_unknown_draft_is_asked_before_it_drafts() -> None:
+def test_a_new_draft_is_probed_before_it_drafts() -> None:
     curve = CURVES["flat"]
     policy = chosen(curve, 0.01)
     rounds = rounds_of(near(0.0), policy, n_tokens=60, observe=policy.observe_round)
@@ -346,7 +346,7 @@ def test_an_unknown_draft_is_asked_before_it_drafts() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_that_is_sure_of_nothing_is_not_looked_at_for_long(temperature: float) -> None:
+def test_a_draft_without_certainty_is_skipped_soon(temperature: float) -> None:
     """What unknown drafts may be sure of counts until this one was seen, and not on and on."""
 
     def unsure(prefix: tuple[int, ...]) -> np.ndarray:
@@ -402,7 +402,7 @@ def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_
     assert set(lengths[8]) <= {0, 1}
 
 
-def test_what_others_do_changes_no_text_that_repeats() -> None:
+def test_other_texts_do_not_change_a_text_with_a_seed() -> None:
     lengths = []
     for n_sharers in (1, 8):
         costs = flat_up_to_16()
@@ -412,7 +412,7 @@ def test_what_others_do_changes_no_text_that_repeats() -> None:
     assert min(lengths[0]) > 8
 
 
-def test_a_shared_pass_tells_nothing_of_what_a_text_alone_costs() -> None:
+def test_a_shared_pass_does_not_update_the_cost_of_a_single_text() -> None:
     costs = flat_up_to_16()
     policy = AutoLength(costs, MEASURED, is_measured=True)
     before = list(costs.curve)
