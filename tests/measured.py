@@ -77,7 +77,7 @@ def lively(
     **ways: Any,
 ) -> BenchResults:
     """A whole benchmark with its rounds, on a made machine."""
-    coins = np.random.default_rng(seed)
+    rng = np.random.default_rng(seed)
     known = {"temperatures": (0.0,), "has_draft": True, **ways}
     made = BenchResults(
         {"n_tokens": _N_TOKENS},
@@ -93,10 +93,10 @@ def lively(
                 rounds: list[RoundTiming] = []
                 n_done = 0
                 while n_done < _N_TOKENS:
-                    wanted = int(coins.integers(2, 6)) if n_draft == "auto" else n_draft
+                    wanted = int(rng.integers(2, 6)) if n_draft == "auto" else n_draft
                     wanted = min(wanted, _N_TOKENS - n_done - 1)
-                    n_kept = int(np.argmin([*(coins.random(wanted) < chance), False]))
-                    pace = slower * np.exp(coins.normal(0, noise)) * 1e-3
+                    n_kept = int(np.argmin([*(rng.random(wanted) < chance), False]))
+                    pace = slower * np.exp(rng.normal(0, noise)) * 1e-3
                     seconds = round(float(_STAIRS[wanted] * pace), 6)
                     drafting = round(float(3 * wanted * pace), 6)
                     rounds.append(RoundTiming(n_kept + 1, wanted, n_kept, drafting, seconds))

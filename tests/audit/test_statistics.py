@@ -54,7 +54,7 @@ def test_a_shift_and_its_interval() -> None:
     assert test.p == pytest.approx(math.erfc(0.05 * math.sqrt(6000) / math.sqrt(2)))
 
 
-def test_holm_is_holms() -> None:
+def test_holms_adjustment_equals_the_reference() -> None:
     tests = holm([with_p(p) for p in (0.01, 0.04, 0.03, 0.005)])
     assert [test.p_holm for test in tests] == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert [test.p_holm for test in holm([with_p(0.7), with_p(0.9)])] == [1.0, 1.0]
@@ -124,7 +124,7 @@ def test_each_test_by_itself_has_its_rate() -> None:
     assert abs(n_energy - 200) < 4 * 13.8
 
 
-def test_texts_that_end_where_they_like_keep_the_rate() -> None:
+def test_texts_that_end_early_keep_the_rate() -> None:
     """A text ends after its first place above 0.8: the last of each is always large.
 
     Wald: the sum over a text still has mean 0 and n/12 as its variance. 2,000 audits at 0.05.

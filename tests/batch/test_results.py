@@ -51,7 +51,7 @@ def test_the_output_is_the_ordered_beginning_and_the_journal_has_everything(tmp_
     assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
 
 
-def test_what_was_finished_is_known_again(tmp_path: Path) -> None:
+def test_finished_records_are_restored(tmp_path: Path) -> None:
     crashed(tmp_path, 2, 0)
     again = results(tmp_path, resume=True)
     assert sorted(again.records) == [0, 2]
@@ -95,7 +95,7 @@ def test_a_journal_that_was_never_begun_is_begun(n_kept: int, tmp_path: Path) ->
     assert part.read_bytes().count(b"\n") == 2
 
 
-def test_a_damaged_line_in_the_middle_is_told(tmp_path: Path) -> None:
+def test_a_damaged_line_in_the_middle_is_reported(tmp_path: Path) -> None:
     part = crashed(tmp_path, 0, 1)
     part.write_bytes(part.read_bytes().replace(b'{"index": 0', b'{"index# 0'))
     with pytest.raises(OptionError, match=r"line 3 of .* is damaged"):

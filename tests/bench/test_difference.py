@@ -37,12 +37,12 @@ def verdicts(before: BenchResults, after: BenchResults) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("ours", "verdict"), [(15, "no difference shown"), (18, "faster"), (12, "slower")]
 )
-def test_a_change_is_told(ours: float, verdict: str) -> None:
+def test_a_change_is_reported(ours: float, verdict: str) -> None:
     found = verdicts(session(10, 15), session(10, ours, seed=1))
     assert found == {"plain": "no difference shown", "draft 3": verdict}
 
 
-def test_another_speed_of_the_machine_is_no_change_of_the_draft() -> None:
+def test_a_faster_machine_does_not_change_the_verdict() -> None:
     table = compare(session(10, 15), session(7, 10.5, seed=1))
     assert {row[0]: row[-1] for row in table.rows} == {
         "plain": "slower",
@@ -75,7 +75,7 @@ def test_texts_are_paired_by_prompt_and_run() -> None:
     assert any("ratios are of the 4 in both" in note for note in compare(before, after).notes)
 
 
-def test_too_few_texts_or_none_in_common_are_told() -> None:
+def test_too_few_texts_or_none_in_common_are_reported() -> None:
     one = two({("a", 0): 10}, {("a", 0): 15})
     assert set(verdicts(one, one).values()) == {"too few texts"}
     other = two({("z", 0): 10}, {("z", 0): 15})
@@ -85,7 +85,7 @@ def test_too_few_texts_or_none_in_common_are_told() -> None:
     assert verdicts(one, BenchResults({}, [])) == {}
 
 
-def test_shares_of_accepted_tokens_stand_beside_each_other() -> None:
+def test_acceptance_rates_are_shown_side_by_side() -> None:
     counts = {"n_drafted": 10, "drafted_by_position": [10]}
     both = [
         two(
@@ -102,7 +102,7 @@ def test_shares_of_accepted_tokens_stand_beside_each_other() -> None:
     assert list(ours[-3:-1]) == ["60.0%", "80.0%"]
 
 
-def test_what_else_differs_is_told() -> None:
+def test_other_differences_are_reported() -> None:
     before = measured.lively((3, 8), seed=1)
     after = measured.lively((3, "auto"), seed=2)
     before.machine = {"processor": "slow", "gpus": [], "memory": {"total": 8}}

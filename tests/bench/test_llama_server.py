@@ -110,7 +110,7 @@ def test_the_answer_of_a_server() -> None:
             llama_server.parse(wrong)
 
 
-def test_a_server_is_asked_when_it_is_ready_and_stopped_at_the_end(build: Build) -> None:
+def test_a_server_gets_requests_when_ready_and_is_stopped_at_the_end(build: Build) -> None:
     with llama_server.running(build.server()) as server:
         assert len(build.left) == 1
         found = server.complete({"prompt": [1, 2, 3], "n_predict": 4})

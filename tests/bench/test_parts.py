@@ -16,7 +16,7 @@ from ggufspec.bench.prompts import own_prompts
 # Contenders
 
 
-def test_names_tell_only_what_differs() -> None:
+def test_names_contain_only_what_differs() -> None:
     few = contenders(lengths=[3, "auto"], temperatures=[0.0], has_draft=True)
     assert [each.name for each in few] == ["plain", "draft alone", "draft 3", "draft auto"]
     assert [each.baseline for each in few] == [None, None, "plain", "plain"]
@@ -77,7 +77,7 @@ def test_packages_are_added_up_and_begin_anew(tmp_path: Path) -> None:
     assert meter.joules() is None
 
 
-def test_nobody_tells_of_energy(tmp_path: Path) -> None:
+def test_energy_is_none_without_counters(tmp_path: Path) -> None:
     assert EnergyMeter(tmp_path / "none").joules() is None
     counters(tmp_path, "intel-rapl:0", 900, span=None)
     meter = EnergyMeter(tmp_path)

@@ -43,7 +43,7 @@ def test_speedups_are_lines_by_length() -> None:
     assert plot_data.speedup_lines(measured.lively((4,))) == []  # a point is no line
 
 
-def test_of_many_ways_the_fastest_are_shown() -> None:
+def test_of_many_contenders_the_fastest_are_shown() -> None:
     results = measured.lively(
         (1, 2), drafters=("model", "ngram"), rules=("a", "b"), temperatures=(0.0, 0.5), n_runs=1
     )
@@ -94,7 +94,7 @@ def test_positions_that_were_hardly_reached_are_left_out() -> None:
     assert max(len(each.shares) for each in plot_data.acceptances(results)) == 4
 
 
-def test_a_race_is_run_by_the_best_and_plain_behind_the_same_prompt() -> None:
+def test_the_timeline_has_the_best_and_plain_for_the_same_prompt() -> None:
     results = measured.lively()
     race = plot_data.timelines(results)
     assert race is not None
@@ -123,7 +123,7 @@ def test_of_many_bars_the_fastest_are_shown_and_what_they_are_compared_with() ->
 # The file
 
 
-def test_a_panel_is_there_if_something_is_known_for_it(tmp_path: Path) -> None:
+def test_a_subplot_without_data_is_left_out(tmp_path: Path) -> None:
     whole = texts(measured.lively(), tmp_path)
     for title in (
         "Speed-up by draft length",
@@ -205,7 +205,7 @@ def test_a_picture_is_written_whole_or_not_at_all(
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_cannot_be_drawn_is_told_before_anything_is_measured(
+def test_what_cannot_be_drawn_is_reported_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check(tmp_path / "it.svg")

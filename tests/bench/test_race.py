@@ -93,7 +93,7 @@ def words(text: str) -> list[str]:
 # State at a time
 
 
-def test_nothing_stands_before_its_time() -> None:
+def test_no_text_is_shown_before_its_time() -> None:
     assert state_at(PLAIN, 0.0) == (replace(state_at(PLAIN, 0.0), n_pieces=0, n_tokens=0))
     assert state_at(PLAIN, 0.49).tokens_per_second is None
     assert state_at(PLAIN, 0.5).n_tokens == 1
@@ -102,7 +102,7 @@ def test_nothing_stands_before_its_time() -> None:
     assert not now.finished
 
 
-def test_who_has_finished_keeps_the_speed() -> None:
+def test_a_finished_lane_keeps_its_speed() -> None:
     for seconds in (FAST.seconds, 100.0):
         now = state_at(FAST, seconds)
         assert now.finished
@@ -122,7 +122,7 @@ def test_times_end_with_the_race() -> None:
     assert frame_times(EMPTY, 1.0) == [0.0]
 
 
-def test_where_texts_part() -> None:
+def test_the_first_differing_token_is_found() -> None:
     assert first_difference([1, 2, 3], (1, 2, 3)) is None
     assert first_difference([1, 2, 3], [1, 9, 3]) == 1
     assert first_difference([1, 2], [1, 2, 3]) == 2

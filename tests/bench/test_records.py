@@ -52,7 +52,7 @@ def test_files_of_earlier_versions_are_read() -> None:
         (b'{"n": ' + b"9" * 5000 + b"}", "not JSON"),
     ],
 )
-def test_another_file_is_told(data: bytes, told: str, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused(data: bytes, told: str, tmp_path: Path) -> None:
     path = tmp_path / "it.json"
     path.write_bytes(data)
     with pytest.raises(OptionError, match=told) as caught:
@@ -61,7 +61,7 @@ def test_another_file_is_told(data: bytes, told: str, tmp_path: Path) -> None:
     assert "ggufspec bench --json" in str(caught.value)
 
 
-def test_a_file_that_cannot_be_read_is_told(
+def test_an_unreadable_file_is_reported(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(OptionError, match="No such file"):
@@ -94,7 +94,7 @@ def test_a_file_that_cannot_be_read_is_told(
         (("interrupted",), 0, "interrupted is 0; it must be true or false"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(path: Any, value: object, told: str) -> None:
+def test_an_error_names_its_place(path: Any, value: object, told: str) -> None:
     document = measured.document()
     _put(document, (path,) if isinstance(path, str) else path, value)
     with pytest.raises(OptionError, match=told):
@@ -108,7 +108,7 @@ def test_a_text_that_was_measured_twice_is_refused() -> None:
         BenchResults.of_document(document, "it")
 
 
-def test_whatever_a_file_holds_is_refused_or_can_be_told() -> None:
+def test_any_file_is_refused_or_can_be_printed() -> None:
     chance = random.Random(1)
     whole = json.dumps(measured.document())
     other = BenchResults.of_document(json.loads(whole), "it")

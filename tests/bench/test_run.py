@@ -59,7 +59,7 @@ def test_every_contender_has_every_place(n: int) -> None:
         assert len({key.contender for key in order[place::n]}) == n
 
 
-def test_the_contenders_take_turns_behind_each_prompt() -> None:
+def test_the_contenders_alternate_for_each_prompt() -> None:
     order = list(experiment([HELLO, WORLD]).order())
     n = len(OURS)
     for start in range(0, len(order), n):

@@ -75,7 +75,7 @@ def program() -> Command:
 
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that writes any bytes at all, never ends a text, and knows no chat."""
+    """A model that writes any bytes, never ends a text, and has no chat template."""
     return tiny.write_llama(tmp_path_factory.mktemp("models") / "target.gguf")
 
 

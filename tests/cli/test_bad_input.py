@@ -162,7 +162,7 @@ def test_a_prompt_on_the_command_line_that_is_no_text(program: Command, target: 
 
 
 def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
-    """It says so at once, rather than wait for somebody to type who does not know."""
+    """It is an error at once; the command does not wait for input that no user expects to type."""
     ours, theirs = pty.openpty()
     try:
         done = subprocess.run(

@@ -101,7 +101,7 @@ def test_what_is_missing_is_measured_and_nothing_else(bench: Command, tmp_path: 
     ],
     ids=["prompt", "tokens", "contenders"],
 )
-def test_another_benchmark_is_not_gone_on_with(
+def test_results_of_another_benchmark_are_not_resumed(
     bench: Command, tmp_path: Path, other: tuple[str, ...], told: str
 ) -> None:
     path = tmp_path / "out.json"
@@ -113,7 +113,7 @@ def test_another_benchmark_is_not_gone_on_with(
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"format": "other"}', "[" * 100_000])
-def test_a_file_of_something_else_is_told(bench: Command, tmp_path: Path, content: str) -> None:
+def test_a_file_of_another_kind_is_reported(bench: Command, tmp_path: Path, content: str) -> None:
     path = tmp_path / "out.json"
     path.write_text(content)
     found = bench("-p", "hi", "--json", path, "--resume")
@@ -122,7 +122,9 @@ def test_a_file_of_something_else_is_told(bench: Command, tmp_path: Path, conten
     assert "Traceback" not in found.err
 
 
-def test_no_folder_is_told_before_anything_is_loaded(command: Command, tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_before_anything_is_loaded(
+    command: Command, tmp_path: Path
+) -> None:
     path = tmp_path / "none" / "out.json"
     found = command("bench", "--target", tmp_path / "none.gguf", "--json", path)
     assert found.code != 0
@@ -151,7 +153,7 @@ def test_no_folder_is_told_before_anything_is_loaded(command: Command, tmp_path:
         ("--verify", "nothing"),
     ],
 )
-def test_what_cannot_compete_is_told(bench: Command, option: str, value: str) -> None:
+def test_unusable_contenders_are_reported(bench: Command, option: str, value: str) -> None:
     found = bench("-p", "hi", option, value)
     assert found.code == 2
     assert "Traceback" not in found.err
@@ -345,7 +347,7 @@ def test_what_was_measured_survives_ctrl_c(target: Path, draft: Path, tmp_path: 
     assert b"Traceback" not in err
 
 
-def test_others_write_in_the_same_turns(
+def test_baselines_alternate_with_ours(
     bench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of llama.cpp's programs none is here; llama-cpp-python is."""

@@ -317,7 +317,7 @@ def test_the_race_on_a_terminal(chatterbox: Path) -> None:
     assert "The two texts are the same" in after
 
 
-def test_people_see_how_far_they_are(chatterbox: Path) -> None:
+def test_a_terminal_shows_progress(chatterbox: Path) -> None:
     code, out, _ = Terminal(*pair(chatterbox, "--speed", "0"), talk=True).end()
     assert code == 0
     for name in ("plain, warming up: 1 of 16", "plain: 1 of 30", "speculative: "):

@@ -79,7 +79,7 @@ def test_each_prompt_runs_as_often_as_asked(command: Command, cache: Path) -> No
     assert (settings["temperature"], settings["max_tokens"]) == (0.7, 8)
 
 
-def test_the_document_tells_what_stood_in(command: Command, cache: Path) -> None:
+def test_the_document_names_the_stand_in(command: Command, cache: Path) -> None:
     stand_in = command(*SHORT, "--cache-dir", cache, "--json").document["stand_in"]
     shape = padded.plan_dimensions(SIZE)
     assert {name: stand_in[name] for name in ("n_embd", "n_layer", "n_head", "n_ff")} == {
@@ -113,7 +113,7 @@ def test_the_stand_in_is_announced_and_written_once(
     assert (file.stat().st_mtime_ns, file.stat().st_ino) == (written.st_mtime_ns, written.st_ino)
 
 
-def test_people_get_texts_and_a_table(command: Command, cache: Path) -> None:
+def test_a_terminal_gets_texts_and_a_table(command: Command, cache: Path) -> None:
     result = command(*SHORT, "--cache-dir", cache)
     assert result.code == 0
     for mode in ("plain", "speculative"):
@@ -130,7 +130,7 @@ def test_people_get_texts_and_a_table(command: Command, cache: Path) -> None:
     assert "\x1b" not in result.out
 
 
-def test_people_are_told_that_it_is_a_stand_in(command: Command, cache: Path) -> None:
+def test_the_output_says_that_it_is_a_stand_in(command: Command, cache: Path) -> None:
     result = command(*SHORT, "--cache-dir", cache)
     assert "The large model is a stand-in" in result.out, "beside the numbers"
     assert result.err.startswith("The large model is a stand-in"), "and before all else"

@@ -112,7 +112,7 @@ def test_check_compares_with_the_hub(command: Command, names: Hub) -> None:
     assert not names.downloads()
 
 
-def test_check_does_not_blame_an_entry_for_the_hubs_trouble(command: Command, names: Hub) -> None:
+def test_check_reports_no_difference_if_the_hub_fails(command: Command, names: Hub) -> None:
     names.always[TARGET] = status(503)
     found = command("models", "check", "Large")
     assert found.out == ""
@@ -201,7 +201,7 @@ def test_offline_names_what_is_missing(run: Command, names: Hub) -> None:
     assert "Large is not in the cache, and downloads are off (--offline" in result.err
 
 
-def test_what_is_wrong_is_told_before_anything_is_downloaded(run: Command, names: Hub) -> None:
+def test_errors_are_reported_before_anything_is_downloaded(run: Command, names: Hub) -> None:
     assert run("-m", "Large", "-p", "ab", "--draft-temp", "0.5").code == 2
     wrong = run("-m", "Lrge", "-p", "ab")
     assert wrong.code == 1

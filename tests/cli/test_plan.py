@@ -35,7 +35,7 @@ def document(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_another_machine_can_be_thought_of(pair: list[str]) -> None:
+def test_plans_for_another_machine(pair: list[str]) -> None:
     here = ("--vram", "24GiB", "--ram", "64GiB", "--gpu-bandwidth", "1008GB")
     result = invoke(*pair, *here)
     assert result.exit_code == 0, result.output
@@ -65,7 +65,7 @@ def test_faster_memory_and_better_drafts_are_faster(pair: list[str]) -> None:
     assert speed("--ram-bandwidth", "40GB", "--draft-n", "12") < usual, "too long"
 
 
-def test_what_does_not_fit_is_told(pair: list[str]) -> None:
+def test_what_does_not_fit_is_reported(pair: list[str]) -> None:
     result = invoke(*pair, "--vram", "8GiB", "--ram", "8GiB")
     assert result.exit_code == 0, result.output
     assert "too large" in result.output
@@ -81,7 +81,7 @@ def test_the_target_alone_is_chosen_where_the_pair_does_not_fit(pair: list[str])
     assert not second["fits"]
 
 
-def test_no_gpu_is_a_machine_too(pair: list[str]) -> None:
+def test_a_plan_without_a_gpu(pair: list[str]) -> None:
     plans = document(*pair, "--vram", "0", "--ram", "64GiB")["plans"]
     assert plans[0]["n_gpu_layers"] == 0
     assert plans[0]["split"] == []

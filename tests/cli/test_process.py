@@ -156,7 +156,7 @@ def ctrl_c_in_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("ctrl_c_in_the_text")
-def test_what_json_tells_of_a_text_cut_short(run: Command, chatterbox: Path) -> None:
+def test_the_json_of_an_interrupted_text(run: Command, chatterbox: Path) -> None:
     result = run("-m", chatterbox, "-p", "hi", "--json")
     document = result.document
     assert (result.code, document["finish_reason"]) == (INTERRUPTED, "interrupted")
@@ -238,7 +238,7 @@ def test_a_real_ctrl_c_while_a_long_prompt_is_read(chatterbox: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", [[], ["--color", "on"]])
-def test_a_reader_that_goes_away_ends_it_quietly(extra: list[str], chatterbox: Path) -> None:
+def test_a_closed_pipe_ends_the_command_quietly(extra: list[str], chatterbox: Path) -> None:
     process = start("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, *ENDLESS, *extra)
     assert process.stdout is not None
     assert process.stderr is not None
@@ -250,7 +250,7 @@ def test_a_reader_that_goes_away_ends_it_quietly(extra: list[str], chatterbox: P
 
 
 @pytest.mark.parametrize("args", [["--json"], ["-n", "5"]], ids=["json", "text"])
-def test_a_reader_that_was_never_there(args: list[str], chatterbox: Path) -> None:
+def test_a_pipe_closed_from_the_start(args: list[str], chatterbox: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     process = start("run", "-t", "1", "-m", chatterbox, "-p", "hi", *args, stdout=writer)
@@ -261,7 +261,7 @@ def test_a_reader_that_was_never_there(args: list[str], chatterbox: Path) -> Non
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize("args", [["--help"], ["run"], ["run", "--json"]], ids=" ".join)
-def test_a_full_disk_is_told(args: list[str], chatterbox: Path) -> None:
+def test_a_full_disk_is_reported(args: list[str], chatterbox: Path) -> None:
     if "run" in args:
         args = [*args, "-t", "1", "-m", str(chatterbox), "-p", "hi", "-n", "5"]
     with open("/dev/full", "wb") as full:

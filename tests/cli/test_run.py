@@ -29,7 +29,7 @@ def story(tmp_path: Path) -> Path:
 
 
 def refused_at(story: Path, *places: int) -> Path:
-    """A draft that knows the story but for the tokens at some places."""
+    """A draft with the target's text, except for the tokens at some places."""
     script = [*SCRIPT, EOS]
     for place in places:
         script[place] = tiny.SPM.id_of("~")
@@ -46,7 +46,7 @@ def library(target: Path, draft: Path | None, prompt: str, **options: Any) -> An
 
 @pytest.mark.parametrize("n_draft", [1, 2, 3, 5, 16, 64])
 @pytest.mark.parametrize("wrong", [(), (2,), (8, 9), (0, 3, len(SCRIPT))], ids=str)
-def test_the_text_is_the_targets_whatever_the_draft_believes(
+def test_the_text_is_the_targets_with_any_draft(
     n_draft: int, wrong: tuple[int, ...], run: Command, story: Path
 ) -> None:
     draft = refused_at(story, *wrong)
@@ -66,7 +66,7 @@ def test_a_character_is_written_whole_though_its_bytes_come_from_draft_and_targe
 
 @pytest.mark.parametrize("with_draft", [False, True])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_any_text_is_exactly_the_librarys(
+def test_the_text_equals_the_librarys(
     temperature: float, with_draft: bool, run: Command, target: Path, draft: Path
 ) -> None:
     pair = (target, draft if with_draft else None)
@@ -247,7 +247,7 @@ def test_chat_renders_the_targets_own_template(run: Command, tmp_path: Path) -> 
 # Beside the text
 
 
-def test_statistics_go_to_stderr_alone(run: Command, story: Path) -> None:
+def test_statistics_go_to_stderr_only(run: Command, story: Path) -> None:
     result = run("-m", story, "-md", refused_at(story, 1), "-p", PROMPT)
     assert result.out == TEXT + "\n"
     assert result.err.count("\n") == 1, "one line"
@@ -255,7 +255,7 @@ def test_statistics_go_to_stderr_alone(run: Command, story: Path) -> None:
         assert part in result.err
 
 
-def test_compare_tells_the_speed_up_and_writes_once(run: Command, story: Path) -> None:
+def test_compare_prints_the_speed_up_and_the_text_once(run: Command, story: Path) -> None:
     args = ("-m", story, "-md", story, "-p", PROMPT, "--compare")
     result = run(*args)
     assert result.out == TEXT + "\n"
@@ -337,7 +337,7 @@ GREEN, PLAIN = "\x1b[32m", "\x1b[0m"
 COLOURED = f"{GREEN}abc{PLAIN}de{GREEN}fgh{PLAIN}i{GREEN}j{PLAIN}\n"
 
 
-def test_colour_is_around_what_the_draft_wrote(run: Command, letters: tuple[Path, Path]) -> None:
+def test_accepted_draft_tokens_are_coloured(run: Command, letters: tuple[Path, Path]) -> None:
     model, wrong = letters
     args = ("-m", model, "-p", PROMPT, "--draft-n", "3")
     assert run(*args, "-md", wrong, "--color", "on").out == COLOURED

@@ -34,7 +34,7 @@ INTERRUPTIBLE = (
 
 @pytest.fixture(autouse=True)
 def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny models are not timed until it is worth believing, nor on cores that others need."""
+    """Fewer and shorter measurements, and only one thread: the tests need no exact times."""
     monkeypatch.setattr("ggufspec.bench.tune.MIN_SECONDS", 0.0)
     monkeypatch.setattr("ggufspec.bench.tune.PROMPT_TOKENS", (64, 64))
     for name in (

@@ -120,7 +120,7 @@ def test_a_draft_that_runs_past_a_stop_token_is_cut() -> None:
     assert rounds[-1].drafted == [True, True]
 
 
-def test_the_drafter_hears_every_verdict_and_knows_no_more_than_the_text() -> None:
+def test_the_drafter_gets_every_verdict_and_only_the_text() -> None:
     heard: list[tuple[tuple[int, ...], int, int]] = []
 
     class Recorder:

@@ -91,14 +91,14 @@ def test_penalties_see_the_drafted_tokens_before_each_position() -> None:
     ]
 
 
-def test_coins_land_by_probability() -> None:
+def test_uniforms_select_tokens_by_probability() -> None:
     rows = as_rows(np.array([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]], np.float32))
     landed = [rows.pick(0, uniform) for uniform in (0.0, 0.2499, 0.25, 0.7499, 0.75, 0.999999999)]
     assert landed == [1, 1, 3, 3, 4, 4]
 
 
 @pytest.mark.parametrize("n_vocab", [7, 1024, 5000])
-def test_coins_land_where_the_numpy_twin_says(n_vocab: int) -> None:
+def test_uniforms_select_the_same_token_as_in_numpy(n_vocab: int) -> None:
     rng = np.random.default_rng(n_vocab)
     for options in OPTIONS:
         logits = rng.normal(0, 3, (1, n_vocab)).astype(np.float32)
@@ -110,7 +110,7 @@ def test_coins_land_where_the_numpy_twin_says(n_vocab: int) -> None:
             assert found == 0 or cumulative[found - 1] <= uniform + 1e-5
 
 
-def test_a_coin_never_lands_on_an_impossible_token() -> None:
+def test_a_uniform_never_selects_an_impossible_token() -> None:
     rng = np.random.default_rng(3)
     for _ in range(200):
         probs = (rng.random(50) * (rng.random(50) < 0.1)).astype(np.float32)

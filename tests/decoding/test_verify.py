@@ -46,7 +46,7 @@ def drafted_rows(
 
 @pytest.mark.parametrize("certain", ["none", "some", "all", "all, and no rows"])
 @pytest.mark.parametrize("name", ["match", "rejection", "block"])
-def test_native_equals_numpy_on_the_same_coins(name: str, certain: str) -> None:
+def test_native_equals_numpy_for_the_same_uniforms(name: str, certain: str) -> None:
     rng = np.random.default_rng(5)
     n_partly = 0
     for _ in range(2000):
@@ -264,7 +264,7 @@ def test_the_first_token_has_the_targets_distribution(name: str) -> None:
 
 @pytest.mark.parametrize("name", RULES)
 def test_sequences_have_the_targets_distribution(name: str) -> None:
-    """Texts of two tokens, drafted two at a time from prefix-dependent rows, against exact laws."""
+    """Texts of two tokens, drafted two at a time, with rows that depend on the text before them."""
     n_vocab, n_draft, n_runs = 3, 2, 60_000
     rng = np.random.default_rng(2)
     target = {

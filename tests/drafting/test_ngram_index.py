@@ -95,7 +95,7 @@ def after(text: Sequence[int], n_most: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize("n_kinds", [1, 2, 3, 6, 15])
-def test_the_ngram_indexfinds_what_comparing_every_place_finds(n_kinds: int) -> None:
+def test_the_index_finds_what_a_full_comparison_finds(n_kinds: int) -> None:
     """Over texts that grow, are cut back and replaced, and predictions that are right or not."""
     rng = np.random.default_rng(n_kinds)
     ngrams, naive = index(), NaiveNgrams()
@@ -257,7 +257,7 @@ def rounds(ngram_index: NgramIndex, length: int, truth: float, n: int, seed: int
 
 @pytest.mark.parametrize("length", [1, 4, 9, 25])
 @pytest.mark.parametrize("truth", [0.05, 0.5, 0.95])
-def test_chances_come_to_be_what_really_happens(length: int, truth: float) -> None:
+def test_probabilities_converge_to_observed_frequencies(length: int, truth: float) -> None:
     chances = [rounds(NgramIndex(), length, truth, 400, seed).probs[0] for seed in range(10)]
     # A standard error of 0.012 at the most, and what was thought before weighs a twentieth.
     assert abs(float(np.mean(chances)) - truth) < 0.04
@@ -298,7 +298,7 @@ def test_longer_and_undisputed_matches_have_the_better_chances_at_first() -> Non
     assert disputed[0] < chances[0]
 
 
-def test_only_tokens_that_were_drafted_and_judged_tell() -> None:
+def test_only_verified_tokens_are_learned_from() -> None:
     text = [1, 2, 3, 4, 5, 1, 2]
 
     def probs_after(n_predicted: int, n_tried: int, n_accepted: int) -> Sequence[float]:

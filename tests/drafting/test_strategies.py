@@ -87,7 +87,7 @@ def test_nothing_is_drafted_behind_the_end_of_a_text() -> None:
 
 
 def test_the_model_drafts_where_the_text_does_not_repeat() -> None:
-    """A loop, then what only the draft model knows: each takes its round_."""
+    """A loop, then text that only the draft model predicts: each strategy has its rounds."""
     script = [*LOOP * 6, *list(range(3, 28))]
     logits = scripted_logits(script, N_VOCAB)
     _, rounds = run(FakeSession(logits), "auto", draft=FakeSession(logits), n_tokens=70)

@@ -61,7 +61,7 @@ def test_auto_keeps_up_with_the_better_of_likeliest_and_as_the_target(scale: flo
 
 
 def test_the_likeliest_token_is_chosen_where_it_is_the_best_guess() -> None:
-    """A flat draft that only knows which token is the likeliest, before a target that is sure."""
+    """A flat draft with the right most likely token, and a certain target."""
     rng = np.random.default_rng(1)
     draft_temperature = DraftTemperature(1.0)
     for _ in range(60):

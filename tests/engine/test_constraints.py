@@ -219,7 +219,7 @@ def test_numbers_of_numpy_are_numbers(pair: Engine) -> None:
     assert done.text == plain.text
 
 
-def test_the_draft_has_coins_of_its_own(pair: Engine) -> None:
+def test_the_draft_has_its_own_random_numbers(pair: Engine) -> None:
     """Another draft temperature changes nothing in what plain decoding would draw."""
     plain = pair.generate("The", seed=5, max_tokens=40, drafter="none")
     again = pair.generate("The", seed=5, max_tokens=40, drafter="none", draft_temperature=0.3)
@@ -243,10 +243,10 @@ def test_the_draft_has_coins_of_its_own(pair: Engine) -> None:
     ],
     ids=str,
 )
-def test_a_grammar_is_asked_of_few_tokens_with_the_law_of_asking_it_of_all(
+def test_checking_few_tokens_keeps_the_distribution_under_a_grammar(
     options: GenerateOptions, pair: Engine
 ) -> None:
-    """Against the same rows with -infinity wherever the grammar says no."""
+    """Against the same rows with -infinity wherever the grammar forbids a token."""
     prompt = pair.tokenize("It was")
     everything = list(range(pair.vocab.n_tokens))
     grammar = Grammar(pair.vocab, gbnf_of_schema(PERSON))

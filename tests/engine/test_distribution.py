@@ -1,4 +1,4 @@
-"""Texts of the real loop with real models have the target's law: so many that faults show."""
+"""Real models in the real loop: so many texts that a wrong distribution is detected."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         model.close()
 
 
-def law(session: Session) -> dict[tuple[int, ...], float]:
+def distribution_of(session: Session) -> dict[tuple[int, ...], float]:
     """The probability of every text of N_TOKENS tokens."""
     found = {(): 1.0}
     for _ in range(N_TOKENS):
@@ -143,7 +143,7 @@ def chi_square(
             pass
         text = tuple(tokens[n_prompt:])
         counts[text] = counts.get(text, 0) + 1
-    expected = {text: p * n_runs for text, p in law(pair.target).items()}
+    expected = {text: p * n_runs for text, p in distribution_of(pair.target).items()}
     assert set(counts) <= set(expected)  # nothing impossible was written
     cells = [(counts.get(text, 0), n) for text, n in expected.items() if n >= 5]
     return sum((found - n) ** 2 / n for found, n in cells), len(cells) - 1
@@ -169,7 +169,7 @@ def mutant(judge: Callable[..., reference.Judgement]) -> Verify:
 
 
 @pytest.mark.parametrize("name", verify.names())
-def test_texts_have_the_targets_law(name: str, pair: Pair) -> None:
+def test_texts_have_the_targets_distribution(name: str, pair: Pair) -> None:
     statistic, n_free = chi_square(pair, verify.rule(name), N_RUNS, seed=1)
     assert n_free > 20
     assert statistic < limit(n_free)
@@ -180,7 +180,7 @@ def test_texts_have_the_targets_law(name: str, pair: Pair) -> None:
     [(reference.block_that_breaks, 20_000), (reference.block_with_token_residual, 50_000)],
     ids=["breaks", "residual"],
 )
-def test_so_many_texts_show_what_is_wrong(
+def test_so_many_texts_detect_a_wrong_rule(
     judge: Callable[..., reference.Judgement], n_runs: int, pair: Pair
 ) -> None:
     """Over seeds 1 to 10, the statistics of 100,000 texts were 298 to 417 and 105 to 204.
@@ -208,14 +208,14 @@ class Picky(FixedLength):
 
 
 @pytest.mark.parametrize("name", ["block", "rejection"])
-def test_a_draft_that_stops_by_what_it_knows_keeps_the_law(name: str, pair: Pair) -> None:
+def test_stopping_by_drawn_tokens_keeps_the_distribution(name: str, pair: Pair) -> None:
     policy = Picky()
     statistic, n_free = chi_square(pair, verify.rule(name), N_RUNS, seed=1, policy=policy)
     assert {(1, 2), (2, 2)} <= policy.lengths  # it stopped where it had looked, and it went on
     assert statistic < limit(n_free)
 
 
-def test_a_draft_that_drops_what_it_has_drawn_does_not(pair: Pair) -> None:
+def test_dropping_a_drawn_token_changes_the_distribution(pair: Pair) -> None:
     """Over seeds 1 to 3, the statistics were 609 to 633 with 20,000 texts; the limit is 62."""
     statistic, n_free = chi_square(pair, verify.rule("block"), N_RUNS // 5, seed=1, drops=True)
     assert statistic > limit(n_free)

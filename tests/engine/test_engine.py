@@ -148,7 +148,7 @@ def test_a_seed_that_is_told_repeats_the_text_of_a_fixed_length(pair: Engine) ->
     assert pair.generate(PROMPTS[0], seed=stream.seed, **options).text == fresh
 
 
-def test_chunks_tell_the_text_its_tokens_and_their_authors(pair: Engine) -> None:
+def test_chunks_have_text_tokens_and_which_were_drafted(pair: Engine) -> None:
     stream = pair.stream(PROMPTS[0], max_tokens=30, temperature=0)
     chunks = list(stream)
     done = stream.completion

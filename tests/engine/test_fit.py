@@ -46,9 +46,7 @@ def test_without_a_gpu_nothing_is_decided(target: Path) -> None:
         assert engine.placement is None
 
 
-def test_what_is_decided_for_gpus_is_told_in_a_line(
-    tmp_path: Path, has_gpus: Callable[..., None]
-) -> None:
+def test_the_placement_is_one_line(tmp_path: Path, has_gpus: Callable[..., None]) -> None:
     has_gpus(1000 * MIB)
     target = tiny.write_llama(tmp_path / "larger.gguf", n_embd=512)  # starting kernels takes time
     draft = tiny.write_llama(tmp_path / "draft.gguf", n_embd=512, n_layer=1)
@@ -158,7 +156,7 @@ def test_an_engine_that_cannot_be_made_frees_its_models(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and RLIMIT_AS")
-def test_real_want_of_memory_is_an_error_and_no_crash(tmp_path: Path) -> None:
+def test_exhausted_memory_is_an_error_and_no_crash(tmp_path: Path) -> None:
     """Under a limit on address space, 4 GB cannot be read into memory."""
     path = paper.write(tmp_path / "large.gguf", paper.LLAMA_3_8B)
     script = """

@@ -129,7 +129,7 @@ def test_what_a_shared_pass_takes_is_learned(engine: Engine) -> None:
     assert engine.profile.costs.n_measured(3) > before
 
 
-def test_of_a_shared_pass_a_text_counts_its_part(engine: Engine) -> None:
+def test_a_text_counts_its_share_of_a_shared_pass(engine: Engine) -> None:
     cheap_together(engine)
     texts = engine.generate_batch(PROMPTS[:3], **{**LENGTHS, "drafter": "none"})
     for text in texts:
@@ -427,7 +427,7 @@ def test_what_one_text_learns_is_used_by_the_next(files: tuple[Path, Path]) -> N
     assert not any(began_blindly[4:])
 
 
-def test_nothing_together_is_nothing(engine: Engine) -> None:
+def test_no_prompts_give_no_completions(engine: Engine) -> None:
     assert engine.generate_batch([]) == []
 
 

@@ -85,7 +85,9 @@ def test_a_process_survives_its_first_pass(
 
 
 @with_amx
-def test_the_user_decides(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_variable_overrides_the_trial(
+    quantized: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(amx.VARIABLE, "off")
     lines = loaded(quantized)
     assert not any("AMX model buffer" in line for line in lines)

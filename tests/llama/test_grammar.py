@@ -194,7 +194,7 @@ def test_the_prompt_is_not_under_the_grammar(spm: Vocab) -> None:
         assert grammar.allowed([*prompt, *text], every(spm)) == reference(spm, JSON, text)
 
 
-def test_two_grammars_know_nothing_of_each_other(spm: Vocab) -> None:
+def test_two_grammars_are_independent(spm: Vocab) -> None:
     one, other = Grammar(spm, 'root ::= "ab"'), Grammar(spm, 'root ::= "ba"')
     a, b = spell(spm, "a"), spell(spm, "b")
     assert one.allowed(a, b) == [True]

@@ -475,7 +475,7 @@ def test_engines_side_by_side_are_closed_in_any_order(
             assert written(engines[which], 40) == alone[which]
 
 
-def test_a_closed_engine_keeps_no_one_alive(good: Path) -> None:
+def test_a_closed_engine_keeps_no_object_alive(good: Path) -> None:
     engine = load(good, good)
     written(engine)
     engine.close()
@@ -488,7 +488,7 @@ def test_a_closed_engine_keeps_no_one_alive(good: Path) -> None:
 # llama.cpp's log
 
 
-def test_nothing_is_said_by_default(
+def test_the_log_is_silent_by_default(
     good: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     garbage(tmp_path / "bad.gguf")
@@ -499,7 +499,7 @@ def test_nothing_is_said_by_default(
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_is_said_in_a_process_of_its_own_either(good: Path) -> None:
+def test_the_log_is_silent_in_a_new_process_too(good: Path) -> None:
     garbage(bad := good.parent / "bad.gguf")
     # Not under pytest, whose handlers for logging would hide what Python's last resort prints.
     program = f"""
@@ -544,7 +544,7 @@ def test_a_complaint_is_about_this_failure(good: Path) -> None:
     model.close()
 
 
-def test_llama_cpp_python_speaks_for_itself_after_us(
+def test_other_calls_keep_their_log_afterwards(
     good: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with load(good) as engine:

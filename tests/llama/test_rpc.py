@@ -239,7 +239,7 @@ def test_a_server_is_held_while_an_engine_is_open(
 
 @needs_rpc
 @pytest.mark.parametrize("version", [(6, 0, 0), (7, 99, 0), (7, 0, 0)], ids=str)
-def test_a_server_that_ggml_would_die_of(version: tuple[int, ...], target: Path) -> None:
+def test_a_server_on_which_ggml_would_abort(version: tuple[int, ...], target: Path) -> None:
     """It greets well, and then hangs up: of another version, or dead."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 

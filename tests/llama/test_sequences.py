@@ -69,7 +69,7 @@ def context(model: Model) -> Iterator[Context]:
 
 @pytest.fixture
 def alone(model: Model) -> Iterator[Callable[[Tokens, Tokens], Logits]]:
-    """What a context of its own says."""
+    """The logits of a context of its own."""
     made = context_of(model, 1)
 
     def score(tokens: Tokens, draft: Tokens) -> Logits:
@@ -133,7 +133,7 @@ def scored_together(
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_pass_together_says_what_each_would_hear_alone(
+def test_a_shared_pass_gives_the_logits_of_separate_passes(
     context: Context, alone: Callable[[Tokens, Tokens], Logits], seed: int
 ) -> None:
     if not context.can_share_passes:
@@ -200,7 +200,7 @@ def test_a_failed_pass_leaves_no_sequence_with_tokens_that_it_does_not_hold(
     assert same(b.score(text[:4], [8]), alone(text[:4], [8]))
 
 
-def test_who_shares_passes(model: Model, context: Context) -> None:
+def test_which_models_share_passes(model: Model, context: Context) -> None:
     assert context.can_share_passes == (model.description.startswith("llama"))
     alone = context_of(model, 1)
     assert not alone.can_share_passes

@@ -63,7 +63,7 @@ def context(model: Model) -> Iterator[Context]:
 
 
 class Oracle:
-    """What a session without a past says."""
+    """The logits of a new session."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

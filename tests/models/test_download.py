@@ -119,7 +119,7 @@ def test_a_connection_that_breaks_off_is_taken_up_again(repo: Hub, fault: object
     assert repo.downloads()[1].headers["Range"].startswith("bytes=")
 
 
-def test_progress_renews_patience(repo: Hub) -> None:
+def test_progress_restarts_the_retries(repo: Hub) -> None:
     repo.faults[NAME] = [short(30_000)] * 9  # three times as often as it would wait for nothing
     assert get().read_bytes() == DATA
 
@@ -223,7 +223,7 @@ def test_the_token_goes_to_the_hub_only(repo: Hub) -> None:
         ("no/body/x.gguf", "no repository.*no local file no/body/x.gguf either"),
     ],
 )
-def test_what_is_not_there_is_told(repo: Hub, name: str, message: str) -> None:
+def test_a_missing_file_or_repository_is_reported(repo: Hub, name: str, message: str) -> None:
     with pytest.raises(DownloadError, match=message):
         get(name)
 
@@ -366,7 +366,7 @@ def test_two_at_once_download_it_once(repo: Hub) -> None:
     assert len(repo.downloads()) == 1
 
 
-def test_offline_takes_what_is_there_and_asks_nobody(
+def test_offline_uses_the_cache_and_sends_no_request(
     repo: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(DownloadError, match=r"not in the cache.*--offline"):

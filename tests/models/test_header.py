@@ -147,7 +147,7 @@ def test_a_truncated_file_is_refused(share: float, tmp_path: Path) -> None:
         read_header(path)
 
 
-def test_what_is_no_gguf_file_is_told_so(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no file"):
         read_header(tmp_path / "none.gguf")
     with pytest.raises(ModelError, match="folder"):

@@ -84,13 +84,13 @@ def test_a_path_without_a_file(name: str) -> None:
         parse(name, REGISTRY)
 
 
-def test_a_wrong_name_is_told_the_nearest() -> None:
+def test_a_wrong_name_gets_suggestions() -> None:
     with pytest.raises(ModelError, match=r"no file 8B-Q3KL, and .* did you mean 8B-Q3_K_L"):
         parse("8B-Q3KL", REGISTRY)
 
 
 @pytest.mark.parametrize("name", ["user/repo", "hf:user/repo", "hf:user/repo@v2", "user/repo@v2"])
-def test_a_repository_alone_is_told_what_to_add(name: str) -> None:
+def test_a_repository_name_alone_is_refused(name: str) -> None:
     with pytest.raises(ModelError, match=r"user/repo:Q4_K_M or user/repo/file.gguf"):
         parse(name, REGISTRY)
 

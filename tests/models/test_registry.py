@@ -59,7 +59,7 @@ def test_a_draft_is_known_for_other_quantizations_too() -> None:
     assert [pair.name for pair in found.pairs_of(NOTEBOOK[1])] == ["notebook"]
 
 
-def test_a_wrong_alias_is_told_the_nearest() -> None:
+def test_a_wrong_alias_gets_suggestions() -> None:
     with pytest.raises(ModelError, match=r"did you mean 70B-Q3_K_S.*ggufspec models list"):
         load_registry().find("70B-Q3_KS")
 

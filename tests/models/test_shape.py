@@ -56,7 +56,7 @@ def test_a_name_is_the_file_where_it_is_there_and_the_registry_elsewhere(tmp_pat
         shape_of_name("someone/something:Q4_K_M")
 
 
-def test_what_is_known_too_little_of_is_told() -> None:
+def test_missing_dimensions_are_reported() -> None:
     known = entry("70B-Q3_K_S")
     with pytest.raises(ModelError, match="no dimensions"):
         estimated_shape(replace(known, shape=None))

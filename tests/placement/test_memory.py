@@ -28,7 +28,7 @@ _MIB = re.compile(r"\b(compute buffer size|size|buffer size) *= *([\d.]+) MiB")
 
 
 class Told:
-    """What llama.cpp says that it would allocate, in bytes."""
+    """Bytes that llama.cpp reports it would allocate."""
 
     def __init__(self, lines: list[str]) -> None:
         self.compute = sum(_mib(line) for line in lines if "compute buffer size" in line)

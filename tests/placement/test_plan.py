@@ -158,7 +158,7 @@ def test_more_memory_is_never_slower(shapes: dict[str, ModelShape]) -> None:
     assert everything.n_gpu_layers_draft == 33
 
 
-def test_a_draft_that_never_stands_gets_no_room(shapes: dict[str, ModelShape]) -> None:
+def test_a_draft_that_is_never_accepted_gets_no_memory(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     useless = plan_offload(target, draft, machine(24), PlacementOptions(acceptance=0.0))
     alone = plan_offload(target, None, machine(24), PlacementOptions())
@@ -186,7 +186,7 @@ def test_what_was_asked_for_is_kept(shapes: dict[str, ModelShape]) -> None:
     assert not greedy.fits
 
 
-def test_a_context_nobody_asked_for_gives_way_first_and_then_the_caches() -> None:
+def test_a_default_context_shrinks_first_and_then_the_caches() -> None:
     # Each layer keeps 100 kB of caches for a token: 1 GB of them at 4096.
     layer = Layer(10**8, 10**8, 5000)
     target = ModelShape("m", (layer,) * 24, 10**7, 10**7, 64, 128, 8, 64, 1000, 8192, 10**9)
@@ -229,7 +229,7 @@ def test_a_batch_reads_more_experts_than_one_token_does() -> None:
     assert many == pytest.approx((1 - 0.9**4) / 0.1 * one)
 
 
-def test_it_is_told_in_one_line(shapes: dict[str, ModelShape]) -> None:
+def test_a_plan_is_described_in_one_line(shapes: dict[str, ModelShape]) -> None:
     target, draft = shapes["LLAMA_3_70B"], shapes["LLAMA_3_8B"]
     at = machine(24)
     line = describe(plan_offload(target, draft, at, PlacementOptions()), target, draft, at)

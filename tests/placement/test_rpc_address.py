@@ -103,7 +103,7 @@ def test_a_server_is_named_once_and_they_are_not_too_many() -> None:
 
 
 @pytest.mark.parametrize("host", ["nobody.invalid", "x" * 300, "a..b"])
-def test_a_name_that_nobody_knows(host: str) -> None:
+def test_an_unknown_host_name(host: str) -> None:
     with pytest.raises(RpcError, match="has no IPv4 address"):
         resolved(Address(host, 50052))
 
@@ -124,7 +124,7 @@ def test_a_server_tells_its_version(listens: Callable[[Answer], Address]) -> Non
     assert asked == [b"\x0e" + struct.pack("<Q", 24) + bytes(24)]
 
 
-def test_nobody_listens() -> None:
+def test_no_server_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(RpcError, match=rf"no RPC server answers at 127.0.0.1:{port}.*ggml-rpc-ser"):
@@ -146,7 +146,9 @@ def test_another_thing_listens(rubbish: bytes, listens: Callable[[Answer], Addre
 
 
 @pytest.mark.parametrize("before", [b"", b"\x1c\0", hello(7, 0, 0)[:20]])
-def test_it_hangs_up(before: bytes, listens: Callable[[Answer], Address]) -> None:
+def test_the_server_closes_the_connection(
+    before: bytes, listens: Callable[[Answer], Address]
+) -> None:
     def answer(connection: socket.socket) -> None:
         connection.recv(100)
         connection.sendall(before)
@@ -156,7 +158,7 @@ def test_it_hangs_up(before: bytes, listens: Callable[[Answer], Address]) -> Non
 
 
 @pytest.mark.parametrize("byte", [b"", b"\x1c"], ids=["silent", "dribbling"])
-def test_who_is_busy_is_not_waited_for(byte: bytes, listens: Callable[[Answer], Address]) -> None:
+def test_a_busy_server_times_out(byte: bytes, listens: Callable[[Answer], Address]) -> None:
     over = threading.Event()
 
     def answer(connection: socket.socket) -> None:

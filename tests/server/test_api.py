@@ -131,7 +131,7 @@ def test_without_speculation_nothing_is_drafted(live: Live) -> None:
     assert text_of(plain) == text_of(live.ok("/v1/completions", **asked))
 
 
-def test_who_wrote_each_token_is_told_only_when_asked(live: Live) -> None:
+def test_drafted_tokens_are_reported_only_on_request(live: Live) -> None:
     asked = {"prompt": "hello world", **GREEDY, "stream": True}
     assert all(
         "ggufspec" not in event for event in events_of(live.post("/v1/completions", **asked))

@@ -130,7 +130,7 @@ def check_refused(live: Live, response: httpx.Response, *statuses: int) -> None:
 
 
 @pytest.mark.parametrize("body", RUBBISH.values(), ids=list(RUBBISH))
-def test_rubbish_is_refused(live: Live, body: bytes) -> None:
+def test_invalid_bodies_are_refused(live: Live, body: bytes) -> None:
     response = live.client.post("/v1/completions", content=body, headers=JSON)
     check_refused(live, response)
     if body not in (b"", b"[]", b"null"):
@@ -162,7 +162,7 @@ def test_a_model_without_a_template_says_so(live: Live, monkeypatch: pytest.Monk
     assert "no chat template" in response.text
 
 
-def test_what_is_nearly_rubbish_is_taken(live: Live) -> None:
+def test_unusual_but_valid_bodies_are_accepted(live: Live) -> None:
     for body in (
         rb'{"prompt": "\ud83d\ude42", "max_tokens": 1, "user": null, "unknown": {"a": [1e3]}}',
         b' {"prompt":"hi","max_tokens":1,"temperature":0,"seed":-9223372036854775808}\n',
@@ -190,7 +190,7 @@ def test_the_check_of_json_is_quick() -> None:
         ("GET", "/v1/models/%00%ff", 404),
     ],
 )
-def test_what_is_not_there_is_said(live: Live, method: str, path: str, status: int) -> None:
+def test_unknown_paths_are_reported(live: Live, method: str, path: str, status: int) -> None:
     response = live.client.request(method, path, json={} if method == "POST" else None)
     check_refused(live, response, status)
 
@@ -230,7 +230,7 @@ def test_a_body_may_not_be_larger_than_the_limit(strict: Live) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/completions", "/tokenize"])
 @pytest.mark.parametrize("key", [None, "Bearer", "Bearer wrong", "Basic s3cret", "Bearer s3cretx"])
-def test_without_the_key_nothing_is_told(strict: Live, path: str, key: str | None) -> None:
+def test_without_the_key_requests_are_refused(strict: Live, path: str, key: str | None) -> None:
     headers = {} if key is None else {"Authorization": key}
     method = "POST" if path in ("/v1/completions", "/tokenize") else "GET"
     with httpx.Client(base_url=strict.url, trust_env=False) as anybody:
@@ -315,7 +315,7 @@ def test_what_is_no_request_is_refused(live: Live, data: bytes) -> None:
     assert works(live)
 
 
-def test_a_body_that_dribbles_is_cut_off(strict: Live) -> None:
+def test_a_slow_body_is_cut_off(strict: Live) -> None:
     began = time.monotonic()
     heard = spoken(strict, HEAD + KEY + b"Content-Length: 500\r\n\r\n", *[b"{"] * 2, pause=0.15)
     assert heard.startswith(b"HTTP/1.1 408 ")
@@ -333,7 +333,7 @@ def test_a_body_that_never_ends_is_cut_off(strict: Live) -> None:
 @pytest.mark.parametrize(
     "first", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"], ids=["at first", "later"]
 )
-def test_a_head_that_dribbles_is_cut_off(
+def test_a_slow_head_is_cut_off(
     chat_pair: Engine, monkeypatch: pytest.MonkeyPatch, first: bytes
 ) -> None:
     monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.4)
@@ -346,20 +346,18 @@ def test_a_head_that_dribbles_is_cut_off(
         assert works(live)
 
 
-def test_a_connection_that_says_nothing_is_cut_off(
-    chat_pair: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_connection_is_cut_off(chat_pair: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uvicorn_server, "HEAD_SECONDS", 0.2)
     with serving(chat_pair) as live:
         assert spoken(live).startswith(b"HTTP/1.1 408 ")
 
 
-def test_who_sends_half_and_hangs_up_is_forgotten(live: Live) -> None:
+def test_a_disconnect_within_a_request_is_handled(live: Live) -> None:
     assert spoken(live, HEAD + b"Content-Length: 500\r\n\r\n{", shut=True) in (b"", b"gone")
     assert works(live)
 
 
-def test_who_closes_one_half_has_gone_away(endless: Engine) -> None:
+def test_a_half_closed_connection_counts_as_disconnected(endless: Engine) -> None:
     body = json.dumps({"prompt": "hi", "stream": True}).encode()
     with serving(endless) as live:
         head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
@@ -368,7 +366,7 @@ def test_who_closes_one_half_has_gone_away(endless: Engine) -> None:
         assert works(live)
 
 
-def test_who_does_not_read_the_answer_is_cut_off(
+def test_a_client_that_does_not_read_is_cut_off(
     endless: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uvicorn_server, "STALLED_SECONDS", 0.2)
@@ -388,7 +386,7 @@ def test_requests_in_a_row_on_one_connection_are_all_answered(live: Live) -> Non
     assert heard.count(b"HTTP/1.1 200 OK") == 10
 
 
-def test_many_silent_connections_keep_nobody_out(live: Live) -> None:
+def test_many_silent_connections_do_not_block_others(live: Live) -> None:
     silent = [socket.create_connection(live.address, timeout=5) for _ in range(100)]
     try:
         threads = [threading.Thread(target=works, args=(live,)) for _ in range(4)]

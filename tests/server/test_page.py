@@ -21,7 +21,7 @@ pytestmark = [
 
 @pytest.fixture
 def open_page() -> Iterator[Callable[[Live], Any]]:
-    """Opens the page; at the end it must have had no trouble, and have asked nobody else."""
+    """Opens the page; at the end it must have had no errors and no requests to other hosts."""
     troubles: list[str] = []
     asked: list[str] = []
     urls: list[str] = []
@@ -50,7 +50,9 @@ def send(page: Any, prompt: str, n_turns: int) -> None:
     assert comes_true(lambda: not page.is_disabled("#send"), 20)
 
 
-def test_a_text_is_coloured_by_its_authors(live: Live, open_page: Callable[[Live], Any]) -> None:
+def test_accepted_draft_tokens_are_coloured_on_the_page(
+    live: Live, open_page: Callable[[Live], Any]
+) -> None:
     page = open_page(live)
     page.fill("#temperature", "0")
     page.fill("#tokens", "40")

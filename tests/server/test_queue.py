@@ -64,7 +64,7 @@ def test_requests_are_served_in_the_order_they_came(live: Live) -> None:
     assert all(text == wanted[prompt] for prompt, text in answers), "none is lost or mixed up"
 
 
-def test_beyond_the_queue_clients_are_told_when_to_come_back(busy: Live) -> None:
+def test_a_full_queue_sends_retry_after(busy: Live) -> None:
     with ExitStack() as stack:
         begin(busy, stack)
         for n_waiting in (1, 2):
@@ -113,7 +113,7 @@ def test_a_cancelled_request_ends_with_its_round(busy: Live, endless: Engine) ->
     assert len(events) - n_events <= 2, "the round in progress, and one that began meanwhile"
 
 
-def test_who_goes_away_while_waiting_leaves_the_queue(busy: Live) -> None:
+def test_a_disconnected_client_leaves_the_queue(busy: Live) -> None:
     with ExitStack() as stack:
         begin(busy, stack)
         with busy.client.stream("POST", "/v1/completions", json=ENDLESS):
@@ -122,7 +122,7 @@ def test_who_goes_away_while_waiting_leaves_the_queue(busy: Live) -> None:
         assert busy.service.worker.n_running == 1
 
 
-def test_a_prompt_is_no_longer_read_for_nobody(endless_file: Path) -> None:
+def test_a_cancelled_prompt_is_not_processed_further(endless_file: Path) -> None:
     with (
         ggufspec.load(endless_file, n_threads=1, n_ctx=100_000, n_batch=16, tuned=False) as engine,
         serving(engine) as live,
@@ -137,7 +137,7 @@ def test_a_prompt_is_no_longer_read_for_nobody(endless_file: Path) -> None:
 # Time
 
 
-def test_signs_of_life_come_while_a_request_waits(busy: Live) -> None:
+def test_waiting_requests_get_keep_alives(busy: Live) -> None:
     with ExitStack() as stack:
         begin(busy, stack)
         waits = stack.enter_context(busy.client.stream("POST", "/v1/completions", json=ENDLESS))
@@ -148,7 +148,7 @@ def test_signs_of_life_come_while_a_request_waits(busy: Live) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_request_that_takes_too_long_is_told_so(endless: Engine, stream: bool) -> None:
+def test_a_request_that_takes_too_long_gets_an_error(endless: Engine, stream: bool) -> None:
     with serving(endless, timeout=0.3) as live:
         response = live.post("/v1/completions", **{**ENDLESS, "stream": stream})
         if stream:
@@ -175,7 +175,7 @@ def test_the_operators_limit_of_tokens_holds(endless: Engine) -> None:
 # Mistakes of ours
 
 
-def test_a_request_that_meets_a_bug_takes_nobody_with_it(
+def test_an_internal_error_ends_one_request_only(
     live: Live, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(*args: object, **options: object) -> None:
@@ -196,9 +196,7 @@ def test_a_request_that_meets_a_bug_takes_nobody_with_it(
     assert live.post("/v1/completions", **BRIEF).status_code == 200
 
 
-def test_one_who_cannot_be_decoded_is_told_in_the_stream(
-    live: Live, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_decode_error_is_sent_in_the_stream(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
     def breaks(logits: Any, token: int, *args: Any) -> Any:
@@ -217,7 +215,7 @@ def test_one_who_cannot_be_decoded_is_told_in_the_stream(
 # The end
 
 
-def test_at_the_end_what_waits_is_told_and_what_runs_has_its_time(endless: Engine) -> None:
+def test_at_shutdown_waiting_requests_fail_and_running_ones_have_time(endless: Engine) -> None:
     heard: dict[str, httpx.Response] = {}
     with serving(endless, grace=0.3) as live, ThreadPoolExecutor(2) as threads:
         first = threads.submit(live.post, "/v1/completions", **ENDLESS)

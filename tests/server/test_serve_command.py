@@ -60,7 +60,7 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(
     assert f"port {port} is not available" in capfd.readouterr().err
 
 
-def test_the_page_asks_nobody_else(live: Live) -> None:
+def test_the_page_sends_no_requests_elsewhere(live: Live) -> None:
     response = live.client.get("/")
     assert response.headers["content-type"].startswith("text/html")
     policy = response.headers["content-security-policy"]

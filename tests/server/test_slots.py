@@ -107,7 +107,7 @@ def test_as_many_run_as_there_are_slots_and_the_next_begins_when_one_leaves(busy
     assert busy.is_free()
 
 
-def test_beyond_slots_and_queue_clients_are_told_to_come_back(busy: Live) -> None:
+def test_beyond_slots_and_queue_requests_are_refused(busy: Live) -> None:
     worker = busy.service.worker
     with ExitStack() as stack:
         for n in range(1, N_SLOTS + 3):
@@ -133,7 +133,7 @@ def test_without_a_queue_whoever_finds_a_slot_is_served(endless_file: Path) -> N
         assert live.post("/v1/completions", **ENDLESS).status_code == 429
 
 
-def test_what_nobody_waited_for_is_counted_too(busy: Live) -> None:
+def test_cancelled_texts_are_counted_too(busy: Live) -> None:
     with ExitStack() as stack:
         lines = begin(busy, stack).iter_lines()
         for _ in range(10):
@@ -195,7 +195,7 @@ def test_a_pass_that_meets_a_bug_does_not_end_the_server(
     assert busy.post("/v1/completions", prompt="hi", max_tokens=3).status_code == 200
 
 
-def test_at_the_end_all_that_runs_is_told(busy: Live) -> None:
+def test_at_shutdown_running_requests_get_an_error(busy: Live) -> None:
     with ExitStack() as stack:
         running = [begin(busy, stack) for _ in range(N_SLOTS)]
         assert comes_true(lambda: busy.service.worker.n_running == N_SLOTS)

@@ -57,7 +57,7 @@ def written(path: Path, shape: Dimensions, mix: str, agreement: float = 1.0) -> 
 
 
 @pytest.mark.parametrize(("architecture", "tied", "mix"), CASES)
-def test_it_loads_and_writes_the_map(
+def test_it_loads_and_follows_the_table(
     architecture: str, tied: bool, mix: str, tmp_path: Path
 ) -> None:
     shape = small(architecture, tied=tied)
@@ -117,7 +117,7 @@ def test_a_draft_agrees_as_often_as_asked(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt2", "bloom", "gemma3"])
-def test_one_matrix_for_both_ends_is_as_sure(architecture: str, tmp_path: Path) -> None:
+def test_a_tied_model_is_as_certain(architecture: str, tmp_path: Path) -> None:
     """The successor's logit is the planned one; the others are those of other codes."""
     path = written(tmp_path / "model.gguf", small(architecture, tied=True), "Q4_K_M")
     for tokens in ([300], [5, 900, 301]):
@@ -138,7 +138,7 @@ def last_logits(path: Path, tokens: list[int]) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("mix", ["Q4_0", "Q3_K_M"])
-def test_layers_compute_and_contribute_nothing(mix: str, tmp_path: Path) -> None:
+def test_layers_do_not_affect_the_output(mix: str, tmp_path: Path) -> None:
     """Logits are those of the last token's code, whatever came before; all of them are finite."""
     path = written(tmp_path / "model.gguf", small(), mix)
     rows = codes(np.arange(N_VOCAB), 256).astype(np.float64)
@@ -260,7 +260,7 @@ def test_memory_stays_small() -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="resource limits are of Unix")
-def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000_000, 20_000_000))\n"
         "from ggufspec.errors import CacheError\n"
@@ -295,7 +295,7 @@ def test_an_interruption_leaves_what_was_there(tmp_path: Path) -> None:
     assert path.read_bytes() == b"precious"
 
 
-def test_no_space_is_told_before_anything_is_written(
+def test_missing_space_is_reported_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
