@@ -280,7 +280,7 @@ def _quiet(verbose: bool) -> Iterator[Any]:
 
 
 def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """For a Ray of our own; the paths of its sockets must be short."""
+    """A folder for a temporary Ray; the paths of its sockets must be short."""
     folder = "/tmp" if os.name == "posix" else None
     return tempfile.TemporaryDirectory(prefix="ggufspec-", dir=folder, ignore_cleanup_errors=True)
 

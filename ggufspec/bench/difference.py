@@ -44,7 +44,7 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """By the speed-up if there is one, else by the rate."""
+        """The verdict, by the speed-up if there is one, else by the rate."""
         return _verdict(self.relative or self.ratio)
 
 
@@ -112,7 +112,7 @@ def _cells(change: Change) -> list[str]:
 
 
 def _interval(ratio: Speedup | None) -> str:
-    """With three decimals, as changes may be small."""
+    """The text of an interval, with three decimals, as changes may be small."""
     if ratio is None or ratio.low is None:
         return NONE
     return f"{ratio.low:.3f}-{ratio.high:.3f}"

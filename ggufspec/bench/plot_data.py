@@ -103,7 +103,7 @@ def speedup_lines(results: BenchResults) -> list[SpeedupLine]:
 
 
 def acceptances(results: BenchResults) -> list[Acceptance]:
-    """At most MAX_LINES: auto and the longest length of each series in turn.
+    """At most MAX_LINES contenders: auto and the longest length of each series in turn.
 
     With a single series also half its length, and half of that: more lines would coincide.
     """

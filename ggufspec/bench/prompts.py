@@ -18,7 +18,7 @@ def own_prompts() -> list[Prompt]:
 
 
 def spread(prompts: Sequence[Prompt], n_most: int | None) -> list[Prompt]:
-    """At most `n_most` of them: the first ones of each category, equally many of each."""
+    """At most `n_most` prompts: the first ones of each category, equally many of each."""
     if n_most is None or n_most >= len(prompts):
         return list(prompts)
     rank: dict[str, int] = {}

@@ -122,7 +122,7 @@ def t_quantile(n_free: int) -> float:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Of positive values; 0 if there are none."""
+    """The geometric mean of the positive values; 0 if there are none."""
     return math.exp(fmean(map(math.log, values))) if values else 0.0
 
 

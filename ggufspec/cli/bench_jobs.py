@@ -238,7 +238,7 @@ def _check_needs_no_draft(options: BenchOptions) -> None:
 
 
 def _ignores_eos(given: bool | None, contender: Contender) -> bool:
-    """By default, all texts have the same length, except with a grammar, which ends them."""
+    """Whether to ignore the end; by default yes, except with a grammar, which needs the end."""
     has_grammar = any(contender.options.get(name) for name in ("grammar", "json_schema"))
     return not has_grammar if given is None else given
 

@@ -51,7 +51,7 @@ class Prompt:
         return Prompt(**{**document, **lists})
 
     def to_document(self) -> dict[str, Any]:
-        """As an object for JSON."""
+        """The prompt as an object for JSON."""
         return asdict(self)
 
 

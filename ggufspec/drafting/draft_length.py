@@ -120,7 +120,7 @@ class LengthPolicy(Protocol):
 
 
 class FixedLength:
-    """As many tokens as allowed, in every round."""
+    """Drafts as many tokens as allowed, in every round."""
 
     why = ""
     expected = None

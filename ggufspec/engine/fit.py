@@ -168,7 +168,7 @@ class HostSpeed(NamedTuple):
 
 
 def measured_host() -> HostSpeed | None:
-    """From the stored profile of the pair with the largest target; None where there is none.
+    """The speed in the stored profile of the pair with the largest target; None without one.
 
     The largest, because small models fit into the processor's caches.
     """

@@ -94,7 +94,7 @@ class ModelMemory:
     def _split_with_remote(
         self, n_gpu_layers: int, rooms: Sequence[int], n_remote: int
     ) -> list[int] | None:
-        """In proportion, since a server without a GPU reports all memory of its machine as free."""
+        """Split in proportion, since a server without a GPU reports all memory as free."""
         counts = [0] * len(rooms)
         rooms = [max(room - self.compute, 0) for room in rooms]
         n = 0  # layers that are placed, from the end

@@ -70,7 +70,7 @@ class Machine:
 
     @property
     def bandwidths(self) -> Bandwidths:
-        """For predictions; several GPUs count as one with their mean bandwidth."""
+        """The bandwidths for predictions; several GPUs count as one with their mean bandwidth."""
         host = self.host_bandwidth or HOST_BANDWIDTH
         if not self.gpus:
             return Bandwidths(host=host, host_slope=self.host_slope)

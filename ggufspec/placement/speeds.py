@@ -103,7 +103,7 @@ class PassTimes:
             self._sums.append(self._sums[-1] + n_bytes)
 
     def seconds(self, n_gpu_layers: int, n_tokens: int = 1) -> float:
-        """Of a pass over `n_tokens` tokens."""
+        """The predicted seconds of a pass over `n_tokens` tokens."""
         at = self._bandwidths
         on_gpu = self._sums[n_gpu_layers]
         gpu = on_gpu / at.gpu + n_gpu_layers * _LAYER_SECONDS

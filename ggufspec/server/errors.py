@@ -36,7 +36,7 @@ class ApiError(HTTPException):
 
 
 def queue_full(n_waiting: int, retry_seconds: float) -> ApiError:
-    """As many requests are waiting as the queue takes."""
+    """The queue is full."""
     return ApiError(
         429,
         f"the queue is full ({n_waiting} requests are waiting); retry after the seconds in "

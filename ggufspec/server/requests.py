@@ -115,7 +115,7 @@ def _schema_of(wanted: ResponseFormat) -> Mapping[str, object] | None:
 
 
 def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """As chat templates expect it: "developer" is "system", arguments are objects."""
+    """A message as chat templates expect it: "developer" is "system", arguments are objects."""
     role = "system" if message.role == "developer" else message.role
     made: dict[str, Any] = {"role": role, "content": message.text}
     if message.tool_call_id is not None:

@@ -110,7 +110,7 @@ class EngineWorker:
         self._close(server_stopping)
 
     def abort(self) -> None:
-        """As `finish`, and fail the running requests too."""
+        """Do what `finish` does, and fail the running requests too."""
         self.finish()
         for request in list(self._running):
             if not request.queued.is_cancelled:
@@ -212,7 +212,7 @@ class EngineWorker:
             queued.on_event(ChoiceFinished(choice.index, choice.generation.completion))
 
     def _logprobs(self, choice: RunningChoice, tokens: Sequence[int]) -> list[TokenLogprobs]:
-        """Of the target before sampling, which scores the tokens a second time for them."""
+        """The target's log-probabilities before sampling; it scores the tokens again for them."""
         n_top = choice.owner.parsed.n_top
         if n_top is None or not tokens:
             return []
@@ -234,7 +234,7 @@ class EngineWorker:
 
     @contextmanager
     def _ends_on_error(self, request: RunningRequest) -> Iterator[None]:
-        """Whatever is raised inside ends this request, and none of the others."""
+        """An exception in the block ends this request, and no other."""
         try:
             yield
         except Exception as error:

@@ -112,7 +112,7 @@ def _by_chance(n: int, agreement: float) -> NDArray[np.bool_]:
 
 
 def _fractions(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """In (0, 1]."""
+    """Numbers in (0, 1], from hashes."""
     import numpy as np
 
     return ((hashed >> np.uint64(11)) + np.uint64(1)) / float(1 << 53)  # type: ignore[no-any-return]

@@ -55,7 +55,7 @@ class Weights:
         self._last = f"blk.{source.n_layers - 1}."
 
     def data(self) -> Iterator[Iterable[Chunk]]:
-        """Of each tensor in order, in chunks of a few megabytes."""
+        """The data of each tensor in order, in chunks of a few megabytes."""
         return map(self._tensor, self._of.tensors)
 
     def _tensor(self, tensor: Tensor) -> Iterable[Chunk]:
@@ -112,7 +112,7 @@ class Weights:
         return weights.astype("<f4").tobytes()
 
     def _post_norm(self) -> float:
-        """Where the network's output is normed (Gemma), the stream is larger by sqrt(width).
+        """If the network's output is normed (Gemma), the stream is larger by sqrt(width).
 
         Half of that output is 0, so the norm makes the other half sqrt(2).
         """

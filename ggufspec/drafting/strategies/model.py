@@ -123,7 +123,7 @@ class ModelDrafter:
         return notes
 
     def _acceptances(self, draft: Draft, target_probs: Probs) -> Iterator[float]:
-        """Of each distribution that was computed: see LengthPolicy.observe_verdict."""
+        """The acceptances for LengthPolicy.observe_verdict, one per computed distribution."""
         rows = self._rows
         if rows is None:
             return iter(())
