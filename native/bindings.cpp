@@ -344,7 +344,7 @@ NB_MODULE(_native, m) {
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "grammar"_a.none(),
             "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
-            "The logits are read in place, then and later: the rows are valid as long as they are.")
+            "The logits are read in place, also later: the rows are valid as long as the logits.")
         .def(
             "append",
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, ggufspec::Grammar * grammar) {
@@ -373,7 +373,7 @@ NB_MODULE(_native, m) {
                 self.n = n;
                 self.has_declined = false;
             },
-            "n"_a, "Forget all rows but the first n.")
+            "n"_a, "Drop all rows but the first n.")
         .def_prop_ro(
             "n_values",
             [](const Rows & self) {
@@ -413,7 +413,7 @@ NB_MODULE(_native, m) {
         },
         "logits"_a.noconvert(), "i"_a, "By how much the largest logit of row i exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
-          "Rows of floats (n_rows, n_vocab) in place: valid as long as what lies there is.");
+          "Rows of floats (n_rows, n_vocab) in place: valid as long as the memory there is.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
           "Verify by equality with the target's own draws: (n_accepted, next_token).");
     m.def("rejection", &verdict<ggufspec::rejection>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
@@ -484,30 +484,30 @@ NB_MODULE(_native, m) {
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a)
         .def("n_common", &n_common, "tokens"_a.noconvert(), "sequence"_a = 0,
-             "The length of the longest common prefix of what is held with tokens.")
+             "The length of the longest common prefix of the held tokens and tokens.")
         .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a, "sequence"_a = 0,
-             "Forget all behind the common prefix with the first n_most of tokens; how many remain, or -1 if it cannot.")
+             "Truncate to the common prefix with the first n_most of tokens; how many remain, or -1 if a tail cannot be dropped.")
         .def("decode", &decode, "tokens"_a, "n_rows"_a, "sequence"_a = 0,
-             "Evaluate tokens behind those held, keep logits of the last n_rows; returns llama_decode's code.")
+             "Evaluate tokens after those held, keep logits of the last n_rows; returns llama_decode's code.")
         .def("decode_together", &decode_together, "parts"_a,
-             "The same of several sequences in one batch: parts are (sequence, tokens, n_rows).")
+             "The same for several sequences in one batch: parts are (sequence, tokens, n_rows).")
         .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "n_tokens"_a,
-             "Have a sequence hold the first n_tokens of another, and nothing else.")
+             "Make a sequence hold the first n_tokens of another, and nothing else.")
         .def("forget", &forget, "n_tokens"_a, "sequence"_a = 0,
-             "Count tokens from position n_tokens on as not held, before a state of that many is restored.")
+             "Count tokens from position n_tokens on as not held, before a checkpoint of that length is restored.")
         .def("n_cells", &n_cells, "sequence"_a = 0, "How many tokens the sequence holds.")
         .def(
             "logits", [](const ggufspec::Context & self, int32_t i) { return reinterpret_cast<uintptr_t>(self.logits(i)); },
             "i"_a, "Address of the logits of token i of the last batch; 0 if llama.cpp keeps none.")
         .def("truncate", &drop_tail, "n_tokens"_a, "sequence"_a = 0,
-             "Forget all from position n_tokens on; false where a tail cannot be dropped.")
+             "Drop the tokens from position n_tokens on; false if a tail cannot be dropped.")
         .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");
     nb::class_<ggufspec::Grammar>(m, "Grammar", "A grammar over tokens through borrowed addresses: text in, what may follow out.")
         .def("__init__", &make_grammar, "start"_a, "vocab"_a, "n_vocab"_a, nb::kw_only(), "llama_sampler_accept"_a,
              "llama_sampler_apply"_a, "llama_sampler_clone"_a, "llama_sampler_free"_a, "llama_vocab_is_eog"_a)
         .def("begin", &ggufspec::Grammar::begin, "n_start"_a, "The text that the grammar applies to begins after n_start tokens.")
         .def("allowed", &allowed, "tokens"_a.noconvert(), "candidates"_a.noconvert(),
-             "Whether each of candidates (m,) may follow tokens (n,); None where nothing can: the text has left or ended.");
+             "Whether each of candidates (m,) may follow tokens (n,); None if nothing can: the text violates the grammar, or has ended.");
     nb::class_<ggufspec::Ngrams>(m, "Ngrams", "Predicts how a text continues from what followed the same tokens earlier in it.\n\n"
                                               "Not for two threads at once.")
         .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "keep"_a, "rate"_a,
