@@ -184,8 +184,8 @@ def _document(tuned: Tuned) -> dict[str, Any]:
         "target": [
             {
                 **asdict(measured),
-                "beside_one": measured.seconds / one,
-                "seconds_a_token": measured.seconds / measured.n_tokens,
+                "relative_to_one": measured.seconds / one,
+                "seconds_per_token": measured.seconds / measured.n_tokens,
             }
             for measured in tuned.passes
         ],
@@ -196,15 +196,15 @@ def _document(tuned: Tuned) -> dict[str, Any]:
         document["draft"] = {
             "step": asdict(tuned.step),
             "reading": tuned.reading and asdict(tuned.reading),
-            "step_beside_one": tuned.step.seconds / one,
+            "step_relative_to_one": tuned.step.seconds / one,
             "cannot_pay": tuned.cannot_pay,
-            "needed_chance": {
+            "break_even_acceptance": {
                 str(n): break_even_acceptance(costs, n) for n in range(1, len(tuned.passes))
             },
             "best_lengths": [
-                {"chance": chance, "n_draft": n, "speedup": speedup}
-                for chance in ACCEPTANCE_RATES
-                for n, speedup in [best_length(costs, chance)]
+                {"acceptance": acceptance, "n_draft": n, "speedup": speedup}
+                for acceptance in ACCEPTANCE_RATES
+                for n, speedup in [best_length(costs, acceptance)]
             ],
         }
     return document
@@ -218,15 +218,15 @@ def _print_report(tuned: Tuned) -> None:
         [
             str(row["n_tokens"]),
             _ms(row["seconds"]),
-            f"{row['beside_one']:.2f}",
-            _ms(row["seconds_a_token"]),
+            f"{row['relative_to_one']:.2f}",
+            _ms(row["seconds_per_token"]),
         ]
         for row in document["target"]
     ]
     draft = document["draft"]
     if draft:
         header += ["break-even acceptance"]
-        needed = [f"{c:.0%}" if c else "never" for c in draft["needed_chance"].values()]
+        needed = [f"{c:.0%}" if c else "never" for c in draft["break_even_acceptance"].values()]
         for row, text in zip(rows, ["", *needed], strict=True):
             row.append(text)
     render.echo_table(header, rows)
@@ -277,15 +277,15 @@ def _print_settings(header: list[str], trials: Sequence[Trial], cells: Sequence[
 def _print_draft(draft: dict[str, Any]) -> None:
     step = draft["step"]
     click.echo(
-        f"\nOne draft token costs {_ms(step['seconds'])} ms, {draft['step_beside_one']:.1%} of a "
-        "target pass over one token."
+        f"\nOne draft token costs {_ms(step['seconds'])} ms, "
+        f"{draft['step_relative_to_one']:.1%} of a target pass over one token."
     )
     if draft["cannot_pay"]:
         click.echo("Drafting rarely helps: one draft token costs more than half of a target pass.")
         return
     rows = [
         [
-            f"{best['chance']:.0%}",
+            f"{best['acceptance']:.0%}",
             str(best["n_draft"]) if best["n_draft"] else "none",
             f"{best['speedup']:.2f}",
         ]

@@ -88,13 +88,13 @@ def test_the_document(tune: Command, target: Path, draft: Path) -> None:
     assert [row["n_tokens"] for row in document["target"]] == [1, 2, 3, 4, 5]
     for row in document["target"]:
         assert 0 < row["least"] <= row["seconds"] <= row["most"]
-        assert row["seconds_a_token"] == row["seconds"] / row["n_tokens"]
-    assert document["target"][0]["beside_one"] == 1
+        assert row["seconds_per_token"] == row["seconds"] / row["n_tokens"]
+    assert document["target"][0]["relative_to_one"] == 1
     drafted = document["draft"]
     assert drafted["step"]["seconds"] > 0
     assert drafted["reading"]["n_tokens"] == 16
-    assert list(drafted["needed_chance"]) == ["1", "2", "3", "4"]
-    assert [best["chance"] for best in drafted["best_lengths"]] == [0.5, 0.6, 0.7, 0.8, 0.9]
+    assert list(drafted["break_even_acceptance"]) == ["1", "2", "3", "4"]
+    assert [best["acceptance"] for best in drafted["best_lengths"]] == [0.5, 0.6, 0.7, 0.8, 0.9]
     assert {trial["what"] for trial in document["trials"]} == {
         "flash_attention",
         "n_threads_draft",
@@ -187,7 +187,7 @@ def test_a_draft_that_costs_too_much_cannot_pay(
     given = ("-t", "1", "-td", "1", "-fa", "on")
     drafted = tune(*given, "--json").document["draft"]
     assert drafted["cannot_pay"] is cannot_pay
-    assert drafted["step_beside_one"] == pytest.approx(step / 0.01)
+    assert drafted["step_relative_to_one"] == pytest.approx(step / 0.01)
     told = tune(*given).out
     assert ("Drafting rarely helps" in told) is cannot_pay
     assert ("best draft length" in told) is not cannot_pay
