@@ -174,7 +174,7 @@ def test_the_longest_draft(command: Command, target: Path, draft: Path) -> None:
     assert len(document["target"]) == 2
 
 
-@pytest.mark.parametrize(("step", "cannot_pay"), [(0.0049, False), (0.0051, True)])
+@pytest.mark.parametrize(("step", "cannot_pay"), [(0.0099, False), (0.0101, True)])
 def test_a_draft_that_costs_too_much_cannot_pay(
     step: float, cannot_pay: bool, tune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
