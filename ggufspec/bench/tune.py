@@ -92,7 +92,7 @@ class Tuned:
 
     @property
     def cannot_pay(self) -> bool:
-        """Whether a draft step takes more than half of a target pass."""
+        """Whether drafting is slower than plain decoding even if every token is accepted."""
         return self.step is not None and self.costs.draft_cannot_pay
 
 

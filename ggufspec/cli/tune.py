@@ -281,7 +281,7 @@ def _print_draft(draft: dict[str, Any]) -> None:
         f"{draft['step_relative_to_one']:.1%} of a target pass over one token."
     )
     if draft["cannot_pay"]:
-        click.echo("Drafting rarely helps: one draft token costs more than half of a target pass.")
+        click.echo("Drafting cannot help, even if the target accepts every token.")
         return
     rows = [
         [

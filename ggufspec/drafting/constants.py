@@ -57,7 +57,6 @@ RECENT_KEEP: Final = 0.98
 # Advice to the user that drafting does not help.
 N_ADVICE: Final = 32  # rounds without draft before it is given [judgement]
 ADVICE_SHARE: Final = 0.8  # of all rounds [judgement]
-MAX_STEP_SHARE: Final = 0.5  # of a pass; a longer draft step rarely pays [judgement]
 
 # Costs of passes (cost_model.py).
 N_FIRST_MEASUREMENTS: Final = 3  # of a size, of which the fastest counts: first passes are slow

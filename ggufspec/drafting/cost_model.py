@@ -127,8 +127,9 @@ class CostModel:
 
     @property
     def draft_cannot_pay(self) -> bool:
-        """Whether a draft step takes more than half as long as a target pass over one token."""
-        return self.step > constants.MAX_STEP_SHARE * self.curve[0]
+        """Whether drafting is slower than plain decoding even if every token is accepted."""
+        rounds = enumerate(self.curve[1 : self.n_most], 1)  # of n drafted tokens
+        return all(n * self.step + seconds >= (n + 1) * self.plain for n, seconds in rounds)
 
     # Copies.
 

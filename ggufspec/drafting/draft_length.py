@@ -284,19 +284,8 @@ class AutoLength:
 
     def observe_round(self, round_: Round) -> None:
         """A round has ended: learn what it cost."""
-        costs, n_drafted = self.costs, round_.n_drafted
-        n_evaluated = self.rule.n_evaluated
-        if self._n_probed:
-            costs.observe_reading(self._n_probed, round_.draft_seconds)
-            self.probe_seconds += self._n_probed * costs.read
-            self._n_probed = 0
-        elif n_evaluated and self._n_unread <= constants.N_UNREAD_USUAL:
-            costs.observe_draft(n_evaluated, round_.draft_seconds)
-        if round_.n_sharers == 1:
-            target_seconds = round_.target_seconds + round_.verify_seconds
-            costs.observe_target(n_drafted + 1, target_seconds)
-            if not n_drafted and not self._n_since_plain and self._n_rounds:
-                costs.observe_plain(target_seconds)
+        self._observe_costs(round_)
+        costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
         curve = self._curve or costs.per_text(self._n_sharers)
         seconds = curve[min(n_drafted, len(curve) - 1)]
         if n_evaluated:
@@ -311,6 +300,22 @@ class AutoLength:
         self._n_without_gain += self._skipped == NO_GAIN and self._n_sharers == 1
         self._n_until_update -= 1
 
+    def _observe_costs(self, round_: Round) -> None:
+        costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
+        if self._n_probed:
+            if not n_evaluated:  # else the time is that of the probe and of draft steps
+                costs.observe_reading(self._n_probed, round_.draft_seconds)
+            self.probe_seconds += self._n_probed * costs.read
+            self._n_probed = 0
+        elif n_evaluated and self._n_unread <= constants.N_UNREAD_USUAL:
+            costs.observe_draft(n_evaluated, round_.draft_seconds)
+        if round_.n_sharers == 1:
+            seconds = round_.target_seconds + round_.verify_seconds
+            costs.observe_target(n_drafted + 1, seconds)
+            follows_plain = self._n_rounds > 0 and not self._n_since_plain
+            if follows_plain and not n_drafted:
+                costs.observe_plain(seconds)
+
     def set_n_sharers(self, n_sharers: int) -> None:
         # Other texts must not change a text with a seed.
         if n_sharers != self._n_sharers and not self.costs.is_frozen:
@@ -324,8 +329,9 @@ class AutoLength:
             return None
         if self.costs.draft_cannot_pay:
             return (
-                f"drafting does not help: one draft token costs {self.costs.step / curve[0]:.2f}x "
-                "a target pass. Use a smaller draft, give it more of the GPU (-ngld), or none"
+                f"drafting cannot help: one draft token costs {self.costs.step / curve[0]:.2f}x a "
+                "target pass, too much even if all are accepted. Use a smaller draft, give it more "
+                "of the GPU (-ngld), or leave it out"
             )
         gaps = self._recent_gaps()
         acceptance = self.rule.acceptance(gaps[len(gaps) // 2])

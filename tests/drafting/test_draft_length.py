@@ -283,10 +283,10 @@ def test_a_draft_that_is_always_wrong_costs_next_to_nothing(
 
 def test_a_draft_that_is_too_slow_gets_advice() -> None:
     curve = CURVES["flat"]
-    policy = chosen(curve, 0.9 * curve[0])
-    seconds = seconds_of(curve, 0.9 * curve[0], policy, logits=near(3.0))
+    policy = chosen(curve, 1.1 * curve[0])
+    seconds = seconds_of(curve, 1.1 * curve[0], policy, logits=near(3.0))
     assert seconds < 1.05 * 400 * curve[0]
-    assert "drafting does not help: one draft token costs 0.90x a target pass" in (
+    assert "drafting cannot help: one draft token costs 1.10x a target pass" in (
         policy.advice() or ""
     )
 
@@ -420,6 +420,22 @@ def test_a_shared_pass_does_not_update_the_cost_of_a_single_text() -> None:
     assert list(costs.curve) == before
     policy.observe_round(Round([1], 0, 0, 0.0, 50.0, 0.0))
     assert list(costs.curve) != before
+
+
+@pytest.mark.parametrize("n_steps", [0, 1])
+def test_draft_steps_behind_a_probe_are_not_part_of_its_cost(n_steps: int) -> None:
+    costs = flat_up_to_16()
+    costs.observe_draft(1, 0.1)
+    policy = AutoLength(costs, MEASURED, is_measured=False)
+    assert policy.start_round(8, n_unread=8) is Action.PROBE
+    policy.observe_probe([5.0] * 8, [1.0] * 8)
+    assert policy.start_round(8, n_unread=1) is Action.DRAFT
+    for _ in range(n_steps):
+        assert policy.rule.should_evaluate()
+        assert policy.rule.should_draw(5.0)
+    before = costs.read
+    policy.observe_round(Round([1] * (n_steps + 1), n_steps, n_steps, 0.08 + 0.1 * n_steps, 1, 0.0))
+    assert costs.read == (before if n_steps else 0.01)
 
 
 def test_a_round_with_a_prefix_forgets_why_the_round_before_skipped_drafting() -> None:
