@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @option(
     "--prompts prompt_file",
     'File of prompts: JSON lines with "prompt" or "turns", or plain text, one per paragraph '
-    "(if there are empty lines) or per line. [default: eight built-in prompts]",
+    "(if there are empty lines) or per line.  [default: eight built-in prompts]",
     type=click.Path(path_type=Path),
 )
 @gathered(

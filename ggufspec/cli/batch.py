@@ -75,7 +75,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 @option("--retries n_retries", "Retries of a prompt whose process crashed.", type=COUNT, default=2)
 @option(
     "--timeout",
-    "Time limit of a prompt; beyond it, the prompt has failed. [default: none]",
+    "Time limit of a prompt; beyond it, the prompt has failed.  [default: none]",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
 )

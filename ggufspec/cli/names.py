@@ -16,7 +16,7 @@ _EMBEDDED_PARAMS = 7.2  # millions
 offline_option = click.option(
     "--offline",
     is_flag=True,
-    help="Use only models on this machine; download nothing. [default: HF_HUB_OFFLINE]",
+    help="Use only models on this machine; download nothing.  [default: HF_HUB_OFFLINE]",
 )
 
 

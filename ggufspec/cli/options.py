@@ -83,7 +83,7 @@ def a_share(context: click.Context, option: click.Parameter, value: float) -> fl
 
 context_option = option(
     "-c --ctx-size n_ctx",
-    f"Context size: tokens of prompt and text together. [default: the target's, at most "
+    f"Context size: tokens of prompt and text together.  [default: the target's, at most "
     f"{defaults.N_CTX}]",
     type=AT_LEAST_1,
 )
@@ -113,18 +113,18 @@ load_options = gathered(
     context_option,
     option(
         "-b --batch-size n_batch",
-        "Prompt tokens per batch, for target and draft. [default: from tune, or "
+        "Prompt tokens per batch, for target and draft.  [default: from tune, or "
         f"{defaults.N_BATCH}]",
         type=AT_LEAST_1,
     ),
     option(
         "-t --threads n_threads",
-        "Threads for the target. [default: from tune, or one per core]",
+        "Threads for the target.  [default: from tune, or one per core]",
         type=AT_LEAST_1,
     ),
     option(
         "-td --threads-draft n_threads_draft",
-        "Threads for the draft. [default: from tune, or as the target; 1 if tiny]",
+        "Threads for the draft.  [default: from tune, or as the target; 1 if tiny]",
         type=AT_LEAST_1,
     ),
     option(
@@ -142,7 +142,7 @@ load_options = gathered(
     ),
     option(
         "-ts --tensor-split tensor_split",
-        "Proportions of the target's layers per GPU, such as 3,1. [default: by free memory]",
+        "Proportions of the target's layers per GPU, such as 3,1.  [default: by free memory]",
         default="",
         metavar="N,N...",
         callback=lambda context, option, value: _shares(value),
@@ -150,7 +150,7 @@ load_options = gathered(
     ),
     option(
         "-mg --main-gpu main_gpu",
-        "GPU for the draft. [default: the one with the best predicted speed]",
+        "GPU for the draft.  [default: the one with the best predicted speed]",
         type=COUNT,
     ),
     rpc_option,
@@ -202,7 +202,7 @@ def _servers(value: str | None) -> tuple[str, ...]:
     return tuple(map(str, rpc_address.addresses("--rpc", value.split(","))))
 
 
-seed_option = option("-s --seed", "Seed of the random numbers. [default: random]", type=COUNT)
+seed_option = option("-s --seed", "Seed of the random numbers.  [default: random]", type=COUNT)
 
 
 def target_option(*, required: bool = True) -> Option:
@@ -235,7 +235,7 @@ size_option = option(
 
 cache_dir_option = option(
     "--cache-dir",
-    "Folder for the stand-in. [default: GGUFSPEC_CACHE, or the user's cache folder]",
+    "Folder for the stand-in.  [default: GGUFSPEC_CACHE, or the user's cache folder]",
     type=click.Path(path_type=Path),
 )
 
@@ -293,7 +293,7 @@ draft_temperature_option = option(
 drafter_option = option(
     "--drafter",
     "Drafting strategy: model, ngram (lookup in the text so far, without a model), auto "
-    "(picks the faster one each round) or none. [default: auto; model if --draft-n is a number]",
+    "(picks the faster one each round) or none.  [default: auto; model if --draft-n is a number]",
 )
 
 verify_option = option(
@@ -307,7 +307,7 @@ DRAFTING = (draft_n_option, drafter_option, verify_option, draft_temperature_opt
 
 prompt_options = gathered(
     "asked",
-    option("-p --prompt", "Prompt text. [default: read from stdin]"),
+    option("-p --prompt", "Prompt text.  [default: read from stdin]"),
     option(
         "-f --file prompt_file", "Read the prompt from a file.", type=click.Path(path_type=Path)
     ),

@@ -69,32 +69,32 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
     "-md",
     "--draft",
     metavar="MODEL",
-    help="Draft, likewise; auto: one that fits the target. [default: none]",
+    help="Draft, likewise; auto: one that fits the target.  [default: none]",
 )
 @click.option(
     "--vram",
     metavar="SIZE,...",
     callback=_sizes,
     help="Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
-    "0: no GPU. [default: free memory of this machine]",
+    "0: no GPU.  [default: free memory of this machine]",
 )
 @click.option(
     "--ram",
     metavar="SIZE",
     callback=_optional_size,
-    help="Main memory. [default: free memory of this machine; with --vram, unlimited]",
+    help="Main memory.  [default: free memory of this machine; with --vram, unlimited]",
 )
 @click.option(
     "--gpu-bandwidth",
     metavar="SIZE",
     callback=_bandwidth,
-    help="Nominal bytes/s of the GPUs, such as 1008GB. [default: by name]",
+    help="Nominal bytes/s of the GPUs, such as 1008GB.  [default: by name]",
 )
 @click.option(
     "--ram-bandwidth",
     metavar="SIZE",
     callback=_bandwidth,
-    help="Effective bytes/s of main memory, such as 45GB. [default: as measured here with other "
+    help="Effective bytes/s of main memory, such as 45GB.  [default: as measured here with other "
     "models, or 40GB]",
 )
 @click.option(

@@ -161,7 +161,7 @@ _BESIDE_TEMPERATURE = (
     ),
     option(
         "--samplers",
-        f"Samplers in their order, separated by ';'. [default: {'; '.join(defaults.SAMPLERS)}]",
+        f"Samplers in their order, separated by ';'.  [default: {'; '.join(defaults.SAMPLERS)}]",
         default=";".join(defaults.SAMPLERS),
         callback=_names,
         show_default=False,

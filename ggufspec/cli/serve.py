@@ -58,7 +58,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     "Allow web pages of this origin, such as http://localhost:3000; may be given several times.",
     multiple=True,
 )
-@option("--alias", "Name of the model in responses. [default: its file name]")
+@option("--alias", "Name of the model in responses.  [default: its file name]")
 @option(
     "--slots n_slots",
     "Number of texts generated at the same time in shared batches, and of conversations kept "
@@ -80,7 +80,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 )
 @option(
     "--max-tokens n_tokens_max",
-    "Limit on the max_tokens of requests. [default: the size of the context]",
+    "Limit on the max_tokens of requests.  [default: the size of the context]",
     type=AT_LEAST_1,
 )
 @option("--max-body", "Maximum bytes of a request.", type=AT_LEAST_1, default=defaults.SERVE_BODY)
