@@ -39,9 +39,7 @@ from ggufspec.audit.statistics import (
 from ggufspec.decoding import verify as rules
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Generation
-from ggufspec.engine.options import CheckedOptions, GenerateOptions
-from ggufspec.engine.stream import Stream
+from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 
 Progress = Callable[[str, int, int], None]  # (what is being done, done, of)
@@ -215,8 +213,7 @@ class _Audit:
         }
         if greedy:
             options["temperature"] = 0.0
-        checked = CheckedOptions.of(options, allow_test_rules=True)
-        stream = Stream(Generation(self._engine, prompt, checked))
+        stream = self._engine.stream(prompt, **options)
         for _ in stream:
             pass
         text = [int(token) for round_ in stream.rounds for token in round_.tokens]

@@ -51,24 +51,15 @@ class CheckedOptions:
     sampling: Sampling = field(default_factory=Sampling)
 
     @staticmethod
-    def of(options: GenerateOptions, *, allow_test_rules: bool = False) -> CheckedOptions:
-        """Check options; those of SamplingOptions become `sampling`.
-
-        `allow_test_rules`: accept rules that are wrong on purpose, which an audit has to detect.
-        """
+    def of(options: GenerateOptions) -> CheckedOptions:
+        """Check options; those of SamplingOptions become `sampling`."""
         rest: dict[str, Any] = dict(options)
         names = [name for name in SamplingOptions.__annotations__ if name in rest]
         unknown = sorted(set(rest) - set(CheckedOptions.__annotations__) - set(names))
         if unknown:
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
         sampling = Sampling(**{name: rest.pop(name) for name in names})
-        checked = CheckedOptions(sampling=sampling, **rest)
-        if checked.verify.startswith("_") and not allow_test_rules:
-            raise OptionError(
-                f"the verification rule {checked.verify!r} (verify, --verify) is wrong on purpose, "
-                f"for `ggufspec audit` only; choose from {', '.join(rules.names())}"
-            )
-        return checked
+        return CheckedOptions(sampling=sampling, **rest)
 
     @property
     def initial_draft_temperature(self) -> float | str:
