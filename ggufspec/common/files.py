@@ -19,18 +19,6 @@ from ggufspec.errors import CacheError
 if sys.platform != "win32":
     import fcntl
 
-__all__ = [
-    "CACHE_VARIABLE",
-    "USER_FOLDER",
-    "Progress",
-    "check_writable",
-    "default_cache_dir",
-    "format_bytes",
-    "free_bytes",
-    "is_stream",
-    "write_all",
-    "write_whole",
-]
 
 CACHE_VARIABLE = "GGUFSPEC_CACHE"
 Progress = Callable[[int, int], None]  # bytes done, bytes in all

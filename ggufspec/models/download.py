@@ -27,7 +27,6 @@ from ggufspec.models.hub import RemoteFile
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-__all__ = ["PART_SUFFIX", "Progress", "fetch"]
 
 Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 PART_SUFFIX = ".ggufspec-part"

@@ -19,19 +19,6 @@ from urllib.parse import urlsplit
 
 from ggufspec.errors import DownloadError, OptionError
 
-__all__ = [
-    "RemoteFile",
-    "RepoFiles",
-    "Transient",
-    "endpoint",
-    "explained",
-    "is_offline",
-    "list_files",
-    "offline_message",
-    "quiet",
-    "retry",
-]
-
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
 LONGEST_WAIT = 30.0  # seconds; a longer one, asked for by the hub, is an error
 TIMEOUT = 20.0  # seconds without a byte

@@ -13,8 +13,6 @@ from ggufspec.models.hub import RemoteFile
 from ggufspec.models.names import HubFiles, HubQuant, LocalFile
 from ggufspec.models.registry import ModelEntry, Registry, load_registry
 
-__all__ = ["DraftProposal", "Mismatch", "check", "locate", "propose_draft", "pull", "resolve"]
-
 
 def resolve(
     name: str,

@@ -13,8 +13,6 @@ from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, load_registry
 from ggufspec.models.tensors import TYPES, Tensor
 
-__all__ = ["Layer", "ModelShape", "estimated_shape", "shape_of", "shape_of_name"]
-
 _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
 _EXPERTS = "_exps."

@@ -15,8 +15,6 @@ from ggufspec.standin.source import check_supported, source_of
 from ggufspec.standin.vocabulary import vocabulary_values
 from ggufspec.standin.weights import Weights
 
-__all__ = ["check_path", "plan", "write"]
-
 _RECIPE = 1  # raise it when other bytes are written: stand-ins of two recipes do not agree
 _LEAST_VOCABULARY = 512  # bytes and some words
 _LEAST_MARGIN = 0.25  # of the largest logit: how far it must be ahead of the next

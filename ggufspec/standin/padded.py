@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["cached_target", "padded_file", "padded_target", "parse_size", "plan_dimensions"]
 
 _RECIPE = 3  # raise it when the files that this module writes change
 _HEAD_SIZE = 32

@@ -11,8 +11,6 @@ from ggufspec.models.registry import Dimensions
 from ggufspec.models.tensors import TYPES, Tensor
 from ggufspec.standin.architectures import shapes_of
 
-__all__ = ["FILE_TYPES", "tensors_of"]
-
 # Names of quantizations: (llama_ftype, the type of most tensors).
 FILE_TYPES = {
     "F32": (0, "F32"),

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
     Signs = NDArray[np.int8]
 
-__all__ = ["Weights"]
 
 _LARGEST_LOGIT = 40.0  # others are some standard deviations of 40 / sqrt(width) around 0
 _CARRIED = 16.0  # how much larger the successor's code is than the token's own, in tied models
