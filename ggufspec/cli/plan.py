@@ -15,6 +15,8 @@ from ggufspec.cli.options import (
     a_share,
     context_option,
     draft_n_option_of,
+    json_option,
+    option,
     rpc_option,
     type_k_option,
     type_v_option,
@@ -64,52 +66,49 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 
 
 @click.command(name="plan", cls=SectionedCommand)
-@click.option("-m", "--target", required=True, help="The target: a name or a file.")
-@click.option(
-    "-md",
-    "--draft",
-    help="The draft: a name or a file; auto: the one for this target. [default: none]",
+@option("-m --target", "The target: a name or a file.", required=True)
+@option(
+    "-md --draft", "The draft: a name or a file; auto: the one for this target. [default: none]"
 )
-@click.option(
+@option(
     "--vram",
+    "Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
+    "0: no GPU. [default: free memory of this machine]",
     metavar="SIZE,...",
     callback=_sizes,
-    help="Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
-    "0: no GPU. [default: free memory of this machine]",
 )
-@click.option(
+@option(
     "--ram",
+    "Main memory. [default: free memory of this machine; with --vram, unlimited]",
     metavar="SIZE",
     callback=_optional_size,
-    help="Main memory. [default: free memory of this machine; with --vram, unlimited]",
 )
-@click.option(
+@option(
     "--gpu-bandwidth",
+    "Nominal bytes/s of the GPUs, such as 1008GB. [default: by name]",
     metavar="SIZE",
     callback=_bandwidth,
-    help="Nominal bytes/s of the GPUs, such as 1008GB. [default: by name]",
 )
-@click.option(
+@option(
     "--ram-bandwidth",
+    "Effective bytes/s of main memory, such as 45GB. [default: as measured here with other "
+    "models, or 40GB]",
     metavar="SIZE",
     callback=_bandwidth,
-    help="Effective bytes/s of main memory, such as 45GB. [default: as measured here with other "
-    "models, or 40GB]",
 )
-@click.option(
+@option(
     "--acceptance",
+    "Acceptance rate of a drafted token, if those before it were accepted.",
     type=click.FloatRange(0, 1),
     callback=a_share,
     default=defaults.ACCEPTANCE,
-    show_default=True,
-    help="Acceptance rate of a drafted token, if those before it were accepted.",
 )
 @draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
 @context_option
 @type_k_option
 @type_v_option
 @rpc_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+@json_option
 def command(
     target: str,
     draft: str | None,

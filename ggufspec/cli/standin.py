@@ -7,27 +7,26 @@ from time import monotonic
 
 import click
 
-from ggufspec.cli.options import a_share
+from ggufspec.cli.options import a_share, option
 from ggufspec.cli.progress import late_bars
 
 
 @click.command(name="standin")
-@click.option(
+@option(
     "--like",
+    "The model to imitate: a registered name, user/repo:QUANT of a registered repository, "
+    "registered dimensions with a quantization such as llama-2-13b:Q5_K_M, or a GGUF file.",
     required=True,
     metavar="NAME",
-    help="The model to imitate: a registered name, user/repo:QUANT of a registered repository, "
-    "registered dimensions with a quantization such as llama-2-13b:Q5_K_M, or a GGUF file.",
 )
-@click.option(
+@option(
     "--agreement",
+    "For a draft: acceptance rate of a drafted token, if those before it were accepted.",
     type=click.FloatRange(0, 1),
     callback=a_share,
     default=1.0,
-    show_default=True,
-    help="For a draft: acceptance rate of a drafted token, if those before it were accepted.",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace an existing file.")
+@option("-f --force", "Replace an existing file.", is_flag=True)
 @click.argument("path", metavar="OUT", type=click.Path(path_type=Path))
 def command(like: str, agreement: float, force: bool, path: Path) -> None:
     """Write a file with the size and speed of a model, to measure before a download.
