@@ -9,11 +9,12 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from ggufspec.common.progress import Progress
 from ggufspec.errors import CacheError
 
 if sys.platform != "win32":
@@ -21,7 +22,6 @@ if sys.platform != "win32":
 
 
 CACHE_VARIABLE = "GGUFSPEC_CACHE"
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _SUFFIX = ".ggufspec-tmp"
 

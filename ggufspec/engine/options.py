@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ggufspec.common import defaults, validate
+from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.sampling import Sampling, SamplingOptions
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
-
-PromptProgress = Callable[[str, int, int], None]  # ("target", "draft" or "costs", done, total)
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -29,7 +28,7 @@ class GenerateOptions(SamplingOptions, total=False):
     ignore_eos: bool  # ban the tokens that end a text
     drafter: str | None  # "auto", "model", "ngram", "none"; None: auto, model for a fixed n_draft
     verify: str  # "block", "rejection", "match"
-    progress: PromptProgress | None  # called while the prompt is processed
+    progress: NamedProgress | None  # of the prompt: ("target", "draft" or "costs", done, of)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class CheckedOptions:
     ignore_eos: bool = False
     drafter: str | None = None
     verify: str = defaults.VERIFY
-    progress: PromptProgress | None = None
+    progress: NamedProgress | None = None
     sampling: Sampling = field(default_factory=Sampling)
 
     @staticmethod

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 
 from ggufspec.common.files import is_stream
 from ggufspec.errors import ModelError
+from ggufspec.models.quants import whole_split
 from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
 
 _MAGIC = b"GGUF"
@@ -47,7 +48,6 @@ _SCALARS = {
 _KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
 
 
@@ -238,15 +238,13 @@ def open_gguf(path: Path) -> Iterator[BinaryIO]:
 
 def shards_of(path: Path, n_files: int) -> list[Path]:
     """The files of a split set, of which `path` is one. Raises ModelError if some are missing."""
-    matched = _SHARD.fullmatch(path.name)
-    if not matched or not 1 <= n_files <= 99_999:
+    names = whole_split(path.name)
+    if len(names) != n_files:
         raise ModelError(
             f"{path} is one of {n_files} files of a model, so their names must be "
             f"like model-00001-of-{n_files:05}.gguf"
         )
-    paths = [
-        path.with_name(f"{matched[1]}-{n:05}-of-{n_files:05}.gguf") for n in range(1, n_files + 1)
-    ]
+    paths = [path.with_name(name) for name in names]
     missing = [at.name for at in paths if not at.exists()]
     if missing:
         raise ModelError(

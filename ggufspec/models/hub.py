@@ -1,7 +1,4 @@
-"""Asks the hub what a repository has, and explains its errors.
-
-The client library and the environment are read on the first call, not on import.
-"""
+"""Asks the hub what a repository has, and explains its errors."""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from ggufspec.common.files import USER_FOLDER, Progress, write_whole
+from ggufspec.common.files import USER_FOLDER, write_whole
+from ggufspec.common.progress import Progress
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.header import Header
 from ggufspec.models.names import local_file
