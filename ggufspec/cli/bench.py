@@ -32,6 +32,7 @@ from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
 from ggufspec.cli.sections import SectionedGroup
 from ggufspec.common import defaults
+from ggufspec.common.files import format_bytes
 from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ def command(
         _print(preset, title, results, form)
         if plot_path is not None:
             plot.draw(results, plot_path)
-            click.echo(f"ggufspec: wrote {plot_path}", err=True)
+            render.note(f"wrote {plot_path}")
     if failure is not None:
         raise failure
     return INTERRUPTED if results.interrupted else 0
@@ -283,7 +284,9 @@ def _perform(
         return
     with ExitStack() as stack:
         engine = stack.enter_context(load_with_bars(job.target, job.draft, dict(job.load)))
-        baselines = stack.enter_context(bench_jobs.opened_baselines(job, engine, llama_bin, _warn))
+        baselines = stack.enter_context(
+            bench_jobs.opened_baselines(job, engine, llama_bin, render.note)
+        )
         job = bench_jobs.with_baselines(job, baselines)
         shown = _Progress(stack.enter_context(late_bars()))
         due = monotonic() + SAVE_SECONDS
@@ -295,11 +298,9 @@ def _perform(
                 now = monotonic()
                 due = now + max(SAVE_SECONDS, (now - started) / SAVE_SHARE)
 
-        perform(job, engine, results, shown.update, baselines=baselines, warn=_warn, on_text=save)
-
-
-def _warn(message: str) -> None:
-    click.echo(f"ggufspec: {message}", err=True)
+        perform(
+            job, engine, results, shown.update, baselines=baselines, warn=render.note, on_text=save
+        )
 
 
 class _Progress:
@@ -345,8 +346,6 @@ def _print(preset: str | None, title: str, results: BenchResults, form: str) -> 
 
 def _circumstances(results: BenchResults) -> str:
     """One line on the machine and versions."""
-    from ggufspec.common.files import format_bytes
-
     machine = results.machine
     gpus = ", ".join(map(str, machine.get("gpus", ()))) or "no GPU"
     peak = results.memory.get("peak_rss_bytes")

@@ -1,4 +1,4 @@
-"""Options whose value is a list with commas. Knows texts and values; no commands."""
+"""Options whose value is a list with commas."""
 
 from __future__ import annotations
 

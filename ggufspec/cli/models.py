@@ -215,10 +215,8 @@ def verify(name: str) -> int:
             is_damaged = is_damaged or wanted not in (None, digest)
             click.echo(f"{digest}  {path.name}: {verdict}")
     if is_damaged:
-        click.echo(
-            f"ggufspec: to download it again: `ggufspec models rm {name}`, then `ggufspec models "
-            f"pull {name}`",
-            err=True,
+        render.note(
+            f"to download it again: `ggufspec models rm {name}`, then `ggufspec models pull {name}`"
         )
     return DIFFERENCE if is_damaged else 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,6 +23,7 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
+from ggufspec.common.files import format_bytes
 
 if TYPE_CHECKING:
     from ggufspec.models.shape import ModelShape
@@ -193,8 +194,6 @@ def _print(
     acceptance: float,
     rpc: tuple[str, ...],
 ) -> None:
-    from ggufspec.common.files import format_bytes
-
     for whose, shape in (("target", target), ("draft", draft)):
         if shape:
             about = "" if shape.is_exact else "about "
@@ -252,8 +251,6 @@ def _document(
     machine: Machine,
     acceptance: float,
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
     shapes = {
         whose: shape and {"name": shape.name, "n_layers": shape.n_layers, "n_bytes": shape.n_bytes}
         for whose, shape in (("target", target), ("draft", draft))

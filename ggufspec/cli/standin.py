@@ -7,8 +7,10 @@ from time import monotonic
 
 import click
 
+from ggufspec.cli import render
 from ggufspec.cli.options import a_share, option
 from ggufspec.cli.progress import late_bars
+from ggufspec.common.files import format_bytes
 
 
 @click.command(name="standin")
@@ -42,7 +44,6 @@ def command(like: str, agreement: float, force: bool, path: Path) -> None:
       ggufspec run --target target.gguf --draft draft.gguf --compare -p "Once"
     """
     from ggufspec import standin
-    from ggufspec.common.files import format_bytes
 
     standin.check_path(path, force=force, like=like)
     made = standin.plan(like, agreement)
@@ -56,9 +57,8 @@ def command(like: str, agreement: float, force: bool, path: Path) -> None:
         )
     seconds = max(monotonic() - started, 1e-3)
     role = "--target" if agreement == 1 else "--target TARGET --draft"
-    click.echo(
-        f"ggufspec: wrote {format_bytes(made.n_bytes)} in {seconds:.1f} s "
+    render.note(
+        f"wrote {format_bytes(made.n_bytes)} in {seconds:.1f} s "
         f"({made.n_bytes / seconds / 1e6:.0f} MB/s); try it with "
-        f'`ggufspec run {role} {path} -p "Once"`',
-        err=True,
+        f'`ggufspec run {role} {path} -p "Once"`'
     )

@@ -136,10 +136,9 @@ def command(
     else:
         _print_report(tuned)
     if not is_kept:
-        click.echo(
-            "ggufspec: the result could not be stored: the cache folder cannot be written. Name "
-            "another one in the environment variable GGUFSPEC_CACHE.",
-            err=True,
+        render.note(
+            "the result could not be stored: the cache folder cannot be written. Name "
+            "another one in the environment variable GGUFSPEC_CACHE."
         )
 
 
