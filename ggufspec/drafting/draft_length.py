@@ -110,6 +110,10 @@ class LengthPolicy(Protocol):
         """A probe found, for each token, the draft's logit gap and its acceptance probability."""
         ...
 
+    def observe_round(self, round_: Round) -> None:
+        """A round has ended: learn what it cost. Called after observe_verdict, for every round."""
+        ...
+
     def set_n_sharers(self, n_sharers: int) -> None:
         """The next target pass is shared by so many texts."""
         ...
@@ -142,6 +146,9 @@ class FixedLength:
         self._n_accepted += n_accepted
 
     def observe_probe(self, gaps: Sequence[float], acceptances: Sequence[float]) -> None:
+        pass
+
+    def observe_round(self, round_: Round) -> None:
         pass
 
     def set_n_sharers(self, n_sharers: int) -> None:
@@ -283,7 +290,6 @@ class AutoLength:
         self._update()
 
     def observe_round(self, round_: Round) -> None:
-        """A round has ended: learn what it cost."""
         self._observe_costs(round_)
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
         curve = self._curve or costs.per_text(self._n_sharers)

@@ -19,7 +19,7 @@ from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import AutoLength, FixedLength
+from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
 from ggufspec.engine.calibration import calibrate
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.options import CheckedOptions
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine
 
 FinishReason = Literal["stop", "length"]
-
-_WITHOUT_MODEL = ("none", "ngram")  # drafters that do not use the draft model
 
 
 class Chunk(NamedTuple):
@@ -97,10 +95,10 @@ class Generation:
         self._prompt = tokens
         self._lease = SlotLease(engine.slots)
         drafter_name = options.drafter_name(has_draft=engine.draft is not None)
-        self._has_model = engine.draft is not None and drafter_name not in _WITHOUT_MODEL
+        self._has_model = engine.draft is not None and drafters.uses_model(drafter_name)
         self._temperature = options.sampling.temperature
         self._progress = options.progress if progress is None else progress
-        self._policy: FixedLength | AutoLength = FixedLength()
+        self._policy: LengthPolicy = FixedLength()
         if options.n_draft == "auto" and drafter_name != "none":
             self._policy = self._auto_length(options, repeats=seed is not None)
         self._n_sharers = 1
@@ -160,8 +158,7 @@ class Generation:
         try:
             round_ = self._loop.send(scored)
             assert isinstance(round_, Round)
-            if isinstance(self._policy, AutoLength):
-                self._policy.observe_round(round_)
+            self._policy.observe_round(round_)
             self.rounds.append(round_)
             self._write(round_)
             if self.finish_reason is not None:
@@ -245,7 +242,7 @@ class Generation:
             verify=rules.rule(options.verify),
             sampling=sampling,
             uniforms=verify_uniforms,
-            n_draft=min(n_draft, engine.n_draft_max),
+            n_draft=n_draft,
             n_end=min(n_prompt + n_most, engine.n_ctx),
             stop_tokens=stop_tokens,
         )
@@ -300,7 +297,7 @@ def _n_draft(engine: Engine, options: CheckedOptions) -> int:
     """The most tokens that a round may draft. Raises OptionError."""
     if isinstance(options.n_draft, str):
         return engine.n_draft_max
-    if options.n_draft > engine.n_draft_max and engine.draft:
+    if options.n_draft > engine.n_draft_max:
         raise OptionError(
             f"n_draft is {options.n_draft}, but this engine was loaded for at most "
             f"{engine.n_draft_max}; load it with a larger n_draft_max "

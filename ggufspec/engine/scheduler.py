@@ -31,7 +31,6 @@ class Scheduler:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._n_piece = _FIRST_PIECE
-        self._seconds = 0.0  # of the last pass
 
     def step(self, generations: Sequence[Generation]) -> Failures:
         """Run a round of each generation in progress, and process a piece of one prompt.
@@ -118,13 +117,14 @@ class Scheduler:
         """The answers; each is valid until the next is asked for."""
         together = self._prepared(asks)
         sizes = [len(wanted.tokens) for _, wanted in together]
+        start = perf_counter()
         if self._is_faster(sizes) and self._decode(together):
-            start = perf_counter() - self._seconds
-            first = 0
+            seconds, first = perf_counter() - start, 0
             for (generation, wanted), size in zip(together, sizes, strict=True):
                 rows = generation.session.rows_of(wanted, first)
-                yield generation, Scored(rows, self._seconds, len(together))
+                yield generation, Scored(rows, seconds, len(together))
                 first += size
+            # The caller has verified each text between the yields: that is part of the cost.
             self._engine.profile.costs.observe_target(first, perf_counter() - start)
             return
         for generation, ask in asks:
@@ -157,14 +157,13 @@ class Scheduler:
         return cost[0] < sum(cost[1:])
 
     def _decode(self, together: Prepared) -> bool:
+        """Whether the pass over all succeeded; if not, each has a pass of its own."""
         parts = [
             BatchPart(generation.session.sequence, wanted.tokens, wanted.n_rows)
             for generation, wanted in together
         ]
-        start = perf_counter()
         try:
             self._engine.target.decode_together(parts)
         except DecodeError:
-            return False  # likewise
-        self._seconds = perf_counter() - start
+            return False
         return True

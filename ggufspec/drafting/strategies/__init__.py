@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from types import ModuleType
 
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling
@@ -32,9 +33,18 @@ def names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
+def uses_model(name: str) -> bool:
+    """Whether the draft model should read prompts for that strategy: its file says USES_MODEL."""
+    return bool(getattr(_module(name), "USES_MODEL", False))
+
+
 def make(name: str, materials: Materials) -> Drafter:
     """The drafter of that name. Raises OptionError if there is none, or it lacks what it needs."""
+    drafter: Drafter = _module(name).make(materials)
+    return drafter
+
+
+def _module(name: str) -> ModuleType:
     if name not in names():
         raise OptionError(f"there is no drafter {name!r}; choose from {', '.join(names())}")
-    drafter: Drafter = importlib.import_module(f"{__name__}.{name}").make(materials)
-    return drafter
+    return importlib.import_module(f"{__name__}.{name}")

@@ -9,6 +9,8 @@ from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.strategies.model import ModelDrafter
 from ggufspec.drafting.strategies.ngram import NgramDrafter
 
+USES_MODEL = True  # the draft model reads each prompt ahead
+
 
 class AutoDrafter:
     """Predicts with n-grams first, which cost nothing, and runs the draft model otherwise."""

@@ -16,6 +16,8 @@ from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import DecodeError, OptionError
 
+USES_MODEL = True  # the draft model reads each prompt ahead
+
 
 class ModelDrafter:
     """Draws each token from the draft model's distribution, and keeps that distribution."""
