@@ -1,7 +1,4 @@
-"""The errors that a user can cause; all descend from GgufspecError.
-
-Each message says what was found, what was needed, and what to do.
-"""
+"""The errors that a user can cause; all descend from GgufspecError."""
 
 from __future__ import annotations
 

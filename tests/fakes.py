@@ -58,6 +58,7 @@ def scripted_logits(script: Sequence[int], n_vocab: int) -> Callable[..., np.nda
     """After a prefix of n tokens comes script[n]."""
 
     def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
-        return np.eye(n_vocab)[script[len(prefix) % len(script)]] * 20
+        row: np.ndarray = np.eye(n_vocab)[script[len(prefix) % len(script)]]
+        return row * 20
 
     return logits_after

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from ggufspec.audit.statistics import Test
 from ggufspec.common import defaults, validate
-from ggufspec.decoding import verify as rules
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError
 
@@ -41,8 +40,7 @@ class AuditOptions:
             raise OptionError(f"alpha is {self.alpha}; it must be above 0 and below 0.5")
         if not 0 <= validate.number("near_tie", self.near_tie) < float("inf"):
             raise OptionError(f"near_tie is {self.near_tie}; it must be 0 or more, and finite")
-        CheckedOptions.of({**self.options, "n_draft": self.n_draft})
-        rules.rule(self.verify)
+        CheckedOptions.of({**self.options, "n_draft": self.n_draft, "verify": self.verify})
 
     @property
     def drafter(self) -> str:

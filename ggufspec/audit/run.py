@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,15 +36,12 @@ from ggufspec.audit.statistics import (
     text_profiles,
     uniform_shift,
 )
+from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Generation
-from ggufspec.engine.options import CheckedOptions, GenerateOptions
-from ggufspec.engine.stream import Stream
+from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import OptionError, PromptError
-
-Progress = Callable[[str, int, int], None]  # (what is being done, done, of)
 
 _Pair = tuple[Distribution, Distribution]  # of the target and of the draft, at one position
 
@@ -63,7 +60,7 @@ def audit(
     prompts: Sequence[str | Sequence[int]],
     settings: AuditOptions | None = None,
     *,
-    progress: Progress | None = None,
+    progress: NamedProgress | None = None,
 ) -> AuditReport:
     """Test whether an engine's speculative text has the distribution of its target alone.
 
@@ -126,7 +123,7 @@ class _Audit:
         engine: Engine,
         prompts: list[list[int]],
         settings: AuditOptions,
-        progress: Progress | None,
+        progress: NamedProgress | None,
     ) -> None:
         self._engine = engine
         self._prompts = prompts
@@ -215,8 +212,7 @@ class _Audit:
         }
         if greedy:
             options["temperature"] = 0.0
-        checked = CheckedOptions.of(options, allow_test_rules=True)
-        stream = Stream(Generation(self._engine, prompt, checked))
+        stream = self._engine.stream(prompt, **options)
         for _ in stream:
             pass
         text = [int(token) for round_ in stream.rounds for token in round_.tokens]

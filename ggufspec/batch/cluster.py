@@ -33,6 +33,7 @@ _CONNECT_SECONDS = 30.0
 _WAITING_SECONDS = 10.0  # after which a worker without room is reported
 _END_SECONDS = 10.0  # that the event of a killed worker's end may take to arrive
 _NO_REASON = "no reason was given"
+_SHORT_FOLDER = "/tmp" if os.name == "posix" else None  # for the paths of its sockets
 _STORE_BYTES = 80 * 2**20  # the minimum of Ray; messages are small
 # Connecting to a server other than Ray takes minutes and cannot be interrupted; a process can.
 _CONNECT = "import ray, sys; ray.init(sys.argv[1], log_to_driver=False, logging_level='ERROR')"
@@ -78,11 +79,14 @@ def cluster(
         settings: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "CRITICAL"}
         if address == LOCAL:
             n_cpus = max(os.cpu_count() or 1, n_workers * (n_threads or 1))
+            folder = tempfile.TemporaryDirectory(
+                prefix="ggufspec-", dir=_SHORT_FOLDER, ignore_cleanup_errors=True
+            )
             settings |= {
                 "num_cpus": n_cpus,
                 "include_dashboard": False,
                 "object_store_memory": _STORE_BYTES,
-                "_temp_dir": stack.enter_context(_temporary_folder()),
+                "_temp_dir": stack.enter_context(folder),
             }
         else:
             address = (address == "auto" and os.environ.get("RAY_ADDRESS")) or address
@@ -132,7 +136,9 @@ class RemoteProcess:
             )
             .remote()
         )
-        args = (number, _with_absolute_paths(task), events)
+        # The actor has another working directory.
+        absolute = {role: os.path.abspath(task[role]) for role in _models(task)}
+        args = (number, {**task, **absolute}, events)
         self._reader = threading.Thread(target=self._read, args=args, daemon=True)
         self._reader.start()
 
@@ -239,11 +245,6 @@ def _models(task: Mapping[str, Any]) -> list[str]:
     return [role for role in ("target", "draft") if task[role]]
 
 
-def _with_absolute_paths(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The task with model paths that are valid in the actor's working directory."""
-    return {**task, **{role: os.path.abspath(task[role]) for role in _models(task)}}
-
-
 def _cpus(ray: Any) -> dict[str, int]:
     """The CPUs of each live node, by its id."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -277,12 +278,6 @@ def _quiet(verbose: bool) -> Iterator[Any]:
         import ray
 
         yield ray
-
-
-def _temporary_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for a temporary Ray; the paths of its sockets must be short."""
-    folder = "/tmp" if os.name == "posix" else None
-    return tempfile.TemporaryDirectory(prefix="ggufspec-", dir=folder, ignore_cleanup_errors=True)
 
 
 def _check_connection(address: str, seconds: float) -> None:

@@ -1,13 +1,9 @@
-"""The worker process: loads a pair, then generates text for one prompt after the other.
-
-Reads lines of JSON from stdin and writes lines of JSON to stdout; ends as soon as stdin ends.
-"""
+"""The worker process: loads a pair, then generates text for one prompt after the other."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import sys
 import threading
@@ -22,14 +18,16 @@ from ggufspec.batch.settings import prompt_seed
 from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
-from ggufspec.engine import scoring
 from ggufspec.engine.calibration import settle
+from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Completion
 from ggufspec.engine.load import load
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.text import Message
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
+from ggufspec.llama.log import show_log
 from ggufspec.llama.profile_key import profile_key
 
 _THREADS = ("n_threads", "n_threads_draft")
@@ -49,9 +47,10 @@ def main() -> None:
 
     task = messages.get()
     if task["verbose"]:
-        _show_log()
+        show_log()
     try:
-        engine = _load(task)
+        options = _options(task)
+        engine = _load(task, options)
         profile = _profile(engine, task)
     except (GgufspecError, OSError, MemoryError) as error:
         send(refused=str(error) or type(error).__name__, kind=type(error).__name__)
@@ -59,16 +58,18 @@ def main() -> None:
     send(ready=True, profile=profile, placement=engine.placement)
     while True:
         prompt = Prompt.of_document(messages.get()["prompt"])
-        send(record=answer(engine, prompt, task))
+        send(record=answer(engine, prompt, task, options))
 
 
-def answer(engine: Engine, prompt: Prompt, task: Mapping[str, Any]) -> dict[str, Any]:
+def answer(
+    engine: Engine, prompt: Prompt, task: Mapping[str, Any], options: CheckedOptions
+) -> dict[str, Any]:
     """The record of a prompt: its text, or an error."""
     started = perf_counter()
     completions: list[Completion] = []
     error = None
     try:
-        for completion in _generate(engine, prompt, task):
+        for completion in _generate(engine, prompt, task, options):
             completions.append(completion)
     except GgufspecError as failure:
         error = str(failure)
@@ -94,7 +95,9 @@ class _TimedOut(Exception):
     """The prompt took longer than its timeout."""
 
 
-def _generate(engine: Engine, prompt: Prompt, task: Mapping[str, Any]) -> Iterator[Completion]:
+def _generate(
+    engine: Engine, prompt: Prompt, task: Mapping[str, Any], options: CheckedOptions
+) -> Iterator[Completion]:
     """One text, or one for each turn; nothing of other prompts is reused."""
     deadline = perf_counter() + task["timeout"] if task["timeout"] else None
 
@@ -108,7 +111,7 @@ def _generate(engine: Engine, prompt: Prompt, task: Mapping[str, Any]) -> Iterat
         turns.append(text)
         tokens = _to_tokens(engine, prompt, turns, task)
         seed = prompt_seed(task["seed"], prompt.index, turn)
-        stream = engine.stream(tokens, seed=seed, progress=check_time, **_settings(task))
+        stream = engine.begin(tokens, options, seed=seed, progress=check_time)
         for _ in stream:
             check_time()
         turns.append(stream.completion.text)
@@ -138,14 +141,14 @@ def _to_tokens(
     return engine.render(messages)
 
 
-def _load(task: Mapping[str, Any]) -> Engine:
+def _load(task: Mapping[str, Any], options: CheckedOptions) -> Engine:
     """The pair; without a number of threads, with this worker's share of the cores."""
     settings = dict(task["load"])
     if settings.get("n_threads") is None and task["n_workers"] > 1:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
     draft = task["draft"] and Path(task["draft"])
     engine = load(Path(task["target"]), draft, **settings)
-    scoring.sampling(engine, [], **_settings(task))  # errors before any prompt
+    sampling_of(options, engine.vocab, 0)  # errors before any prompt
     return engine
 
 
@@ -169,12 +172,12 @@ def _profile(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | Non
     return profile
 
 
-def _settings(task: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of `Engine.stream`; JSON has made strings of the tokens in logit_bias."""
+def _options(task: Mapping[str, Any]) -> CheckedOptions:
+    """The options of all texts; JSON has made strings of the tokens in logit_bias."""
     settings = dict(task["settings"])
     biases = settings.get("logit_bias") or {}
     settings["logit_bias"] = {int(token): float(bias) for token, bias in biases.items()}
-    return settings
+    return CheckedOptions.of(settings)  # type: ignore[arg-type]
 
 
 def _as_choice(completions: Sequence[Completion]) -> dict[str, Any]:
@@ -226,11 +229,3 @@ def _read(incoming: int, messages: SimpleQueue[dict[str, Any]]) -> None:
         for line in lines:
             messages.put(json.loads(line))
     os._exit(0)
-
-
-def _show_log() -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    logger = logging.getLogger("ggufspec")
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)

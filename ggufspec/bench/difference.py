@@ -1,8 +1,4 @@
-"""Compares two benchmarks: changes of each contender, and other causes that are possible.
-
-Tokens/s of two sessions also depend on the state of the machine; speed-ups over plain decoding of
-the same session do not, so verdicts use them if there are any.
-"""
+"""Compares two benchmarks: changes of each contender, and other causes that are possible."""
 
 from __future__ import annotations
 

@@ -146,7 +146,9 @@ def running(
     It has its own session, so a Ctrl-C at the terminal does not reach it.
     Raises OptionError, with the end of its log, if it does not start.
     """
-    port = _free_port()
+    with socket.socket() as tried:
+        tried.bind((_HOST, 0))
+        port: int = tried.getsockname()[1]
     arguments = command(program, port)
     with tempfile.TemporaryDirectory(prefix="ggufspec-server-") as folder:
         log = Path(folder, "log")
@@ -228,10 +230,3 @@ def _request(
 
 def _log_tail(log: Path) -> str:
     return llama_cpp_runner.log_tail(log.read_text(errors="replace"))
-
-
-def _free_port() -> int:
-    with socket.socket() as tried:
-        tried.bind((_HOST, 0))
-        port: int = tried.getsockname()[1]
-        return port

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import secrets
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ggufspec.bench import plot_data, subplots
 from ggufspec.bench.records import BenchResults
 from ggufspec.bench.subplots import COLOURS, DASHES, FAINT, INK, MARKERS, N_BAR, QUIET, short
+from ggufspec.common.files import USER_FOLDER, check_writable, write_whole
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -53,20 +52,13 @@ _STYLE = {
 
 
 def check(path: Path) -> None:
-    """Raise OptionError if `draw` could not write this file."""
+    """Raise OptionError or CacheError if `draw` could not write this file."""
     if path.suffix.lower() not in SUFFIXES:
         raise OptionError(
             f"a plot cannot be written to {path}: its suffix is {path.suffix!r}; name a file with "
             f"the suffix {' or '.join(SUFFIXES)}"
         )
-    folder = path.parent
-    if not folder.is_dir():
-        raise OptionError(
-            f"a plot cannot be written to {path}: there is no folder {folder}; create it"
-        )
-    if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        why = "it is a folder" if path.is_dir() else f"the folder {folder} is not writable"
-        raise OptionError(f"a plot cannot be written to {path}: {why}; name another file")
+    check_writable(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise OptionError(
             "a plot needs matplotlib, which is not installed; install it with "
@@ -77,7 +69,7 @@ def check(path: Path) -> None:
 def draw(results: BenchResults, path: Path) -> None:
     """Write the picture atomically; equal results give equal files.
 
-    A subplot without data is left out. Raises OptionError.
+    A subplot without data is left out. Raises OptionError, CacheError.
     """
     check(path)
     from matplotlib import style
@@ -85,25 +77,17 @@ def draw(results: BenchResults, path: Path) -> None:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     kind = path.suffix.lower().removeprefix(".")
-    part = path.with_name(f".{path.name[-100:]}.{secrets.token_hex(4)}.part")
+    picture = BytesIO()
     with style.context(["default", _STYLE]), warnings.catch_warnings():
         # Characters that the font does not have are drawn as boxes.
         warnings.filterwarnings("ignore", message="Glyph")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
         figure = _figure(results)
         canvas = FigureCanvasSVG(figure) if kind == "svg" else FigureCanvasAgg(figure)
-        try:
-            with part.open("xb") as file:
-                metadata = {"Date": None} if kind == "svg" else {}
-                canvas.print_figure(file, format=kind, dpi=_DPI, metadata=metadata)
-            os.replace(part, path)
-        except OSError as error:
-            raise OptionError(
-                f"a plot cannot be written to {path}: {error.strerror or error}; name another file"
-            ) from error
-        finally:
-            with suppress(OSError):
-                part.unlink(missing_ok=True)
+        metadata = {"Date": None} if kind == "svg" else {}
+        canvas.print_figure(picture, format=kind, dpi=_DPI, metadata=metadata)
+    data = picture.getbuffer()
+    write_whole(path, len(data), [data], place=USER_FOLDER)
 
 
 # The page ----------------------------------------------------------------------------------------
@@ -159,8 +143,9 @@ def _title(figure: Figure, results: BenchResults, height: float) -> None:
     """The models, and where they were measured."""
     facts = next(iter(results.models.values()), None)
     known = facts if isinstance(facts, Mapping) else {}
-    target, draft = (_model_name(known.get(whose)) for whose in ("target", "draft"))
-    title = " with ".join(filter(None, (target, draft))) or "Speculative decoding"
+    files = [known.get(whose) for whose in ("target", "draft")]
+    names = [short(file.removesuffix(".gguf"), _N_NAME) for file in files if isinstance(file, str)]
+    title = " with ".join(filter(None, names)) or "Speculative decoding"
     size = 13 if len(title) < 60 else 11 if len(title) < 80 else 9.5
     figure.text(0.02, 1 - 0.16 / height, title, size=size, weight="bold", va="top")
     figure.text(0.02, 1 - 0.44 / height, _circumstances(results), size=8, color=QUIET, va="top")
@@ -207,11 +192,6 @@ def _circumstances(results: BenchResults) -> str:
 
 
 # Helpers -----------------------------------------------------------------------------------------
-
-
-def _model_name(name: object) -> str:
-    """The name of a model, from its file."""
-    return short(name.removesuffix(".gguf"), _N_NAME) if isinstance(name, str) else ""
 
 
 def _count(n: int, what: str) -> str:

@@ -120,7 +120,8 @@ def acceptances(results: BenchResults) -> list[Acceptance]:
         chosen = [row for row in known if row not in fixed]
         for rank, row in enumerate([*chosen, *kept[:_MAX_LENGTHS]]):
             shares = _shares(results.of(row.contender.name))
-            line = Acceptance(number, _length_of(row.contender), row in chosen, shares)
+            label = str(row.contender.options.get(_LENGTH, row.contender.name))
+            line = Acceptance(number, label, row in chosen, shares)
             ranked.append((rank, number, line))
     ranked.sort(key=lambda each: each[:2])
     in_order = sorted(ranked[:MAX_LINES], key=lambda each: (each[1], each[0]))
@@ -216,11 +217,6 @@ def _longest(contender: Contender) -> float:
     if length == AUTO:
         return math.inf
     return length if isinstance(length, int) else 0
-
-
-def _length_of(contender: Contender) -> str:
-    length = contender.options.get(_LENGTH)
-    return contender.name if length is None else str(length)
 
 
 def _ratio(row: Summary) -> float:

@@ -119,14 +119,10 @@ def _lane(
     rows: list[SpanRow] = [
         [Span(left, "number"), Span(gap, "text"), Span(right, "faint")],
         [Span(glyphs.bar * n_done, bar), Span(glyphs.rest * (inner - n_done), "border")],
-        *([_span(run.text, drafted=run.drafted) for run in line] for line in text),
+        *([Span(run.text, "drafted" if run.drafted else "text") for run in line] for line in text),
         *([] for _ in range(layout.n_text_rows - len(text))),
     ]
     return [_top(layout, lane), *(_walled(row, inner, glyphs) for row in rows), _bottom(layout)]
-
-
-def _span(text: str, *, drafted: bool) -> Span:
-    return Span(text, "drafted" if drafted else "text")
 
 
 def _walled(row: SpanRow, inner: int, glyphs: Glyphs) -> SpanRow:

@@ -1,7 +1,4 @@
-"""The results of a benchmark, one Measurement for each text, and their JSON document.
-
-What was read is consistent: counts agree, durations are finite, all names are defined.
-"""
+"""The results of a benchmark, one Measurement for each text, and their JSON document."""
 
 from __future__ import annotations
 
@@ -135,7 +132,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Divergence:
+class FirstDifference:
     """Where a text at temperature 0 differs from plain's, and the difference of the two logits."""
 
     contender: str
@@ -154,7 +151,7 @@ class BenchResults:
     versions: dict[str, Any] = field(default_factory=dict)
     models: dict[str, Any] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
-    divergences: list[Divergence] = field(default_factory=list)
+    divergences: list[FirstDifference] = field(default_factory=list)
     memory: dict[str, Any] = field(default_factory=dict)
     interrupted: bool = False
 
@@ -166,7 +163,10 @@ class BenchResults:
         """For JSON: see of_document."""
         whole = {"format": FORMAT, **asdict(self)}
         for found in whole["measurements"]:
-            found["rounds"] = [_rounded(round_) for round_ in found["rounds"]]
+            found["rounds"] = [  # rounded, for small files
+                [round(each, 6) if isinstance(each, float) else each for each in round_.values()]
+                for round_ in found["rounds"]
+            ]
         for found in whole["contenders"]:
             found["options"] = plain(found["options"])
         return {**whole, "settings": plain(whole["settings"]), "models": plain(whole["models"])}
@@ -257,8 +257,8 @@ _KINDS: dict[str, json_decoding.Kind] = {
     "Sequence[RoundTiming]": json_decoding.several(_round),
     "list[Contender]": json_decoding.several(lambda where, value: _contender(where, value)),
     "list[Measurement]": json_decoding.several(lambda where, value: _measurement(where, value)),
-    "list[Divergence]": json_decoding.several(
-        lambda where, value: Divergence(**_fields(Divergence, where, value))
+    "list[FirstDifference]": json_decoding.several(
+        lambda where, value: FirstDifference(**_fields(FirstDifference, where, value))
     ),
 }
 
@@ -330,8 +330,3 @@ def _check_once(what: str, names: Sequence[object]) -> None:
         if name in seen:
             raise ValueError(f"{what} {name!r:.80} occurs twice; it must be unique")
         seen.add(name)
-
-
-def _rounded(round_: Mapping[str, Any]) -> list[Any]:
-    """A round as a list of numbers, for small files."""
-    return [round(value, 6) if isinstance(value, float) else value for value in round_.values()]

@@ -15,7 +15,7 @@ from ggufspec.bench.race import first_difference
 from ggufspec.bench.records import (
     BenchResults,
     Contender,
-    Divergence,
+    FirstDifference,
     Measurement,
     RoundTiming,
     TextKey,
@@ -164,7 +164,10 @@ class _Writer:
             parts = self._parts(contender, prompt, run)
         finally:
             self._n_done = n_end
-        used = self._meter.joules() if self._has_energy(contender) else None
+        program = contender.program
+        # Otherwise the energy between two texts is also that of loading the models.
+        is_resident = program is None or self._baselines[program].runner.is_resident
+        used = self._meter.joules() if is_resident else None
         return Measurement(
             contender=contender.name,
             prompt=prompt.name,
@@ -276,10 +279,6 @@ class _Writer:
         )
         return pieces.decode("utf-8", "replace") if done.tokens else done.text, measured
 
-    def _has_energy(self, contender: Contender) -> bool:
-        """Whether the energy between two texts is that of the text."""
-        return contender.program is None or self._baselines[contender.program].runner.is_resident
-
     def _engine_of(self, contender: Contender) -> Engine:
         """The engine that writes; for a baseline, the one that tokenizes its prompts."""
         return self._engine if contender.program is not None else self._engines[contender.model]
@@ -331,14 +330,16 @@ def text_of(engine: Engine, tokens: Sequence[int]) -> str | None:
     return None
 
 
-def divergences(engine: Engine, experiment: Experiment, results: BenchResults) -> list[Divergence]:
+def divergences(
+    engine: Engine, experiment: Experiment, results: BenchResults
+) -> list[FirstDifference]:
     """Where texts at temperature 0 differ from plain's, and the difference of the two logits.
 
     Of each contender, the first few texts of one turn.
     """
     prompts = {each.name: each for each in experiment.prompts if len(each.turns) == 1}
     writer = _Writer(engine, experiment, None)
-    found: list[Divergence] = []
+    found: list[FirstDifference] = []
     for contender in experiment.contenders:
         if contender.baseline is None or contender.temperature > 0:
             continue
@@ -359,5 +360,5 @@ def divergences(engine: Engine, experiment: Experiment, results: BenchResults) -
             engine.forget()
             row = next(scoring.logits(engine, before, [other.tokens[n_same]], whose="target"))[0]
             margin = abs(float(row[other.tokens[n_same]] - row[text.tokens[n_same]]))
-            found.append(Divergence(contender.name, text.prompt, n_same, margin))
+            found.append(FirstDifference(contender.name, text.prompt, n_same, margin))
     return found

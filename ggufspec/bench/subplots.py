@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ggufspec.bench import plot_data
 
@@ -37,9 +37,12 @@ def draw_lines(axes: Axes, lines: Sequence[plot_data.SpeedupLine]) -> None:
             # Shifted, so that intervals do not overlap.
             xs = [n + shift * (i - (len(lines) - 1) / 2) for n in line.lengths]
             ratios = [each.ratio for each in line.speedups]
+            # How far the intervals reach down and up; 0 without one.
+            below = [0.0 if each.low is None else each.ratio - each.low for each in line.speedups]
+            above = [0.0 if each.high is None else each.high - each.ratio for each in line.speedups]
             axes.errorbar(
                 *(xs, ratios),
-                yerr=_reaches(line.speedups),
+                yerr=[below, above],
                 color=colour,
                 marker=MARKERS[line.number],
                 elinewidth=0.8,
@@ -127,6 +130,8 @@ def draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> No
 
 def draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> None:
     """The share of drafts accepted up to each position."""
+    from matplotlib.ticker import PercentFormatter
+
     axes.set_title("Drafts accepted up to a position")
     labels = []
     n_seen: dict[int, int] = {}
@@ -145,7 +150,7 @@ def draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> No
     n_most = max(len(each.shares) for each in accepted)
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0.6, n_most + 0.4 + 0.04 * n_most)
-    axes.yaxis.set_major_formatter(_percent())
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0, symbol=" %"))
     _whole_ticks(axes)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("share of the drafts that long")
@@ -235,24 +240,10 @@ def _apart(axes: Axes, heights: Sequence[float]) -> list[float]:
     return places
 
 
-def _reaches(speedups: Sequence[Any]) -> list[list[float]]:
-    """How far the intervals reach down and up; 0 without an interval."""
-    return [
-        [each.ratio - each.low if each.low is not None else 0.0 for each in speedups],
-        [each.high - each.ratio if each.high is not None else 0.0 for each in speedups],
-    ]
-
-
 def _whole_ticks(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 4, 5, 10]))
-
-
-def _percent() -> Any:
-    from matplotlib.ticker import PercentFormatter
-
-    return PercentFormatter(1, decimals=0, symbol=" %")
 
 
 def _ms(seconds: float) -> str:

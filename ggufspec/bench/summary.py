@@ -112,13 +112,11 @@ def ratio_of(logs: Sequence[float]) -> Speedup | None:
     mean = fmean(logs)
     if len(logs) < _MIN_VALUES:
         return Speedup(math.exp(mean), None, None, len(logs))
-    reach = t_quantile(len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    n_free = len(logs) - 1
+    # The 97.5 % point of Student's t; above 30 degrees of freedom, approximated.
+    quantile = _T[n_free - 1] if n_free <= len(_T) else _T_MANY * (1 + 1.2 / n_free)
+    reach = quantile * stdev(logs) / math.sqrt(len(logs))
     return Speedup(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), len(logs))
-
-
-def t_quantile(n_free: int) -> float:
-    """The 97.5 % point of Student's t; above 30 degrees of freedom, approximated."""
-    return _T[n_free - 1] if n_free <= len(_T) else _T_MANY * (1 + 1.2 / n_free)
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -34,6 +34,7 @@ def overview(results: BenchResults) -> Table:
     ]
     cells = []
     for row in made:
+        joules = NONE if row.joules_per_token is None else f"{row.joules_per_token:.2f}"
         cells.append(
             [
                 row.contender.name,
@@ -46,7 +47,7 @@ def overview(results: BenchResults) -> Table:
                 interval(row.speedup),
                 acceptance_cell(row),
                 f"{row.mean_length:.2f}",
-                *([_joules(row)] if has_energy else []),
+                *([joules] if has_energy else []),
             ]
         )
     return Table("", columns, cells)
@@ -124,7 +125,3 @@ def to_csv(table: Table) -> str:
 
 def _at(row: Summary, i: int) -> str:
     return f"{row.by_position[i]:.0%}" if i < len(row.by_position) else ""
-
-
-def _joules(row: Summary) -> str:
-    return f"{row.joules_per_token:.2f}" if row.joules_per_token is not None else NONE

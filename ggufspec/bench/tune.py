@@ -210,15 +210,13 @@ def forget(target: Path | None = None, draft: Path | None = None) -> int:
 # When drafting pays off
 
 
-def expected_tokens(acceptance: float, n_draft: int) -> float:
-    """Expected tokens of a round, if each drafted token is accepted with this probability."""
-    return float(sum(acceptance**i for i in range(n_draft + 1)))
-
-
 def speedup(costs: CostModel, acceptance: float, n_draft: int) -> float:
-    """Speed-up over plain decoding with this draft length in each round."""
-    seconds = costs.curve[n_draft] + n_draft * costs.step
-    return expected_tokens(acceptance, n_draft) * costs.curve[0] / seconds
+    """Speed-up over plain decoding with this draft length in each round.
+
+    Each drafted token is accepted with the probability `acceptance`.
+    """
+    n_expected = sum(acceptance**i for i in range(n_draft + 1))  # tokens of a round
+    return n_expected * costs.curve[0] / (costs.curve[n_draft] + n_draft * costs.step)
 
 
 def best_length(costs: CostModel, acceptance: float) -> tuple[int, float]:

@@ -34,6 +34,7 @@ from ggufspec.cli.sampling_options import SAMPLING, to_generate
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import conditions
 from ggufspec.common import defaults
+from ggufspec.common.prompts import TEXTS, parse_prompts
 
 if TYPE_CHECKING:
     from ggufspec.audit import AuditReport
@@ -125,7 +126,6 @@ def _read_prompts(path: Path | None) -> list[str] | None:
     """The prompts of a file; None without a file. Raises PromptError."""
     if path is None:
         return None
-    from ggufspec.common.prompts import TEXTS, parse_prompts
 
     prompts = parse_prompts(read_prompt_file(path), str(path), TEXTS)
     return [prompt.turns[0] for prompt in prompts]

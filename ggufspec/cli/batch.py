@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
@@ -27,13 +28,14 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, text_options
+from ggufspec.cli.text_settings import check_needs_no_draft, checked, text_options
+from ggufspec.common.files import is_stream
+from ggufspec.common.prompts import Prompt, digest, parse_prompts
 
 if TYPE_CHECKING:
     from ggufspec.batch.process import StartWorker
     from ggufspec.batch.results import BatchResults
     from ggufspec.batch.run import BatchEvent, BatchPlan
-    from ggufspec.common.prompts import Prompt
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
@@ -134,6 +136,7 @@ def command(
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf -md small.gguf --resume
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf --num-processes 16 --cluster auto
     """
+    checked(settings)
     if chat is False and system is not None:
         raise click.UsageError("--system needs the chat template; leave --no-chat or --system out")
     if retry_failed and not resume:
@@ -147,7 +150,6 @@ def command(
     load_settings |= room_for(settings["n_draft"])
     from ggufspec.batch.run import BatchPlan
     from ggufspec.batch.settings import as_json
-    from ggufspec.common.prompts import parse_prompts
 
     if pair.draft is None:
         check_needs_no_draft(settings)
@@ -186,8 +188,6 @@ def _results(
     """Where the records go. Raises GgufspecError before anything is loaded."""
     from ggufspec.batch.results import FileResults, StreamResults
     from ggufspec.batch.settings import model_identity
-    from ggufspec.common.files import is_stream
-    from ggufspec.common.prompts import digest
 
     load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
     settings = {
@@ -234,9 +234,7 @@ def _write(
 
     n_before = len(results.records)
     if n_before:
-        click.echo(
-            f"ggufspec: {n_before:,} of {len(prompts):,} prompts are finished already", err=True
-        )
+        render.note(f"{n_before:,} of {len(prompts):,} prompts are finished already")
     with late_bars() as bars:
         shown = _Shown(bars, n_before, len(prompts), verbose=plan.verbose)
         batch = Batch(prompts, plan, results, shown.show, start)
@@ -263,12 +261,12 @@ def _end(
             f"{done.acceptance:.1%} of {done.n_drafted:,} drafted accepted, "
             f"{done.mean_length:.2f} tokens/round"
         )
-    click.echo(f"ggufspec: {'; '.join(parts)}", err=True)
+    render.note(f"{'; '.join(parts)}")
     for record in [each for each in results.records.values() if each["error"]][:3]:
-        click.echo(f"ggufspec: prompt {record['index'] + 1} failed: {record['error']}", err=True)
+        render.note(f"prompt {record['index'] + 1} failed: {record['error']}")
     if not is_finished:
         kept = "" if str(output) == "-" else "; the same command with --resume continues"
-        click.echo(f"ggufspec: interrupted{kept}", err=True)
+        render.note(f"interrupted{kept}")
         return INTERRUPTED
     return ERROR if done.n_failed else 0
 
@@ -310,10 +308,9 @@ class _Shown:
         """Print the speed of all processes together."""
         seconds = monotonic() - self._started
         if self._n_here:
-            click.echo(
-                f"ggufspec: generated {self._n_tokens:,} tokens for {self._n_here:,} prompts in "
-                f"{seconds:.1f} s: {self._n_tokens / seconds:.1f} tokens/s",
-                err=True,
+            render.note(
+                f"generated {self._n_tokens:,} tokens for {self._n_here:,} prompts in "
+                f"{seconds:.1f} s: {self._n_tokens / seconds:.1f} tokens/s"
             )
 
     def _count(self, record: dict[str, Any]) -> None:
@@ -336,7 +333,7 @@ class _Shown:
 
     def _say(self, text: str, *, only_if_verbose: bool = False) -> None:
         if self._verbose or not only_if_verbose:
-            click.echo(f"ggufspec: {text}", err=True)
+            render.note(text)
 
 
 @contextmanager

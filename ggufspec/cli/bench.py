@@ -17,9 +17,12 @@ from ggufspec.cli.files import check_writable, write_file
 from ggufspec.cli.lists import length, listed, name, temperature
 from ggufspec.cli.names import offline_option
 from ggufspec.cli.options import (
+    AT_LEAST_1,
+    COUNT,
     cache_dir_option,
     draft_option,
     load_options,
+    option,
     show_log,
     size_option,
     target_option,
@@ -29,6 +32,7 @@ from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
 from ggufspec.cli.sections import SectionedGroup
 from ggufspec.common import defaults
+from ggufspec.common.files import format_bytes
 from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
@@ -42,122 +46,107 @@ SAVE_SHARE = 0.05  # of the time, at most: with many texts a write takes seconds
 _PROGRESS_SECONDS = 10.0  # between two progress lines, if stderr is not a terminal
 
 
-_format_option = click.option(
-    "--format",
-    "form",
+_format_option = option(
+    "--format form",
+    "Format of the tables.",
     type=click.Choice(("table", "markdown", "csv")),
     default="table",
-    show_default=True,
-    help="Format of the tables.",
 )
 
 
 @click.group(cls=SectionedGroup, invoke_without_command=True)
-@click.option(
+@option(
     "--preset",
+    "A known experiment with its own models, prompts and table: see above.",
     type=click.Choice(PRESETS),
-    help="A known experiment with its own models, prompts and table: see above.",
 )
 @target_option(required=False)
 @draft_option()
 @size_option
 @cache_dir_option
-@click.option(
-    "--draft-n",
-    "lengths",
+@option(
+    "--draft-n lengths",
+    "Draft lengths: a list such as auto,3 or 1-8.  [default: auto]",
     metavar="LIST",
     callback=listed(length, "lengths such as auto,3 or 1-8 (at most 64)"),
-    help="Draft lengths: a list such as auto,3 or 1-8.  [default: auto]",
 )
-@click.option(
-    "--drafter",
-    "drafters",
+@option(
+    "--drafter drafters",
+    "Drafting strategies: auto, model, ngram.  [default: auto with --draft-n auto, else model]",
     metavar="LIST",
     callback=listed(name, "drafters"),
-    help="Drafting strategies: auto, model, ngram.  "
-    "[default: auto with --draft-n auto, else model]",
 )
-@click.option(
-    "--verify",
-    "rules",
+@option(
+    "--verify rules",
+    f"Verification rules: block, rejection, match.  [default: {defaults.VERIFY}]",
     metavar="LIST",
     callback=listed(name, "rules"),
-    help=f"Verification rules: block, rejection, match.  [default: {defaults.VERIFY}]",
 )
-@click.option(
-    "--temp",
-    "temperatures",
+@option(
+    "--temp temperatures",
+    f"Temperatures; 0 is greedy.  [default: {defaults.TEMPERATURE}]",
     metavar="LIST",
     callback=listed(temperature, "temperatures"),
-    help=f"Temperatures; 0 is greedy.  [default: {defaults.TEMPERATURE}]",
 )
-@click.option("-p", "--prompt", metavar="TEXT", help="A single prompt.")
-@click.option(
-    "--prompts",
-    "prompt_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Prompts: JSON lines with question_id, category, turns (Spec-Bench, MT-bench) or prompt, "
+@option("-p --prompt", "A single prompt.", metavar="TEXT")
+@option(
+    "--prompts prompt_file",
+    "Prompts: JSON lines with question_id, category, turns (Spec-Bench, MT-bench) or prompt, "
     "or plain text.  [default: built-in prompts]",
+    type=click.Path(path_type=Path, dir_okay=False),
 )
-@click.option(
-    "--n-prompts",
-    type=click.IntRange(min=1),
-    help="Use at most this many prompts, spread over the categories.",
+@option(
+    "--n-prompts", "Use at most this many prompts, spread over the categories.", type=AT_LEAST_1
 )
-@click.option(
+@option(
     "--chat/--no-chat",
+    "Use the target's chat template, or not.  [default: for prompts with a category]",
     default=None,
-    help="Use the target's chat template, or not.  [default: for prompts with a category]",
 )
-@click.option(
-    "-n", "--n-predict", "n_tokens", type=click.IntRange(min=1), help="Tokens to generate for "
-    "each prompt.  [default: 128]",
-)  # fmt: skip
-@click.option(
+@option(
+    "-n --n-predict n_tokens",
+    "Tokens to generate for each prompt.  [default: 128]",
+    type=AT_LEAST_1,
+)
+@option(
     "--ignore-eos/--eos",
+    "Continue after the end-of-text token.  [default: ignore-eos]",
     default=None,
-    help="Continue after the end-of-text token.  [default: ignore-eos]",
 )
-@click.option(
-    "--runs", "n_runs", type=click.IntRange(1, 10_000), help="Times that each contender "
-    "continues each prompt.  [default: 3]",
-)  # fmt: skip
-@click.option(
-    "--warm-up",
-    "n_warm_up",
-    type=click.IntRange(min=0),
-    help="Tokens that each contender generates before the measurement.  [default: 32]",
+@option(
+    "--runs n_runs",
+    "Times that each contender continues each prompt.  [default: 3]",
+    type=click.IntRange(1, 10_000),
 )
-@click.option(
-    "-s", "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed."
+@option(
+    "--warm-up n_warm_up",
+    "Tokens that each contender generates before the measurement.  [default: 32]",
+    type=COUNT,
 )
+@option("-s --seed", "Seed.", type=COUNT, default=0)
 @_format_option
-@click.option(
-    "--json",
-    "json_path",
+@option(
+    "--json json_path",
+    "Write all raw data into this file, after each text.",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write all raw data into this file, after each text.",
 )
-@click.option(
-    "--resume", is_flag=True, help="Continue an interrupted benchmark from its --json file."
-)
-@click.option(
+@option("--resume", "Continue an interrupted benchmark from its --json file.", is_flag=True)
+@option(
     "--against",
-    type=click.Choice(["llama.cpp"]),
-    help="Measure other programs in alternation: llama-speculative-simple, llama-server with and "
+    "Measure other programs in alternation: llama-speculative-simple, llama-server with and "
     "without the draft, llama-cpp-python with and without prompt lookup.",
+    type=click.Choice(["llama.cpp"]),
 )
-@click.option(
+@option(
     "--llama-bin",
+    "Folder of llama.cpp's programs.  [default: that of llama-server on PATH]",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of llama.cpp's programs.  [default: that of llama-server on PATH]",
 )
-@click.option(
-    "--plot",
-    "plot_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Draw a plot into this .png or .svg file: speed-up and cost by draft length, acceptance "
+@option(
+    "--plot plot_path",
+    "Draw a plot into this .png or .svg file: speed-up and cost by draft length, acceptance "
     "by position, one text over time. Needs ggufspec[plot].",
+    type=click.Path(path_type=Path, dir_okay=False),
 )
 @sampling_options_beside_temperature
 @load_options
@@ -227,7 +216,7 @@ def command(
         _print(preset, title, results, form)
         if plot_path is not None:
             plot.draw(results, plot_path)
-            click.echo(f"ggufspec: wrote {plot_path}", err=True)
+            render.note(f"wrote {plot_path}")
     if failure is not None:
         raise failure
     return INTERRUPTED if results.interrupted else 0
@@ -295,7 +284,9 @@ def _perform(
         return
     with ExitStack() as stack:
         engine = stack.enter_context(load_with_bars(job.target, job.draft, dict(job.load)))
-        baselines = stack.enter_context(bench_jobs.opened_baselines(job, engine, llama_bin, _warn))
+        baselines = stack.enter_context(
+            bench_jobs.opened_baselines(job, engine, llama_bin, render.note)
+        )
         job = bench_jobs.with_baselines(job, baselines)
         shown = _Progress(stack.enter_context(late_bars()))
         due = monotonic() + SAVE_SECONDS
@@ -307,11 +298,9 @@ def _perform(
                 now = monotonic()
                 due = now + max(SAVE_SECONDS, (now - started) / SAVE_SHARE)
 
-        perform(job, engine, results, shown.update, baselines=baselines, warn=_warn, on_text=save)
-
-
-def _warn(message: str) -> None:
-    click.echo(f"ggufspec: {message}", err=True)
+        perform(
+            job, engine, results, shown.update, baselines=baselines, warn=render.note, on_text=save
+        )
 
 
 class _Progress:
@@ -357,8 +346,6 @@ def _print(preset: str | None, title: str, results: BenchResults, form: str) -> 
 
 def _circumstances(results: BenchResults) -> str:
     """One line on the machine and versions."""
-    from ggufspec.common.files import format_bytes
-
     machine = results.machine
     gpus = ", ".join(map(str, machine.get("gpus", ()))) or "no GPU"
     peak = results.memory.get("peak_rss_bytes")

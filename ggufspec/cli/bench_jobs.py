@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import render
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import find_models
 from ggufspec.cli.names import stand_in as padded
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
+from ggufspec.common.files import format_bytes
+from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
 from ggufspec.errors import GgufspecError, PromptError
 
 if TYPE_CHECKING:
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from ggufspec.bench.run import Experiment
     from ggufspec.bench.suite import PairBenchmark
     from ggufspec.bench.tables import Table
-    from ggufspec.common.prompts import Prompt
     from ggufspec.engine.engine import Engine
 
 _N_TOKENS = 128
@@ -174,6 +176,8 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
 
     given = options.of_experiment()
     contenders = _contenders(options)
+    # By default, all texts have the same length, except with a grammar, which ends them.
+    has_grammar = any(contenders[0].options.get(name) for name in ("grammar", "json_schema"))
     experiment = Experiment(
         contenders=contenders,
         **{
@@ -181,7 +185,7 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
             "prompts": given["prompts"] or own_prompts(),
             "n_runs": given["n_runs"] or _N_RUNS,
             "n_tokens": given["n_tokens"] or _N_TOKENS,
-            "ignore_eos": _ignores_eos(options.ignore_eos, contenders[0]),
+            "ignore_eos": not has_grammar if options.ignore_eos is None else options.ignore_eos,
         },
     )
     paths: tuple[Path, Path | None]
@@ -237,12 +241,6 @@ def _check_needs_no_draft(options: BenchOptions) -> None:
         )
 
 
-def _ignores_eos(given: bool | None, contender: Contender) -> bool:
-    """Whether to ignore the end; by default yes, except with a grammar, which needs the end."""
-    has_grammar = any(contender.options.get(name) for name in ("grammar", "json_schema"))
-    return not has_grammar if given is None else given
-
-
 # A preset ----------------------------------------------------------------------------------------
 
 
@@ -295,7 +293,6 @@ def _located(pair: PresetPair) -> tuple[Path, Path] | None:
 
 def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
     """Print which models are missing, and how large they are."""
-    from ggufspec.common.files import format_bytes
     from ggufspec.models.pull import locate
     from ggufspec.models.registry import load_registry
     from ggufspec.models.shape import estimated_shape
@@ -310,10 +307,9 @@ def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
         if size is None and entry.shape is not None:
             size, about = estimated_shape(entry).n_bytes, "about "
         shown = f" ({about}{format_bytes(size)})" if size else ""
-        click.echo(
-            f"ggufspec: {chosen.name} uses {name}{shown}, which is not on this machine; download "
-            f"it with `ggufspec models pull {name}`",
-            err=True,
+        render.note(
+            f"{chosen.name} uses {name}{shown}, which is not on this machine; download "
+            f"it with `ggufspec models pull {name}`"
         )
 
 
@@ -344,7 +340,6 @@ def _prompts(options: BenchOptions) -> list[Prompt] | None:
     """The given prompts; None: the preset's, or our own."""
     from ggufspec.bench.presets import preset
     from ggufspec.bench.prompts import own_prompts, spread
-    from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
 
     file = options.prompt_file
     if options.prompt is not None:

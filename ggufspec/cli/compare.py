@@ -6,6 +6,7 @@ import math
 import secrets
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ from ggufspec.common import defaults
 if TYPE_CHECKING:
     from ggufspec.bench.race import Lane, Race
     from ggufspec.engine.engine import Engine
+    from ggufspec.engine.options import CheckedOptions
 
 _COUNT_EVERY = 0.1  # seconds
 _WIDEST = 98  # characters of a line of prose
@@ -119,22 +121,23 @@ def command(
     show_log(verbose)
     if pair.target is None:
         usual = {name: value for name, value in _EMBEDDED.items() if not was_given(name)}
-        settings = checked(**{**settings, **usual, "ignore_eos": True})
+        settings |= {**usual, "ignore_eos": True}
     if settings["seed"] is None:
         settings["seed"] = secrets.randbits(32)
+    options = checked(settings)
     text = _PROMPT
     if pair.target is not None or asked["prompt"] is not None or asked["prompt_file"] is not None:
         text = read_prompt(asked["prompt"], asked["prompt_file"])
     paths = pair.find()
     load_settings |= room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
-        race = _run(engine, text, prompt_of(engine, text, asked), settings)
+        race = _run(engine, text, prompt_of(engine, text, asked), options)
 
     if record is not None:
         from ggufspec.bench.recording import recording
 
         write_file(record, recording(race, record, speed or 1.0))
-        click.echo(f"ggufspec: the race is in {record}", err=True)
+        render.note(f"the race is in {record}")
     if as_json:
         render.echo_json({**_document(race), **conditions(paths, settings, load_settings)})
         return 0
@@ -164,27 +167,27 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
             raise click.UsageError("--drafter model needs a draft model: name one with --draft")
 
 
-def _run(engine: Engine, text: str, prompt: str | list[int], settings: dict[str, Any]) -> Race:
+def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOptions) -> Race:
     """Run both, each after a warm-up. Raises KeyboardInterrupt."""
     from ggufspec.bench.race import PLAIN, SPECULATIVE, Race
 
-    contenders = {PLAIN: {**settings, "drafter": "none"}, SPECULATIVE: settings}
+    contenders = {PLAIN: replace(options, drafter="none"), SPECULATIVE: options}
     click.echo(
         "Plain decoding runs first, then speculative decoding, so that they do not compete for "
         "cores.\nAfterwards both are replayed with their measured timings.",
         err=True,
     )
     for name, own in contenders.items():
-        n_tokens = min(WARM_UP_TOKENS, settings["max_tokens"])
-        _run_lane(engine, prompt, {**own, "max_tokens": n_tokens}, name, f"{name}, warming up")
+        warm_up = replace(own, max_tokens=min(WARM_UP_TOKENS, own.max_tokens or WARM_UP_TOKENS))
+        _run_lane(engine, prompt, warm_up, name, f"{name}, warming up")
     plain, speculative = (
         _run_lane(engine, prompt, own, name, name) for name, own in contenders.items()
     )
-    return Race(text, plain, speculative, settings["temperature"])
+    return Race(text, plain, speculative, options.sampling.temperature)
 
 
 def _run_lane(
-    engine: Engine, prompt: str | list[int], settings: dict[str, Any], name: str, label: str
+    engine: Engine, prompt: str | list[int], options: CheckedOptions, name: str, label: str
 ) -> Lane:
     """Run one of them; its pieces have the time when they came."""
     from ggufspec.bench.race import Lane, TimedText
@@ -194,7 +197,7 @@ def _run_lane(
     # No progress bar: its thread would take time from the generation.
     counts = render.is_terminal(sys.stderr)
     with late_bars() as bars:
-        stream = engine.stream(prompt, progress=bars.prompt, **settings)
+        stream = engine.begin(prompt, options, progress=bars.prompt)
         start = perf_counter()
         try:
             for chunk in stream:
@@ -204,7 +207,7 @@ def _run_lane(
                 n_tokens += len(chunk.tokens)
                 if counts and at - shown_at >= _COUNT_EVERY:
                     shown_at = at
-                    _overwrite(f"{label}: {n_tokens} of {settings['max_tokens']} tokens")
+                    _overwrite(f"{label}: {n_tokens} of {options.max_tokens} tokens")
         finally:
             if counts:
                 _overwrite("")

@@ -29,6 +29,7 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.run import Run, generate
 from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli.text_settings import checked
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
@@ -175,8 +176,8 @@ class _Demo:
         for mode, drafter in _DRAFTERS.items():
             if writer is not None:
                 writer.heading(f"{mode}{label}: ", prompt)
-            settings = {**self._settings, **changed, "drafter": drafter}
-            runs.append(generate(self._engine, prompt, settings, writer))
+            options = checked({**self._settings, **changed, "drafter": drafter})
+            runs.append(generate(self._engine, prompt, options, writer))
             if writer is not None:
                 click.echo(f"[{render.stats_line(runs[-1].completion.stats)}]\n", err=True)
             if runs[-1].interrupted:

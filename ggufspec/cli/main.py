@@ -9,6 +9,7 @@ import sys
 import click
 
 from ggufspec import __version__
+from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED, USAGE
 from ggufspec.errors import GgufspecError, OptionError
 
@@ -67,7 +68,9 @@ def main() -> None:
 
 def run() -> int:
     """Run the command line; its exit code, see `exits`."""
-    _open_closed_streams()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # the caller closed it (`<&-`, `>&-`)
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     try:
         result = cli.main(prog_name="ggufspec", standalone_mode=False)
         sys.stdout.flush()
@@ -76,31 +79,20 @@ def run() -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _complain("interrupted")
+        render.note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of the output has ended (`ggufspec run ... | head`).
         return ERROR
     except OptionError as error:
-        _complain(str(error))
+        render.note(str(error))
         return USAGE
     except GgufspecError as error:
-        _complain(str(error))
+        render.note(str(error))
         return ERROR
     except OSError as error:
-        _complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        render.note(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return ERROR
     except MemoryError:
-        _complain("out of memory: use smaller models or a smaller context (-c)")
+        render.note("out of memory: use smaller models or a smaller context (-c)")
         return ERROR
-
-
-def _open_closed_streams() -> None:
-    """Replace streams that the caller closed (`<&-`, `>&-`), which are None in Python."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-
-
-def _complain(message: str) -> None:
-    click.echo(f"ggufspec: {message}", err=True)

@@ -13,6 +13,7 @@ import click
 
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
+from ggufspec.cli.options import json_option, option
 from ggufspec.cli.progress import late_bars
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
@@ -20,10 +21,6 @@ from ggufspec.errors import DownloadError, ModelError
 if TYPE_CHECKING:
     from ggufspec.models.header import Header
     from ggufspec.models.registry import ModelEntry, ModelPair, Registry
-
-_json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print one JSON document instead."
-)
 
 
 @click.group(name="models")
@@ -43,7 +40,7 @@ def command() -> None:
 
 
 @command.command(name="list")
-@_json_option
+@json_option
 def list_models(as_json: bool) -> None:
     """List the registered models.
 
@@ -82,7 +79,7 @@ def list_models(as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@_json_option
+@json_option
 def show(name: str, as_json: bool) -> None:
     """Show registry entry, pairs and file header of a model."""
     from ggufspec.models import names, pull
@@ -148,7 +145,7 @@ def path(name: str) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@_json_option
+@json_option
 def check(names: tuple[str, ...], as_json: bool) -> int:
     """Compare registry entries (default: all) with the hub. Downloads no model.
 
@@ -218,17 +215,15 @@ def verify(name: str) -> int:
             is_damaged = is_damaged or wanted not in (None, digest)
             click.echo(f"{digest}  {path.name}: {verdict}")
     if is_damaged:
-        click.echo(
-            f"ggufspec: to download it again: `ggufspec models rm {name}`, then `ggufspec models "
-            f"pull {name}`",
-            err=True,
+        render.note(
+            f"to download it again: `ggufspec models rm {name}`, then `ggufspec models pull {name}`"
         )
     return DIFFERENCE if is_damaged else 0
 
 
 @command.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@option("--yes", "Do not ask for confirmation.", is_flag=True)
 def rm(name: str, yes: bool) -> None:
     """Remove a model from the Hugging Face cache."""
     from ggufspec.models import local

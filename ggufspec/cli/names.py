@@ -7,8 +7,10 @@ from pathlib import Path
 
 import click
 
+from ggufspec.cli import render
 from ggufspec.cli.progress import late_bars
 from ggufspec.common import defaults
+from ggufspec.common.files import default_cache_dir
 
 AUTO_DRAFT = "auto"
 _EMBEDDED_PARAMS = 7.2  # millions
@@ -60,13 +62,12 @@ def proposed_draft(target: str) -> str:
     from ggufspec.models.pull import propose_draft
 
     proposal = propose_draft(target)
-    click.echo(f"ggufspec: drafting with {proposal.name}: {proposal.why}", err=True)
+    render.note(f"drafting with {proposal.name}: {proposal.why}")
     return proposal.name
 
 
 def stand_in(size: str, cache_dir: Path | None) -> Path:
     """The padded target, written first if it is not there yet."""
-    from ggufspec.common.files import default_cache_dir
     from ggufspec.standin import padded
 
     n_params, folder = padded.parse_size(size), cache_dir or default_cache_dir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import reduce, wraps
 from pathlib import Path
@@ -340,8 +339,6 @@ explaining_option = option(
 def show_log(verbose: bool) -> None:
     """Let llama.cpp's log through to stderr."""
     if verbose:
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger = logging.getLogger("ggufspec")
-        logger.addHandler(handler)
-        logger.setLevel(logging.DEBUG)
+        from ggufspec.llama import log
+
+        log.show_log()

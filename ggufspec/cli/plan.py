@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,12 +15,15 @@ from ggufspec.cli.options import (
     a_share,
     context_option,
     draft_n_option_of,
+    json_option,
+    option,
     rpc_option,
     type_k_option,
     type_v_option,
 )
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
+from ggufspec.common.files import format_bytes
 
 if TYPE_CHECKING:
     from ggufspec.models.shape import ModelShape
@@ -64,53 +67,51 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 
 
 @click.command(name="plan", cls=SectionedCommand)
-@click.option("-m", "--target", metavar="MODEL", required=True, help="Target: a file or a name.")
-@click.option(
-    "-md",
-    "--draft",
+@option("-m --target", "Target: a file or a name.", metavar="MODEL", required=True)
+@option(
+    "-md --draft",
+    "Draft, likewise; auto: one that fits the target.  [default: none]",
     metavar="MODEL",
-    help="Draft, likewise; auto: one that fits the target.  [default: none]",
 )
-@click.option(
+@option(
     "--vram",
+    "Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
+    "0: no GPU.  [default: free memory of this machine]",
     metavar="SIZE,...",
     callback=_sizes,
-    help="Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
-    "0: no GPU.  [default: free memory of this machine]",
 )
-@click.option(
+@option(
     "--ram",
+    "Main memory.  [default: free memory of this machine; with --vram, unlimited]",
     metavar="SIZE",
     callback=_optional_size,
-    help="Main memory.  [default: free memory of this machine; with --vram, unlimited]",
 )
-@click.option(
+@option(
     "--gpu-bandwidth",
+    "Nominal bytes/s of the GPUs, such as 1008GB.  [default: by name]",
     metavar="SIZE",
     callback=_bandwidth,
-    help="Nominal bytes/s of the GPUs, such as 1008GB.  [default: by name]",
 )
-@click.option(
+@option(
     "--ram-bandwidth",
+    "Effective bytes/s of main memory, such as 45GB.  [default: as measured here with other "
+    "models, or 40GB]",
     metavar="SIZE",
     callback=_bandwidth,
-    help="Effective bytes/s of main memory, such as 45GB.  [default: as measured here with other "
-    "models, or 40GB]",
 )
-@click.option(
+@option(
     "--acceptance",
+    "Acceptance rate of a drafted token, if those before it were accepted.",
     type=click.FloatRange(0, 1),
     callback=a_share,
     default=defaults.ACCEPTANCE,
-    show_default=True,
-    help="Acceptance rate of a drafted token, if those before it were accepted.",
 )
 @draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
 @context_option
 @type_k_option
 @type_v_option
 @rpc_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
+@json_option
 def command(
     target: str,
     draft: str | None,
@@ -195,8 +196,6 @@ def _print(
     acceptance: float,
     rpc: tuple[str, ...],
 ) -> None:
-    from ggufspec.common.files import format_bytes
-
     for whose, shape in (("target", target), ("draft", draft)):
         if shape:
             about = "" if shape.is_exact else "about "
@@ -254,8 +253,6 @@ def _document(
     machine: Machine,
     acceptance: float,
 ) -> dict[str, Any]:
-    from dataclasses import asdict
-
     shapes = {
         whose: shape and {"name": shape.name, "n_layers": shape.n_layers, "n_bytes": shape.n_bytes}
         for whose, shape in (("target", target), ("draft", draft))

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import click
+from ggufspec.cli import render
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -83,7 +83,7 @@ def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, An
             **load_settings,
         )
     if engine.placement:
-        click.echo(f"ggufspec: {engine.placement}", err=True)
+        render.note(engine.placement)
     return engine
 
 

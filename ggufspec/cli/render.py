@@ -36,6 +36,11 @@ def is_terminal(stream: IO[str]) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
+def note(message: str) -> None:
+    """Print a message of the command itself on stderr."""
+    click.echo(f"ggufspec: {message}", err=True)
+
+
 class TextWriter:
     """Writes chunks to stdout as they come; accepted draft tokens are green if colour is on."""
 

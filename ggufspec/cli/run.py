@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,14 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, conditions, text_options
+from ggufspec.cli.text_settings import check_needs_no_draft, checked, conditions, text_options
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
     from ggufspec.decoding.types import Round
     from ggufspec.engine.engine import Engine
     from ggufspec.engine.generation import Completion
+    from ggufspec.engine.options import CheckedOptions
 
 
 @click.command(name="run", cls=SectionedCommand)
@@ -66,6 +67,7 @@ def command(
       ggufspec run --target large.gguf --draft small.gguf --chat -p "Who was Napoleon?"
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
+    options = checked(settings)
     text = read_prompt(asked["prompt"], asked["prompt_file"])
     show_log(verbose)
     if pair.draft is None:
@@ -74,11 +76,12 @@ def command(
     load_settings |= room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
         prompt = prompt_of(engine, text, asked)
-        plain = generate(engine, prompt, {**settings, "drafter": "none"}, None) if compare else None
+        without = replace(options, drafter="none")
+        plain = generate(engine, prompt, without, None) if compare else None
         if plain is not None and plain.interrupted:
             raise KeyboardInterrupt
         writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
-        run = generate(engine, prompt, settings, writer)
+        run = generate(engine, prompt, options, writer)
         if run.interrupted and not run.completion.tokens:
             raise KeyboardInterrupt  # during prompt processing: there is no text to report on
     stats = run.completion.stats
@@ -95,7 +98,7 @@ def command(
             click.echo(render.details_text(stats), err=True)
         click.echo(render.stats_line(stats, speedup), err=True)
         if run.completion.advice:
-            click.echo(f"ggufspec: {run.completion.advice}", err=True)
+            render.note(run.completion.advice)
     return INTERRUPTED if run.interrupted else 0
 
 
@@ -122,13 +125,13 @@ class Run:
 def generate(
     engine: Engine,
     prompt: str | list[int],
-    settings: dict[str, Any],
+    options: CheckedOptions,
     writer: render.TextWriter | None,
 ) -> Run:
     """Generate, writing the text as it comes. Ctrl-C ends it with what there is so far."""
     interrupted = False
     with late_bars() as bars:
-        stream = engine.stream(prompt, progress=bars.prompt, **settings)
+        stream = engine.begin(prompt, options, progress=bars.prompt)
         try:
             for chunk in stream:
                 bars.close()

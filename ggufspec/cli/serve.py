@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import (
@@ -24,7 +25,7 @@ from ggufspec.cli.options import (
 )
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, drafting_options
+from ggufspec.cli.text_settings import check_needs_no_draft, checked, drafting_options
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
@@ -127,6 +128,7 @@ def command(
         raise click.BadParameter(
             "the key is empty; leave the option out to require none", param_hint="--api-key"
         )
+    checked(settings)
     if pair.draft is not None and pair.target is None:
         raise click.UsageError("--draft needs --target: the embedded pair has its own draft")
     if pair.target is not None and pair.draft is None:
@@ -163,8 +165,10 @@ def command(
                 log_requests=verbose,
             )
             if host not in _LOOPBACK and api_key is None:
-                _talk(f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY")
-            _talk(f"serving {service.options.alias}; press Ctrl-C to stop")
+                render.note(
+                    f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY"
+                )
+            render.note(f"serving {service.options.alias}; press Ctrl-C to stop")
             server.run(sockets=[listening])
             service.worker.join()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0
@@ -178,7 +182,3 @@ def _show_own_log(verbose: bool) -> None:
         logger = logging.getLogger(name)
         logger.addHandler(handler)
         logger.propagate = False
-
-
-def _talk(message: str) -> None:
-    click.echo(f"ggufspec: {message}", err=True)

@@ -7,28 +7,29 @@ from time import monotonic
 
 import click
 
-from ggufspec.cli.options import a_share
+from ggufspec.cli import render
+from ggufspec.cli.options import a_share, option
 from ggufspec.cli.progress import late_bars
+from ggufspec.common.files import format_bytes
 
 
 @click.command(name="standin")
-@click.option(
+@option(
     "--like",
+    "The model to imitate: a registered name, user/repo:QUANT of a registered repository, "
+    "registered dimensions with a quantization such as llama-2-13b:Q5_K_M, or a GGUF file.",
     required=True,
     metavar="NAME",
-    help="The model to imitate: a registered name, user/repo:QUANT of a registered repository, "
-    "registered dimensions with a quantization such as llama-2-13b:Q5_K_M, or a GGUF file.",
 )
-@click.option(
+@option(
     "--agreement",
+    "For a draft: acceptance rate of a drafted token, if those before it were accepted.",
     metavar="X",
     type=click.FloatRange(0, 1),
     callback=a_share,
     default=1.0,
-    show_default=True,
-    help="For a draft: acceptance rate of a drafted token, if those before it were accepted.",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace an existing file.")
+@option("-f --force", "Replace an existing file.", is_flag=True)
 @click.argument("path", metavar="OUT", type=click.Path(path_type=Path))
 def command(like: str, agreement: float, force: bool, path: Path) -> None:
     """Write a file with the size and speed of a model, to measure before a download.
@@ -44,7 +45,6 @@ def command(like: str, agreement: float, force: bool, path: Path) -> None:
       ggufspec run --target target.gguf --draft draft.gguf --compare -p "Once"
     """
     from ggufspec import standin
-    from ggufspec.common.files import format_bytes
 
     standin.check_path(path, force=force, like=like)
     made = standin.plan(like, agreement)
@@ -58,9 +58,8 @@ def command(like: str, agreement: float, force: bool, path: Path) -> None:
         )
     seconds = max(monotonic() - started, 1e-3)
     role = "--target" if agreement == 1 else "--target TARGET --draft"
-    click.echo(
-        f"ggufspec: wrote {format_bytes(made.n_bytes)} in {seconds:.1f} s "
+    render.note(
+        f"wrote {format_bytes(made.n_bytes)} in {seconds:.1f} s "
         f"({made.n_bytes / seconds / 1e6:.0f} MB/s); try it with "
-        f'`ggufspec run {role} {path} -p "Once"`',
-        err=True,
+        f'`ggufspec run {role} {path} -p "Once"`'
     )

@@ -1,16 +1,19 @@
-"""The settings of `generate` from a command's options, checked before any model is read."""
+"""The settings of a text from a command's options, and their checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ggufspec.cli import render
 from ggufspec.cli.options import DRAFTING, Command, Option, gathered, ignore_eos_option, stop_option
 from ggufspec.cli.sampling_options import SAMPLING, to_generate, to_json
+
+if TYPE_CHECKING:
+    from ggufspec.engine.options import CheckedOptions
 
 _OF_DRAFT_MODELS = {
     "draft_temperature": "--draft-temp",
@@ -22,7 +25,7 @@ _OF_DRAFTS = {"n_draft": "--draft-n", "verify": "--verify"}  # of n-gram lookup 
 
 def drafting_options() -> Callable[[Command], Command]:
     """How to draft and verify, as the command's argument `settings`."""
-    return gathered("settings", *DRAFTING, make=checked)
+    return gathered("settings", *DRAFTING)
 
 
 def text_options(*others: Option) -> Callable[[Command], Command]:
@@ -34,16 +37,15 @@ def text_options(*others: Option) -> Callable[[Command], Command]:
         ignore_eos_option,
         *SAMPLING,
         *others,
-        make=lambda **given: checked(**to_generate(given)),
+        make=lambda **given: to_generate(given),
     )
 
 
-def checked(**settings: Any) -> dict[str, Any]:
-    """The same settings. Raises OptionError or UsageError if `generate` would not take them."""
+def checked(settings: dict[str, Any]) -> CheckedOptions:
+    """The same settings for `Engine.begin`. Raises OptionError."""
     from ggufspec.engine.options import CheckedOptions
 
-    CheckedOptions.of(settings)  # type: ignore[arg-type]
-    return settings
+    return CheckedOptions.of(settings)  # type: ignore[arg-type]
 
 
 def drafter_without_model(settings: dict[str, Any]) -> str:

@@ -13,7 +13,9 @@ from ggufspec.cli import render
 from ggufspec.cli.names import find_model, find_models, offline_option
 from ggufspec.cli.options import (
     draft_option,
+    json_option,
     load_options,
+    option,
     show_log,
     target_option,
     verbose_option,
@@ -39,36 +41,30 @@ _SETTINGS = {
 @target_option(required=False)
 @draft_option("none: only the target is measured")
 @offline_option
-@click.option(
-    "--max-n",
-    "n_most",
+@option(
+    "--max-n n_most",
+    "The largest draft length to measure; its pass has one token more.",
     type=click.IntRange(1, defaults.N_DRAFT_LIMIT),
     default=defaults.TUNE_N_MOST,
-    show_default=True,
-    help="The largest draft length to measure; its pass has one token more.",
 )
-@click.option(
+@option(
     "--depth",
+    "Tokens in the cache before each pass.",
     type=click.IntRange(min=0),
     default=defaults.TUNE_DEPTH,
-    show_default=True,
-    help="Tokens in the cache before each pass.",
 )
-@click.option(
-    "--runs",
-    "n_runs",
+@option(
+    "--runs n_runs",
+    "Measurements of each kind, at least; their median is used.",
     type=click.IntRange(1, 1000),
     default=defaults.TUNE_RUNS,
-    show_default=True,
-    help="Measurements of each kind, at least; their median is used.",
 )
 @load_options
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead.")
-@click.option(
-    "--forget",
-    "forgets",
+@json_option
+@option(
+    "--forget forgets",
+    "Delete the stored results of the given files, or of all, instead of measuring.",
     is_flag=True,
-    help="Delete the stored results of the given files, or of all, instead of measuring.",
 )
 @verbose_option
 def command(
@@ -140,10 +136,9 @@ def command(
     else:
         _print_report(tuned)
     if not is_kept:
-        click.echo(
-            "ggufspec: the result could not be stored: the cache folder cannot be written. Name "
-            "another one in the environment variable GGUFSPEC_CACHE.",
-            err=True,
+        render.note(
+            "the result could not be stored: the cache folder cannot be written. Name "
+            "another one in the environment variable GGUFSPEC_CACHE."
         )
 
 

@@ -9,31 +9,19 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
+from ggufspec.common.progress import Progress
 from ggufspec.errors import CacheError
 
 if sys.platform != "win32":
     import fcntl
 
-__all__ = [
-    "CACHE_VARIABLE",
-    "USER_FOLDER",
-    "Progress",
-    "check_writable",
-    "default_cache_dir",
-    "format_bytes",
-    "free_bytes",
-    "is_stream",
-    "write_all",
-    "write_whole",
-]
 
 CACHE_VARIABLE = "GGUFSPEC_CACHE"
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _SUFFIX = ".ggufspec-tmp"
 

@@ -87,6 +87,7 @@ def summarize(
     draft = sum(round_.draft_seconds for round_ in rounds)
     target = sum(round_.target_seconds / round_.n_sharers for round_ in rounds)
     verify = sum(round_.verify_seconds for round_ in rounds)
+    expected = [round_.expected for round_ in rounds if round_.expected is not None]
     n_positions = max((round_.n_drafted for round_ in rounds), default=0)
     return Stats(
         n_prompt=n_prompt,
@@ -95,7 +96,7 @@ def summarize(
         n_rounds=len(rounds),
         n_drafted=sum(round_.n_drafted for round_ in rounds),
         n_accepted=sum(round_.n_accepted for round_ in rounds),
-        n_expected=sum(expected) if (expected := _known(rounds)) else None,
+        n_expected=sum(expected) if expected else None,
         n_rounds_without_draft=sum(not round_.n_drafted for round_ in rounds),
         drafted_by_position=_reach((round_.n_drafted for round_ in rounds), n_positions),
         accepted_by_position=_reach((round_.n_accepted for round_ in rounds), n_positions),
@@ -109,10 +110,6 @@ def summarize(
         ),
         notes=notes or {},
     )
-
-
-def _known(rounds: Iterable[Round]) -> list[float]:
-    return [round_.expected for round_ in rounds if round_.expected is not None]
 
 
 def _reach(lengths: Iterable[int], n_positions: int) -> tuple[int, ...]:

@@ -1,8 +1,4 @@
-"""The seconds that target passes and draft steps take on this machine, learned from measurements.
-
-The cost of a pass is a staircase over its number of tokens: four may cost less than three, eight
-little more than five, and each device has its own stairs.
-"""
+"""The seconds that target passes and draft steps take on this machine, as measured so far."""
 
 from __future__ import annotations
 

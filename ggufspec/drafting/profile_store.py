@@ -1,8 +1,4 @@
-"""Stores measurements between processes: a folder of small JSON files.
-
-Each file contains the facts that its content depends on, and is named by their hash. Files that
-cannot be read or written are ignored.
-"""
+"""Stores measurements between processes: a folder of small JSON files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Chooses the temperature at which a draft is drawn: the one with which most tokens are accepted.
-
-Verification is lossless for every draft temperature, as long as the distribution that is verified
-is the one drawn from. After each pass of the target both models' distributions are known, and with
-them how many tokens would have been accepted at another temperature; that costs no model pass.
-"""
+"""Chooses the temperature at which a draft is drawn, for the most accepted tokens."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting.pair_profile import PairProfile
-from ggufspec.engine.options import PromptProgress
 from ggufspec.llama.timing import measured
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
 
 
-def calibrate(engine: Engine, progress: PromptProgress | None = None) -> None:
+def calibrate(engine: Engine, progress: NamedProgress | None = None) -> None:
     """Measure the pair, unless its profile is already settled; seeds then repeat their texts.
 
     `progress` is called with ("costs", done, total). Raises DecodeError, ClosedError.

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from typing_extensions import Unpack
 
 from ggufspec.common import validate
+from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
 from ggufspec.engine.generation import Completion, Generation
@@ -74,9 +75,20 @@ class Engine:
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt, chunk by chunk. Options and errors: see generate."""
+        return self.begin(prompt, CheckedOptions.of(options))
+
+    def begin(
+        self,
+        prompt: str | Sequence[int],
+        options: CheckedOptions,
+        *,
+        seed: int | None = None,
+        progress: NamedProgress | None = None,
+    ) -> Stream:
+        """As `stream`; `seed` and `progress` replace those of the options."""
         self.lock.check()
         tokens = self.tokenize(prompt)
-        return Stream(Generation(self, tokens, CheckedOptions.of(options)))
+        return Stream(Generation(self, tokens, options, seed=seed, progress=progress))
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]

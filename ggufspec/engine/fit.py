@@ -15,13 +15,20 @@ from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
 from ggufspec.models.shape import shape_of
-from ggufspec.placement.memory import VALUE_BYTES
 from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
 _SMALLER = 0.85  # share of the free memory of GPUs that a second attempt plans with
 _MOST_LAYERS = 2**31
 _MOST_GPUS = 16  # GGML_CUDA_MAX_DEVICES and its like in llama.cpp
+_LIMITS = {
+    "n_ctx": 2**31 - 1,
+    "n_batch": 2**20,
+    "n_draft_max": defaults.N_DRAFT_LIMIT,
+    "n_slots": defaults.N_SLOTS_LIMIT,
+    "n_threads": 512,  # as in llama.cpp
+    "n_threads_draft": 512,
+}
 _FEW = 8  # tokens of a pass that verifies a short draft
 
 
@@ -48,6 +55,13 @@ class LoadOptions:
     tuned: bool = True
     placement: str | None = None  # what was chosen for the user, in a line; None: nothing
 
+    def __post_init__(self) -> None:
+        for name, most in _LIMITS.items():
+            value = getattr(self, name)
+            is_given = value is not None or name in ("n_draft_max", "n_slots")
+            if is_given and not 1 <= validate.whole(name, value) <= most:
+                raise OptionError(f"{name} is {value}; it must be from 1 to {most:,}")
+
 
 class Fit:
     """Chooses where a pair goes: a first placement, and a smaller one if memory runs out."""
@@ -59,10 +73,10 @@ class Fit:
         self._options = options
         self._gpus = gpus()
         for which, type_ in (("K", options.type_k), ("V", options.type_v)):
-            if type_ not in VALUE_BYTES:
+            if type_ not in defaults.KV_TYPES:
                 raise OptionError(
                     f"{type_!r} is no type of the {which} cache; choose from "
-                    f"{', '.join(VALUE_BYTES)}"
+                    f"{', '.join(defaults.KV_TYPES)}"
                 )
         if len(options.tensor_split) > _MOST_GPUS:
             raise OptionError(

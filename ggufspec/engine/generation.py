@@ -1,7 +1,4 @@
-"""One generation, from the tokens of a prompt to the end of the text, in steps.
-
-A Stream calls the steps of one generation, a Scheduler those of several.
-"""
+"""One generation, from the tokens of a prompt to the end of the text, in steps."""
 
 from __future__ import annotations
 
@@ -15,8 +12,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ggufspec.common import defaults
+from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.loop import speculate
+from ggufspec.decoding.loop import Steps, speculate
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored
@@ -79,8 +77,9 @@ class Generation:
         options: CheckedOptions,
         *,
         seed: int | None = None,
+        progress: NamedProgress | None = None,
     ) -> None:
-        """`tokens`: as Engine.tokenize returns them. `seed`: instead of that of the options.
+        """`tokens`: as Engine.tokenize returns them. `seed`, `progress`: instead of the options'.
 
         Raises OptionError, DecodeError, ClosedError.
         """
@@ -100,39 +99,14 @@ class Generation:
         drafter_name = options.drafter_name(has_draft=engine.draft is not None)
         self._has_model = engine.draft is not None and drafter_name not in _WITHOUT_MODEL
         self._temperature = options.sampling.temperature
+        self._progress = options.progress if progress is None else progress
         self._policy: FixedLength | AutoLength = FixedLength()
         if options.n_draft == "auto" and drafter_name != "none":
             self._policy = self._auto_length(options, repeats=seed is not None)
         self._n_sharers = 1
-        n_draft = _n_draft(engine, options)
-        sampling = sampling_of(options, engine.vocab, len(tokens))
-        stop_tokens = frozenset() if options.ignore_eos else engine.vocab.stop_tokens
-        verify_uniforms, draft_uniforms = uniform_streams(self.seed)
-        self._drafter: Drafter = drafters.make(
-            drafter_name,
-            drafters.Materials(
-                sampling,
-                draft_uniforms,
-                stop_tokens,
-                self._lease if engine.draft else None,
-                draft_temperature=options.initial_draft_temperature,
-                n_draft_max=n_draft,
-                policy=self._policy,
-            ),
-        )
-        n_most = engine.n_ctx if options.max_tokens is None else options.max_tokens
-        self._loop = speculate(
-            array("i", tokens),
-            drafter=self._drafter,
-            verify=rules.rule(options.verify),
-            sampling=sampling,
-            uniforms=verify_uniforms,
-            n_draft=min(n_draft, engine.n_draft_max),
-            n_end=min(len(tokens) + n_most, engine.n_ctx),
-            stop_tokens=stop_tokens,
-        )
+        self._drafter, self._loop = self._made(options, drafter_name)
         self._asked: Ask | None = None  # not answered yet
-        self._pieces = self._read(options)
+        self._pieces = self._read()
         self._n_piece: int | None = None
         self._text_stream = TextStream(
             [options.stop] if isinstance(options.stop, str) else options.stop
@@ -239,7 +213,7 @@ class Generation:
         """The policy of a text; with `repeats`, it starts from the settled costs of the pair."""
         repeats = repeats and (self._temperature > 0 or self._engine.repeats_greedy_texts)
         if repeats:
-            calibrate(self._engine, options.progress)
+            calibrate(self._engine, self._progress)
         return self._engine.profile.policy(
             self._temperature,
             repeats=repeats,
@@ -247,12 +221,42 @@ class Generation:
             has_model=self._has_model,
         )
 
-    def _read(self, options: CheckedOptions) -> Generator[None, None, None]:
+    def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Steps]:
+        """The drafter and the loop. Raises OptionError."""
+        engine, n_prompt = self._engine, len(self._prompt)
+        n_draft = _n_draft(engine, options)
+        sampling = sampling_of(options, engine.vocab, n_prompt)
+        stop_tokens = frozenset() if options.ignore_eos else engine.vocab.stop_tokens
+        verify_uniforms, draft_uniforms = uniform_streams(self.seed)
+        materials = drafters.Materials(
+            sampling,
+            draft_uniforms,
+            stop_tokens,
+            self._lease if engine.draft else None,
+            draft_temperature=options.initial_draft_temperature,
+            n_draft_max=n_draft,
+            policy=self._policy,
+        )
+        drafter: Drafter = drafters.make(drafter_name, materials)
+        n_most = engine.n_ctx if options.max_tokens is None else options.max_tokens
+        loop = speculate(
+            array("i", self._prompt),
+            drafter=drafter,
+            verify=rules.rule(options.verify),
+            sampling=sampling,
+            uniforms=verify_uniforms,
+            n_draft=min(n_draft, engine.n_draft_max),
+            n_end=min(n_prompt + n_most, engine.n_ctx),
+            stop_tokens=stop_tokens,
+        )
+        return drafter, loop
+
+    def _read(self) -> Generator[None, None, None]:
         """Take a slot, and process the prompt but for its last token, yielding after each piece."""
         start = perf_counter()
         slot = self._lease.take(self._prompt)
         self.session, self.has_begun = slot.target, True
-        progress = self.lock.callback(options.progress)
+        progress = self.lock.callback(self._progress)
         tokens = self._prompt[:-1]
         if slot.draft is not None and self._has_model:
             heard = progress and partial(progress, "draft")

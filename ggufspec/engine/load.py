@@ -14,7 +14,7 @@ from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine import fit
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
-from ggufspec.errors import OptionError, OutOfMemoryError
+from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
@@ -24,7 +24,6 @@ from ggufspec.placement.rpc_address import addresses
 
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", fraction loaded)
 
-_MAX_THREADS = 512  # as in llama.cpp
 _TINY_BYTES = 32 * 2**20  # a draft this small is faster with one thread than with two
 
 
@@ -73,12 +72,6 @@ def load(
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError, RpcError.
     """
-    _check_count("n_ctx", n_ctx, 2**31 - 1)
-    _check_count("n_batch", n_batch, 2**20)
-    _check_count("n_draft_max", validate.whole("n_draft_max", n_draft_max), defaults.N_DRAFT_LIMIT)
-    _check_count("n_slots", validate.whole("n_slots", n_slots), defaults.N_SLOTS_LIMIT)
-    _check_count("n_threads", n_threads, _MAX_THREADS)
-    _check_count("n_threads_draft", n_threads_draft, _MAX_THREADS)
     options = LoadOptions(
         target=validate.path("target", target),
         draft=None if draft is None else validate.path("draft", draft),
@@ -194,8 +187,3 @@ def _default_n_ctx(models: Sequence[Model]) -> int:
     limits = [model.n_ctx_max for model in models]
     trained = models[0].n_ctx_train or defaults.N_CTX
     return min(defaults.N_CTX, trained, *(limit for limit in limits if limit))
-
-
-def _check_count(name: str, value: int | None, most: int) -> None:
-    if value is not None and not 1 <= validate.whole(name, value) <= most:
-        raise OptionError(f"{name} is {value}; it must be from 1 to {most:,}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from ggufspec.engine.options import PromptProgress
+from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import OptionError
 
 
@@ -33,7 +33,7 @@ class EngineLock:
             self.check()
         return self._lock
 
-    def callback(self, progress: PromptProgress | None) -> PromptProgress | None:
+    def callback(self, progress: NamedProgress | None) -> NamedProgress | None:
         """The same callback, marked as running while it is called with the lock held."""
         if progress is None:
             return None

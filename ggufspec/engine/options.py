@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ggufspec.common import defaults, validate
+from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.sampling import Sampling, SamplingOptions
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
-
-PromptProgress = Callable[[str, int, int], None]  # ("target", "draft" or "costs", done, total)
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -29,7 +28,7 @@ class GenerateOptions(SamplingOptions, total=False):
     ignore_eos: bool  # ban the tokens that end a text
     drafter: str | None  # "auto", "model", "ngram", "none"; None: auto, model for a fixed n_draft
     verify: str  # "block", "rejection", "match"
-    progress: PromptProgress | None  # called while the prompt is processed
+    progress: NamedProgress | None  # of the prompt: ("target", "draft" or "costs", done, of)
 
 
 @dataclass(frozen=True)
@@ -47,28 +46,19 @@ class CheckedOptions:
     ignore_eos: bool = False
     drafter: str | None = None
     verify: str = defaults.VERIFY
-    progress: PromptProgress | None = None
+    progress: NamedProgress | None = None
     sampling: Sampling = field(default_factory=Sampling)
 
     @staticmethod
-    def of(options: GenerateOptions, *, allow_test_rules: bool = False) -> CheckedOptions:
-        """Check options; those of SamplingOptions become `sampling`.
-
-        `allow_test_rules`: accept rules that are wrong on purpose, which an audit has to detect.
-        """
+    def of(options: GenerateOptions) -> CheckedOptions:
+        """Check options; those of SamplingOptions become `sampling`."""
         rest: dict[str, Any] = dict(options)
         names = [name for name in SamplingOptions.__annotations__ if name in rest]
         unknown = sorted(set(rest) - set(CheckedOptions.__annotations__) - set(names))
         if unknown:
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
         sampling = Sampling(**{name: rest.pop(name) for name in names})
-        checked = CheckedOptions(sampling=sampling, **rest)
-        if checked.verify.startswith("_") and not allow_test_rules:
-            raise OptionError(
-                f"the verification rule {checked.verify!r} (verify, --verify) is wrong on purpose, "
-                f"for `ggufspec audit` only; choose from {', '.join(rules.names())}"
-            )
-        return checked
+        return CheckedOptions(sampling=sampling, **rest)
 
     @property
     def initial_draft_temperature(self) -> float | str:

@@ -1,8 +1,4 @@
-"""Advances several generations at once, with common passes of the target where that is faster.
-
-A pass reads the weights once for all of them. No text depends on the others: each has its own slot,
-random numbers and rows of the logits.
-"""
+"""Advances several generations at once, with common passes of the target where that is faster."""
 
 from __future__ import annotations
 

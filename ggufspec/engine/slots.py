@@ -1,8 +1,4 @@
-"""Slots: pairs of sequences of the two contexts, and which generation uses which.
-
-The tokens of a text never depend on its slot; a slot that holds the start of a prompt saves
-processing it again.
-"""
+"""Slots: pairs of sequences of the two contexts, and which generation uses which."""
 
 from __future__ import annotations
 

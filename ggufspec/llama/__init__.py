@@ -1,4 +1,1 @@
-"""Models, contexts and sessions of llama.cpp. The only package that imports llama_cpp.
-
-Importing one of its modules loads libllama.
-"""
+"""Models, contexts and sessions of llama.cpp; importing one of its modules loads libllama."""

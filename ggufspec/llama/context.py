@@ -23,7 +23,8 @@ from ggufspec.placement.memory import VALUE_BYTES
 
 _GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
 KV_TYPES: dict[str, int] = {
-    name: getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", _GGML_TYPE_BF16) for name in VALUE_BYTES
+    name: getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", _GGML_TYPE_BF16)
+    for name in defaults.KV_TYPES
 }
 FLASH_ATTENTION = {
     "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -129,7 +130,8 @@ class Context:
         params.kv_unified = self.can_share_passes
         params.n_outputs_max = options.n_rows * options.n_sequences
         params.n_threads = params.n_threads_batch = self.n_threads
-        if options.flash_attention == "off" and _has_quantized_cache(options):
+        is_quantized = not {options.type_k, options.type_v} <= {"f32", "f16", "bf16"}
+        if options.flash_attention == "off" and is_quantized:
             # llama.cpp rejects some of these; with others it computes wrong logits or aborts.
             raise OptionError(
                 f"KV caches of type {options.type_k} and {options.type_v} need flash attention; "
@@ -323,10 +325,6 @@ def _in_words(options: ContextOptions) -> str:
     each = f"context of {options.n_ctx:,} tokens"
     n = options.n_sequences
     return each if n == 1 else f"{each} for each of {n} slots (n_slots, --slots)"
-
-
-def _has_quantized_cache(options: ContextOptions) -> bool:
-    return not {options.type_k, options.type_v} <= {"f32", "f16", "bf16"}
 
 
 def _choice(choices: dict[str, int], name: str, what: str) -> int:

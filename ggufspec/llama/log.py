@@ -19,13 +19,9 @@ logger = logging.getLogger("ggufspec.llama")
 logger.addHandler(logging.NullHandler())  # silent unless the application wants it
 
 # enum ggml_log_level in ggml.h
-_LEVELS = {
-    0: logging.INFO,
-    1: logging.DEBUG,
-    2: logging.INFO,
-    3: logging.WARNING,
-    4: logging.ERROR,
-}
+_LEVELS = dict(
+    enumerate((logging.INFO, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR))
+)
 _CONTINUED = 5
 _N_KEPT = 200
 
@@ -108,3 +104,12 @@ def _interrupts_held(log: _Log) -> Iterator[None]:
         interrupted, log.interrupted = log.interrupted, False
         if interrupted:
             raise KeyboardInterrupt
+
+
+def show_log() -> None:
+    """Print ggufspec's log, and llama.cpp's, on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    package = logging.getLogger("ggufspec")
+    package.addHandler(handler)
+    package.setLevel(logging.DEBUG)

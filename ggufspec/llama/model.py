@@ -9,15 +9,13 @@ from pathlib import Path
 
 import llama_cpp
 
-from ggufspec.common.files import is_stream
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
 from ggufspec.llama import amx
 from ggufspec.llama.devices import offload_devices
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
 from ggufspec.llama.vocab import Vocab
-
-_MAGIC = b"GGUF"
+from ggufspec.models.header import open_gguf
 
 
 class Model:
@@ -46,7 +44,8 @@ class Model:
         self._n_gpu_layers = n_gpu_layers
         self.rpc = tuple(device.name for device in rpc)
         self.tensor_split = tuple(tensor_split)
-        _check_file(self.path)
+        with open_gguf(self.path):
+            pass  # its errors are clearer than those of llama.cpp
         params = llama_cpp.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.load_mode = (
@@ -219,24 +218,3 @@ class Model:
             with listening():
                 llama_cpp.llama_model_free(self._pointer)
             self._pointer = None
-
-
-def _check_file(path: Path) -> None:
-    """Raise ModelError for what needs no llama.cpp to be found."""
-    try:
-        if is_stream(path):
-            raise ModelError(f"{path} is not a regular file; name a GGUF model")
-        with path.open("rb") as file:
-            start = file.read(len(_MAGIC))
-    except FileNotFoundError as error:
-        raise ModelError(f"there is no file {path}; name the path of a GGUF model") from error
-    except IsADirectoryError as error:
-        raise ModelError(f"{path} is a folder; name a GGUF file in it") from error
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
-    if not start:
-        raise ModelError(f"{path} is empty; a GGUF model was expected (an interrupted download?)")
-    if start != _MAGIC:
-        raise ModelError(
-            f"{path} is not a GGUF file: it starts with {start!r}, a GGUF file with {_MAGIC!r}"
-        )

@@ -1,8 +1,4 @@
-"""Measures the seconds of forward passes, over a text that is made for it.
-
-Passes of different kinds are interleaved, so that a machine that becomes slower or faster meanwhile
-does not bias their comparison. Callers choose statistics; all measured seconds are returned.
-"""
+"""Measures the seconds of forward passes, over a text that is made for it."""
 
 from __future__ import annotations
 
@@ -12,13 +8,13 @@ from functools import partial
 from time import perf_counter
 from typing import NamedTuple, TypeVar
 
+from ggufspec.common.progress import Progress
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab
 
-Progress = Callable[[int, int], None]  # done, of: measurements, or tokens of the text
 Kind = TypeVar("Kind")
 
 # Real text, because random tokens would make a mixture-of-experts model read all its experts.

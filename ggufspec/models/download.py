@@ -14,12 +14,13 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ggufspec.common.files import format_bytes, free_bytes, write_all
+from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import CacheError, DownloadError
 from ggufspec.models import hashes, hub, local
 from ggufspec.models.hub import RemoteFile
@@ -27,9 +28,7 @@ from ggufspec.models.hub import RemoteFile
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-__all__ = ["PART_SUFFIX", "Progress", "fetch"]
 
-Progress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 PART_SUFFIX = ".ggufspec-part"
 N_PARALLEL = 3
 _CHUNK = 2**20
@@ -37,7 +36,7 @@ _POLL_SECONDS = 0.1
 _JOIN_SECONDS = 2.0  # that threads get to end
 
 
-def fetch(files: Sequence[RemoteFile], progress: Progress | None = None) -> tuple[Path, ...]:
+def fetch(files: Sequence[RemoteFile], progress: NamedProgress | None = None) -> tuple[Path, ...]:
     """The files in the cache, downloaded if they are missing, every hash checked.
 
     Raises DownloadError; CacheError where the disk does not take them. After an error or an
@@ -66,7 +65,7 @@ def _check_room(missing: Sequence[RemoteFile]) -> None:
         )
 
 
-def _receive_all(files: Sequence[RemoteFile], progress: Progress | None) -> None:
+def _receive_all(files: Sequence[RemoteFile], progress: NamedProgress | None) -> None:
     """Several at a time, in threads; the first error, or an interrupt, ends all of them."""
     waiting, outcomes = deque(files), queue.SimpleQueue[BaseException | None]()
     n_done = dict.fromkeys((file.path for file in files), 0)
@@ -248,7 +247,7 @@ def _link(file: RemoteFile) -> Path:
     return path
 
 
-def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: Progress | None) -> None:
+def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: NamedProgress | None) -> None:
     """Hash unknown files. Raises DownloadError, and removes it, if one is wrong."""
     unknown = [
         (file, path)

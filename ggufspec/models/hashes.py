@@ -11,8 +11,6 @@ from pathlib import Path
 from ggufspec.common.files import default_cache_dir, write_whole
 from ggufspec.errors import CacheError
 
-__all__ = ["known_sha256", "remember", "sha256_of"]
-
 _CHUNK = 2**20
 
 

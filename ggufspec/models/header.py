@@ -12,13 +12,16 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ggufspec.common.files import is_stream
 from ggufspec.errors import ModelError
+from ggufspec.models.quants import whole_split
 from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
 
 _MAGIC = b"GGUF"
@@ -45,7 +48,6 @@ _SCALARS = {
 _KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
 
 
@@ -194,12 +196,38 @@ def read_header(path: Path) -> Header:
 
 
 def read_one(path: Path) -> Header:
-    """The header of one file alone, even of a split set."""
+    """The header of one file alone, even of a split set. Raises ModelError."""
+    with open_gguf(path) as file:
+        data, n_bytes = b"", path.stat().st_size
+        while True:
+            wanted = min(max(_FIRST_READ, 4 * len(data)), n_bytes)
+            data += file.read(wanted - len(data))
+            try:
+                return _Parser(data, path, n_bytes).header()
+            except _Short:
+                if len(data) < wanted or len(data) >= min(n_bytes, _MOST_READ):
+                    raise _damaged(path, "it ends within its header") from None
+
+
+@contextmanager
+def open_gguf(path: Path) -> Iterator[BinaryIO]:
+    """A GGUF file, open at its first byte. Raises ModelError, also for OSErrors of the block."""
     try:
-        if path.exists() and not path.is_file() and not path.is_dir():
+        if is_stream(path):
             raise ModelError(f"{path} is not a regular file; name a GGUF model")
         with path.open("rb") as file:
-            return read_from(file, path, path.stat().st_size)
+            start = file.read(len(_MAGIC))
+            if not start:
+                raise ModelError(
+                    f"{path} is empty; a GGUF model was expected (an incomplete download?)"
+                )
+            if start != _MAGIC:
+                raise ModelError(
+                    f"{path} is not a GGUF file: it starts with {start!r}, a GGUF file with "
+                    f"{_MAGIC!r}"
+                )
+            file.seek(0)
+            yield file
     except FileNotFoundError as error:
         raise ModelError(f"there is no file {path}; name the path of a GGUF model") from error
     except IsADirectoryError as error:
@@ -208,30 +236,15 @@ def read_one(path: Path) -> Header:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 
-def read_from(file: BinaryIO, path: Path, n_bytes: int) -> Header:
-    """The header of an open file of `n_bytes`, which `path` names. Raises ModelError."""
-    data = b""
-    while True:
-        wanted = min(max(_FIRST_READ, 4 * len(data)), n_bytes)
-        data += file.read(wanted - len(data))
-        try:
-            return _Parser(data, path, n_bytes).header()
-        except _Short:
-            if len(data) < wanted or len(data) >= min(n_bytes, _MOST_READ):
-                raise _damaged(path, "it ends within its header") from None
-
-
 def shards_of(path: Path, n_files: int) -> list[Path]:
     """The files of a split set, of which `path` is one. Raises ModelError if some are missing."""
-    matched = _SHARD.fullmatch(path.name)
-    if not matched or not 1 <= n_files <= 99_999:
+    names = whole_split(path.name)
+    if len(names) != n_files:
         raise ModelError(
             f"{path} is one of {n_files} files of a model, so their names must be "
             f"like model-00001-of-{n_files:05}.gguf"
         )
-    paths = [
-        path.with_name(f"{matched[1]}-{n:05}-of-{n_files:05}.gguf") for n in range(1, n_files + 1)
-    ]
+    paths = [path.with_name(name) for name in names]
     missing = [at.name for at in paths if not at.exists()]
     if missing:
         raise ModelError(
@@ -271,25 +284,14 @@ class _Short(Exception):
 
 
 class _Parser:
-    """Parses the bytes of a header."""
+    """Parses the bytes of a header, after the magic number."""
 
     def __init__(self, data: bytes, path: Path, n_bytes: int) -> None:
         self._data, self._path, self._n_bytes = data, path, n_bytes
-        self._at = 0
+        self._at = len(_MAGIC)
         self._n_data = 0  # where the data of the tensors parsed so far ends
 
     def header(self) -> Header:
-        if not self._n_bytes:
-            raise ModelError(
-                f"{self._path} is empty; a GGUF model was expected (an incomplete download?)"
-            )
-        start = self._data[:4]
-        if start != _MAGIC:
-            raise ModelError(
-                f"{self._path} is not a GGUF file: it starts with {start!r}, a GGUF file with "
-                f"{_MAGIC!r}"
-            )
-        self._at = 4
         version = self._number("I")
         if version not in _VERSIONS:
             known = " and ".join(map(str, _VERSIONS))

@@ -1,7 +1,4 @@
-"""Asks the hub what a repository has, and explains its errors.
-
-The client library and the environment are read on the first call, not on import.
-"""
+"""Asks the hub what a repository has, and explains its errors."""
 
 from __future__ import annotations
 
@@ -18,19 +15,6 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from ggufspec.errors import DownloadError, OptionError
-
-__all__ = [
-    "RemoteFile",
-    "RepoFiles",
-    "Transient",
-    "endpoint",
-    "explained",
-    "is_offline",
-    "list_files",
-    "offline_message",
-    "quiet",
-    "retry",
-]
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
 LONGEST_WAIT = 30.0  # seconds; a longer one, asked for by the hub, is an error

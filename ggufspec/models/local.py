@@ -17,8 +17,6 @@ from ggufspec.errors import CacheError
 from ggufspec.models import quants
 from ggufspec.models.names import HubFiles, HubQuant
 
-__all__ = ["CachedModel", "cached_models", "find", "hub_cache", "remove", "repo_folder"]
-
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

@@ -11,8 +11,6 @@ from ggufspec.errors import ModelError
 from ggufspec.models.quants import whole_split
 from ggufspec.models.registry import ModelEntry, Registry
 
-__all__ = ["HubFiles", "HubQuant", "LocalFile", "Named", "local_file", "parse"]
-
 _REVISION = r"refs/pr/\d+|[\w.-]+"
 _HUB = re.compile(
     rf"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<early>{_REVISION}))?"

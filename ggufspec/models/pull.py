@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import hub, local, names, quants
-from ggufspec.models.download import Progress, fetch
+from ggufspec.models.download import fetch
 from ggufspec.models.hub import RemoteFile
 from ggufspec.models.names import HubFiles, HubQuant, LocalFile
 from ggufspec.models.registry import ModelEntry, Registry, load_registry
-
-__all__ = ["DraftProposal", "Mismatch", "check", "locate", "propose_draft", "pull", "resolve"]
 
 
 def resolve(
@@ -21,7 +20,7 @@ def resolve(
     *,
     registry: Registry | None = None,
     offline: bool = False,
-    progress: Progress | None = None,
+    progress: NamedProgress | None = None,
 ) -> Path:
     """The GGUF file of a model: on this machine already, or downloaded and verified now.
 
@@ -47,7 +46,7 @@ def pull(
     *,
     registry: Registry | None = None,
     offline: bool = False,
-    progress: Progress | None = None,
+    progress: NamedProgress | None = None,
 ) -> tuple[Path, ...]:
     """The files of a model in their newest version on the hub, every hash checked."""
     named = names.parse(name, registry or load_registry())
@@ -86,19 +85,15 @@ def _remote_files(named: HubFiles | HubQuant, name: str) -> list[RemoteFile]:
         )
     remote = [listing.file(file) for file in files]
     if isinstance(named, HubFiles) and named.entry is not None:
-        _check_registered(named.entry, remote)
+        for file in remote:
+            known = named.entry.sha256_of(file.path)
+            if known is not None and file.sha256 != known:
+                raise DownloadError(
+                    f"{named.entry.alias} is registered with the sha256 {known} for {file.path}, "
+                    f"but the hub has {file.sha256}: it was replaced there, or the entry is wrong. "
+                    f"To use the file on the hub, name it {named.entry.repo}/{file.path}"
+                )
     return remote
-
-
-def _check_registered(entry: ModelEntry, remote: list[RemoteFile]) -> None:
-    for file in remote:
-        known = entry.sha256_of(file.path)
-        if known is not None and file.sha256 != known:
-            raise DownloadError(
-                f"{entry.alias} is registered with the sha256 {known} for {file.path}, but the hub "
-                f"has {file.sha256}: it was replaced there, or the entry is wrong. To use the file "
-                f"on the hub, name it {entry.repo}/{file.path}"
-            )
 
 
 @dataclass(frozen=True)

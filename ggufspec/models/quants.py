@@ -9,8 +9,6 @@ from difflib import get_close_matches
 
 from ggufspec.errors import ModelError
 
-__all__ = ["ModelFiles", "choose", "group", "of_quant", "quant_of", "whole_split"]
-
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 _QUANT = re.compile(
     r"(?<![A-Z0-9])((?:UD-)?(?:I?Q\d+_[0-9A-Z]+(?:_[0-9A-Z]+)*|TQ\d_\d|MXFP4(?:_MOE)?|BF16|F16|F32"

@@ -19,16 +19,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = [
-    "REGISTRY_VARIABLE",
-    "Dimensions",
-    "ModelEntry",
-    "ModelPair",
-    "Registry",
-    "load_registry",
-    "parse_registry",
-    "user_registry_path",
-]
 
 REGISTRY_VARIABLE = "GGUFSPEC_MODELS"
 _FILE_NAME = "models.toml"

@@ -1,7 +1,4 @@
-"""The parts of a model that decide its memory and its speed, layer by layer.
-
-They come from a file's header, or are estimated from the dimensions in the registry.
-"""
+"""The parts of a model that decide its memory and its speed, layer by layer."""
 
 from __future__ import annotations
 
@@ -12,8 +9,6 @@ from ggufspec.models.header import Header, layer_of, read_header
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, load_registry
 from ggufspec.models.tensors import TYPES, Tensor
-
-__all__ = ["Layer", "ModelShape", "estimated_shape", "shape_of", "shape_of_name"]
 
 _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
@@ -214,7 +209,10 @@ def estimated_shape(entry: ModelEntry) -> ModelShape:
             f"the registry has no dimensions for {entry.alias}: download it first, with "
             f"`ggufspec models pull {entry.alias}`"
         )
-    bits = _layer_bits(quantization.upper())
+    type_ = quantization.upper()
+    bits = _LAYER_BITS.get(type_)
+    if type_ in _PLAIN_TYPES:
+        bits = 8 * TYPES[type_].n_bytes / TYPES[type_].n_values
     if bits is None and entry.size is None:
         raise ModelError(
             f"neither the bits of {quantization} nor the size of {entry.alias} are known: download "
@@ -252,12 +250,6 @@ def estimated_shape(entry: ModelEntry) -> ModelShape:
         is_tied=bool(known.tied),
         is_exact=entry.size is not None,
     )
-
-
-def _layer_bits(quantization: str) -> float | None:
-    if quantization in _PLAIN_TYPES:
-        return 8 * TYPES[quantization].n_bytes / TYPES[quantization].n_values
-    return _LAYER_BITS.get(quantization)
 
 
 def shape_of_name(name: str) -> ModelShape:

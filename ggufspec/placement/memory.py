@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from ggufspec.common import defaults
 from ggufspec.models.shape import Layer, ModelShape
 from ggufspec.models.tensors import TYPES
 
 # Bytes of a number in a KV cache, by the name of its type.
 VALUE_BYTES = {
-    name: TYPES[name.upper()].n_bytes / TYPES[name.upper()].n_values
-    for name in ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0")
+    name: TYPES[name.upper()].n_bytes / TYPES[name.upper()].n_values for name in defaults.KV_TYPES
 }
 _CELLS = 256  # the size of a cache is a multiple of this
 # How many vectors of n_ff and of n_embd numbers a graph holds for each token of a batch: fitted to
@@ -33,8 +33,8 @@ class CacheParams:
 
     n_ctx: int  # of each slot
     n_batch: int
-    type_k: str = "f16"
-    type_v: str = "f16"
+    type_k: str = defaults.KV_TYPE
+    type_v: str = defaults.KV_TYPE
     flash_attention: bool = True
     n_slots: int = 1  # texts at the same time
 
@@ -132,12 +132,8 @@ def compute_bytes(shape: ModelShape, caches: CacheParams) -> int:
     return n_batch * (4 * max(n_numbers, _N_FF * shape.n_ff + _N_EMBD * shape.n_embd) + 4 * n_ctx)
 
 
-def cache_bytes(shape: ModelShape, caches: CacheParams) -> int:
-    """Bytes of the KV cache of all layers, with the states of recurrent ones."""
-    return sum(_cached(layer, caches) for layer in shape.layers)
-
-
 def _cached(layer: Layer, caches: CacheParams) -> int:
+    """Bytes of the KV cache of a layer, or of its state if it is recurrent."""
     n_bytes = (VALUE_BYTES[caches.type_k] + VALUE_BYTES[caches.type_v]) / 2
     n_values = caches.n_cells * layer.n_kv_values
     return round(n_values * n_bytes) + caches.n_slots * layer.n_state_bytes

@@ -1,9 +1,4 @@
-"""Chooses where the layers of a target and of its draft go, by predicted tokens per second.
-
-GPU layers of the target make each pass faster, a draft on the GPU makes drafting faster, and both
-need the same memory. Every number of draft layers is tried on every GPU; the target gets the rest;
-the fastest prediction wins.
-"""
+"""Chooses where the layers of a target and of its draft go, by predicted tokens per second."""
 
 from __future__ import annotations
 
@@ -224,7 +219,10 @@ def _best(
     options: PlacementOptions,
     caches: CacheParams,
 ) -> OffloadPlan:
-    return max(_plans(target, draft, machine, options, caches), key=_worth)
+    return max(
+        _plans(target, draft, machine, options, caches),
+        key=lambda plan: (plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)),
+    )
 
 
 def _plans(
@@ -313,7 +311,3 @@ def _on_gpus(
         left -= n
         found.append(n_bytes + (draft_bytes if i == draft_gpu else 0))
     return tuple(found)
-
-
-def _worth(plan: OffloadPlan) -> tuple[bool, float, int]:
-    return plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)

@@ -27,11 +27,6 @@ class Logprob(NamedTuple):
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
 
-    @property
-    def n_chars(self) -> int:
-        """Characters that the token adds to a text; part of a character counts as one."""
-        return len(self.data.decode("utf-8", "replace"))
-
 
 class TokenLogprobs(NamedTuple):
     """The chosen token, and the most likely ones at its position."""

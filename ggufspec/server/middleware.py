@@ -1,7 +1,4 @@
-"""Checks what every request must pass before it is routed: Host header, API key, body.
-
-The body is read whole, within limits of size and time; it is parsed by the route.
-"""
+"""Checks what every request must pass before it is routed: Host header, API key, body."""
 
 from __future__ import annotations
 
@@ -52,7 +49,11 @@ class RequestMiddleware:
             if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
                 receive = _replay(await self._body(headers, receive), receive)
             if scope["method"] == "POST":
-                _check_content_type(headers)
+                kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+                if kind != "application/json":  # any web page may send others without a preflight
+                    raise ApiError(
+                        415, "the body is not JSON; send `Content-Type: application/json`"
+                    )
             await self._app(scope, receive, send_and_note)
         except ApiError as error:
             await error.response()(scope, receive, send_and_note)
@@ -135,13 +136,6 @@ class RequestMiddleware:
             "the server with a larger --max-body",
             headers={"Connection": "close"},
         )
-
-
-def _check_content_type(headers: Headers) -> None:
-    """Other types may be sent by any web page without a CORS preflight."""
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, "the body is not JSON; send `Content-Type: application/json`")
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -1,7 +1,4 @@
-"""Turns request bodies into what the worker runs: token ids and checked options.
-
-Every error that a request can have is found here, before the request is queued.
-"""
+"""Turns request bodies into what the worker runs: token ids and checked options."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class ResponseBuilder:
         offsets = []
         for each in found:
             offsets.append(offset)
-            offset += each.chosen.n_chars
+            offset += len(each.chosen.data.decode("utf-8", "replace"))
         return {
             "tokens": [each.chosen.text for each in found],
             "token_logprobs": [each.chosen.logprob for each in found],

@@ -1,7 +1,4 @@
-"""Parses tool calls in generated text: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
-
-This is the format of Hermes and Qwen models; others are not parsed.
-"""
+"""Parses tool calls in generated text: `<tool_call>{"name": ..., "arguments": ...}</tool_call>`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""A uvicorn server that stops gracefully and cuts off slow clients.
-
-uvicorn by itself waits forever for the rest of a request's head, and for clients that do not read
-their response.
-"""
+"""A uvicorn server that stops gracefully and cuts off slow clients."""
 
 from __future__ import annotations
 

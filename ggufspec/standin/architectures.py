@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from ggufspec.models.registry import Dimensions
 
-__all__ = ["ARCHITECTURES", "Architecture", "n_params_of", "shapes_of"]
-
 Named = tuple[str, tuple[int, ...]]  # the innermost dimension first, as in a GGUF file
 
 

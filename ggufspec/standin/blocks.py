@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     Bytes = NDArray[Any]  # uint8
     Signs = NDArray[np.int8]
 
-__all__ = ["LAYOUTS", "encode", "random_pool", "repeated"]
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of each
 _WEIGHT = 0.02  # root mean square of a random weight, as in an untrained model

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from ggufspec.common.files import USER_FOLDER, Progress, write_whole
+from ggufspec.common.files import USER_FOLDER, write_whole
+from ggufspec.common.progress import Progress
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.header import Header
 from ggufspec.models.names import local_file
@@ -14,8 +15,6 @@ from ggufspec.standin.gguf_file import GgufFile
 from ggufspec.standin.source import check_supported, source_of
 from ggufspec.standin.vocabulary import vocabulary_values
 from ggufspec.standin.weights import Weights
-
-__all__ = ["check_path", "plan", "write"]
 
 _RECIPE = 1  # raise it when other bytes are written: stand-ins of two recipes do not agree
 _LEAST_VOCABULARY = 512  # bytes and some words

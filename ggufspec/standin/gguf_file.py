@@ -14,8 +14,6 @@ from typing import Any
 
 from ggufspec.models.tensors import TYPES, Tensor
 
-__all__ = ["Chunk", "GgufFile"]
-
 _ALIGNMENT = 32
 _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # gguf_type
 

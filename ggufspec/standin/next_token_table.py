@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["codes", "is_right", "successors", "words_of"]
 
 _N_SPECIAL = 258  # 256 bytes, and the tokens for the beginning and the end of a text
 _PADDED = 1024  # vocabularies that differ by padding share the words below the last multiple

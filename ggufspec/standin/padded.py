@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ggufspec.common.files import Progress, write_whole
+from ggufspec.common.files import write_whole
+from ggufspec.common.progress import Progress
 from ggufspec.errors import CacheError, OptionError
 from ggufspec.models.header import read_header
 from ggufspec.models.registry import Dimensions
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["cached_target", "padded_file", "padded_target", "parse_size", "plan_dimensions"]
 
 _RECIPE = 3  # raise it when the files that this module writes change
 _HEAD_SIZE = 32
@@ -225,7 +225,7 @@ def _padded(tensor: Tensor, source: _Source, n_copies: int, norm_scale: float) -
     data = source.data.get(tensor.name)
     n_done = 0
     if data is not None and len(tensor.shape) == 1:
-        corner = _scaled(data, norm_scale)
+        corner = (data.view("<f4").astype("f8") * norm_scale).astype("<f4").tobytes()
         n_done = len(corner)
         yield corner
     elif data is not None:
@@ -246,12 +246,6 @@ def _repeated(name: str, data: NDArray[np.uint8], n_copies: int) -> NDArray[np.u
     if name.endswith(("attn_output.weight", "ffn_down.weight")):
         return np.tile(data, (n_copies, 1))
     return data
-
-
-def _scaled(data: NDArray[np.uint8], scale: float) -> bytes:
-    import numpy as np
-
-    return (data.view("<f4").astype(np.float64) * scale).astype("<f4").tobytes()
 
 
 def _widened(data: NDArray[np.uint8], row_bytes: int) -> Iterator[memoryview]:

@@ -11,8 +11,6 @@ from ggufspec.models.registry import Dimensions
 from ggufspec.models.tensors import TYPES, Tensor
 from ggufspec.standin.architectures import shapes_of
 
-__all__ = ["FILE_TYPES", "tensors_of"]
-
 # Names of quantizations: (llama_ftype, the type of most tensors).
 FILE_TYPES = {
     "F32": (0, "F32"),
@@ -93,7 +91,8 @@ def _of_values(layer: int, mix: str, base: str, of: Dimensions) -> str:
         kind = "Q6_K"
     elif mix == "Q4_K_S" and layer < 4:
         kind = "Q5_K"
-    if _is_70b(of) and kind in ("Q3_K", "Q4_K"):
+    is_shared = of.architecture == "qwen2" or of.n_heads != of.n_heads_kv
+    if of.n_layers == _LAYERS_OF_70B and is_shared and kind in ("Q3_K", "Q4_K"):
         kind = "Q5_K"
     return "Q8_0" if of.n_experts == _FEW_EXPERTS else kind
 
@@ -111,12 +110,6 @@ def _of_down(layer: int, mix: str, base: str, of: Dimensions) -> str:
     if mix == "Q4_K_S" and layer < n // 8:
         return "Q5_K"
     return base
-
-
-def _is_70b(of: Dimensions) -> bool:
-    """Whether llama.cpp takes it for a model of 70 B parameters."""
-    is_shared = of.architecture == "qwen2" or of.n_heads != of.n_heads_kv
-    return of.n_layers == _LAYERS_OF_70B and is_shared
 
 
 def _more_bits(layer: int, n: int) -> bool:

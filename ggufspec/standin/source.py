@@ -17,8 +17,6 @@ from ggufspec.models.registry import Dimensions, Registry, load_registry
 from ggufspec.standin.architectures import ARCHITECTURES
 from ggufspec.standin.quantization import FILE_TYPES, tensors_of
 
-__all__ = ["check_supported", "source_from_dimensions", "source_of"]
-
 _EPSILON = 1e-5
 _GEMMA_4B_WIDTH = 2560  # smaller models of Gemma 3 have a smaller window
 _OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}

@@ -12,8 +12,6 @@ from typing import Any
 
 from ggufspec.standin.next_token_table import words_of
 
-__all__ = ["vocabulary_values"]
-
 _BOS, _EOS = 256, 257
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama_token_type
 _SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou")

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     Signs = NDArray[np.int8]
 
-__all__ = ["Weights"]
 
 _LARGEST_LOGIT = 40.0  # others are some standard deviations of 40 / sqrt(width) around 0
 _CARRIED = 16.0  # how much larger the successor's code is than the token's own, in tied models
@@ -64,22 +63,20 @@ class Weights:
             return self._rows(tensor, self._embedding)
         if name == "output.weight":
             return self._rows(tensor, lambda rows: codes(rows, self._n_embd))
-        if self._is_carrier(name):
+        is_last_network = name.startswith(f"{self._last}ffn_") and "_norm" not in name
+        if self._of.is_tied and is_last_network:
             return self._carried(tensor)
         if name == "output_norm.weight":
             return [self._output_norm()]
         if name == f"{self._last}post_ffw_norm.weight" and self._of.is_tied:
-            return _constant(tensor, self._post_norm())
+            # Where the network's output is normed (Gemma), the stream is larger by sqrt(width).
+            # Half of that output is 0, so the norm makes the other half sqrt(2).
+            return _constant(tensor, _CARRIED * math.sqrt(self._n_embd / 2))
         if len(tensor.shape) == 1 and name.endswith(".weight"):
             return _constant(tensor, 1.0)
         if len(tensor.shape) == 1 or name == "position_embd.weight":
             return _constant(tensor, 0.0)
         return self._random(tensor, is_zero="attn_output" in name or "ffn_down" in name)
-
-    def _is_carrier(self, name: str) -> bool:
-        """Whether it belongs to the network that moves the first code over the second."""
-        is_last = name.startswith(f"{self._last}ffn_") and "_norm" not in name
-        return self._of.is_tied and is_last
 
     @cached_property
     def _half(self) -> int:
@@ -110,13 +107,6 @@ class Weights:
             weights[: self._half] = 0
             weights[self._half :] = _LARGEST_LOGIT / self._half * mean_square / _CARRIED
         return weights.astype("<f4").tobytes()
-
-    def _post_norm(self) -> float:
-        """If the network's output is normed (Gemma), the stream is larger by sqrt(width).
-
-        Half of that output is 0, so the norm makes the other half sqrt(2).
-        """
-        return _CARRIED * math.sqrt(self._n_embd / 2)
 
     def _carried(self, tensor: Tensor) -> Iterable[Chunk]:
         """The last feed-forward network of a tied model moves `half` columns by `half`.

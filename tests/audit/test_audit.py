@@ -85,14 +85,6 @@ def test_progress_is_reported(pair: Engine) -> None:
 # What it uses
 
 
-def test_hidden_rules_are_reachable_and_not_listed() -> None:
-    assert "_lossy" not in verify.names()
-    assert callable(verify.rule("_lossy"))
-    with pytest.raises(OptionError, match="choose from") as raised:
-        verify.rule("telepathy")
-    assert "_lossy" not in str(raised.value)
-
-
 @pytest.mark.parametrize("writer", [tiny.write_llama, tiny.write_mamba])
 def test_logits_of_a_text_are_those_of_its_prefixes(writer: object, tmp_path: Path) -> None:
     path = writer(tmp_path / "model.gguf")  # type: ignore[operator]

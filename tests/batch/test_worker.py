@@ -9,11 +9,11 @@ from ggufspec.batch.worker import answer
 from ggufspec.common.prompts import Prompt
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.stream import Stream
 
-TASK = {"settings": {"max_tokens": 8, "n_draft": 2}, "seed": 0, "timeout": None} | dict.fromkeys(
-    ("chat", "system")
-)
+TASK = {"seed": 0, "timeout": None, "chat": None, "system": None}
+OPTIONS = CheckedOptions(max_tokens=8, n_draft=2)
 
 
 class Recorder:
@@ -26,8 +26,8 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.engine, name)
 
-    def stream(self, *args: Any, **options: Any) -> Stream:
-        self.streams.append(self.engine.stream(*args, **options))
+    def begin(self, *args: Any, **options: Any) -> Stream:
+        self.streams.append(self.engine.begin(*args, **options))
         return self.streams[-1]
 
 
@@ -38,7 +38,7 @@ def test_no_token_of_another_prompt_is_reused(pair: tuple[Path, Path]) -> None:
         for texts in (("hello hello",), ("hello hello", "more"), ("hello hello you",)):
             recorder = Recorder(engine)
             kind = "turns" if len(texts) > 1 else "prompt"
-            record = answer(cast(Engine, recorder), Prompt(0, kind, turns=texts), TASK)
+            record = answer(cast(Engine, recorder), Prompt(0, kind, turns=texts), TASK, OPTIONS)
             assert record["error"] is None
             reused.append([each.completion.stats.n_prompt_reused for each in recorder.streams])
     assert [each[0] for each in reused] == [0, 0, 0]

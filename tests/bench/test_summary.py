@@ -15,7 +15,7 @@ import pytest
 from measured import text, two
 
 from ggufspec.bench import summary, tables
-from ggufspec.bench.records import BenchResults, Contender, Divergence, Measurement
+from ggufspec.bench.records import BenchResults, Contender, FirstDifference, Measurement
 from ggufspec.decoding.stats import summarize
 from ggufspec.decoding.types import Round
 
@@ -213,9 +213,9 @@ def test_texts_that_differ_from_plain_are_reported() -> None:
     ]
     (told,) = summary.warnings_of(results)
     assert told.startswith("draft 3 differs from plain in 3 of 9 texts")
-    results.divergences = [Divergence("draft 3", "a", 1, 0.01)]
+    results.divergences = [FirstDifference("draft 3", "a", 1, 0.01)]
     assert "near-tie" in summary.warnings_of(results)[0]
-    results.divergences = [Divergence("draft 3", "a", 1, 2.0)]
+    results.divergences = [FirstDifference("draft 3", "a", 1, 2.0)]
     assert "ggufspec audit" in summary.warnings_of(results)[0]
     warm = [
         replace(each, options={**each.options, "temperature": 0.7}) for each in results.contenders

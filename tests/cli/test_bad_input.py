@@ -191,7 +191,7 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
         (["--drafter", "model"], ["'model' needs a draft", "--draft"]),
         (["--drafter", "oracle"], ["'oracle'", "choose from", "model", "none"]),
         (["--verify", "maybe"], ["'maybe'", "choose from", "match", "rejection"]),
-        (["--verify", "_lossy"], ["--verify", "wrong on purpose"]),
+        (["--verify", "_lossy"], ["'_lossy'", "choose from"]),
         (["-ctk", "q3"], ["'q3'", "--cache-type-k", "'q8_0'"]),
         (["-ctv", "f64"], ["'f64'", "--cache-type-v", "'f16'"]),
         (["-fa", "maybe"], ["'maybe'", "--flash-attn", "'auto'"]),

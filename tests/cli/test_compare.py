@@ -141,7 +141,7 @@ def test_without_a_target_the_embedded_pair_runs(command: Command) -> None:
         (["--speed", "-1"], "--speed"),
         (["--speed", "nan"], "--speed"),
         (["--speed", "inf"], "--speed"),
-        (["--verify", "_lossy"], "--verify"),
+        (["--verify", "_lossy"], "choose from"),
         (["--verify", "telepathy"], "choose from"),
         (["--size", "10M"], "--size is for the embedded pair"),
         (["--record", "race.gif"], "race.gif"),

@@ -199,6 +199,11 @@ def distance(one: Distribution, other: Distribution) -> float:
 
 
 @pytest.mark.parametrize("certain", ["none", "some", "all"])
+def test_each_rule_has_a_twin() -> None:
+    """So that the exact tests below cover it."""
+    assert set(RULE_TWINS) == set(RULES)
+
+
 @pytest.mark.parametrize("name", RULE_TWINS)
 def test_every_text_has_exactly_the_targets_probability(name: str, certain: str) -> None:
     """By enumeration of all drafts, whose length depends on what was drawn, and all verdicts."""

@@ -316,13 +316,6 @@ def test_options_out_of_range_are_refused_at_once(pair: Engine, options: dict[st
         pair.stream("hello", **options)  # type: ignore[arg-type]
 
 
-def test_a_rule_that_is_wrong_on_purpose_is_for_audits_only(pair: Engine) -> None:
-    with pytest.raises(OptionError, match=r"'_lossy'.* is wrong on purpose, for `ggufspec audit`"):
-        pair.generate("hello", verify="_lossy")
-    checked = CheckedOptions.of({"verify": "_lossy"}, allow_test_rules=True)
-    assert checked.verify == "_lossy"
-
-
 def test_options_are_checked_once_and_a_prompt_is_tokenized_once(
     pair: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

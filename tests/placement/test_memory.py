@@ -20,7 +20,6 @@ from ggufspec.placement.memory import (
     VALUE_BYTES,
     CacheParams,
     ModelMemory,
-    cache_bytes,
     compute_bytes,
 )
 
@@ -113,6 +112,12 @@ def test_caches_of_every_kind_of_memory_are_known(
     # What llama.cpp reports has two digits of a MiB.
     assert cache_bytes(shape(path), caches) == pytest.approx(found.caches, abs=0.011 * 2**20)
     assert found.caches or write is not tiny.write_llama
+
+
+def cache_bytes(known: ModelShape, caches: CacheParams) -> int:
+    """What the layers and the output take beside their weights."""
+    n_weights = known.n_output_bytes + sum(layer.n_bytes for layer in known.layers)
+    return sum(ModelMemory(known, caches).units) - n_weights
 
 
 def test_layers_move_from_the_host_to_the_gpu() -> None:

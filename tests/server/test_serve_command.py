@@ -35,7 +35,7 @@ def test_without_the_extra_it_says_what_to_install(
         (["--draft", "d.gguf"], "--draft needs --target"),
         (["--api-key", ""], "is empty"),
         (["--host", "no such host.invalid"], "does not exist"),
-        (["--verify", "_lossy"], "wrong on purpose"),
+        (["--verify", "_lossy"], "no verification rule '_lossy'"),
         (["-m", "t.gguf", "--draft-temp", "1"], "needs a draft model"),
         (["-m", "/nowhere/t.gguf", "--port", "0"], "t.gguf"),
         (["--drafter", "oracle", "-m", "t.gguf", "--port", "0"], "t.gguf"),

@@ -10,19 +10,14 @@ from ggufspec.errors import OptionError
 
 
 def names() -> list[str]:
-    """The names of all rules. Those with an underscore, which tests add, are not listed."""
-    return [name for name in _all_names() if not name.startswith("_")]
+    """The names of all rules."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def rule(name: str) -> Verify:
     """The rule of that name. Raises OptionError if there is none."""
-    if name not in _all_names():
-        raise OptionError(
-            f"there is no verification rule {name!r}; choose from {', '.join(names())}"
-        )
+    known = names()
+    if name not in known:
+        raise OptionError(f"there is no verification rule {name!r}; choose from {', '.join(known)}")
     found: Verify = importlib.import_module(f"{__name__}.{name}").verify
     return found
-
-
-def _all_names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
