@@ -1,8 +1,7 @@
 """The built-in prompts: texts to continue freely, and repetitive texts.
 
-The embedded pair was trained on windows of 256 tokens and follows no instructions, so repetitive
-prompts are short: a passage is repeated and begun again. At temperature 0 the pair continues the
-repetition of the first, the second also at 0.7, the code not at all.
+Repetitive prompts are short, since the embedded pair was trained on windows of 256 tokens. It
+continues the first two at temperature 0, and the second also at 0.7, but not the code.
 """
 
 from __future__ import annotations

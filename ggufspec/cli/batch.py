@@ -251,7 +251,8 @@ def _end(
     from ggufspec.batch.results import BatchTotals
 
     done = BatchTotals.of(results.records.values())
-    parts = [f"{done.n_prompts:,} of {len(prompts):,} prompts", f"{done.n_failed:,} failed"]
+    hint = " (--resume --retry-failed tries them again)" if done.n_failed else ""
+    parts = [f"{done.n_prompts:,} of {len(prompts):,} prompts", f"{done.n_failed:,} failed{hint}"]
     if done.n_retried:
         parts.append(f"{done.n_retried:,} tried again")
     parts.append(f"{done.n_generated:,} tokens")

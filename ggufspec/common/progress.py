@@ -1,4 +1,4 @@
-"""The functions that callers pass to be called while work goes on."""
+"""Types of the progress callbacks that callers may pass."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Completion:
 class Generation:
     """A text under way: it owns its tokens, slot, drafter, loop and statistics.
 
-    Call `read` until `is_reading` is false; then `ask` and `answer`, in turns, until `is_over`.
+    Call `read` until `is_reading` is false; then `ask` and `answer`, alternately, until `is_over`.
     The caller holds the engine's lock during each call. A generation that raised is over.
     """
 

@@ -69,7 +69,7 @@ class MedianRange(NamedTuple):
 
     @staticmethod
     def of(values: Sequence[float]) -> MedianRange | None:
-        """Of one prompt. None without values."""
+        """The range of one prompt; None without values."""
         return MedianRange.of_prompts({"": values})
 
     @staticmethod

@@ -1,9 +1,9 @@
-"""What each tuned number of the draft length is worth: seconds with it halved and doubled.
+"""Simulates the effect of each tuned number of drafting: seconds with it halved and doubled.
 
     python -m tests.benchmarks.constants [NAME ...]
 
 Texts are generated with models that cost nothing; passes and draft steps are charged by cost curves
-of real kernels. Results are exact, up to the luck of the texts: compare with the last column.
+of real kernels. Texts are random: the last column is the standard error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile
 from tests.fakes import FakeSession, speculated
 
-CURVES = {  # milliseconds of a pass over 1, 2, 3, 4, 6, 8, 12, 16 tokens: see the main README
+CURVES = {  # milliseconds of a pass over 1, 2, 3, 4, 6, 8, 12, 16 tokens
     "stairs": (3.6, 5.8, 8.3, 5.5, 10.4, 10.0, 14.7, 17.1),
     "flat": (20.0, 20.4, 20.8, 21.2, 22.0, 22.8, 24.4, 26.0),
 }
@@ -72,7 +72,7 @@ def changed(name: str, factor: float) -> Iterator[None]:
 
 
 def seconds() -> list[float]:
-    """Of texts by all curves, noises, temperatures and seeds."""
+    """The seconds of texts with all curves, noises, temperatures and seeds."""
     return [
         text_seconds(curve, noise, temperature, seed)
         for curve in CURVES.values()
@@ -83,7 +83,7 @@ def seconds() -> list[float]:
 
 
 def text_seconds(measured: Sequence[float], noise: float, temperature: float, seed: int) -> float:
-    """Of one text of a new pair, with costs learned while it is generated."""
+    """The seconds of one text of a new pair, with costs learned during generation."""
     curve = np.interp(range(1, N_DRAFT + 2), SIZES, measured)
     rng = np.random.default_rng(seed)
     policy = PairProfile(CostModel(N_DRAFT + 1)).policy(temperature, repeats=False, in_blocks=True)

@@ -1,4 +1,4 @@
-"""Measures the memory of a run besides llama.cpp's own buffers.
+"""Measures the memory of a run without llama.cpp's own buffers.
 
     python -m tests.benchmarks.memory target.gguf draft.gguf
 

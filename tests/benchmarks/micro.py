@@ -1,4 +1,4 @@
-"""Measures the time of a round besides the models: logits -> distributions -> verdict.
+"""Measures the time of a round without the models: logits -> distributions -> verdict.
 
     python -m tests.benchmarks.micro
 

@@ -1,4 +1,4 @@
-"""tests.benchmarks.auto: who writes when, what the numbers say, and what llama.cpp's log says."""
+"""tests.benchmarks.auto: the order of contenders, the report, and llama.cpp's log."""
 
 from __future__ import annotations
 

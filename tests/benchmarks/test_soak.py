@@ -1,4 +1,4 @@
-"""Which responses count as right under load."""
+"""Which responses count as correct under load."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_failed_prompts_are_recorded_and_reported(batch: Command, tmp_path: Path
     file.write_text("\n".join(map(json.dumps, lines)))
     result = batch("-c", "64", file=file)
     assert result.code == ERROR
-    assert "2 of 2 prompts; 1 failed" in result.err
+    assert "2 of 2 prompts; 1 failed (--resume --retry-failed tries them again)" in result.err
     assert "prompt 1 failed: the prompt has " in result.err
     found = records(tmp_path / "r.jsonl")
     assert [record["error"] is None for record in found] == [False, True]
