@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import tiny
 from hub import Hub
 
 _numbers = count()
@@ -67,3 +68,13 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     close_session()
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "target.gguf")
+
+
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    return tiny.write_llama(tmp_path / "draft.gguf", n_layer=1)

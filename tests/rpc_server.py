@@ -7,17 +7,16 @@ import sys
 
 import llama_cpp
 
-from ggufspec.llama import devices, rpc
+from ggufspec.llama import devices
 
 
 def main(endpoint: str) -> None:
     """Serve the processor, with one thread, until killed."""
     llama_cpp.llama_backend_init()
-    ggml = rpc._ggml()
-    registry = ggml.ggml_backend_reg_by_name(b"RPC")
     text, size, pointer = ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p
-    address = ggml.ggml_backend_reg_get_proc_address(registry, b"ggml_backend_rpc_start_server")
-    start = ctypes.CFUNCTYPE(None, text, text, size, size, pointer)(address)
+    types = (None, text, text, size, size, pointer)
+    start = devices.backend_function("RPC", "ggml_backend_rpc_start_server", *types)
+    assert start is not None
     (processor,) = [device.pointer for device in devices.devices() if device.kind == 0]
     start(endpoint.encode(), None, 1, 1, (pointer * 1)(processor))
 

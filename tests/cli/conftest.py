@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 import tiny
 
 from ggufspec.cli import main
+from ggufspec.cli.exits import INTERRUPTED
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,10 @@ class Result:
 
 
 Command = Callable[..., Result]
+_INTERRUPTIBLE = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    "from ggufspec.cli.main import main; main()"
+)
 
 
 @pytest.fixture
@@ -83,3 +90,28 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def draft(target: Path) -> Path:
     """One layer of the target's two: it guesses right now and then."""
     return tiny.write_llama(target.with_name("draft.gguf"), n_layer=1)
+
+
+def check_interrupted(arguments: Sequence[object]) -> None:
+    """Run a command until it has two contexts; Ctrl-C then ends it without a traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _INTERRUPTIBLE, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
+    try:
+        assert process.stderr is not None
+        n_contexts = 0
+        while n_contexts < 2:
+            line = process.stderr.readline()
+            assert line, "it ended too early"
+            n_contexts += b"sched_reserve: reserve took" in line
+        time.sleep(0.7)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (INTERRUPTED, b"")
+    assert b"Traceback" not in err
+    assert err.splitlines()[-1] == b"ggufspec: interrupted"

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from audit.conftest import lossy
+from cli.conftest import check_interrupted
 
 Command = Callable[..., Any]
 
 SAME, DIFFERENT, ERROR, USAGE, INTERRUPTED = 0, 1, 1, 2, 130
 QUICK = ("--runs", "6", "-n", "10", "--seed", "0")
-INTERRUPTIBLE = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from ggufspec.cli.main import main; main()"
-)
 
 
 @pytest.fixture
@@ -162,24 +155,4 @@ def test_a_draft_that_is_not_there(command: Command, target: Path) -> None:
 
 def test_ctrl_c_ends_it_without_a_traceback(target: Path, draft: Path) -> None:
     arguments = ["audit", "-m", target, "-md", draft, "-t", "1", "-v", "--runs", "100000"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    )
-    try:
-        assert process.stderr is not None
-        n_contexts = 0
-        while n_contexts < 2:
-            line = process.stderr.readline()
-            assert line, "it ended too early"
-            n_contexts += b"sched_reserve: reserve took" in line
-        time.sleep(0.7)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert (process.returncode, out) == (INTERRUPTED, b"")
-    assert b"Traceback" not in err
-    assert err.splitlines()[-1] == b"ggufspec: interrupted"
+    check_interrupted(arguments)

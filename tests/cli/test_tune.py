@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from cli.conftest import check_interrupted
 
 import ggufspec
 from ggufspec.cli.render import columns
@@ -26,10 +23,6 @@ Command = Callable[..., Any]
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
 QUICK = ("--runs", "1", "--max-n", "4", "--depth", "20")
-INTERRUPTIBLE = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from ggufspec.cli.main import main; main()"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -343,27 +336,7 @@ def test_files_that_are_no_models(whose: str, command: Command, target: Path) ->
 
 def test_ctrl_c_ends_it_with_nothing_remembered(target: Path, draft: Path) -> None:
     arguments = ["tune", "-m", target, "-md", draft, "-v", "--runs", "1000", "--max-n", "64"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-    )
-    try:
-        assert process.stderr is not None
-        n_contexts = 0
-        while n_contexts < 2:
-            line = process.stderr.readline()
-            assert line, "it ended by itself"
-            n_contexts += b"sched_reserve: reserve took" in line
-        time.sleep(0.7)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
-    finally:
-        process.kill()
-    assert (process.returncode, out) == (INTERRUPTED, b"")
-    assert b"Traceback" not in err
-    assert err.splitlines()[-1] == b"ggufspec: interrupted"
+    check_interrupted(arguments)
     assert records() == []
 
 

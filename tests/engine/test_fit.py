@@ -23,16 +23,6 @@ MIB = 2**20
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tiny.write_llama(tmp_path / "target.gguf")
-
-
-@pytest.fixture
-def draft(tmp_path: Path) -> Path:
-    return tiny.write_llama(tmp_path / "draft.gguf", n_layer=1)
-
-
-@pytest.fixture
 def has_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def give(*n_free: int) -> None:
         found = tuple(Gpu(f"GPU {i}", n) for i, n in enumerate(n_free))

@@ -20,16 +20,6 @@ from ggufspec.llama.profile_key import profile_key
 from ggufspec.placement.plan import Gpu
 
 
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tiny.write_llama(tmp_path / "target.gguf")
-
-
-@pytest.fixture
-def draft(tmp_path: Path) -> Path:
-    return tiny.write_llama(tmp_path / "draft.gguf", n_layer=1)
-
-
 def facts_of(target: Path, draft: Path | None, **options: Any) -> dict[str, Any]:
     with ggufspec.load(target, draft, **{"n_threads": 1, **options}) as engine:
         return profile_key(engine.target, engine.draft)

@@ -16,7 +16,6 @@ from time import monotonic, sleep
 
 import llama_cpp
 import pytest
-import tiny
 
 import ggufspec
 from ggufspec.engine import fit, load
@@ -34,16 +33,6 @@ needs_rpc = pytest.mark.skipif(
     not llama_cpp.llama_supports_rpc(),
     reason="needs llama-cpp-python built with -DGGML_RPC=on",
 )
-
-
-@pytest.fixture
-def target(tmp_path: Path) -> Path:
-    return tiny.write_llama(tmp_path / "target.gguf")
-
-
-@pytest.fixture
-def draft(tmp_path: Path) -> Path:
-    return tiny.write_llama(tmp_path / "draft.gguf", n_layer=1)
 
 
 # In every build
