@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -88,6 +89,9 @@ def run() -> int:
         _complain(str(error))
         return ERROR
     except OSError as error:
+        if error.errno == errno.ENOSPC and not error.filename:
+            _complain("cannot write the output: no space left on that disk; make room there")
+            return ERROR
         _complain(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return ERROR
     except MemoryError:

@@ -218,7 +218,7 @@ def read_from(file: BinaryIO, path: Path, n_bytes: int) -> Header:
             return _Parser(data, path, n_bytes).header()
         except _Short:
             if len(data) < wanted or len(data) >= min(n_bytes, _MOST_READ):
-                raise _damaged(path, "it ends within its header") from None
+                raise _damaged(path, "it ends within its header. Download it again") from None
 
 
 def shards_of(path: Path, n_files: int) -> list[Path]:
@@ -407,7 +407,7 @@ class _Parser:
             raise self._broken_off()
 
     def _broken_off(self) -> ModelError:
-        return _damaged(self._path, "it ends within its header")
+        return _damaged(self._path, "it ends within its header. Download it again")
 
 
 def _damaged(path: Path, what: str) -> ModelError:
