@@ -121,6 +121,8 @@ def verdict(race: Race) -> str:
     """A sentence on whether the two texts are the same, and why not."""
     at = race.first_difference
     if race.temperature > 0:
+        if at is None and not race.speculative.stats.n_drafted:
+            return "The two texts are the same: nothing was drafted, and both have the same seed."
         if at is None:
             return "The two texts are the same by chance: each was sampled independently."
         return (

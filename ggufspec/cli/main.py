@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -91,6 +92,9 @@ def run() -> int:
         render.note(str(error))
         return ERROR
     except OSError as error:
+        if error.errno == errno.ENOSPC and not error.filename:
+            render.note("cannot write the output: no space left on that disk; make room there")
+            return ERROR
         render.note(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return ERROR
     except MemoryError:

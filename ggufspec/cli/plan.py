@@ -24,6 +24,7 @@ from ggufspec.cli.options import (
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
+from ggufspec.errors import VocabError
 
 if TYPE_CHECKING:
     from ggufspec.models.shape import ModelShape
@@ -145,6 +146,8 @@ def command(
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
     shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
+    if shape_draft:
+        _check_vocabularies(shape, shape_draft)
     machine = _machine(vram, ram, gpu_bandwidth, ram_bandwidth, rpc)
     wishes = PlacementOptions(
         n_ctx=n_ctx,
@@ -158,6 +161,18 @@ def command(
         render.echo_json(_document(plans, shape, shape_draft, machine, acceptance))
     else:
         _print(plans, shape, shape_draft, machine, acceptance, rpc)
+
+
+def _check_vocabularies(target: ModelShape, draft: ModelShape) -> None:
+    """Raise VocabError if their sizes show that the two cannot run as a pair."""
+    from ggufspec.llama.vocab import MAX_PADDING
+
+    if abs(target.n_vocab - draft.n_vocab) > MAX_PADDING:
+        raise VocabError(
+            f"target and draft do not share a vocabulary: the target has {target.n_vocab:,} "
+            f"tokens, the draft {draft.n_vocab:,}. Use a draft of the target's model family, with "
+            "the same tokenizer"
+        )
 
 
 def _machine(
@@ -207,11 +222,11 @@ def _print(
     for gpu in machine.gpus:
         known = "nominal" if gpu.bandwidth or not gpu.is_remote else "assumed (--gpu-bandwidth)"
         click.echo(
-            f"{gpu.name}: {format_bytes(gpu.n_free)} free, {gpu.nominal / 1e9:.0f} GB/s {known}"
+            f"{gpu.name}: {format_bytes(gpu.n_free)} free, {_bytes_rate(gpu.nominal)} {known}"
         )
     ram = "" if machine.n_host_free is None else f"{format_bytes(machine.n_host_free)} free, "
     measured = "" if machine.host_bandwidth else " assumed (--ram-bandwidth)"
-    click.echo(f"CPU: {ram}{bandwidths.host / 1e9:.0f} GB/s{measured}")
+    click.echo(f"CPU: {ram}{_bytes_rate(bandwidths.host)}{measured}")
     if draft:
         click.echo(f"acceptance: {acceptance:.0%} of drafted tokens, if those before were accepted")
     click.echo("GPU layers of target and draft, memory of GPUs and host, draft length n:")
@@ -244,6 +259,10 @@ def _print(
         + (f" --rpc {','.join(rpc)}" if rpc else "")
         + f" -c {chosen.caches.n_ctx}"
     )
+
+
+def _bytes_rate(bandwidth: float) -> str:
+    return f"{bandwidth / 1e9:.{0 if bandwidth >= 1e10 else 1}f} GB/s"
 
 
 def _document(

@@ -68,7 +68,7 @@ class TextWriter:
 
 def stats_line(stats: Stats, speedup: float | None = None) -> str:
     """One line for stderr."""
-    parts = [f"{stats.n_generated} tokens at {stats.tokens_per_second:.1f} tokens/s"]
+    parts = [f"{_n_tokens(stats.n_generated)} at {stats.tokens_per_second:.1f} tokens/s"]
     if speedup is not None:
         parts.append(f"{speedup:.2f} times as fast as plain decoding")
     if stats.n_drafted:
@@ -79,8 +79,12 @@ def stats_line(stats: Stats, speedup: float | None = None) -> str:
     if 0 < stats.n_rounds_without_draft < stats.n_rounds:
         share = stats.n_rounds_without_draft / stats.n_rounds
         parts.append(f"{share:.0%} of rounds without a draft")
-    parts.append(f"prompt {stats.n_prompt} tokens in {stats.seconds.prompt:.2f} s")
+    parts.append(f"prompt {_n_tokens(stats.n_prompt)} in {stats.seconds.prompt:.2f} s")
     return "; ".join(parts)
+
+
+def _n_tokens(n: int) -> str:
+    return "1 token" if n == 1 else f"{n} tokens"
 
 
 def rounds_text(rounds: Sequence[Round]) -> str:

@@ -81,6 +81,8 @@ class SectionedGroup(click.Group):
 def _write(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
     records = {}
     for option in command.get_params(ctx):
+        if isinstance(option, click.Argument):
+            continue  # in the usage line; some versions of click list them without a text
         if option.name and (record := option.get_help_record(ctx)) is not None:
             records[option.name] = (_shortened(record[0]), record[1])
     if len(records) <= _FEW:

@@ -206,7 +206,7 @@ def read_one(path: Path) -> Header:
                 return _Parser(data, path, n_bytes).header()
             except _Short:
                 if len(data) < wanted or len(data) >= min(n_bytes, _MOST_READ):
-                    raise _damaged(path, "it ends within its header") from None
+                    raise _damaged(path, "it ends within its header. Download it again") from None
 
 
 @contextmanager
@@ -409,7 +409,7 @@ class _Parser:
             raise self._broken_off()
 
     def _broken_off(self) -> ModelError:
-        return _damaged(self._path, "it ends within its header")
+        return _damaged(self._path, "it ends within its header. Download it again")
 
 
 def _damaged(path: Path, what: str) -> ModelError:

@@ -136,6 +136,13 @@ def test_the_verdict_on_the_texts() -> None:
     assert "same distribution" in verdict(replace(other, temperature=0.8))
 
 
+def test_sampled_texts_without_a_draft_are_not_the_same_by_chance() -> None:
+    sampled = replace(RACE, temperature=0.8)
+    assert "by chance" in verdict(sampled)
+    plain = replace(FAST, stats=replace(FAST.stats, n_drafted=0))
+    assert "nothing was drafted" in verdict(replace(sampled, speculative=plain))
+
+
 # Text
 
 

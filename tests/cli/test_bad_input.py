@@ -158,7 +158,7 @@ def test_a_prompt_file_that_may_not_be_read(run: Command, target: Path, tmp_path
 
 def test_a_prompt_on_the_command_line_that_is_no_text(program: Command, target: Path) -> None:
     result = program("run", "-t", "1", "-m", target, "-p", b"caf\xe9")
-    refuses(result, ERROR, "not valid Unicode", "character 3")
+    refuses(result, ERROR, "from -p is not UTF-8", "character 3", "convert")
 
 
 def test_a_terminal_instead_of_a_prompt(target: Path) -> None:

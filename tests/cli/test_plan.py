@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ggufspec.cli.main import cli
+from ggufspec.errors import VocabError
 from ggufspec.llama import rpc
 from ggufspec.placement.plan import Gpu
 
@@ -150,3 +151,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     result = invoke("--target", str(tmp_path / "none.gguf"))
     assert result.exit_code != 0
     assert "there is no file" in str(result.exception)
+
+
+def test_a_draft_with_another_vocabulary_is_refused(pair: list[str]) -> None:
+    result = invoke(*pair[:2], "--draft", "GPT-2-Q4_0", "--vram", "24GiB")
+    assert isinstance(result.exception, VocabError)
+    assert "128,256 tokens, the draft 50,257" in str(result.exception)
+
+
+def test_slow_memory_is_not_shown_as_none(pair: list[str]) -> None:
+    result = invoke(*pair, "--vram", "0", "--ram-bandwidth", "0.4GB")
+    assert "0.4 GB/s" in result.output

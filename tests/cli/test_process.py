@@ -268,7 +268,9 @@ def test_a_full_disk_is_reported(args: list[str], chatterbox: Path) -> None:
         process = start(*args, stdout=full)
         _, err = process.communicate(timeout=20)
     assert process.returncode == ERROR
-    assert err.decode() == "ggufspec: No space left on device\n"
+    assert err.decode() == (
+        "ggufspec: cannot write the output: no space left on that disk; make room there\n"
+    )
 
 
 def test_letters_that_a_terminal_lacks_are_replaced(program: Command, smiley: Path) -> None:

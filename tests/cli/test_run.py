@@ -389,3 +389,8 @@ def test_the_cache_types_offered_are_those_that_there_are() -> None:
     from ggufspec.placement.memory import VALUE_BYTES
 
     assert list(defaults.KV_TYPES) == list(KV_TYPES) == list(VALUE_BYTES)
+
+
+def test_one_token_is_not_called_tokens(run: Command, target: Path) -> None:
+    result = run("-m", target, "-p", PROMPT, "-n", "1")
+    assert result.err.startswith("1 token at ")

@@ -66,3 +66,10 @@ def test_help_is_the_same_without_a_terminal_of_any_width(
     (text,) = texts
     assert "\x1b" not in text
     assert text.isascii()
+
+
+@pytest.mark.parametrize("args", [["bench", "compare"], ["standin"], ["batch"]], ids=" ".join)
+def test_arguments_are_in_the_usage_line_only(command: Command, args: list[str]) -> None:
+    usage, _, rest = command(*args, "--help").out.partition("Options:")
+    for argument in re.findall(r"\b[A-Z]{3,}\b", usage.partition("\n")[0].replace("OPTIONS", "")):
+        assert not re.search(rf"^  {argument}\s*$", rest, re.MULTILINE)
