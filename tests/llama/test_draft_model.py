@@ -217,7 +217,7 @@ def test_one_draft_may_serve_several_llamas(llama: MakeLlama, draft_model: MakeD
     ],
 )
 def test_wrong_counts_are_refused(how: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match="must be (at least 1|a whole number)"):
+    with pytest.raises(OptionError, match=r"must be (at least 1|a whole number)"):
         ggufspec.DraftModel(embedded_draft(), **how)
 
 
