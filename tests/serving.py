@@ -79,7 +79,7 @@ def serving(
     thread.start()
     headers = {}
     if settings.get("api_key"):
-        headers["Authorization"] = f"Bearer {settings['api_key']}"
+        headers["Authorization"] = f"Bearer {settings['api_key']}".encode()
     try:
         assert comes_true(lambda: server.started)
         with httpx.Client(base_url=url, headers=headers, timeout=20, trust_env=False) as client:

@@ -20,6 +20,7 @@ from ggufspec.cli.options import (
     AT_LEAST_1,
     COUNT,
     NOT_NEGATIVE,
+    POSITIVE,
     load_options,
     max_tokens_option,
     option,
@@ -78,7 +79,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 @option(
     "--timeout",
     "Time limit of a prompt; beyond it, the prompt has failed.  [default: none]",
-    type=click.FloatRange(min=0, min_open=True),
+    type=POSITIVE,
     metavar="SECONDS",
 )
 @option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import reduce, wraps
 from pathlib import Path
@@ -17,8 +18,22 @@ Option = Callable[[Any], Any]  # a decorator that gives a command one option
 
 COUNT = click.IntRange(min=0)
 AT_LEAST_1 = click.IntRange(min=1)
-NOT_NEGATIVE = click.FloatRange(min=0)
-POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+class _Number(click.FloatRange):
+    """A range without NaN, which click accepts in any range."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
+
+
+NOT_NEGATIVE = _Number(min=0)
+POSITIVE = _Number(min=0, min_open=True)
 
 
 def option(names: str, help_text: str, **settings: Any) -> Option:

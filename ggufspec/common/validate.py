@@ -57,6 +57,12 @@ def text(name: str, value: object) -> str:
     return value
 
 
+def function(name: str, value: object) -> None:
+    """A function, or None."""
+    if value is not None and not callable(value):
+        raise OptionError(f"{name} is {value!r}; it must be a function")
+
+
 def path(name: str, value: object) -> Path:
     """The path of a file."""
     if not isinstance(value, (str, PathLike)) or not str(value):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
 
 from typing_extensions import Unpack
@@ -101,6 +101,10 @@ class Engine:
         self.lock.check()
         if isinstance(prompts, str):
             raise PromptError("prompts is one text; give a list of prompts, or use generate")
+        if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
+            raise PromptError(
+                f"prompts is of type {type(prompts).__name__}; give a list of prompts"
+            )
         checked = CheckedOptions.of(options)
         all_tokens = [self.tokenize(prompt) for prompt in prompts]
 
@@ -145,7 +149,7 @@ class Engine:
             tokens = (
                 self.vocab.tokenize(prompt, add_special=True, parse_special=True) if prompt else []
             )
-        elif isinstance(prompt, (bytes, Mapping)) or not isinstance(prompt, Iterable):
+        elif isinstance(prompt, (bytes, Mapping, Set)) or not isinstance(prompt, Iterable):
             raise PromptError(
                 f"the prompt is of type {type(prompt).__name__}; give a text, or token ids"
             )

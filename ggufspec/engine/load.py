@@ -72,6 +72,7 @@ def load(
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError, RpcError.
     """
+    validate.function("progress", progress)
     options = LoadOptions(
         target=validate.path("target", target),
         draft=None if draft is None else validate.path("draft", draft),
@@ -82,14 +83,14 @@ def load(
         n_gpu_layers=fit.layers("n_gpu_layers", n_gpu_layers),
         n_gpu_layers_draft=fit.layers("n_gpu_layers_draft", n_gpu_layers_draft),
         tensor_split=validate.shares("tensor_split", tensor_split),
-        main_gpu=main_gpu,
+        main_gpu=None if main_gpu is None else validate.whole("main_gpu", main_gpu),
         n_threads=n_threads,
         n_threads_draft=n_threads_draft,
         flash_attention=flash_attention,
         type_k=type_k,
         type_v=type_v,
-        mmap=mmap,
-        tuned=tuned,
+        mmap=validate.switch("mmap", mmap),
+        tuned=validate.switch("tuned", tuned),
     )
     places = Fit(options)
     servers = RpcConnections(addresses("rpc", rpc))

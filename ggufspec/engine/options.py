@@ -99,8 +99,7 @@ class CheckedOptions:
                 validate.text(name, getattr(self, name))
         rules.rule(validate.text("verify", self.verify))
         validate.switch("ignore_eos", self.ignore_eos)
-        if self.progress is not None and not callable(self.progress):
-            raise OptionError(f"progress is {self.progress!r}; it must be a function")
+        validate.function("progress", self.progress)
         if not isinstance(self.json_schema, (str, Mapping, bool, type(None))):
             raise OptionError(
                 f"json_schema is {self.json_schema!r}; it must be the text of a schema, or a dict"

@@ -104,7 +104,16 @@ def render_chat(
 def _check_messages(messages: Sequence[Message]) -> None:
     if not messages:
         raise PromptError("there are no messages; give at least one with role 'user'")
+    if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence):
+        raise PromptError(
+            f"messages is of type {type(messages).__name__}; give a list of "
+            '{"role": ..., "content": ...}'
+        )
     for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise PromptError(
+                f'message {i} is {message!r}; it must be {{"role": ..., "content": ...}}'
+            )
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise PromptError(f"message {i} needs a text {key!r}; found {message.get(key)!r}")

@@ -10,7 +10,7 @@ import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
-from ggufspec.common import defaults
+from ggufspec.common import defaults, validate
 from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context, ContextOptions
@@ -39,9 +39,12 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         n_threads: int | None = None,
     ) -> None:
         """`n_ctx`: that of the target. Raises ModelError, OptionError, OutOfMemoryError."""
-        if n_draft < 1 or n_ctx < 1:
-            raise OptionError(f"n_draft is {n_draft} and n_ctx is {n_ctx}; both must be at least 1")
+        for name, value in (("n_draft", n_draft), ("n_ctx", n_ctx), ("n_threads", n_threads)):
+            if value is not None and validate.whole(name, value) < 1:
+                raise OptionError(f"{name} is {value}; it must be at least 1")
         self.n_draft = n_draft
+        path = validate.path("path", path)
+        n_gpu_layers = validate.whole("n_gpu_layers", n_gpu_layers)
         self._model = Model(path, n_gpu_layers=n_gpu_layers)
         try:
             self._context = Context(self._model, ContextOptions(n_ctx=n_ctx, n_threads=n_threads))

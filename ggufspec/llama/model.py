@@ -62,9 +62,9 @@ class Model:
             pointers = (ctypes.c_void_p * (len(used) + 1))(*used, None)
             params.devices = ctypes.cast(pointers, ctypes.c_void_p)
         self._pointer: int | None = self._load(params, progress)
+        self.vocab = Vocab(self.pointer)
         try:
             self._check_writes_text()
-            self.vocab = Vocab(self.pointer)
             if self.vocab.type == "none":
                 raise ModelError(f"{self.path} has no vocabulary, so it cannot write text")
         except BaseException:
@@ -215,6 +215,7 @@ class Model:
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""
         if self._pointer is not None:
+            self.vocab.close()
             with listening():
                 llama_cpp.llama_model_free(self._pointer)
             self._pointer = None

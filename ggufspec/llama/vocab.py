@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 
 import llama_cpp
 
-from ggufspec.errors import PromptError, VocabError
+from ggufspec.errors import ClosedError, PromptError, VocabError
 
 # Models of one family may pad their vocabularies to different sizes.
 MAX_PADDING = 128
@@ -21,34 +22,41 @@ _TYPES = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
 
 
 class Vocab:
-    """The vocabulary of a model; valid as long as the model is."""
+    """The vocabulary of a model; after the model is closed, it raises ClosedError."""
 
     def __init__(self, model: int) -> None:
-        self._model = model
-        self._vocab = llama_cpp.llama_model_get_vocab(model)
-        self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self._vocab)
-        self.type = _TYPES.get(llama_cpp.llama_vocab_type(self._vocab), "none")
-        self.bos: int = llama_cpp.llama_vocab_bos(self._vocab)
-        self.eos: int = llama_cpp.llama_vocab_eos(self._vocab)
+        self._pointer: int | None = llama_cpp.llama_model_get_vocab(model)
+        self._tokenizing = threading.Lock()
+        self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
+        self.type = _TYPES.get(llama_cpp.llama_vocab_type(self.pointer), "none")
+        self.bos: int = llama_cpp.llama_vocab_bos(self.pointer)
+        self.eos: int = llama_cpp.llama_vocab_eos(self.pointer)
         self._pieces: dict[int, bytes] = {}
         self._breakers: dict[tuple[str, ...], list[tuple[int, tuple[int, ...]]]] = {}
 
     @property
     def pointer(self) -> int:
-        """The llama_vocab pointer."""
-        return int(self._vocab)
+        """The llama_vocab pointer. Raises ClosedError once the model is closed."""
+        if self._pointer is None:
+            raise ClosedError("the model of this vocabulary is closed; load it again")
+        return self._pointer
+
+    def close(self) -> None:
+        """Called before the model is freed: waits for a text that another thread tokenizes."""
+        with self._tokenizing:
+            self._pointer = None
 
     @cached_property
     def stop_tokens(self) -> frozenset[int]:
         """The tokens that end a generation."""
         is_eog = llama_cpp.llama_vocab_is_eog
-        return frozenset(token for token in range(self.n_tokens) if is_eog(self._vocab, token))
+        return frozenset(token for token in range(self.n_tokens) if is_eog(self.pointer, token))
 
     @cached_property
     def control_tokens(self) -> tuple[int, ...]:
         """The control tokens that do not end a generation; they have no text."""
         is_control = llama_cpp.llama_vocab_is_control
-        control = (token for token in range(self.n_tokens) if is_control(self._vocab, token))
+        control = (token for token in range(self.n_tokens) if is_control(self.pointer, token))
         return tuple(token for token in control if token not in self.stop_tokens)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
@@ -66,9 +74,10 @@ class Vocab:
         n_max = len(data) + 8
         while True:
             buffer = (llama_cpp.llama_token * n_max)()
-            n = llama_cpp.llama_tokenize(
-                self._vocab, data, len(data), buffer, n_max, add_special, parse_special
-            )
+            with self._tokenizing:
+                n = llama_cpp.llama_tokenize(
+                    self.pointer, data, len(data), buffer, n_max, add_special, parse_special
+                )
             if n >= 0:
                 return list(buffer[:n])
             if -n <= n_max:
@@ -90,7 +99,7 @@ class Vocab:
         """The text of a token as stored in the model file; empty if there is no such token."""
         if not 0 <= token < self.n_tokens:
             return ""
-        text: bytes | None = llama_cpp.llama_vocab_get_text(self._vocab, token)
+        text: bytes | None = llama_cpp.llama_vocab_get_text(self.pointer, token)
         return (text or b"").decode("utf-8", "replace")
 
     def special_text(self, token: int) -> str:
@@ -134,7 +143,7 @@ class Vocab:
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
-            n = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            n = llama_cpp.llama_token_to_piece(self.pointer, token, buffer, size, 0, special)
             if n >= 0:
                 return buffer.raw[:n]
             size = -n

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +44,7 @@ from ggufspec.server.submission import KeepAlive, submit
 from ggufspec.server.worker import EngineWorker
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
+_NEEDED = "Input should be "  # how pydantic begins an error of type
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in (
@@ -292,9 +293,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid_body(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = ".".join(filter(_FIELD_OR_INDEX.fullmatch, map(str, first["loc"][1:])))
-        message = f"{place or 'the body'}: {first['msg']}"
+        place, problem = _nearest(error.errors())
+        message = f"{place or 'the body'}: {problem}"
         return ApiError(400, message, param=place or None).response()
 
     @app.exception_handler(GgufspecError)
@@ -305,3 +305,24 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def disconnected(request: Request, error: ClientDisconnect) -> Response:
         return Response(status_code=CLIENT_DISCONNECTED)
+
+
+def _nearest(errors: Sequence[dict[str, Any]]) -> tuple[str, str]:
+    """The place and the text of one error in the first wrong field.
+
+    A field of several types has an error for each of them. The best is one about a value of the
+    right type, and then the one that is found deepest: the other types do not fit at all.
+    """
+    errors = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
+    placed = [(_place(each["loc"]), each) for each in errors]
+    place, best = max(
+        placed, key=lambda each: (not each[1]["type"].endswith("_type"), each[0].count("."))
+    )
+    if best["type"].endswith("_type"):
+        needed = [each["msg"].removeprefix(_NEEDED) for at, each in placed if at == place]
+        return place, _NEEDED + " or ".join(dict.fromkeys(needed))
+    return place, best["msg"]
+
+
+def _place(loc: Sequence[str | int]) -> str:
+    return ".".join(filter(_FIELD_OR_INDEX.fullmatch, map(str, loc[1:])))

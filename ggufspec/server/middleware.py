@@ -29,7 +29,11 @@ class RequestMiddleware:
         self._app = app
         self._options = options
         self._metrics = metrics
-        self._key_hash = None if options.api_key is None else _hash(options.api_key)
+        self._key_hash = (
+            None
+            if options.api_key is None
+            else _hash(options.api_key.encode("utf-8", "surrogateescape"))
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,7 +85,7 @@ class RequestMiddleware:
         if self._key_hash is None or path in PUBLIC_PATHS:
             return
         scheme, _, key = headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(_hash(key.strip()), self._key_hash)
+        is_right = hmac.compare_digest(_hash(key.strip().encode("latin-1")), self._key_hash)
         if scheme.lower() != "bearer" or not is_right:
             raise ApiError(
                 401,
@@ -152,5 +156,5 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replay
 
 
-def _hash(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+def _hash(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

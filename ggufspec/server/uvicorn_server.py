@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -189,6 +190,8 @@ class ImpatientProtocol(H11Protocol):
 
 
 def _unavailable(host: str, port: int, error: OSError) -> OptionError:
+    if error.errno == errno.EADDRNOTAVAIL:
+        return OptionError(f"{host} is not an address of this machine; choose another --host")
     return OptionError(
         f"{host} port {port} is not available ({error.strerror}); choose another --port, or 0 for "
         "a free one"

@@ -345,6 +345,18 @@ def test_prompts_that_cannot_be_decoded_are_refused(pair: Engine, prompt: object
         pair.generate(prompt)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("prompts", [None, 5, "hi", b"hi", {"hi": 1}, {"hi"}, ["hi", {5, 6}]])
+def test_batches_that_are_no_list_of_prompts_are_refused(pair: Engine, prompts: object) -> None:
+    with pytest.raises(ggufspec.PromptError, match="give a"):
+        pair.generate_batch(prompts, max_tokens=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("messages", ["hi", {"role": "user", "content": "hi"}, ["hi"], iter([])])
+def test_messages_that_are_no_list_of_dicts_are_refused(pair: Engine, messages: object) -> None:
+    with pytest.raises(ggufspec.PromptError, match=r'"role": \.\.\., "content"'):
+        pair.render(messages, "{{ messages }}")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -356,6 +368,10 @@ def test_prompts_that_cannot_be_decoded_are_refused(pair: Engine, prompt: object
         {"n_threads": 0},
         {"type_k": "f12"},
         {"flash_attention": "maybe"},
+        {"main_gpu": "0"},
+        {"mmap": "no"},
+        {"tuned": "no"},
+        {"progress": 5},
     ],
 )
 def test_load_options_out_of_range_are_refused(options: dict[str, object]) -> None:
@@ -376,7 +392,7 @@ def test_a_pair_without_a_common_vocabulary_is_refused(tmp_path: Path) -> None:
 
 def test_the_public_names_are_those_promised() -> None:
     assert all(hasattr(ggufspec, name) for name in ggufspec.__all__)
-    assert set(ggufspec.__all__) <= set(dir(ggufspec))
+    assert {name for name in dir(ggufspec) if name[0] != "_"} == set(ggufspec.__all__)
     with pytest.raises(AttributeError, match="no attribute"):
         ggufspec.oracle  # noqa: B018
 

@@ -204,10 +204,21 @@ def test_one_draft_may_serve_several_llamas(llama: MakeLlama, draft_model: MakeD
     assert_same_up_to_a_near_tie(greedy(other, prompt, 20), written, prompt, llama(logits_all=True))
 
 
-@pytest.mark.parametrize("how", [{"n_draft": 0}, {"n_draft": -3}, {"n_ctx": 0}, {"n_ctx": -1}])
-def test_wrong_counts_are_refused(draft_model: MakeDraft, how: dict[str, int]) -> None:
-    with pytest.raises(OptionError, match="must be at least 1"):
-        draft_model(**how)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"n_draft": 0},
+        {"n_draft": -3},
+        {"n_draft": "3"},
+        {"n_ctx": 0},
+        {"n_ctx": -1},
+        {"n_threads": 0},
+        {"n_gpu_layers": "all"},
+    ],
+)
+def test_wrong_counts_are_refused(how: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=r"must be (at least 1|a whole number)"):
+        ggufspec.DraftModel(embedded_draft(), **how)
 
 
 def test_a_wrong_file_is_refused(draft_model: MakeDraft, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.errors import PromptError, VocabError
+from ggufspec.errors import ClosedError, PromptError, VocabError
 from ggufspec.llama.model import Model
 from ggufspec.llama.vocab import MAX_PADDING, Vocab, check_same, check_tokens
 
@@ -218,6 +219,39 @@ def test_a_token_outside_the_vocabulary_is_refused(engine: ggufspec.Engine, bad:
         engine.tokenize([1, 5, bad, 6])
     with pytest.raises(PromptError, match="outside the vocabulary"):
         engine.generate([bad])
+
+
+def test_a_vocabulary_of_a_closed_model_says_so(engine: ggufspec.Engine) -> None:
+    vocab = engine.vocab
+    engine.close()
+    for use in (
+        lambda: vocab.tokenize("hello", add_special=False, parse_special=False),
+        lambda: vocab.piece(5),
+        lambda: vocab.name(5),
+        lambda: vocab.stop_tokens,
+    ):
+        with pytest.raises(ClosedError, match="closed; load it again"):
+            use()
+
+
+def test_an_engine_may_be_closed_while_another_thread_tokenizes(engine: ggufspec.Engine) -> None:
+    vocab, text = engine.vocab, "a long text " * 20_000
+    started, errors = threading.Event(), []
+
+    def tokenize() -> None:
+        try:
+            while True:
+                vocab.tokenize(text, add_special=False, parse_special=False)
+                started.set()
+        except ClosedError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=tokenize)
+    thread.start()
+    started.wait()
+    engine.close()
+    thread.join(30)
+    assert len(errors) == 1
 
 
 def test_every_token_of_the_vocabulary_is_taken(engine: ggufspec.Engine) -> None:

@@ -155,6 +155,28 @@ def test_where_it_is_wrong_is_told(live: Live) -> None:
     assert error["error"]["param"].startswith("messages.0.content")
 
 
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"prompt": []}, "prompt: List should have at least 1 item"),
+        ({"prompt": [-1]}, "prompt.0: Input should be greater than or equal to 0"),
+        ({"prompt": 5}, "prompt: Input should be a valid string or a valid list"),
+        ({"prompt": "hi", "stop": ["a"] * 17}, "stop: List should have at most 16 items"),
+        ({"prompt": "hi", "stop": ["a", ""]}, "stop.1: String should have at least 1 character"),
+    ],
+)
+def test_of_a_field_of_several_types_the_nearest_one_is_told(
+    live: Live, body: dict[str, Any], told: str
+) -> None:
+    assert live.post("/v1/completions", **body).json()["error"]["message"].startswith(told)
+
+
+def test_that_images_are_not_supported_is_told(live: Live) -> None:
+    body = WRONG_CHATS["an image"]
+    error = live.post("/v1/chat/completions", **body).json()["error"]
+    assert error["message"] == "messages.0.content.0.type: Input should be 'text'"
+
+
 def test_a_model_without_a_template_says_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(live.engine.target.model), "chat_template", None)
     response = live.post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
@@ -245,6 +267,13 @@ def test_with_the_key_it_works_and_health_needs_none(strict: Live) -> None:
     with httpx.Client(base_url=strict.url, trust_env=False) as anybody:
         for path in ("/", "/health"):
             assert anybody.get(path).status_code == 200
+
+
+def test_a_key_may_have_any_characters(chat_pair: Engine) -> None:
+    with serving(chat_pair, api_key="clé") as locked:
+        for sent, status in (("clé", 200), ("cle", 401)):
+            headers = {"Authorization": f"Bearer {sent}".encode()}
+            assert locked.client.get("/v1/models", headers=headers).status_code == status
 
 
 def test_other_origins_are_let_in_only_when_named(live: Live, chat_pair: Engine) -> None:
