@@ -23,8 +23,11 @@ STAIRS = costs(1.0, 1.4, 1.9, 1.4, 3.0, step=0.1)
     ("chance", "n_draft", "expected"),
     [(0.0, 4, 1.0), (1.0, 4, 5.0), (0.5, 2, 1.75), (0.8, 0, 1.0)],
 )
-def test_expected_tokens(chance: float, n_draft: int, expected: float) -> None:
-    assert tune.expected_tokens(chance, n_draft) == pytest.approx(expected)
+def test_where_passes_cost_the_same_the_speedup_is_by_expected_tokens(
+    chance: float, n_draft: int, expected: float
+) -> None:
+    flat = costs(1.0, 1.0, 1.0, 1.0, 1.0, step=0.1)
+    assert tune.speedup(flat, chance, n_draft) * (1 + 0.1 * n_draft) == pytest.approx(expected)
 
 
 def test_a_speedup_is_tokens_over_seconds() -> None:
