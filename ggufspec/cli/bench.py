@@ -188,6 +188,8 @@ def command(
       lengths       draft lengths 1 to 16, and auto
       temperatures  0 to 1.3, with each verification rule
     """
+    if resume and json_path is None:
+        raise click.UsageError("--resume needs the file to continue: name it with --json")
     if context.invoked_subcommand is not None:
         return 0
     show_log(verbose)
@@ -258,8 +260,6 @@ def _results_of(
         versions=dict(render.versions()),
     )
     if path is None:
-        if resume:
-            raise click.UsageError("--resume needs the file to continue: name it with --json")
         return results
     if not path.exists():
         check_writable(path)

@@ -538,3 +538,12 @@ def test_a_bar_shows_names_with_brackets() -> None:
     shown.add_task("draft auto: [/1], run 1 of 3")
     (task,) = shown.tasks
     assert str(shown.columns[0].render(task)) == "draft auto: [/1], run 1 of 3"  # type: ignore[attr-defined]
+
+
+def test_resume_without_a_file_is_refused_before_a_stand_in_is_written(
+    command: Command, tmp_path: Path
+) -> None:
+    result = command("bench", "--resume", "--size", "10M", "--cache-dir", tmp_path / "cache")
+    assert result.code == 2
+    assert "--json" in result.err
+    assert not (tmp_path / "cache").exists()
