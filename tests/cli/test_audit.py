@@ -126,7 +126,7 @@ def test_prompts_that_are_a_folder(audit: Command, tmp_path: Path) -> None:
         (("--alpha", "0"), "--alpha"),
         (("--alpha", "0.5"), "--alpha"),
         (("--near-tie", "-1"), "--near-tie"),
-        (("--near-tie", "nan"), "near_tie is nan"),
+        (("--near-tie", "nan"), "not a number"),
         (("--temp", "-1"), "--temp"),
         (("--draft-n", "0"), "--draft-n"),
         (("--verify", "telepathy"), "choose from"),
