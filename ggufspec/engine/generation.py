@@ -49,8 +49,9 @@ class Chunk(NamedTuple):
 class Completion:
     """The result of a generation.
 
-    `tokens` are without the end-of-generation token; `finish_reason` is "stop" (the model ended,
-    or a stop string came), "length" (max_tokens, or the context is full), None if cut short.
+    `tokens` are without the end-of-generation token, but with those of a stop string, which `text`
+    leaves out; `finish_reason` is "stop" (the model ended, or a stop string came), "length"
+    (max_tokens, or the context is full), None if cut short.
     `advice`: what to change, where drafting does not make this pair faster.
     """
 
@@ -121,12 +122,10 @@ class Generation:
         """Process a piece of the prompt of at most `n_most` tokens; None: as many as are quick."""
         self._n_piece = n_most
         try:
-            for _ in self._pieces:
-                return
+            self.is_reading = next(self._pieces, False) is None  # False: that was the last piece
         except BaseException:
             self.end()
             raise
-        self.is_reading = False
 
     def ask(self, n_sharers: int = 1) -> Ask | None:
         """What it needs of the target next, or None at the end of the text.
@@ -142,7 +141,7 @@ class Generation:
             step = next(self._loop, None)
             if step is None:
                 self.finish_reason = "length"
-                self._write_run((), drafted=False)
+                self._write_run((), drafted=False)  # the text that was held back
                 self.end()
             else:
                 assert isinstance(step, Ask)
