@@ -14,8 +14,9 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 from typing import IO, Any, NamedTuple, Protocol
 
-# Ctrl-C is handled by the parent, also while the worker imports its modules; the worker gets the
-# parent's sys.path, whatever its working directory is.
+# Ctrl-C is handled by the parent. On POSIX the worker has a session of its own, so that Ctrl-C in a
+# terminal does not reach it even while its interpreter starts; elsewhere it ignores the signal. It
+# gets the parent's sys.path, whatever its working directory is.
 _CODE = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); sys.path[:] = sys.argv[1:]; "
     "from ggufspec.batch.worker import main; main()"
@@ -79,6 +80,7 @@ class LocalProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
+            start_new_session=True,  # ignored on Windows
         )
         self._reader = threading.Thread(target=self._read, args=(number, events), daemon=True)
         self._reader.start()

@@ -270,6 +270,7 @@ def test_interrupted_it_keeps_what_is_finished(
     first = long()
     first.wait_for(2)
     workers = first.workers()
+    assert first.process.pid not in map(os.getpgid, workers)  # Ctrl-C in a terminal spares them
     if number == signal.SIGINT:
         os.killpg(first.process.pid, number)  # as a terminal does
     else:
