@@ -1,5 +1,6 @@
 """Tests whether speculative text has the distribution of the target alone.
 
+import ggufspec
 from ggufspec.audit import AuditOptions, audit
 
 with ggufspec.load("large.gguf", "small.gguf") as engine:

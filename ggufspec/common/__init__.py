@@ -1,0 +1,1 @@
+"""Files, prompts, defaults and checks that all rooms use."""

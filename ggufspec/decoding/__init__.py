@@ -1,0 +1,1 @@
+"""The algorithm on token ids: the loop, sampling, verification rules and statistics."""

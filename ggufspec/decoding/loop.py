@@ -1,4 +1,4 @@
-"""The decoding loop: draft, score with the target, verify, learn. Token ids only.
+"""The decoding loop on token ids: draft, score with the target, verify, learn.
 
 Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.org/abs/2302.01318
 """

@@ -1,0 +1,1 @@
+"""What is proposed, and how far: strategies, the draft length, costs and acceptance."""

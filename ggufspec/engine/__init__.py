@@ -1,0 +1,1 @@
+"""From a prompt to text: loading, generations, slots and the scheduler."""

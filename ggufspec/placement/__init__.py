@@ -1,0 +1,1 @@
+"""Predicts memory and speed, and chooses where layers go."""

@@ -1,0 +1,1 @@
+"""JSON schemas and grammars: what may follow in a text."""
