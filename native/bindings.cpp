@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "context.h"
-#include "grammar.h"
 #include "ngrams.h"
 #include "draft_length.h"
 #include "sampling.h"
@@ -30,6 +29,7 @@ using namespace nb::literals;
 namespace {
 
 using ConstMatrix = nb::ndarray<const float, nb::numpy, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ConstMasks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using TokenRow = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<int32_t>;
 using Uniforms = std::vector<double>;
@@ -98,25 +98,23 @@ struct Rows {
         return rows[i];
     }
 
-    // The distributions after `text`, then after each token of `draft`; `keep`: copy the logits.
+    // The distributions after `text`, then after each token of `draft`; `masks`: which tokens each may have; `keep`: copy
+    // the logits.
     void add(const ConstMatrix & from, const ggufspec::Sampling & sampling, const TokenRow & text, const Tokens & draft,
-             ggufspec::Grammar * grammar, bool keep) {
+             const std::optional<ConstMasks> & masks, bool keep) {
         const size_t n_new = from.shape(0);
         require(from.shape(1) == n_vocab, "to_probs: logits and rows differ in shape");
         require(n + n_new <= rows.size(), "to_probs: more rows than there is room for, in shape");
         require(n_new <= draft.size() + 1, "to_probs: more rows than drafted tokens and one");
+        require(!masks || masks->shape(0) == n_new, "to_probs: needs one mask for each row of logits");
         for (const auto & [token, bias] : sampling.logit_bias) require_tokens(&token, 1, n_vocab);
-        if (grammar) {
-            require(text.shape(0) >= grammar->n_start() && n_vocab == grammar->n_vocab(), "to_probs: the grammar is of another text");
-            require_tokens(text.data(), text.shape(0), n_vocab);
-        }
         require_tokens(draft.data(), draft.size(), n_vocab);
         size_t bad_row = n_new;
         has_declined = false;
         {
             nb::gil_scoped_release release;
             const size_t n_text = text.shape(0);
-            const int64_t window = grammar ? -1 : sampling.window();
+            const int64_t window = sampling.window();
             const size_t n_seen = window < 0 ? n_text : std::min<size_t>(window, n_text);
             thread_local Tokens seen;
             if (window != 0) {
@@ -125,14 +123,24 @@ struct Rows {
             }
             for (size_t i = 0; i < n_new && bad_row == n_new; i++) {
                 const ggufspec::Text before{seen.data(), window != 0 ? n_seen + i : 0};
-                if (rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, grammar, keep)) continue;
-                // After a drafted token that the grammar forbids nothing can be drawn; an error only if it is accepted.
-                if (grammar && i > 0) rows[n + i] = ggufspec::Row::certain(-1);
+                ggufspec::Mask mask{};
+                if (masks) mask = {masks->data() + i * masks->shape(1), masks->shape(1)};
+                if (rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, masks ? &mask : nullptr, keep)) continue;
+                // After a drafted token that is not allowed nothing can be drawn; an error only if it is accepted.
+                if (masks && i > 0) rows[n + i] = ggufspec::Row::certain(-1);
                 else bad_row = i;
             }
         }
-        require(bad_row == n_new, grammar ? "a row has no token that the grammar allows" : "a row has no finite logit to draw from");
+        require(bad_row == n_new, masks ? "a row has no token that the constraint allows" : "a row has no finite logit to draw from");
         n += n_new;
+    }
+
+    // The row of a token that was drafted without a choice.
+    void add_certain(int32_t token) {
+        require(n < rows.size(), "append_certain: there is no room for another row");
+        require_tokens(&token, 1, n_vocab);
+        rows[n++] = ggufspec::Row::certain(token);
+        has_declined = false;
     }
 
     void add_weights(const ConstMatrix & weights) {
@@ -263,30 +271,6 @@ int32_t decode_together(ggufspec::Context & self, const std::vector<std::tuple<s
     return self.run();
 }
 
-void make_grammar(ggufspec::Grammar * self, uintptr_t start, uintptr_t vocab, size_t n_vocab, uintptr_t llama_sampler_accept,
-                  uintptr_t llama_sampler_apply, uintptr_t llama_sampler_clone, uintptr_t llama_sampler_free,
-                  uintptr_t llama_vocab_is_eog) {
-    const ggufspec::GrammarFunctions functions{
-        borrowed<decltype(ggufspec::GrammarFunctions::accept)>(llama_sampler_accept),
-        borrowed<decltype(ggufspec::GrammarFunctions::apply)>(llama_sampler_apply),
-        borrowed<decltype(ggufspec::GrammarFunctions::clone)>(llama_sampler_clone),
-        borrowed<decltype(ggufspec::GrammarFunctions::free)>(llama_sampler_free),
-        borrowed<decltype(ggufspec::GrammarFunctions::is_end)>(llama_vocab_is_eog),
-    };
-    new (self) ggufspec::Grammar(functions, borrowed<void *>(start), borrowed<const void *>(vocab), n_vocab);
-}
-
-std::optional<std::vector<bool>> allowed(ggufspec::Grammar & self, TokenRow tokens, TokenRow candidates) {
-    require(tokens.shape(0) >= self.n_start(), "allowed: the text ends before its start");
-    for (const TokenRow & row : {tokens, candidates}) require_tokens(row.data(), row.shape(0), self.n_vocab());
-    std::vector<ggufspec::Candidate> asked(candidates.shape(0));
-    for (size_t i = 0; i < asked.size(); i++) asked[i] = {candidates.data()[i], 0.0f, 0.0f};
-    if (!self.apply(tokens.data(), tokens.shape(0), asked.data(), asked.size())) return std::nullopt;
-    std::vector<bool> answers(asked.size());
-    for (size_t i = 0; i < asked.size(); i++) answers[i] = asked[i].logit == 0.0f;
-    return answers;
-}
-
 size_t update(ggufspec::Ngrams & self, TokenRow tokens) {
     require(tokens.shape(0) <= std::numeric_limits<int32_t>::max(), "update: the text is too long");
     return self.update(tokens.data(), tokens.shape(0));
@@ -325,7 +309,7 @@ ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-    m.doc() = "Sampling, verification, draft length, n-grams, batches and grammars.";
+    m.doc() = "Sampling, verification, draft length, n-grams and batches.";
     nb::class_<ggufspec::Sampling>(m, "Sampling", "How logits become a distribution.")
         .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
              "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a,
@@ -337,34 +321,35 @@ NB_MODULE(_native, m) {
         .def(
             "fill",
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const Tokens & draft,
-               ggufspec::Grammar * grammar) {
+               const std::optional<ConstMasks> & masks) {
                 self.n = 0;
                 self.logits = logits;
-                self.add(logits, sampling, tokens, draft, grammar, false);
+                self.add(logits, sampling, tokens, draft, masks, false);
             },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "grammar"_a.none(),
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "masks"_a.noconvert().none(),
             "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
-            "The logits are read in place, also later: the rows are valid as long as the logits.")
+            "masks (n_draft + 1, n_words): bit i % 32 of word i // 32 says whether token i is allowed there. The logits are read in place, also later: the rows are valid as long as the logits.")
         .def(
             "append",
-            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, ggufspec::Grammar * grammar) {
-                self.add(logits, sampling, tokens, {}, grammar, true);
+            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const std::optional<ConstMasks> & masks) {
+                self.add(logits, sampling, tokens, {}, masks, true);
             },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "grammar"_a.none(),
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(),
             "Add the distribution of logits (1, n_vocab) after tokens; the logits may change afterwards.")
         .def(
             "draw",
-            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, ggufspec::Grammar * grammar,
+            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const std::optional<ConstMasks> & masks,
                ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
-                self.add(logits, sampling, tokens, {}, grammar, true);
+                self.add(logits, sampling, tokens, {}, masks, true);
                 if (length_rule.should_draw(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(uniform);
                 self.n--;
                 self.has_declined = true;
                 return -1;
             },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "grammar"_a.none(), "length_rule"_a, "uniform"_a,
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(), "length_rule"_a, "uniform"_a,
             "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if length_rule.should_draw.\n\n"
             "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last.")
+        .def("append_certain", &Rows::add_certain, "token"_a, "Add the distribution of a token that was certain.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",
@@ -404,7 +389,7 @@ NB_MODULE(_native, m) {
             },
             "i"_a, "token"_a, "The probability of a token in row i.")
         .def("pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
-             "Draw a token from row i with a uniform in [0, 1); -1 if the grammar allows none.");
+             "Draw a token from row i with a uniform in [0, 1); -1 if the constraint allows none.");
     m.def(
         "gap",
         [](ConstMatrix logits, size_t i) {
@@ -447,6 +432,8 @@ NB_MODULE(_native, m) {
                 return std::make_tuple(best.n_draft, best.gain, best.expected);
             },
             "probabilities"_a, "How much to use of an existing draft: (n_draft, gain, expected accepted tokens).")
+        .def("take", &ggufspec::LengthRule::take, "probabilities"_a,
+             "How many further tokens of these probabilities to draft, which cost no draft step; they count as drawn.")
         .def_prop_ro("gain", &ggufspec::LengthRule::gain, "What a round by the rule gains, comparable with prefix_length's.")
         .def("start", &ggufspec::LengthRule::start, "n_max"_a, "Start a round of at most n_max drafted tokens, and of no more than the curve covers.")
         .def("should_evaluate", &ggufspec::LengthRule::should_evaluate, "Whether to run the draft model for the next distribution.")
@@ -467,6 +454,7 @@ NB_MODULE(_native, m) {
             "drafts", [](const ggufspec::LengthRule & self) { return self.rule().evaluate_from.empty() || self.rule().evaluate_from[0] <= 1; },
             "Whether the rule drafts at all.")
         .def_prop_ro("n_evaluated", &ggufspec::LengthRule::n_evaluated, "Distributions computed in this round.")
+        .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens of this round that cost no draft step.")
         .def_prop_ro("n_drawn", &ggufspec::LengthRule::n_drawn, "Tokens drawn in this round.")
         .def_prop_ro("expected", &ggufspec::LengthRule::expected, "How many of them are accepted, on average.")
         .def_prop_ro("stop", [](const ggufspec::LengthRule & self) { return int(self.stop()); }, "Why the draft ended: an index of STOP_REASONS in draft_length.py.")
@@ -502,12 +490,6 @@ NB_MODULE(_native, m) {
         .def("truncate", &drop_tail, "n_tokens"_a, "sequence"_a = 0,
              "Drop the tokens from position n_tokens on; false if a tail cannot be dropped.")
         .def_prop_ro("decode_seconds", &ggufspec::Context::decode_seconds, "Wall time inside llama_decode so far.");
-    nb::class_<ggufspec::Grammar>(m, "Grammar", "A grammar over tokens through borrowed addresses: text in, what may follow out.")
-        .def("__init__", &make_grammar, "start"_a, "vocab"_a, "n_vocab"_a, nb::kw_only(), "llama_sampler_accept"_a,
-             "llama_sampler_apply"_a, "llama_sampler_clone"_a, "llama_sampler_free"_a, "llama_vocab_is_eog"_a)
-        .def("begin", &ggufspec::Grammar::begin, "n_start"_a, "The text that the grammar applies to begins after n_start tokens.")
-        .def("allowed", &allowed, "tokens"_a.noconvert(), "candidates"_a.noconvert(),
-             "Whether each of candidates (m,) may follow tokens (n,); None if nothing can: the text violates the grammar, or has ended.");
     nb::class_<ggufspec::Ngrams>(m, "Ngrams", "Predicts how a text continues from what followed the same tokens earlier in it.\n\n"
                                               "Not for two threads at once.")
         .def("__init__", &make_ngrams, "priors"_a, "prior_weight"_a, "keep"_a, "rate"_a,

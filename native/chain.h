@@ -38,7 +38,7 @@ struct Sampling {
     int64_t window() const;
 };
 
-struct Candidate {  // llama_token_data of llama.h; Python compares it with llama-cpp-python's
+struct Candidate {
     int32_t token;
     float logit;
     float prob;

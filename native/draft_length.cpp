@@ -149,11 +149,30 @@ PrefixLength LengthRule::prefix_length(const std::vector<double> & probabilities
 
 void LengthRule::start(size_t n_max) {
     n_max_ = curve_.empty() ? n_max : std::min(n_max, curve_.size() - 1);
-    n_drawn_ = 0;
+    n_drawn_ = n_taken_ = 0;
     reached_ = 1;
     expected_ = 0;
     gaps_.clear();
     stop_ = Stop::none;
+}
+
+size_t LengthRule::take(const std::vector<double> & probabilities) {
+    const size_t n_room = curve_.empty() ? probabilities.size() : curve_.size() - 1 - n_drawn_;
+    size_t n_best = 0;
+    double best = 0, reached = reached_, expected = 0, reached_best = reached_, expected_best = 0;
+    for (size_t n = 1; n <= std::min(probabilities.size(), n_room); n++) {
+        reached *= probabilities[n - 1];
+        expected += reached;
+        const double gain = curve_.empty() ? expected : expected - rule_.rate * (curve_[n_drawn_ + n] - curve_[n_drawn_]);
+        if (gain > best) best = gain, n_best = n, reached_best = reached, expected_best = expected;
+    }
+    n_drawn_ += n_best;
+    n_taken_ += n_best;
+    n_max_ += n_best;
+    if (!curve_.empty()) n_max_ = std::min(n_max_, curve_.size() - 1);
+    reached_ = reached_best;
+    expected_ += expected_best;
+    return n_best;
 }
 
 bool LengthRule::should_evaluate() {

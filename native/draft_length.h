@@ -84,6 +84,9 @@ public:
     // A round of at most n_max drafted tokens starts; no more than the cost curve covers are drafted.
     void start(size_t n_max);
 
+    // How many further tokens of these probabilities to draft, which cost no draft step; they count as drawn.
+    size_t take(const std::vector<double> & probabilities);
+
     // Whether to run the draft model for the next distribution.
     bool should_evaluate();
 
@@ -94,6 +97,7 @@ public:
     void observe(const std::vector<double> & acceptances);
 
     size_t n_evaluated() const { return gaps_.size(); }
+    size_t n_taken() const { return n_taken_; }
     size_t n_drawn() const { return n_drawn_; }
     double expected() const { return expected_; }
     Stop stop() const { return stop_; }
@@ -105,7 +109,7 @@ public:
 private:
     StoppingRule rule_;
     std::vector<double> curve_;
-    size_t n_max_ = 0, n_drawn_ = 0;
+    size_t n_max_ = 0, n_drawn_ = 0, n_taken_ = 0;
     double reached_ = 1, expected_ = 0;  // the probability that all drawn tokens are accepted; how many on average
     std::vector<double> gaps_;           // of all distributions of this round
     Stop stop_ = Stop::none;

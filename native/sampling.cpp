@@ -1,6 +1,7 @@
 #include "sampling.h"
 
 #include <algorithm>
+#include <bitset>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -15,12 +16,28 @@ constexpr float kLog2E = 1.44269504f;
 constexpr size_t kBlock = 1024;    // tokens a block, whose sums a draw reads first
 constexpr float kColdest = 1e-30f;  // below it, logits / temperature overflow: greedy
 constexpr size_t kMostFast = 128;  // up to here, llama.cpp sorts in place
+constexpr size_t kMostListed = 1024;  // allowed tokens up to which a list is faster than a masked row
 
 void all_of(const float * row, size_t n_vocab, Candidates & candidates) {
     candidates = {};
     candidates.list.resize(n_vocab);
     for (size_t i = 0; i < n_vocab; i++) {
         candidates.list[i] = {static_cast<int32_t>(i), std::isnan(row[i]) ? kNever : row[i], 0};
+    }
+}
+
+// The bits of word i of a mask that stand for tokens of the vocabulary.
+uint32_t in_vocab(size_t i, size_t n_vocab) {
+    return n_vocab - 32 * i >= 32 ? ~uint32_t{0} : (uint32_t{1} << (n_vocab - 32 * i)) - 1;
+}
+
+void allowed_of(const float * row, size_t n_vocab, const Mask & mask, Candidates & candidates) {
+    candidates = {};
+    for (size_t i = 0; i < mask.n_words && 32 * i < n_vocab; i++) {
+        for (uint32_t bits = mask.words[i] & in_vocab(i, n_vocab); bits; bits &= bits - 1) {
+            const size_t token = 32 * i + std::bitset<32>(~bits & (bits - 1)).count();
+            if (row[token] > kNever) candidates.list.push_back({static_cast<int32_t>(token), row[token], 0});
+        }
     }
 }
 
@@ -51,6 +68,15 @@ void drop_impossible(std::vector<Candidate> & list) {
     list.erase(std::remove_if(list.begin(), list.end(), impossible), list.end());
 }
 
+// `list` is sorted by token.
+void add_biases(const Sampling & sampling, std::vector<Candidate> & list) {
+    for (const auto & [token, bias] : sampling.logit_bias) {
+        const auto found = std::lower_bound(list.begin(), list.end(), Candidate{token, 0, 0}, by_token);
+        if (found != list.end() && found->token == token) found->logit += bias;
+    }
+    drop_impossible(list);
+}
+
 // A row and what happens to it.
 struct Job {
     const float * row;
@@ -58,54 +84,17 @@ struct Job {
     const Sampling & sampling;
     const std::vector<Sampler> & samplers;  // the active ones, at least one
     const Text & text;
-    Grammar * grammar;
     bool is_greedy;  // the most likely remaining token is taken
+
+    bool starts_fast() const { return starts_with_top_k() || samplers[0] == Sampler::min_p; }
 
     bool starts_with_top_k() const {
         return samplers[0] == Sampler::top_k && static_cast<size_t>(sampling.top_k) <= std::min(kMostFast, n_vocab);
     }
-
-    bool starts_with_min_p() const { return samplers[0] == Sampler::min_p && !grammar; }
 };
 
 void apply_from(size_t next, const Job & job, Candidates & candidates) {
     for (; next < job.samplers.size(); next++) apply(job.samplers[next], job.sampling, job.text, candidates);
-}
-
-// Keeps what the grammar allows of the list; nothing if the text already violates the grammar.
-void hold(const Job & job, std::vector<Candidate> & list) {
-    if (job.grammar->apply(job.text.tokens, job.text.n, list.data(), list.size())) return drop_impossible(list);
-    list.clear();
-}
-
-// Checks only a few thousand of the most likely tokens against the grammar; the others rarely matter.
-// True if they certainly do not matter; `candidates` are then what all samplers leave.
-bool truncate_few(const Job & job, Large & large, Candidates & candidates) {
-    const auto cuts_tail = [](Sampler sampler) { return sampler == Sampler::top_p || sampler == Sampler::min_p; };
-    if (!std::all_of(job.samplers.begin() + 1, job.samplers.end(), cuts_tail)) return false;
-    const size_t k = job.sampling.top_k;
-    for (size_t n_asked : {size_t{256}, size_t{2048}}) {
-        if (n_asked >= job.n_vocab) return false;
-        select_largest(large, n_asked, candidates);
-        const float bound = candidates.list.back().logit;
-        hold(job, candidates.list);
-        candidates.cut_a_tie = false;
-        note_ties(candidates);  // forbidden tokens do not count
-        if (candidates.list.empty()) continue;
-        if (candidates.list.size() < k && job.is_greedy) {
-            if (candidates.list.size() > 1 && candidates.list[0].logit == candidates.list[1].logit) return false;
-            candidates.list.resize(1);  // the most likely token survives any cut of the tail
-            candidates.has_ties = false;
-            return true;
-        }
-        // Unchecked tokens have at most this logit. If as many of them as fit change nothing, no unchecked token matters.
-        Candidates fuller = candidates;
-        fuller.list.resize(std::max(k, candidates.list.size()), {-1, bound, 0});
-        for (Candidates * list : {&candidates, &fuller}) apply_from(0, job, *list);
-        const auto same = [](const Candidate & a, const Candidate & b) { return a.token == b.token; };
-        if (std::equal(candidates.list.begin(), candidates.list.end(), fuller.list.begin(), fuller.list.end(), same)) return true;
-    }
-    return false;
 }
 
 // The first sampler in one pass over the row.
@@ -123,13 +112,11 @@ void first_fast(const Job & job, Large & large, Candidates & candidates) {
 
 // Runs the samplers over the row; with a shortcut if `large` is given.
 void truncate(const Job & job, Large * large, Candidates & candidates) {
-    if (large && !job.grammar) {
+    if (large) {
         first_fast(job, *large, candidates);
         return apply_from(1, job, candidates);
     }
-    if (large && truncate_few(job, *large, candidates)) return;
     all_of(job.row, job.n_vocab, candidates);
-    if (job.grammar) hold(job, candidates.list);
     apply_from(0, job, candidates);
 }
 
@@ -170,8 +157,23 @@ bool keeps_largest(Sampler sampler) {
 
 }  // namespace
 
-bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, Grammar * grammar,
-              bool keep) {
+void Mask::apply(float * row, size_t n_vocab) const {
+    for (size_t begin = 0; begin < n_vocab; begin += 32) {
+        const uint32_t word = begin / 32 < n_words ? words[begin / 32] : 0;
+        if (word == ~uint32_t{0}) continue;
+        for (size_t i = begin; i < std::min(n_vocab, begin + 32); i++) {
+            if (!(word >> (i - begin) & 1)) row[i] = kNever;
+        }
+    }
+}
+
+size_t Mask::n_allowed(size_t n_vocab) const {
+    size_t n = 0;
+    for (size_t i = 0; i < n_words && 32 * i < n_vocab; i++) n += std::bitset<32>(words[i] & in_vocab(i, n_vocab)).count();
+    return n;
+}
+
+bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, const Mask * mask, bool keep) {
     thread_local std::vector<Sampler> samplers;
     thread_local Candidates candidates;
     thread_local Large large;
@@ -189,14 +191,27 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
 
     n_vocab_ = n_vocab;
     row_ = logits;
-    if (!sampling.logit_bias.empty() || truncation != samplers.begin()) {
+    if (mask) {
+        const size_t n_allowed = mask->n_allowed(n_vocab);
+        if (n_allowed == 0) return false;
+        // A list needs no shortcuts: the samplers see just what is allowed.
+        const Job job{logits, n_vocab, sampling, samplers, text, temperature < kColdest};
+        if (n_allowed <= kMostListed || (truncation != samplers.end() && (truncation != samplers.begin() || !job.starts_fast()))) {
+            allowed_of(logits, n_vocab, *mask, candidates);
+            add_biases(sampling, candidates.list);
+            if (n_allowed > 1) apply_from(0, job, candidates);
+            return finish_list(candidates, temperature);
+        }
+    }
+    if (mask || !sampling.logit_bias.empty() || truncation != samplers.begin()) {
         own_.assign(logits, logits + n_vocab);
+        if (mask) mask->apply(own_.data(), n_vocab);
         for (const auto & [token, bias] : sampling.logit_bias) own_[token] += bias;
         for (auto it = samplers.begin(); it != truncation; ++it) apply_to_row(*it, sampling, text, own_.data(), n_vocab);
         row_ = own_.data();
     }
     samplers.erase(samplers.begin(), truncation);
-    if (temperature < kColdest && !keep && !grammar && std::all_of(samplers.begin(), samplers.end(), keeps_largest)) {
+    if (temperature < kColdest && !keep && std::all_of(samplers.begin(), samplers.end(), keeps_largest)) {
         // Greedy: without a tie, the largest logit is all that matters. Rows to keep may get another temperature later.
         largest_ = largest_of(row_, n_vocab);
         if (!std::isfinite(largest_)) return false;
@@ -205,14 +220,13 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         is_certain_ = true;
         if (likeliest_ >= 0) return true;
     }
-    is_list_ = !samplers.empty() || grammar;
-    const Job job{row_, n_vocab, sampling, samplers, text, grammar, temperature < kColdest};
-    const bool is_fast = !samplers.empty() && (job.starts_with_top_k() || job.starts_with_min_p());
+    const Job job{row_, n_vocab, sampling, samplers, text, temperature < kColdest};
+    const bool is_fast = !samplers.empty() && job.starts_fast();
     if (is_fast) large.read(row_, n_vocab);
     largest_ = is_fast ? large.largest() : largest_of(row_, n_vocab);
     if (!std::isfinite(largest_)) return false;
 
-    if (is_list_) {
+    if (!samplers.empty()) {
         const auto depends_on_order = [](Sampler sampler) {
             return sampler == Sampler::penalties || sampler == Sampler::dry || sampler == Sampler::typical_p;
         };
@@ -222,15 +236,22 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         };
         truncate(job, is_fast ? &large : nullptr, candidates);
         if (is_fast && ties_matter()) truncate(job, nullptr, candidates);
-        set_list(candidates);
-        if (tokens_.empty() || !std::isfinite(largest_)) return false;
-    } else {
-        if (keep && row_ == logits) {
-            own_.assign(logits, logits + n_vocab);
-            row_ = own_.data();
-        }
-        likeliest_ = -1;  // searched for when needed
+        return finish_list(candidates, temperature);
     }
+    is_list_ = false;
+    if (keep && row_ == logits) {
+        own_.assign(logits, logits + n_vocab);
+        row_ = own_.data();
+    }
+    likeliest_ = -1;  // searched for when needed
+    set_temperature(temperature);
+    return true;
+}
+
+bool Row::finish_list(Candidates & candidates, float temperature) {
+    is_list_ = true;
+    set_list(candidates);
+    if (tokens_.empty() || !std::isfinite(largest_)) return false;
     set_temperature(temperature);
     return true;
 }

@@ -6,18 +6,28 @@
 #include <vector>
 
 #include "chain.h"
-#include "grammar.h"
 #include "kernels.h"
 
 namespace ggufspec {
+
+// Which tokens may follow, one bit for each; those without a bit may not.
+struct Mask {
+    const uint32_t * words;
+    size_t n_words;
+
+    size_t n_allowed(size_t n_vocab) const;
+
+    // Sets the logits of all others to -infinity.
+    void apply(float * row, size_t n_vocab) const;
+};
 
 // A distribution over the vocabulary: a list of the tokens that truncation leaves or, without truncation, a function of
 // the logits that is evaluated when it is read. So a hundred thousand probabilities are never written or read.
 class Row {
 public:
-    // The distribution of a row of logits after `text`, with a grammar or none (null). Unless `keep`, the logits must outlive
-    // it. False if no token can be drawn: the grammar leaves none, all are -infinity or NaN, or one is infinite.
-    bool set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, Grammar * grammar, bool keep);
+    // The distribution of a row of logits after `text`, over the tokens of the mask (null: all). Unless `keep`, the logits
+    // must outlive it. False if no token can be drawn: the mask leaves none, all are -infinity or NaN, or one is infinite.
+    bool set(const float * logits, size_t n_vocab, const Sampling & sampling, const Text & text, const Mask * mask, bool keep);
 
     // The distribution in proportion to these weights (n_vocab). False if they are all 0.
     bool set_weights(const float * weights, size_t n_vocab);
@@ -50,6 +60,7 @@ public:
     int32_t pick_excess(float factor, const Row & draft, double uniform) const;
 
 private:
+    bool finish_list(Candidates & candidates, float temperature);
     void set_list(Candidates & candidates);
     void excess(size_t begin, size_t end, float factor, const Row & draft, float * weights) const;
 

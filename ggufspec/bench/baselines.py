@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from ggufspec.bench import llama_server
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram, SpeculativeSimple
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptError
 from ggufspec.llama import lookup
 from ggufspec.llama.devices import free_memory
@@ -40,7 +40,7 @@ _N_LOOKUP = 10  # tokens, as in llama-cpp-python's README
 _GB = 1e9
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 _BREAKERS = "dry_sequence_breakers"
-_UNSUPPORTED = ("grammar", "json_schema", "stop")  # options that no baseline gets
+_UNSUPPORTED = (*CONSTRAINTS, "stop")  # options that no baseline gets
 
 
 class BaselineRunner(Protocol):

@@ -173,11 +173,12 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     from ggufspec.bench.records import plain
     from ggufspec.bench.run import Experiment
     from ggufspec.bench.suite import PairBenchmark
+    from ggufspec.engine.options import CONSTRAINTS
 
     given = options.of_experiment()
     contenders = _contenders(options)
-    # By default, all texts have the same length, except with a grammar, which ends them.
-    has_grammar = any(contenders[0].options.get(name) for name in ("grammar", "json_schema"))
+    # By default, all texts have the same length, except with a constraint, which ends them.
+    is_constrained = any(contenders[0].options.get(name) is not None for name in CONSTRAINTS)
     experiment = Experiment(
         contenders=contenders,
         **{
@@ -185,7 +186,7 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
             "prompts": given["prompts"] or own_prompts(),
             "n_runs": given["n_runs"] or _N_RUNS,
             "n_tokens": given["n_tokens"] or _N_TOKENS,
-            "ignore_eos": not has_grammar if options.ignore_eos is None else options.ignore_eos,
+            "ignore_eos": not is_constrained if options.ignore_eos is None else options.ignore_eos,
         },
     )
     paths: tuple[Path, Path | None]
@@ -250,7 +251,7 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     from ggufspec.bench.suite import PairBenchmark
 
     name = options.preset or ""
-    files = [f"{each}_file" for each in options.sampling]  # that a grammar may come from
+    files = [f"{each}_file" for each in options.sampling]  # that a constraint may come from
     _refuse_with_preset(name, [*_OF_CONTENDERS, *options.sampling, *files])
     chosen = preset(name)
     given = options.of_experiment()

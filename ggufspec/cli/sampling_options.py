@@ -55,6 +55,12 @@ def _read(context: click.Context, option: click.Parameter, path: Path | None) ->
         raise OptionError(f"{path} is not UTF-8 at byte {error.start}") from error
 
 
+def _read_line(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
+    """A file without the line break at its end, which most editors write."""
+    text = _read(context, option, path)
+    return None if text is None else text.rstrip("\r\n")
+
+
 def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value not in (None, "0", "0.0"):
         raise click.UsageError(
@@ -166,7 +172,7 @@ _BESIDE_TEMPERATURE = (
         callback=_names,
         show_default=False,
     ),
-    option("--grammar", "Grammar that the text must match.", metavar="GBNF"),
+    option("--grammar", "Grammar that the text must match, in GBNF or Lark.", metavar="GRAMMAR"),
     option(
         "--grammar-file",
         "Read the grammar from a file.",
@@ -184,6 +190,13 @@ _BESIDE_TEMPERATURE = (
         type=click.Path(path_type=Path),
         callback=_read,
     ),
+    option("--regex", "Regular expression that the whole text must match.", metavar="REGEX"),
+    option(
+        "--regex-file",
+        "Read the regular expression from a file.",
+        type=click.Path(path_type=Path),
+        callback=_read_line,
+    ),
     *(
         click.option(name, hidden=True, expose_value=False, callback=_refused)
         for name in ("--mirostat", "--xtc-probability", "--adaptive-target")
@@ -195,9 +208,9 @@ sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE)
 
 
 def to_generate(sampling: dict[str, Any]) -> dict[str, Any]:
-    """The same for `generate`: a grammar or schema may come from a file. Raises UsageError."""
+    """The same for `generate`: a constraint may come from a file. Raises UsageError."""
     found = dict(sampling)
-    for name in ("grammar", "json_schema"):
+    for name in ("grammar", "json_schema", "regex"):
         in_file = found.pop(f"{name}_file")
         if in_file is not None and found[name] is not None:
             option = "--" + name.replace("_", "-")

@@ -23,7 +23,9 @@ _SECTIONS: Final = {
         *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
         *("dry_penalty_last_n", "dry_sequence_breakers", "logit_bias", "samplers"),
     ),
-    "Constraints": ("grammar", "grammar_file", "json_schema", "json_schema_file"),
+    "Constraints": (
+        *("grammar", "grammar_file", "json_schema", "json_schema_file", "regex", "regex_file"),
+    ),
     "Devices and memory": (
         *("n_gpu_layers", "n_gpu_layers_draft", "tensor_split", "main_gpu", "rpc", "ram"),
         *("gpu_bandwidth", "ram_bandwidth", "n_threads", "n_threads_draft", "n_ctx", "n_batch"),

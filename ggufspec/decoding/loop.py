@@ -37,9 +37,11 @@ def speculate(
     Before each Round it yields an Ask, to be answered by `send(Scored(...))`: so the caller can
     put several texts into one pass. `uniforms(n)` returns n fresh uniforms; a round drafts at most
     `n_draft` tokens. With a lossless rule the tokens have exactly the target's distribution under
-    `sampling`. The caller may stop after any round: there is nothing to clean up.
+    `sampling`. A text that a constraint ends needs no stop token. The caller may stop after any
+    round: there is nothing to clean up.
     """
     ends = frozenset(stop_tokens)
+    constraint = sampling.constraint
     rows: Rows | None = None  # (n_draft + 1, n_vocab), reused every round
     while len(tokens) < n_end:
         start = perf_counter()
@@ -60,7 +62,7 @@ def speculate(
         if stops:
             del added[next(i for i, token in enumerate(added, 1) if token in ends) :]
         elif verdict.next_token < 0:
-            raise unusable("the grammar allows no token after an accepted draft", sampling)
+            raise unusable("no token is allowed after an accepted draft", sampling)
         tokens.extend(added)
         yield Round(
             added,
@@ -73,5 +75,5 @@ def speculate(
             why=draft.why,
             n_sharers=answer.n_sharers,
         )
-        if stops:
+        if stops or (constraint is not None and constraint.is_over(tokens)):
             return

@@ -13,7 +13,7 @@ from typing_extensions import TypedDict
 
 from ggufspec import _native
 from ggufspec.common import defaults, validate
-from ggufspec.decoding.types import Draft, Logits, Probs, token_array
+from ggufspec.decoding.types import Constraint, Draft, Logits, Masks, Probs, token_array
 from ggufspec.errors import DecodeError, OptionError
 
 Rows = _native.Rows  # distributions in the extension; numpy.asarray gives (n, n_vocab)
@@ -77,7 +77,7 @@ class SamplingOptions(TypedDict, total=False):
 class Sampling:
     """How logits become a distribution; defaults, order and meaning are llama.cpp's.
 
-    The grammar comes first, then `logit_bias`, then `samplers` in their order. The penalties
+    The constraint comes first, then `logit_bias`, then `samplers` in their order. The penalties
     (repeat, frequency, presence) and DRY depend on the text before each position, including drafted
     tokens.
     Temperature 0 is a one-hot distribution at the largest logit.
@@ -105,7 +105,7 @@ class Sampling:
     # Each sequence breaker of DRY: a token and those that must follow it; see llama.vocab.
     dry_breakers: Sequence[tuple[int, Sequence[int]]] = ()
     # Which tokens are allowed next; applied first.
-    grammar: _native.Grammar | None = None
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         for field_ in fields(self):
@@ -176,7 +176,8 @@ def to_probs(
     """
     rows = Rows(len(logits), logits.shape[1]) if out is None else out
     try:
-        rows.fill(logits, sampling.native, token_array(tokens), draft, sampling.grammar)  # type: ignore[arg-type]
+        masks = _masks(sampling, tokens, draft)
+        rows.fill(logits, sampling.native, token_array(tokens), draft, masks)  # type: ignore[arg-type]
     except ValueError as error:
         raise unusable(str(error), sampling) from error
     return rows
@@ -188,7 +189,7 @@ def append_probs(rows: Rows, logits: Logits, sampling: Sampling, tokens: Sequenc
     Raises DecodeError as to_probs does.
     """
     try:
-        rows.append(logits, sampling.native, token_array(tokens), sampling.grammar)  # type: ignore[arg-type]
+        rows.append(logits, sampling.native, token_array(tokens), _masks(sampling, tokens))  # type: ignore[arg-type]
     except ValueError as error:
         raise unusable(str(error), sampling) from error
 
@@ -206,8 +207,8 @@ def draw(
     Returns -1, and adds no row, if `length_rule` ends the draft. Raises as to_probs does.
     """
     try:
-        text = token_array(tokens)
-        return rows.draw(logits, sampling.native, text, sampling.grammar, length_rule, uniform)  # type: ignore[arg-type]
+        masks = _masks(sampling, tokens)
+        return rows.draw(logits, sampling.native, token_array(tokens), masks, length_rule, uniform)  # type: ignore[arg-type]
     except ValueError as error:
         raise unusable(str(error), sampling) from error
 
@@ -243,12 +244,16 @@ def expected_lengths(
     )
 
 
+def _masks(sampling: Sampling, tokens: Sequence[int], draft: Sequence[int] = ()) -> Masks | None:
+    return None if sampling.constraint is None else sampling.constraint.masks(tokens, draft)
+
+
 def unusable(complaint: str, sampling: Sampling) -> DecodeError:
     """The error for rows from which no token can be drawn."""
-    if sampling.grammar is not None:
+    if sampling.constraint is not None:
         return DecodeError(
-            f"the text cannot continue ({complaint}): the grammar requires what no token of this "
-            "vocabulary has, or what logit_bias bans; change the grammar"
+            f"the text cannot continue ({complaint}): the grammar or schema requires what no token "
+            "of this vocabulary has, or what logit_bias bans; change it"
         )
     if sampling.logit_bias:
         return DecodeError(

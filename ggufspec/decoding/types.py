@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 Logits = NDArray[np.float32]  # (n, n_vocab), before sampling
 Uniforms = Sequence[float]  # (n), uniforms in [0, 1)
+Masks = NDArray[np.uint32]  # (n, n_words): bit i % 32 of word i // 32 says if token i may follow
 
 
 class Probs(Protocol):
@@ -106,6 +107,26 @@ class Session(Protocol):
 
         `tokens` must not be empty. The array is valid until the next score.
         """
+        ...
+
+
+class Constraint(Protocol):
+    """What may follow in a text. Each method takes the whole text, with its prompt."""
+
+    def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Masks:
+        """Which tokens may follow `tokens`, then each of `draft`: (n_draft + 1, n_words)."""
+        ...
+
+    def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
+        """How many of `draft` may follow `tokens`, one after the other."""
+        ...
+
+    def forced(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The usual tokens of the text that has to follow; empty where there is a choice."""
+        ...
+
+    def is_over(self, tokens: Sequence[int]) -> bool:
+        """Whether only the end can follow `tokens`."""
         ...
 
 

@@ -54,6 +54,12 @@ N_UNREAD_USUAL: Final = 2  # tokens: all accepted, bonus token; with more a firs
 RECENT_RATE_MARGIN: Final = 0.95
 RECENT_KEEP: Final = 0.98
 
+# Forced text: what a constraint leaves no choice about (forced_text.py). Its last token may begin
+# a longer one, such as " true" after " ".
+FORCED_ACCEPTANCE: Final = 0.95  # of the other tokens, before a text
+LAST_FORCED_ACCEPTANCE: Final = 0.7  # of the last one
+FORCED_PRIOR_WEIGHT: Final = 4.0  # observations that these count as [judgement]
+
 # Advice to the user that drafting does not help.
 N_ADVICE: Final = 32  # rounds without draft before it is given [judgement]
 ADVICE_SHARE: Final = 0.8  # of all rounds [judgement]

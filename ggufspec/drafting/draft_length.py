@@ -51,13 +51,14 @@ class Action(Enum):
     DRAFT = auto()
     PROBE = auto()  # read the last tokens, and report how well it would have predicted them
     SKIP = auto()
+    PLAIN = auto()  # the same, and nothing else may be drafted
 
 
 class PrefixLength(NamedTuple):
     """How many tokens of an existing draft to verify.
 
-    `expected`: accepted tokens, on average; `beats_model`: this promises more than a round with the
-    draft model.
+    `expected`: accepted tokens, on average; `beats_model`: what follows forced tokens promises more
+    than drafting there with the draft model.
     """
 
     n_draft: int
@@ -91,10 +92,11 @@ class LengthPolicy(Protocol):
         """
         ...
 
-    def prefix_length(self, probs: Sequence[float]) -> PrefixLength:
+    def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
         """How much to use of a draft that already exists, such as an n-gram match.
 
-        `probs`: for each token, its acceptance probability if those before it are accepted.
+        `probs`: for each token, its acceptance probability if those before it are accepted;
+        `forced`: the same of the forced tokens before them.
         """
         ...
 
@@ -137,9 +139,8 @@ class FixedLength:
         self.rule.start(n_max)
         return Action.DRAFT if n_max > 0 else Action.SKIP
 
-    def prefix_length(self, probs: Sequence[float]) -> PrefixLength:
-        n_draft, gain, expected = self.rule.prefix_length(probs)
-        return PrefixLength(n_draft, expected, gain > self._n_accepted / self._n_rounds)
+    def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
+        return _prefix_length(self.rule, probs, forced, self._n_accepted / self._n_rounds)
 
     def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
         self._n_rounds += 1
@@ -212,6 +213,8 @@ class AutoLength:
         self._skipped = self._reason_to_skip(n_max)
         if not self._skipped:
             return Action.DRAFT
+        if self._skipped == MEASURING_PLAIN:
+            return Action.PLAIN
         return Action.PROBE if n_max and self._should_probe() else Action.SKIP
 
     def _reason_to_skip(self, n_max: int) -> str:
@@ -242,15 +245,16 @@ class AutoLength:
         seconds = self.costs.step + self._n_unread * self.costs.read
         return self.probe_seconds + seconds <= constants.PROBE_SHARE * self._seconds
 
-    def prefix_length(self, probs: Sequence[float]) -> PrefixLength:
+    def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
         self.rule.start(0)
         self._skipped = ""
         self._update_if_due()
-        if not probs or self._should_measure_plain():
+        if not (probs or forced) or self._should_measure_plain():
             return PrefixLength(0, 0.0, beats_model=False)
-        n_draft, gain, expected = self.rule.prefix_length(probs)
-        beats_model = not (self._has_model and self._is_measured) or gain > self.rule.gain
-        return PrefixLength(n_draft, expected, beats_model)
+        is_known = self._has_model and self._is_measured
+        plain_gain = self.rule.prefix_length([])[1]
+        model_gain = self.rule.gain - plain_gain if is_known else 0.0
+        return _prefix_length(self.rule, probs, forced, model_gain)
 
     # Observations.
 
@@ -313,7 +317,7 @@ class AutoLength:
                 costs.observe_reading(self._n_probed, round_.draft_seconds)
             self.probe_seconds += self._n_probed * costs.read
             self._n_probed = 0
-        elif n_evaluated and self._n_unread <= constants.N_UNREAD_USUAL:
+        elif n_evaluated and self._n_unread <= constants.N_UNREAD_USUAL and not self.rule.n_taken:
             costs.observe_draft(n_evaluated, round_.draft_seconds)
         if round_.n_sharers == 1:
             seconds = round_.target_seconds + round_.verify_seconds
@@ -370,3 +374,13 @@ class AutoLength:
         """The draft model's last logit gaps, sorted."""
         few = len(self._gaps) < constants.N_OWN_GAPS
         return sorted([*self._gaps, *constants.PRIOR_GAPS] if few else self._gaps)
+
+
+def _prefix_length(
+    rule: _native.LengthRule, probs: Sequence[float], forced: Sequence[float], model_gain: float
+) -> PrefixLength:
+    """`model_gain`: of drafting with the draft model, compared with drafting nothing."""
+    n_draft, gain, expected = rule.prefix_length([*forced, *probs])
+    further_gain = gain - rule.prefix_length(forced)[1]
+    beats_model = n_draft > len(forced) and further_gain > math.prod(forced) * model_gain
+    return PrefixLength(n_draft, expected, beats_model)

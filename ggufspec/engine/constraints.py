@@ -1,4 +1,4 @@
-"""The sampling of one generation: bans, DRY sequence breakers and grammars, as token ids."""
+"""The sampling of one generation: bans, DRY sequence breakers and what may follow, as token ids."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from dataclasses import replace
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import OptionError
-from ggufspec.llama.grammar import Grammar
 from ggufspec.llama.vocab import Vocab
-from ggufspec.structured.json_schema import gbnf_of_schema
+from ggufspec.structured.constraint import GrammarConstraint
 
 
 def sampling_of(options: CheckedOptions, vocab: Vocab, n_prompt: int) -> Sampling:
     """The sampling of options, completed with tokens of `vocab`. Raises OptionError.
 
-    `n_prompt`: tokens before the text, which a grammar does not apply to.
+    `n_prompt`: tokens before the text, which a constraint does not apply to.
     """
     sampling = options.sampling
     for token in sampling.logit_bias:
@@ -30,20 +29,12 @@ def sampling_of(options: CheckedOptions, vocab: Vocab, n_prompt: int) -> Samplin
     if sampling.dry_multiplier > 0:
         breakers = vocab.sequence_breakers(tuple(options.dry_sequence_breakers))
         sampling = replace(sampling, dry_breakers=breakers)
-    gbnf = options.grammar
-    if options.json_schema is not None:
-        gbnf = gbnf_of_schema(options.json_schema)
-    if gbnf is None:
+    grammar = options.constraint_grammar
+    if grammar is None:
         return sampling
     if not vocab.stop_tokens:
         raise OptionError(
             "this vocabulary has no token that ends a text, so no text could be complete under a "
             "grammar; use a model that has one"
         )
-    grammar = Grammar(vocab, gbnf)
-    grammar.begin(n_prompt)
-    if not grammar.names_tokens:
-        # Control tokens have no text: they cannot contribute to what the grammar requires.
-        silent = dict.fromkeys(vocab.control_tokens, -math.inf)
-        sampling = replace(sampling, logit_bias={**silent, **sampling.logit_bias})
-    return replace(sampling, grammar=grammar.native)
+    return replace(sampling, constraint=GrammarConstraint(vocab.token_table, grammar, n_prompt))

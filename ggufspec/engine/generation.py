@@ -20,6 +20,7 @@ from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
+from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.engine.calibration import calibrate
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.options import CheckedOptions
@@ -94,6 +95,7 @@ class Generation:
         self.lock = engine.lock
         self._engine = engine
         self._prompt = tokens
+        self._all_tokens = array("i", tokens)  # with the text, and its stop token
         self._lease = SlotLease(engine.slots)
         drafter_name = options.drafter_name(has_draft=engine.draft is not None)
         self._has_model = engine.draft is not None and drafters.uses_model(drafter_name)
@@ -140,7 +142,9 @@ class Generation:
         try:
             step = next(self._loop, None)
             if step is None:
-                self.finish_reason = "length"
+                constraint = self._constraint
+                is_complete = constraint is not None and constraint.is_over(self._all_tokens)
+                self.finish_reason = "stop" if is_complete else "length"
                 self._write_run((), drafted=False)  # the text that was held back
                 self.end()
             else:
@@ -222,6 +226,7 @@ class Generation:
         engine, n_prompt = self._engine, len(self._prompt)
         n_draft = _n_draft(engine, options)
         sampling = sampling_of(options, engine.vocab, n_prompt)
+        self._constraint = sampling.constraint
         stop_tokens = frozenset() if options.ignore_eos else engine.vocab.stop_tokens
         verify_uniforms, draft_uniforms = uniform_streams(self.seed)
         materials = drafters.Materials(
@@ -232,11 +237,12 @@ class Generation:
             draft_temperature=options.initial_draft_temperature,
             n_draft_max=n_draft,
             policy=self._policy,
+            forced=ForcedText(sampling.constraint),
         )
         drafter: Drafter = drafters.make(drafter_name, materials)
         n_most = engine.n_ctx if options.max_tokens is None else options.max_tokens
         loop = speculate(
-            array("i", self._prompt),
+            self._all_tokens,
             drafter=drafter,
             verify=rules.rule(options.verify),
             sampling=sampling,

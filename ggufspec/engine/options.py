@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ggufspec.common import defaults, validate
@@ -12,6 +13,9 @@ from ggufspec.decoding import verify as rules
 from ggufspec.decoding.sampling import Sampling, SamplingOptions
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
+from ggufspec.structured import grammar
+
+CONSTRAINTS = ("json_schema", "grammar", "regex", "choices")  # at most one is given
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -21,8 +25,10 @@ class GenerateOptions(SamplingOptions, total=False):
     n_draft: int | str  # maximum drafted tokens per round; "auto": chosen in each round
     draft_temperature: float | str  # "auto": learned, for the most accepted tokens; 0: greedy
     dry_sequence_breakers: Sequence[str]  # texts at which DRY restarts its search
-    grammar: str | None  # GBNF; the text matches its rule `root`
-    json_schema: str | Mapping[str, object] | None  # the text is JSON that matches it
+    grammar: str | None  # Lark or GBNF; the text matches its rule `start` or `root`
+    json_schema: str | Mapping[str, object] | type | None  # the text is JSON; or a pydantic model
+    regex: str | None  # the text matches it from end to end
+    choices: Sequence[str] | None  # the text is one of these
     seed: int | None  # None: a random one
     stop: str | Sequence[str]  # texts that end the generation; they are not part of the text
     ignore_eos: bool  # ban the tokens that end a text
@@ -40,7 +46,9 @@ class CheckedOptions:
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
     dry_sequence_breakers: Sequence[str] = defaults.DRY_SEQUENCE_BREAKERS
     grammar: str | None = None
-    json_schema: str | Mapping[str, object] | None = None
+    json_schema: str | Mapping[str, object] | type | None = None
+    regex: str | None = None
+    choices: Sequence[str] | None = None
     seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
@@ -69,6 +77,17 @@ class CheckedOptions:
         is_greedy = self.draft_temperature == "auto" and self.verify == "match"
         return 0.0 if is_greedy else self.draft_temperature
 
+    @cached_property
+    def constraint_grammar(self) -> str | None:
+        """What the text must match, for GrammarConstraint; None: any text. Raises OptionError."""
+        if self.json_schema is not None:
+            return grammar.of_json_schema(self.json_schema)
+        if self.grammar is not None:
+            return grammar.of_grammar(self.grammar)
+        if self.regex is not None:
+            return grammar.of_regex(self.regex)
+        return None if self.choices is None else grammar.of_choices(self.choices)
+
     def drafter_name(self, *, has_draft: bool) -> str:
         """The drafting strategy, for an engine with or without a draft model."""
         if self.drafter is not None:
@@ -94,24 +113,31 @@ class CheckedOptions:
             value = getattr(self, name)
             if value is not None and validate.whole(name, value) < least:
                 raise OptionError(f"{name} is {value}; it must be at least {least}")
-        for name in ("grammar", "drafter"):
+        for name in ("grammar", "regex", "drafter"):
             if getattr(self, name) is not None:
                 validate.text(name, getattr(self, name))
         rules.rule(validate.text("verify", self.verify))
         validate.switch("ignore_eos", self.ignore_eos)
         validate.function("progress", self.progress)
-        if not isinstance(self.json_schema, (str, Mapping, bool, type(None))):
+        is_model = isinstance(self.json_schema, type) and hasattr(
+            self.json_schema, "model_json_schema"
+        )
+        if not is_model and not isinstance(self.json_schema, (str, Mapping, bool, type(None))):
             raise OptionError(
-                f"json_schema is {self.json_schema!r}; it must be the text of a schema, or a dict"
+                f"json_schema is {self.json_schema!r}; it must be the text of a schema, a dict, or "
+                "a pydantic model"
             )
+        if self.choices is not None and not validate.texts("choices", self.choices):
+            raise OptionError("choices is empty; give at least one text")
         validate.texts("dry_sequence_breakers", self.dry_sequence_breakers)
         if not isinstance(self.stop, str):
             validate.texts("stop", self.stop)
         DraftTemperature(self.sampling.temperature, self.draft_temperature)
-        if self.grammar is not None and self.json_schema is not None:
-            raise OptionError("both a grammar and a JSON schema are given; give one of them")
-        if self.ignore_eos and (self.grammar is not None or self.json_schema is not None):
+        given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise OptionError(f"{' and '.join(given)} are given; give one of them")
+        if self.ignore_eos and given:
             raise OptionError(
-                "ignore_eos bans the tokens that end a text, but a text under a grammar or JSON "
-                "schema has to end; leave one of them out"
+                f"ignore_eos bans the tokens that end a text, but with {given[0]} a text has to "
+                "end; leave one of them out"
             )

@@ -21,7 +21,6 @@ from ggufspec.server.schema import (
     Tool,
 )
 from ggufspec.server.tool_calls import OPENING, supports_tools
-from ggufspec.structured.json_schema import gbnf_of_schema
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 _PENALTIES = ("presence_penalty", "frequency_penalty")
@@ -80,7 +79,6 @@ def _options_of(body: GenerationBody, server: ServerOptions) -> CheckedOptions:
     if body.response_format is not None:
         schema = _schema_of(body.response_format)
         if schema is not None:
-            gbnf_of_schema(schema)
             options["json_schema"] = schema
     if not body.speculative:
         options["drafter"] = "none"
@@ -90,7 +88,9 @@ def _options_of(body: GenerationBody, server: ServerOptions) -> CheckedOptions:
     options["max_tokens"] = min(
         (n for n in (max_tokens, server.max_tokens) if n is not None), default=None
     )
-    return CheckedOptions.of(cast("GenerateOptions", options))
+    checked = CheckedOptions.of(cast("GenerateOptions", options))
+    _ = checked.constraint_grammar  # an error here is the request's, not the worker's
+    return checked
 
 
 def _prompts_of(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:

@@ -1,1 +1,1 @@
-"""JSON schemas and grammars: what may follow in a text."""
+"""What may follow in a text: JSON schemas, grammars, regular expressions and choices."""

@@ -12,6 +12,7 @@ from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Drafter, Session, Uniforms
 from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
+from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.errors import OptionError
 
 
@@ -26,6 +27,7 @@ class Materials:
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
     n_draft_max: int = defaults.N_DRAFT_MAX  # the most that a round asks for
     policy: LengthPolicy = field(default_factory=FixedLength)  # decides how far to draft
+    forced: ForcedText = field(default_factory=ForcedText)  # by the sampling's constraint
 
 
 def names() -> list[str]:

@@ -21,7 +21,7 @@ class AutoDrafter:
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         prefix = self._ngrams.predict(tokens, n_max)
-        if prefix.n_draft and prefix.beats_model:
+        if prefix.beats_model:
             return self._ngrams.draft_prefix(prefix)
         return self._model.draft(tokens, n_max)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -9,8 +10,8 @@ from dataclasses import replace
 from itertools import repeat
 
 from ggufspec.common import defaults
-from ggufspec.decoding.sampling import Rows, append_probs, as_rows, draw, gap, to_probs
-from ggufspec.decoding.types import Draft, Logits, Probs, Session, Verdict, token_array
+from ggufspec.decoding.sampling import Rows, as_rows, draw, gap, to_probs
+from ggufspec.decoding.types import Draft, Probs, Session, Verdict, token_array
 from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.temperature import DraftTemperature
@@ -40,18 +41,12 @@ class ModelDrafter:
         self._n_read: int | None = None  # tokens that the draft model had read after its last draft
         # The target's probability of each of the last tokens that this drafter did not propose.
         self._unread: deque[float] = deque(maxlen=defaults.N_PROBED)
-        # With a grammar: the distribution of a draft's first token without it.
-        self._free: Rows | None = None
-        self._free_samplings = {
-            temperature: replace(constrained, grammar=None)
-            for temperature, constrained in self._samplings.items()
-            if constrained.grammar is not None
-        }
-        self._n_first_tokens = 0
-        self._acceptance = self._free_acceptance = 0.0  # sums over first tokens
+        self._forced = materials.forced
+        self._drawn: list[int] = []  # positions in the draft whose distributions were computed
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         self._drafted = None
+        self._forced.start_round()
         policy = self._policy
         if self._n_read is None:
             self._n_read = len(tokens) - 1  # the prompt was read ahead
@@ -59,85 +54,100 @@ class ModelDrafter:
         if action is Action.PROBE:
             self._probe(tokens)
             action = policy.start_round(n_max, 1)
-        if action is Action.DRAFT:
-            return self._draft(tokens, n_max)
-        return Draft((), why=policy.why)
+        if action is Action.PLAIN:
+            return Draft((), why=policy.why)
+        return self._draft(tokens, n_max, may_evaluate=action is Action.DRAFT)
 
-    def _draft(self, tokens: Sequence[int], n_max: int) -> Draft:
+    def _draft(self, tokens: Sequence[int], n_max: int, *, may_evaluate: bool) -> Draft:
+        """Forced text costs no draft step, also behind drawn tokens."""
         policy = self._policy
         rule = policy.rule
         sampling = self._samplings[self._draft_temperature.temperature]
         stop_tokens = self._materials.stop_tokens
-        uniforms = self._materials.uniforms(n_max)
+        uniforms = self._materials.uniforms(n_max) if may_evaluate else ()
         context = array("i", tokens)
         rows = self._rows
         if rows is not None:
             rows.keep(0)
+        self._drawn = []
         n = 0
-        while n < n_max and rule.should_evaluate():
+        while n < n_max and not self._forced.is_over(context):
+            n_forced, is_whole = self._append_forced(context, n, n_max - n)
+            if n_forced and rows is not None:
+                for token in context[-n_forced:]:
+                    rows.append_certain(token)
+            n += n_forced
+            if not is_whole or n >= n_max or not may_evaluate or not rule.should_evaluate():
+                break
             logits = self._session.score(context)
+            self._n_read = len(context)
             if rows is None:
                 rows = self._rows = Rows(self._materials.n_draft_max, logits.shape[1])
+                for token in context[len(tokens) :]:
+                    rows.append_certain(token)
+            self._drawn.append(n)
             try:
                 token = draw(rows, logits, sampling, context, rule, uniforms[n])
             except DecodeError:
-                if sampling.grammar is None:
+                if sampling.constraint is None:
                     raise
+                self._drawn.pop()
                 break  # nothing can follow; if the target gets here, its pass raises the error
-            if n == 0 and sampling.grammar is not None:
-                self._remember_free(logits, context)
             if token < 0:
                 break
             context.append(token)
+            self._n_read = len(context)
             n += 1
             if token in stop_tokens:
                 break
-        self._n_read = len(context)
-        self._unread.clear()
         drafted = context[len(tokens) :].tolist()
+        if not self._drawn:
+            return Draft(drafted, None, policy.expected, policy.why)
+        self._unread.clear()
         self._drafted = Draft(drafted, rows if n else None, policy.expected, policy.why)
         return self._drafted
 
+    def _append_forced(self, context: array[int], n: int, n_most: int) -> tuple[int, bool]:
+        """Append the forced tokens that are worth a pass: how many, and whether that is all."""
+        forced = self._forced.after(context)
+        if not forced:
+            return 0, True
+        n_taken = self._policy.rule.take(self._forced.probabilities(forced)[:n_most])
+        context.extend(forced[:n_taken])
+        self._forced.drafted(n, forced, n_taken)
+        return n_taken, n_taken == len(forced)
+
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
-        if draft is self._drafted:
-            self._policy.observe_verdict(verdict.n_accepted, self._acceptances(draft, target_probs))
-        if draft is not self._drafted or not draft.tokens:
+        self._forced.observe(draft, target_probs, verdict)
+        if draft is not self._drafted:
             self._remember_unread(draft, target_probs, verdict)
             return
-        if self._draft_temperature.is_learning:
+        n_accepted = sum(i < min(verdict.n_accepted, len(draft.tokens)) for i in self._drawn)
+        self._policy.observe_verdict(n_accepted, self._acceptances(target_probs))
+        if not draft.tokens:
+            self._remember_unread(draft, target_probs, verdict)
+        elif self._draft_temperature.is_learning:
             self._draft_temperature.observe(draft, target_probs)
-        if self._free is not None and draft.probs is not None:
-            target = as_rows(target_probs)
-            self._n_first_tokens += 1
-            self._acceptance += target.overlap(0, as_rows(draft.probs), 0)
-            self._free_acceptance += target.overlap(0, self._free, 0)
 
     def notes(self) -> dict[str, float]:
-        """The current draft temperature, and what constraining the draft by a grammar gains.
+        """The current draft temperature, and what became of forced tokens."""
+        temperature = self._draft_temperature.temperature
+        return {"draft_temperature": temperature, **self._forced.notes()}
 
-        That is the acceptance rate of a draft's first token, with and without the grammar.
-        """
-        notes = {"draft_temperature": self._draft_temperature.temperature}
-        n = self._n_first_tokens
-        if n:
-            notes["first_token_acceptance"] = self._acceptance / n
-            notes["first_token_acceptance_without_grammar"] = self._free_acceptance / n
-        return notes
-
-    def _acceptances(self, draft: Draft, target_probs: Probs) -> Iterator[float]:
+    def _acceptances(self, target_probs: Probs) -> Iterator[float]:
         """The acceptances for LengthPolicy.observe_verdict, one per computed distribution."""
         rows = self._rows
         if rows is None:
             return iter(())
         # Not a generator: not all values are used, and closing one early can swallow Ctrl-C.
-        positions = range(len(draft.tokens) + rows.has_declined)
-        return map(as_rows(target_probs).overlap, positions, repeat(rows), positions)
+        return map(as_rows(target_probs).overlap, self._drawn, repeat(rows), self._drawn)
 
     def _remember_unread(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Keep what a later probe needs of tokens that this drafter did not propose."""
         target = as_rows(target_probs)
         for i, token in enumerate(draft.tokens[: verdict.n_accepted]):
-            self._unread.append(target.of(i, token))
+            is_forced = i in self._forced.positions  # says nothing of the draft model
+            self._unread.append(math.nan if is_forced else target.of(i, token))
         if verdict.next_token >= 0:
             self._unread.append(target.of(verdict.n_accepted, verdict.next_token))
 
@@ -155,20 +165,14 @@ class ModelDrafter:
         rows = to_probs(logits, sampling, before, after[:-1])
         gaps, acceptances = [], []
         for i, target_prob in enumerate(list(self._unread)[-n:]):
+            if math.isnan(target_prob):
+                continue
             gaps.append(gap(logits, i))
             draft_prob = rows.of(i, after[i])
             acceptances.append(min(1.0, draft_prob / target_prob) if target_prob > 0 else 0.0)
         self._n_read = len(tokens)
         self._unread.clear()
         self._policy.observe_probe(gaps, acceptances)
-
-    def _remember_free(self, logits: Logits, context: Sequence[int]) -> None:
-        if self._free is None:
-            self._free = Rows(1, logits.shape[1])
-        self._free.keep(0)
-        append_probs(
-            self._free, logits, self._free_samplings[self._draft_temperature.temperature], context
-        )
 
 
 def make(materials: Materials) -> ModelDrafter:

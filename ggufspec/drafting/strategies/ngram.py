@@ -11,46 +11,64 @@ from ggufspec.drafting.strategies import Materials
 
 
 class NgramDrafter:
-    """Proposes what followed the longest match of the text's end, as far as the policy allows."""
+    """Proposes what followed the longest match of the text's end, as far as the policy allows.
+
+    Text that a constraint forces comes first.
+    """
 
     def __init__(self, materials: Materials) -> None:
         self._policy = materials.policy
         self._stop_tokens = materials.stop_tokens
+        self._forced_text = materials.forced
         self._index = NgramIndex()
-        self._prediction = Prediction()
+        self._forced: Sequence[int] = ()
+        self._prediction = Prediction()  # of what follows the forced tokens
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         return self.draft_prefix(self.predict(tokens, n_max))
 
     def predict(self, tokens: Sequence[int], n_max: int) -> PrefixLength:
         """Predict the continuation; returns how much of it is worth verifying."""
-        self._prediction = self._index.predict(tokens, n_max)
-        return self._policy.prefix_length(self._prediction.probs)
+        self._forced_text.start_round()
+        self._forced = self._forced_text.after(tokens)[:n_max]
+        if self._forced:
+            tokens = [*tokens, *self._forced]
+        found = self._index.predict(tokens, n_max - len(self._forced))
+        n = self._forced_text.n_allowed(tokens, found.tokens)
+        self._prediction = Prediction(found.tokens[:n], found.probs[:n])
+        forced_probs = self._forced_text.probabilities(self._forced)
+        return self._policy.prefix_length(self._prediction.probs, forced_probs)
 
     def draft_prefix(self, prefix: PrefixLength) -> Draft:
         """That much of the prediction."""
         if not prefix.n_draft:
             return Draft((), None, 0.0, "no n-gram match is likely enough")
-        drafted = self._prediction.tokens[: prefix.n_draft]
+        drafted = [*self._forced, *self._prediction.tokens][: prefix.n_draft]
         for i, token in enumerate(drafted):
             if token in self._stop_tokens:
                 drafted = drafted[: i + 1]
                 break
+        self._forced_text.drafted(0, self._forced, min(len(drafted), len(self._forced)))
         why = "n-gram: further tokens are not likely enough"
         return Draft(drafted, None, prefix.expected, why)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Compare the prediction with what was written, no matter what was drafted."""
-        predicted = self._prediction.tokens
-        if not predicted:
-            return
+        self._forced_text.observe(draft, target_probs, verdict)
+        predicted, n_forced = self._prediction.tokens, len(self._forced)
         written = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
+        if not predicted or written[:n_forced] != list(self._forced):
+            return
+        del written[:n_forced]
         n_tried = min(len(predicted), len(written))
         n_right = 0
         while n_right < n_tried and predicted[n_right] == written[n_right]:
             n_right += 1
         self._index.observe(n_right, n_tried)
         self._prediction = Prediction()
+
+    def notes(self) -> dict[str, float]:
+        return self._forced_text.notes()
 
 
 def make(materials: Materials) -> NgramDrafter:

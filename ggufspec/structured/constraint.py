@@ -1,0 +1,164 @@
+"""Which tokens may follow a text under a grammar, and which text is the only one that may."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from ggufspec.errors import DecodeError, OptionError
+from ggufspec.structured.grammar import LIMITS, limited
+
+# By default, a mask allows one of the tokenizations of a forced text.
+_ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
+
+# Token ids of a text, given the bytes before it.
+Tokenize = Callable[[bytes, bytes], Sequence[int]]
+
+
+class TokenTable:
+    """The tokens of a vocabulary for matchers. About a second for 200,000 tokens: keep it."""
+
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        *,
+        special: Collection[int],
+        stop_tokens: Collection[int],
+        tokenize: Tokenize,
+    ) -> None:
+        """`pieces`: the bytes of each token; of the `special` ones, their names.
+
+        `stop_tokens` (at least one) end a text.
+        """
+        self.pieces = pieces
+        self.tokenize = tokenize
+        self.n_words = (len(pieces) + 31) // 32
+        ends = sorted(stop_tokens)
+        self.llguidance = LLTokenizer(
+            TokenizerWrapper(_Pieces(pieces, special, ends[0])), None, ends
+        )
+
+
+class _Pieces:
+    """The members that llguidance reads; it never tokenizes, because nothing is forced in masks."""
+
+    bos_token_id = None
+
+    def __init__(self, pieces: Sequence[bytes], special: Collection[int], end: int) -> None:
+        self.tokens = pieces
+        self.special_token_ids = sorted(special)
+        self.eos_token_id = end
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return []
+
+
+class GrammarConstraint:
+    """One text under a grammar. A text may be shorter than the last, or differ from it at its end.
+
+    The matcher's position is a private memo: each method takes the whole text. Not for two threads
+    at once.
+    """
+
+    def __init__(self, table: TokenTable, grammar: str, n_start: int) -> None:
+        """`grammar`: as `structured.grammar` makes it; it applies after `n_start` tokens of prompt.
+
+        Raises OptionError for a grammar that cannot be compiled, or matches no text.
+        """
+        self._table, self._n_start = table, n_start
+        source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
+        self._matcher = limited(
+            lambda: LLMatcher(table.llguidance, source, log_level=0, limits=LIMITS), "grammar"
+        )
+        self._text = array("i")  # what the matcher has read
+        self._masks: dict[int, NDArray[np.uint32]] = {}  # after so many tokens of it
+        self._forced: tuple[array[int], list[int]] | None = None  # of that text
+        if self._matcher.is_error():
+            raise OptionError(f"the grammar cannot be used: {self._matcher.get_error().strip()}")
+        try:
+            mask = self._mask()
+        except DecodeError as error:
+            raise OptionError(f"no text can match the grammar: {error}") from error
+        if not mask.any():
+            raise OptionError("no text can match the grammar; change it")
+
+    def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.uint32]:
+        """Which tokens may follow `tokens`, then each of `draft`: (n_draft + 1, n_words).
+
+        Bit i % 32 of word i // 32 is of token i. No token may follow one that is not allowed.
+        Raises DecodeError where the matcher reaches a limit.
+        """
+        n = len(tokens) - self._n_start
+        text = array("i", tokens[self._n_start :])
+        text.extend(draft)
+        n_known = self._n_common(text)
+        self._masks = {at: mask for at, mask in self._masks.items() if n <= at <= n_known}
+        rows = []
+        for at in range(n, len(text) + 1):
+            if at not in self._masks:
+                if not self._read(text[:at]):
+                    rows += [np.zeros(self._table.n_words, np.uint32)] * (len(text) + 1 - at)
+                    break
+                self._masks[at] = self._mask()
+            rows.append(self._masks[at])
+        return rows[0][None] if len(rows) == 1 else np.stack(rows)
+
+    def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
+        """How many of `draft` may follow `tokens`, one after the other."""
+        return self._matcher.validate_tokens(list(draft)) if self._stand_after(tokens) else 0
+
+    def forced(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The usual tokens of the text that has to follow `tokens`; empty where there is a choice.
+
+        The last of them may be the beginning of a longer token.
+        """
+        if not self._stand_after(tokens):
+            return ()
+        if self._forced is None or self._forced[0] != self._text:
+            data = self._matcher.compute_ff_bytes().partition(b"\xff")[0]  # 0xff: a special token
+            data = data.decode("utf-8", "ignore").encode()  # without part of a character
+            before = self._table.pieces[self._text[-1]] if self._text else b""
+            forced = list(self._table.tokenize(before, data)) if data else []
+            del forced[self._matcher.validate_tokens(forced) :]
+            self._forced = self._text[:], forced
+        return self._forced[1]
+
+    def is_over(self, tokens: Sequence[int]) -> bool:
+        """Whether only the end can follow `tokens`."""
+        return self._stand_after(tokens) and self._matcher.is_stopped()
+
+    def _stand_after(self, tokens: Sequence[int]) -> bool:
+        """Move to the end of `tokens`. False if they are not allowed."""
+        return self._read(array("i", tokens[self._n_start :]))
+
+    def _read(self, text: array[int]) -> bool:
+        n_common = self._n_common(text)
+        if n_common < len(self._text):
+            self._matcher.rollback(len(self._text) - n_common)
+            del self._text[n_common:]
+            self._masks = {at: mask for at, mask in self._masks.items() if at <= n_common}
+        n = self._matcher.try_consume_tokens(text[n_common:].tolist())
+        self._text.extend(text[n_common : n_common + n])
+        return len(self._text) == len(text)
+
+    def _n_common(self, text: array[int]) -> int:
+        n = min(len(text), len(self._text))
+        if text[:n] == self._text[:n]:
+            return n
+        differs = np.frombuffer(text, np.int32, n) != np.frombuffer(self._text, np.int32, n)
+        return int(differs.argmax())
+
+    def _mask(self) -> NDArray[np.uint32]:
+        mask = np.zeros(self._table.n_words, np.uint32)
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        if self._matcher.is_error():
+            complaint = self._matcher.get_error().partition("\n")[0]
+            raise DecodeError(
+                f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
+                "requires what no token of this vocabulary has; simplify it"
+            )
+        return mask
