@@ -12,21 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import (
-    AT_LEAST_1,
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    load_options,
-    max_tokens_option,
-    option,
-    pair_options,
-    room_for,
-)
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, option
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import check_needs_no_draft, checked, text_options
@@ -50,7 +41,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
     required=True,
     type=click.Path(path_type=Path),
 )
-@pair_options
+@shared.pair_options
 @option(
     "--num-processes n_workers",
     "Number of worker processes; without -t they share the cores.",
@@ -91,14 +82,14 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
     show_default=False,
 )
 @option("-sys --system", "System message of conversations without one; implies --chat.")
-@text_options(max_tokens_option)
+@text_options(shared.max_tokens_option)
 @option(
     "-s --seed",
     "Seed; each text has its own, derived from this one and its place in the file.",
     type=COUNT,
     default=0,
 )
-@load_options
+@shared.load_options
 @option(
     "-v --verbose",
     "Show on stderr which process runs which prompt, and llama.cpp's log.",
@@ -148,7 +139,7 @@ def command(
         raise click.UsageError(
             "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
         )
-    load_settings |= room_for(settings["n_draft"])
+    load_settings |= shared.room_for(settings["n_draft"])
     from ggufspec.batch.run import BatchPlan
     from ggufspec.batch.settings import as_json
 

@@ -12,22 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import bench_jobs, render
+from ggufspec.cli import options as shared
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.files import check_writable, write_file
 from ggufspec.cli.lists import length, listed, name, temperature
-from ggufspec.cli.names import offline_option
-from ggufspec.cli.options import (
-    AT_LEAST_1,
-    COUNT,
-    cache_dir_option,
-    draft_option,
-    load_options,
-    option,
-    show_log,
-    size_option,
-    target_option,
-    verbose_option,
-)
+from ggufspec.cli.options import AT_LEAST_1, COUNT, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
 from ggufspec.cli.sections import SectionedGroup
@@ -60,10 +49,10 @@ _format_option = option(
     "A known experiment with its own models, prompts and table: see above.",
     type=click.Choice(PRESETS),
 )
-@target_option(required=False)
-@draft_option()
-@size_option
-@cache_dir_option
+@shared.target_option(required=False)
+@shared.draft_option()
+@shared.size_option
+@shared.cache_dir_option
 @option(
     "--draft-n lengths",
     "Draft lengths: a list such as auto,3 or 1-8.  [default: auto]",
@@ -149,9 +138,9 @@ _format_option = option(
     type=click.Path(path_type=Path, dir_okay=False),
 )
 @sampling_options_beside_temperature
-@load_options
-@offline_option
-@verbose_option
+@shared.load_options
+@shared.offline_option
+@shared.verbose_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -192,7 +181,7 @@ def command(
         raise click.UsageError("--resume needs the file to continue: name it with --json")
     if context.invoked_subcommand is not None:
         return 0
-    show_log(verbose)
+    shared.show_log(verbose)
     if plot_path is not None:
         from ggufspec.bench import plot
 

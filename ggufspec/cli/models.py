@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
-from ggufspec.cli.options import json_option, option
+from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
@@ -40,7 +41,7 @@ def command() -> None:
 
 
 @command.command(name="list")
-@json_option
+@shared.json_option
 def list_models(as_json: bool) -> None:
     """List the registered models.
 
@@ -79,7 +80,7 @@ def list_models(as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@json_option
+@shared.json_option
 def show(name: str, as_json: bool) -> None:
     """Show registry entry, pairs and file header of a model."""
     from ggufspec.models import names, pull
@@ -145,7 +146,7 @@ def path(name: str) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@json_option
+@shared.json_option
 def check(names: tuple[str, ...], as_json: bool) -> int:
     """Compare registry entries (default: all) with the hub. Downloads no model.
 

@@ -9,18 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
-from ggufspec.cli.options import (
-    a_share,
-    context_option,
-    draft_n_option_of,
-    json_option,
-    option,
-    rpc_option,
-    type_k_option,
-    type_v_option,
-)
+from ggufspec.cli.options import SHARE, option
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
@@ -103,16 +95,15 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 @option(
     "--acceptance",
     "Acceptance rate of a drafted token, if those before it were accepted.",
-    type=click.FloatRange(0, 1),
-    callback=a_share,
+    type=SHARE,
     default=defaults.ACCEPTANCE,
 )
-@draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
-@context_option
-@type_k_option
-@type_v_option
-@rpc_option
-@json_option
+@shared.draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
+@shared.context_option
+@shared.type_k_option
+@shared.type_v_option
+@shared.rpc_option
+@shared.json_option
 def command(
     target: str,
     draft: str | None,

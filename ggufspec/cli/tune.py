@@ -9,17 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
-from ggufspec.cli.names import find_model, find_models, offline_option
-from ggufspec.cli.options import (
-    draft_option,
-    json_option,
-    load_options,
-    option,
-    show_log,
-    target_option,
-    verbose_option,
-)
+from ggufspec.cli.names import find_model, find_models
+from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
@@ -38,9 +31,9 @@ _SETTINGS = {
 
 
 @click.command(name="tune", cls=SectionedCommand)
-@target_option(required=False)
-@draft_option("none: only the target is measured")
-@offline_option
+@shared.target_option(required=False)
+@shared.draft_option("none: only the target is measured")
+@shared.offline_option
 @option(
     "--max-n n_most",
     "The largest draft length to measure; its pass has one token more.",
@@ -59,14 +52,14 @@ _SETTINGS = {
     type=click.IntRange(1, 1000),
     default=defaults.TUNE_RUNS,
 )
-@load_options
-@json_option
+@shared.load_options
+@shared.json_option
 @option(
     "--forget forgets",
     "Delete the stored results of the given files, or of all, instead of measuring.",
     is_flag=True,
 )
-@verbose_option
+@shared.verbose_option
 def command(
     target: str | None,
     draft: str | None,
@@ -100,7 +93,7 @@ def command(
     if target is None:
         raise click.UsageError("name a target to measure with --target, or give --forget")
     n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
-    show_log(verbose)
+    shared.show_log(verbose)
     from ggufspec.bench import tune
     from ggufspec.drafting.profile_store import TunedSettings
 
