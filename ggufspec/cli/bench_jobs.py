@@ -7,28 +7,33 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT, Baseline, open_baselines
+from ggufspec.bench.contenders import baseline_contenders, contenders
+from ggufspec.bench.preset_tables import general
+from ggufspec.bench.presets import Preset, PresetPair, preset
+from ggufspec.bench.prompts import own_prompts, spread
+from ggufspec.bench.records import BenchResults, Contender, plain
+from ggufspec.bench.run import Experiment
+from ggufspec.bench.suite import PairBenchmark
+from ggufspec.bench.tables import Table
 from ggufspec.cli import render
 from ggufspec.cli.files import read_prompt_file
-from ggufspec.cli.names import find_models
-from ggufspec.cli.names import stand_in as padded
+from ggufspec.cli.names import PairOptions
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import GgufspecError, PromptError
-
-if TYPE_CHECKING:
-    from ggufspec.bench.baselines import Baseline
-    from ggufspec.bench.presets import Preset, PresetPair
-    from ggufspec.bench.records import BenchResults, Contender
-    from ggufspec.bench.run import Experiment
-    from ggufspec.bench.suite import PairBenchmark
-    from ggufspec.bench.tables import Table
-    from ggufspec.engine.engine import Engine
+from ggufspec.models.pull import locate
+from ggufspec.models.registry import load_registry
+from ggufspec.models.shape import estimated_shape
+from ggufspec.standin.padded import padded_file, parse_size
 
 _N_TOKENS = 128
 _N_RUNS = 3
@@ -45,10 +50,7 @@ class BenchOptions:
     """What to measure, by the names of the command's parameters."""
 
     preset: str | None
-    target: str | None
-    draft: str | None
-    size: str
-    cache_dir: Path | None
+    pair: PairOptions
     lengths: Sequence[int | str]
     drafters: Sequence[str]
     rules: Sequence[str]
@@ -65,11 +67,10 @@ class BenchOptions:
     seed: int
     against: str | None
     load_settings: dict[str, Any]
-    offline: bool
 
     @property
     def has_draft(self) -> bool:
-        return not self.target or bool(self.draft)
+        return not self.pair.target or bool(self.pair.draft)
 
     def of_experiment(self) -> dict[str, Any]:
         """Fields of an Experiment; None: not given."""
@@ -89,9 +90,10 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
 
     Raises GgufspecError; nothing is loaded yet.
     """
-    if options.draft is not None and options.target is None:
+    pair = options.pair
+    if pair.draft is not None and pair.target is None:
         raise click.UsageError("--draft without --target: name the model that it drafts for")
-    if options.target is not None and options.draft is None:
+    if pair.target is not None and pair.draft is None:
         _check_needs_no_draft(options)
     if options.against is not None and options.load_settings["rpc"]:
         raise click.UsageError(
@@ -99,7 +101,6 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
             "only"
         )
     jobs, title = _jobs_of_pair(options) if options.preset is None else _jobs_of_preset(options)
-    from ggufspec.bench.records import plain
 
     experiment = jobs[0].experiment
     settings = {
@@ -118,9 +119,6 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
 
 def tables_of(preset_name: str | None, results: BenchResults) -> tuple[list[Table], list[Table]]:
     """The tables of a preset, or the general ones, and those that its source published."""
-    from ggufspec.bench.preset_tables import general
-    from ggufspec.bench.presets import preset
-
     if preset_name is None:
         return general(results), []
     chosen = preset(preset_name)
@@ -136,7 +134,6 @@ def opened_baselines(
     if not wanted:
         yield ()
         return
-    from ggufspec.bench.baselines import open_baselines
 
     found = shutil.which("llama-server")
     folder = llama_bin or (Path(found).parent if found else None)
@@ -169,17 +166,11 @@ def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBen
 
 
 def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
-    from ggufspec.bench.prompts import own_prompts
-    from ggufspec.bench.records import plain
-    from ggufspec.bench.run import Experiment
-    from ggufspec.bench.suite import PairBenchmark
-
-    given = options.of_experiment()
-    contenders = _contenders(options)
+    given, competing = options.of_experiment(), _contenders(options)
     # By default, all texts have the same length, except with a grammar, which ends them.
-    has_grammar = any(contenders[0].options.get(name) for name in ("grammar", "json_schema"))
+    has_grammar = any(competing[0].options.get(name) for name in ("grammar", "json_schema"))
     experiment = Experiment(
-        contenders=contenders,
+        contenders=competing,
         **{
             **given,
             "prompts": given["prompts"] or own_prompts(),
@@ -188,22 +179,17 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
             "ignore_eos": not has_grammar if options.ignore_eos is None else options.ignore_eos,
         },
     )
-    paths: tuple[Path, Path | None]
-    if options.target is None:
-        paths, what = _stand_in(options)
+    pair = options.pair
+    if pair.target is None:
+        what = _about_stand_in(pair)
         title = what[0].upper() + what[1:]
     else:
-        paths = find_models(options.target, options.draft, offline=options.offline)
-        title = plain(" with ".join(filter(None, (options.target, options.draft))))
+        title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
     load = {**options.load_settings, **_room(experiment)}
-    return [PairBenchmark(*paths, experiment, load=load)], title
+    return [PairBenchmark(*pair.find(), experiment, load=load)], title
 
 
 def _contenders(options: BenchOptions) -> list[Contender]:
-    from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT
-    from ggufspec.bench.contenders import baseline_contenders, contenders
-    from ggufspec.engine.options import CheckedOptions
-
     if "none" in options.drafters:
         raise click.UsageError(
             "--drafter none is plain decoding, which is always measured; name one that drafts, "
@@ -245,10 +231,6 @@ def _check_needs_no_draft(options: BenchOptions) -> None:
 
 
 def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
-    from ggufspec.bench.presets import preset
-    from ggufspec.bench.records import plain
-    from ggufspec.bench.suite import PairBenchmark
-
     name = options.preset or ""
     files = [f"{each}_file" for each in options.sampling]  # that a grammar may come from
     _refuse_with_preset(name, [*_OF_CONTENDERS, *options.sampling, *files])
@@ -263,8 +245,8 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         load = {**options.load_settings, **preset_load, **_room(experiment)}
         return PairBenchmark(*paths, experiment, pair, *labels, load=load)
 
-    if options.target is not None:
-        paths = find_models(options.target, options.draft, offline=options.offline)
+    if options.pair.target is not None:
+        paths = options.pair.find()
         labels = (plain(paths[0].name), plain(paths[1].name) if paths[1] else "")
         return [job(paths, labels)], f"{name}, on the given pair"
     here = [(pair, found) for pair in chosen.pairs if (found := _located(pair)) is not None]
@@ -272,18 +254,16 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     if here:
         jobs = [job(found, (pair.target_label, pair.draft_label)) for pair, found in here]
         return jobs, chosen.about.rstrip(".")
-    (stand_in, its_draft), title = _stand_in(options)
+    stand_in, its_draft = options.pair.find()
     jobs = []
     for is_own_draft in dict.fromkeys(pair.target == pair.draft for pair in chosen.pairs):
         draft, label = (stand_in, "itself") if is_own_draft else (its_draft, "its draft")
         jobs.append(job((stand_in, draft), ("stand-in", label)))
-    return jobs, f"{name}, NOT on the models that it names, but on {title}"
+    return jobs, f"{name}, NOT on the models that it names, but on {_about_stand_in(options.pair)}"
 
 
 def _located(pair: PresetPair) -> tuple[Path, Path] | None:
     """The files of a pair if both are on this machine."""
-    from ggufspec.models.pull import locate
-
     try:
         target, draft = locate(pair.target), locate(pair.draft)
     except GgufspecError:
@@ -293,10 +273,6 @@ def _located(pair: PresetPair) -> tuple[Path, Path] | None:
 
 def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
     """Print which models are missing, and how large they are."""
-    from ggufspec.models.pull import locate
-    from ggufspec.models.registry import load_registry
-    from ggufspec.models.shape import estimated_shape
-
     registry = load_registry()
     for name in dict.fromkeys(name for pair in pairs for name in (pair.target, pair.draft)):
         if locate(name) is not None:
@@ -326,21 +302,12 @@ def _refuse_with_preset(preset_name: str, names: Sequence[str]) -> None:
 # Both --------------------------------------------------------------------------------------------
 
 
-def _stand_in(options: BenchOptions) -> tuple[tuple[Path, Path], str]:
-    """The embedded pair with a padded target, which is written if it does not exist yet."""
-    from ggufspec.standin.embedded import embedded_draft
-    from ggufspec.standin.padded import padded_file, parse_size
-
-    n_params = padded_file(parse_size(options.size)).n_params
-    target = padded(options.size, options.cache_dir)
-    return (target, embedded_draft()), _STAND_IN.format(n_params / 1e6)
+def _about_stand_in(pair: PairOptions) -> str:
+    return _STAND_IN.format(padded_file(parse_size(pair.size)).n_params / 1e6)
 
 
 def _prompts(options: BenchOptions) -> list[Prompt] | None:
     """The given prompts; None: the preset's, or our own."""
-    from ggufspec.bench.presets import preset
-    from ggufspec.bench.prompts import own_prompts, spread
-
     file = options.prompt_file
     if options.prompt is not None:
         if file is not None:

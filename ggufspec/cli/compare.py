@@ -47,7 +47,7 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 
 
 @click.command(name="compare", cls=SectionedCommand)
-@shared.pair_or_embedded_options
+@shared.pair_or_embedded_options()
 @shared.prompt_options
 @text_options(
     option(

@@ -257,15 +257,18 @@ pair_options = gathered(
     "pair", target_option(), draft_option(_LOOKUP), offline_option, make=PairOptions
 )
 
-pair_or_embedded_options = gathered(
-    "pair",
-    target_option(required=False),
-    draft_option(_LOOKUP),
-    offline_option,
-    size_option,
-    cache_dir_option,
-    make=PairOptions,
-)
+
+def pair_or_embedded_options(without: str = _LOOKUP) -> Callable[[Command], Command]:
+    """The options of a pair; without a target, the embedded one. `without`: see draft_option."""
+    return gathered(
+        "pair",
+        target_option(required=False),
+        draft_option(without),
+        offline_option,
+        size_option,
+        cache_dir_option,
+        make=PairOptions,
+    )
 
 
 def draft_n_option_of(default: int | str, help_text: str) -> Option:

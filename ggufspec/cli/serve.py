@@ -25,7 +25,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 @click.command(name="serve", cls=SectionedCommand)
-@shared.pair_or_embedded_options
+@shared.pair_or_embedded_options()
 @drafting_options()
 @shared.load_options
 @option(
