@@ -14,14 +14,13 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.files import check_writable, write_file
 from ggufspec.cli.lists import length, listed, name, temperature
 from ggufspec.cli.options import AT_LEAST_1, COUNT, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
 from ggufspec.cli.sections import SectionedGroup
 from ggufspec.common import defaults
-from ggufspec.common.files import format_bytes
+from ggufspec.common.files import check_writable, format_bytes, write_file
 from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:

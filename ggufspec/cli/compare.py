@@ -17,7 +17,6 @@ from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.demo import WARM_UP_TOKENS
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.files import check_writable, write_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, NOT_NEGATIVE, option
 from ggufspec.cli.progress import late_bars, load_with_bars
@@ -32,6 +31,7 @@ from ggufspec.cli.text_settings import (
     was_given,
 )
 from ggufspec.common import defaults
+from ggufspec.common.files import check_writable, write_file
 
 if TYPE_CHECKING:
     from ggufspec.bench.race import Lane, Race

@@ -112,10 +112,27 @@ def write_all(file: FileIO, chunk: bytes | memoryview) -> None:
         rest = rest[file.write(rest) :]
 
 
-def check_writable(path: Path, place: _Place = USER_FOLDER) -> None:
-    """Raise CacheError if no such file can be written: now, rather than after the work."""
-    explained = _Explained(path, 0, place)
-    with explained:
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file that the user has named: whole, or as it was before. Raises CacheError.
+
+    A device or a pipe, such as /dev/null, is written to, not replaced.
+    """
+    if not is_stream(path):
+        write_whole(path, len(data), [data], place=USER_FOLDER)
+        return
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise CacheError(
+            f"cannot write {path}: {error.strerror or error}; name another file"
+        ) from error
+
+
+def check_writable(path: Path) -> None:
+    """Raise CacheError if `write_file` could not write it: now, rather than after the work."""
+    if is_stream(path):
+        return
+    with _Explained(path, 0, USER_FOLDER):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         file, temporary = _open_temporary(path)
