@@ -10,6 +10,7 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import hub, local, names, quants
 from ggufspec.models.download import fetch
+from ggufspec.models.header import read_header
 from ggufspec.models.hub import RemoteFile
 from ggufspec.models.names import HubFiles, HubQuant, LocalFile
 from ggufspec.models.registry import ModelEntry, Registry, load_registry
@@ -147,8 +148,6 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
     draft = entry and known.draft_for(entry.alias)
     if entry is not None and draft is not None:
         return DraftProposal(draft.alias, f"the registry pairs it with {entry.alias}")
-    from ggufspec.models.header import read_header
-
     paths = locate(target, known)
     if paths is not None:
         wanted = read_header(paths[0])
