@@ -277,19 +277,9 @@ def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:
 
     paths = local.find(HubFiles(entry.repo, entry.files, entry.revision))
     fits = None if n_memory is None or entry.size is None else entry.size <= n_memory
-    return {
-        "name": entry.alias,
-        "repo": entry.repo,
-        "revision": entry.revision,
-        "files": list(entry.files),
-        "size": entry.size,
-        "sha256": list(entry.sha256),
-        "source": entry.source,
-        "checked": entry.checked,
-        "cached": str(paths[0]) if paths else None,
-        "fits_memory": fits,
-        "shape": asdict(entry.shape) if entry.shape else None,
-    }
+    facts = asdict(entry)
+    cached = str(paths[0]) if paths else None
+    return {"name": facts.pop("alias"), **facts, "cached": cached, "fits_memory": fits}
 
 
 def _pair_facts(pair: ModelPair) -> dict[str, Any]:

@@ -116,13 +116,9 @@ def check(entry: ModelEntry) -> Iterator[Mismatch]:
     for path in entry.files:
         if path not in there:
             yield Mismatch(entry.alias, "file", path, "does not exist")
-        elif entry.sha256_of(path) not in (None, there[path].sha256):
-            yield Mismatch(
-                entry.alias,
-                f"sha256 of {path}",
-                str(entry.sha256_of(path)),
-                str(there[path].sha256),
-            )
+        elif (known := entry.sha256_of(path)) not in (None, there[path].sha256):
+            found = str(there[path].sha256)
+            yield Mismatch(entry.alias, f"sha256 of {path}", str(known), found)
     size = sum(there[path].size for path in entry.files if path in there)
     if entry.size not in (None, size) and set(entry.files) <= set(there):
         yield Mismatch(entry.alias, "size", str(entry.size), str(size))
