@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -208,19 +208,11 @@ def _open_temporary(path: Path) -> tuple[FileIO, Path]:
 
 def _remove_leftovers(folder: Path) -> None:
     for leftover in folder.glob(f"*{_SUFFIX}"):
-        with contextlib.suppress(OSError), _unless_alive(leftover):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            if sys.platform != "win32":  # fails if another run is writing this file
+                file = stack.enter_context(FileIO(leftover, "r+"))
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             leftover.unlink()
-
-
-@contextlib.contextmanager
-def _unless_alive(temporary: Path) -> Iterator[None]:
-    """Raises OSError if another run is writing this file."""
-    if sys.platform == "win32":
-        yield
-    else:
-        with FileIO(temporary, "r+") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
 
 
 def _platform_cache_dir() -> Path:
