@@ -6,7 +6,7 @@ import math
 import secrets
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -201,13 +201,9 @@ def _run_lane(
             if counts:
                 _overwrite("")
     done = stream.completion
+    since = done.stats.seconds.prompt
     pieces = tuple(
-        TimedText(
-            max(at - done.stats.seconds.prompt, 0.0),
-            chunk.text,
-            len(chunk.tokens),
-            any(chunk.drafted),
-        )
+        TimedText(max(at - since, 0.0), chunk.text, len(chunk.tokens), any(chunk.drafted))
         for at, chunk in came
     )
     return Lane(name, pieces, done.tokens, done.finish_reason, done.stats)
@@ -282,15 +278,7 @@ def _document(race: Race) -> dict[str, Any]:
             "text": lane.text,
             "tokens": list(lane.tokens),
             "finish_reason": lane.finish_reason,
-            "chunks": [
-                {
-                    "seconds": piece.seconds,
-                    "text": piece.text,
-                    "n_tokens": piece.n_tokens,
-                    "drafted": piece.drafted,
-                }
-                for piece in lane.pieces
-            ],
+            "chunks": [asdict(piece) for piece in lane.pieces],
             **render.stats_json(lane.stats),
         }
     document["speedup"] = race.speedup

@@ -149,7 +149,18 @@ def command(
     )
     plans = alternatives(shape, shape_draft, machine, wishes)
     if as_json:
-        render.echo_json(_document(plans, shape, shape_draft, machine, acceptance))
+        document: dict[str, Any] = {
+            whose: each and {"name": each.name, "n_layers": each.n_layers, "n_bytes": each.n_bytes}
+            for whose, each in (("target", shape), ("draft", shape_draft))
+        }
+        document |= {
+            "machine": asdict(machine),
+            "bandwidths": machine.bandwidths._asdict(),
+            "acceptance": acceptance,
+            "plans": [{"way": name, **asdict(plan)} for name, plan in plans],
+            "versions": render.versions(),
+        }
+        render.echo_json(document)
     else:
         _print(plans, shape, shape_draft, machine, acceptance, rpc)
 
@@ -254,24 +265,3 @@ def _print(
 
 def _bytes_rate(bandwidth: float) -> str:
     return f"{bandwidth / 1e9:.{0 if bandwidth >= 1e10 else 1}f} GB/s"
-
-
-def _document(
-    plans: list[tuple[str, OffloadPlan]],
-    target: ModelShape,
-    draft: ModelShape | None,
-    machine: Machine,
-    acceptance: float,
-) -> dict[str, Any]:
-    shapes = {
-        whose: shape and {"name": shape.name, "n_layers": shape.n_layers, "n_bytes": shape.n_bytes}
-        for whose, shape in (("target", target), ("draft", draft))
-    }
-    return {
-        **shapes,
-        "machine": asdict(machine),
-        "bandwidths": machine.bandwidths._asdict(),
-        "acceptance": acceptance,
-        "plans": [{"way": name, **asdict(plan)} for name, plan in plans],
-        "versions": render.versions(),
-    }

@@ -15,6 +15,7 @@ from ggufspec.cli.names import find_model, find_models
 from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
@@ -117,13 +118,8 @@ def command(
         paths = {"target": str(target_path), "draft": draft_path and str(draft_path)}
         document = _document(tuned)
         document["remembered"] = is_kept
-        document["settings"] = {
-            **paths,
-            "max_n": n_most,
-            "depth": depth,
-            "runs": n_runs,
-            **load_settings,
-        }
+        measured = {"max_n": n_most, "depth": depth, "runs": n_runs}
+        document["settings"] = {**paths, **measured, **load_settings}
         document["versions"] = render.versions()
         render.echo_json(document)
     else:
@@ -147,8 +143,7 @@ def _forget(target: Path | None, draft: Path | None, *, as_json: bool) -> None:
 
 def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
     """The context to load. Raises BadParameter if it is too small for the measurements."""
-    context = click.get_current_context()
-    asked = context.get_parameter_source("depth") is not click.core.ParameterSource.DEFAULT
+    asked = was_given("depth")
     needed = n_most + 1 + (depth if asked else 0)
     if n_ctx is not None and n_ctx < needed:
         tokens = f"{depth} tokens and " if asked else ""
