@@ -27,10 +27,6 @@ class PresetPair:
     target_label: str
     draft_label: str
 
-    @property
-    def label(self) -> str:
-        return f"{self.target_label} / {self.draft_label}"
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -56,11 +52,6 @@ def preset(name: str) -> Preset:
     if name not in _PRESETS:
         raise OptionError(f"there is no preset {name!r}; there are {', '.join(_PRESETS)}")
     return _PRESETS[name]
-
-
-def names() -> list[str]:
-    """The names of all presets."""
-    return list(_PRESETS)
 
 
 def _compared(

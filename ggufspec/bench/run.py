@@ -53,10 +53,6 @@ class Experiment:
     ignore_eos: bool = True
     chat: bool | None = None
 
-    @property
-    def n_texts(self) -> int:
-        return len(self.contenders) * len(self.prompts) * self.n_runs
-
     def order(self) -> Iterator[TextKey]:
         """All texts in the order in which they are written: the contenders alternate."""
         for run in range(self.n_runs):

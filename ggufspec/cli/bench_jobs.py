@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import click
 
 from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT, Baseline, open_baselines
 from ggufspec.bench.contenders import baseline_contenders, contenders
+from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 from ggufspec.bench.preset_tables import general
 from ggufspec.bench.presets import Preset, PresetPair, preset
 from ggufspec.bench.prompts import own_prompts, spread
@@ -125,34 +126,25 @@ def tables_of(preset_name: str | None, results: BenchResults) -> tuple[list[Tabl
     return chosen.tables(results), list(chosen.published)
 
 
-@contextmanager
 def opened_baselines(
     job: PairBenchmark, engine: Engine, llama_bin: Path | None, warn: Callable[[str], None]
-) -> Iterator[Sequence[Baseline]]:
+) -> AbstractContextManager[Sequence[Baseline]]:
     """The other programs of a job that can run here; `warn` gets the reason why one cannot."""
     wanted = list(dict.fromkeys(each.program for each in job.experiment.contenders if each.program))
     if not wanted:
-        yield ()
-        return
+        return nullcontext(())
 
     found = shutil.which("llama-server")
     folder = llama_bin or (Path(found).parent if found else None)
     if folder is None:
         warn("llama.cpp's programs are left out: llama-server is not on PATH; give --llama-bin")
-    target, draft = engine.target, engine.draft
-    with open_baselines(
-        folder,
-        job.target,
-        job.draft,
-        n_ctx=engine.n_ctx,
-        n_threads=target.n_threads,
-        n_threads_draft=(draft or target).n_threads,
+    target, draft = engine.target, engine.draft or engine.target
+    program = LlamaCppProgram(
+        *(Path(), job.target, job.draft, engine.n_ctx, target.n_threads, draft.n_threads),
         n_gpu_layers=target.model.n_gpu_layers,
-        n_gpu_layers_draft=(draft or target).model.n_gpu_layers,
-        warn=warn,
-        wanted=wanted,
-    ) as baselines:
-        yield baselines
+        n_gpu_layers_draft=draft.model.n_gpu_layers,
+    )
+    return open_baselines(folder, program, warn, wanted)
 
 
 def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBenchmark:

@@ -147,17 +147,18 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
     paths = locate(target, known)
     if paths is not None:
         wanted = read_header(paths[0])
-        models = sorted(local.cached_models(), key=lambda model: model.n_bytes)
-        for model in models:
-            if 2 * model.n_bytes > wanted.n_bytes:
+        models = local.cached_models()
+        sizes = {model: sum(path.stat().st_size for path in model) for model in models}
+        for model in sorted(sizes, key=lambda model: sizes[model]):
+            if 2 * sizes[model] > wanted.n_bytes:
                 break
             try:
-                found = read_header(model.paths[0])
+                found = read_header(model[0])
             except ModelError:
                 continue  # a damaged file
             if found.vocabulary == wanted.vocabulary:
                 return DraftProposal(
-                    str(model.paths[0]), f"the smallest in the cache with {target}'s vocabulary"
+                    str(model[0]), f"the smallest in the cache with {target}'s vocabulary"
                 )
     raise ModelError(
         f"no draft is known for {target}: the registry pairs none with it, and no smaller model in "
