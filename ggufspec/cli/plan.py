@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -17,10 +17,8 @@ from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import VocabError
-
-if TYPE_CHECKING:
-    from ggufspec.models.shape import ModelShape
-    from ggufspec.placement.plan import Machine, OffloadPlan
+from ggufspec.models.shape import ModelShape, shape_of_name
+from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
 _FACTORS: dict[str, int] = {"": 1, "b": 1} | {
@@ -129,9 +127,6 @@ def command(
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB
       ggufspec plan --target large.gguf --draft small.gguf --vram 24GiB,12GiB --acceptance 0.7
     """
-    from ggufspec.models.shape import shape_of_name
-    from ggufspec.placement.plan import PlacementOptions, alternatives
-
     if rpc and vram is not None:
         raise click.UsageError("--vram is for another machine, --rpc for this one: leave one out")
     if draft == AUTO_DRAFT:
@@ -188,7 +183,6 @@ def _machine(
     from ggufspec.llama.devices import free_memory, gpus
     from ggufspec.llama.rpc import RpcConnections
     from ggufspec.placement import rpc_address as servers
-    from ggufspec.placement.plan import Gpu, Machine
 
     if vram is None:
         with closing(RpcConnections(servers.addresses("--rpc", rpc))) as remote:
