@@ -91,7 +91,10 @@ def command(
       ggufspec audit --target large.gguf --draft small.gguf
       ggufspec audit --target large.gguf --draft small.gguf --temp 0 --prompts mine.txt
     """
-    prompts = _read_prompts(prompt_file)
+    prompts = None
+    if prompt_file is not None:
+        found = parse_prompts(read_prompt_file(prompt_file), str(prompt_file), TEXTS)
+        prompts = [prompt.turns[0] for prompt in found]
     shared.show_log(verbose)
     from ggufspec.audit import PROMPTS, AuditOptions, audit
 
@@ -111,15 +114,6 @@ def command(
     else:
         _print_report(report)
     return DIFFERENCE if report.differences else 0
-
-
-def _read_prompts(path: Path | None) -> list[str] | None:
-    """The prompts of a file; None without a file. Raises PromptError."""
-    if path is None:
-        return None
-
-    prompts = parse_prompts(read_prompt_file(path), str(path), TEXTS)
-    return [prompt.turns[0] for prompt in prompts]
 
 
 def _print_report(report: AuditReport) -> None:

@@ -175,8 +175,8 @@ def _results(
     """Where the records go. Raises GgufspecError before anything is loaded."""
     load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
     settings = {
-        "target": model_identity(Path(plan.target)),
-        "draft": None if plan.draft is None else model_identity(Path(plan.draft)),
+        "target": model_identity(plan.target),
+        "draft": plan.draft and model_identity(plan.draft),
         "n_prompts": len(prompts),
         "prompts": digest(prompts),
         "seed": plan.seed,

@@ -138,7 +138,13 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     if prompt is not None and path is not None:
         raise click.UsageError("give the prompt with -p or with -f, not both")
     if prompt is not None:
-        _check_unicode(prompt)
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:  # bytes of an option that are not UTF-8
+            raise PromptError(
+                f"the prompt from -p is not UTF-8 at character {error.start}; convert it to UTF-8 "
+                "first"
+            ) from error
         return prompt
     where = "stdin" if path is None or str(path) == "-" else str(path)
     if where == "stdin" and sys.stdin.isatty():
@@ -152,16 +158,6 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         raise PromptError(
             f"the prompt from {where} is not UTF-8: byte {error.start} is "
             f"0x{data[error.start]:02x}; convert it to UTF-8 first"
-        ) from error
-
-
-def _check_unicode(prompt: str) -> None:
-    """Raise PromptError for an option with bytes that are not UTF-8: lone surrogates in Python."""
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"the prompt from -p is not UTF-8 at character {error.start}; convert it to UTF-8 first"
         ) from error
 
 

@@ -13,10 +13,10 @@ from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, checked, drafting_options
+from ggufspec.cli.text_settings import check_needs_no_draft, checked
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
@@ -26,7 +26,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 @click.command(name="serve", cls=SectionedCommand)
 @shared.pair_or_embedded_options()
-@drafting_options()
+@gathered("settings", *shared.DRAFTING)
 @shared.load_options
 @option(
     "--host",
