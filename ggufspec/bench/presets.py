@@ -49,9 +49,9 @@ class Preset:
 
 def preset(name: str) -> Preset:
     """Raises OptionError for an unknown name."""
-    if name not in _PRESETS:
-        raise OptionError(f"there is no preset {name!r}; there are {', '.join(_PRESETS)}")
-    return _PRESETS[name]
+    if name not in PRESETS:
+        raise OptionError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]
 
 
 def _compared(
@@ -293,7 +293,7 @@ _TEMPERATURES = _own(
     sampling=_NO_TRUNCATION,
 )
 
-_PRESETS = {
+PRESETS = {
     each.name: each
     for each in (_NOTEBOOK, _LLAMA_SSP, _LLMSS, _GPT2, _STAGED, _LENGTHS, _TEMPERATURES)
 }

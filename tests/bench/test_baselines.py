@@ -282,7 +282,7 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
 def test_a_server_that_reads_other_tokens_is_left_out(engine: Engine, build: Build) -> None:
     build.server("reads more")
     left_out: list[str] = []
-    with _opened(build, [], wanted=[baselines.LLAMA_SERVER]) as found:
+    with _opened(build.folder, [], wanted=[baselines.LLAMA_SERVER]) as found:
         experiment = _experiment([Prompt(id="1", turns=("It was",))], [baselines.LLAMA_SERVER])
         texts = list(measure(engine, experiment, baselines=found, warn=left_out.append))
     assert {each.contender for each in texts} == {"plain", "draft 2"}
