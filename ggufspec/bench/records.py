@@ -261,8 +261,7 @@ _KINDS: dict[str, json_decoding.Kind] = {
 def _fields(kind: type, where: str, value: object) -> dict[str, Any]:
     """The checked fields of a dataclass. Raises ValueError."""
     kinds = {each.name: _KINDS[str(each.type)] for each in fields(kind)}
-    found: dict[str, Any] = json_decoding.record(kinds)(where, value)
-    return found
+    return json_decoding.record(kinds, where, value)
 
 
 def _results(document: Any) -> BenchResults:
