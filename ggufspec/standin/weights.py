@@ -42,6 +42,7 @@ class Weights:
     def __init__(self, source: Header, agreement: float) -> None:
         self._of = source
         self._n_embd, self._n_vocab = source.tensor("token_embd.weight").shape
+        self._half = self._n_embd // 2  # the width of each of the two codes
         self._is_gated = ARCHITECTURES[source.architecture].is_gated
         self._agreement = agreement
         self._pools: dict[tuple[str, bool], NDArray[np.uint8]] = {}
@@ -72,11 +73,6 @@ class Weights:
         if len(tensor.shape) == 1 or name == "position_embd.weight":
             return _constant(tensor, 0.0)
         return self._random(tensor, is_zero="attn_output" in name or "ffn_down" in name)
-
-    @cached_property
-    def _half(self) -> int:
-        """The width of each of the two codes."""
-        return self._n_embd // 2
 
     @cached_property
     def _successors(self) -> NDArray[np.int64]:
