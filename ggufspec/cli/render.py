@@ -105,13 +105,8 @@ def rounds_text(rounds: Sequence[Round]) -> str:
 def details_text(stats: Stats) -> str:
     """Where the time went, and the acceptance of each position of a draft."""
     seconds, generation = stats.seconds, stats.seconds.generation or 1.0
-    parts = {
-        "draft": seconds.draft,
-        "target": seconds.target,
-        "verify": seconds.verify,
-        "other": seconds.other,
-    }
-    shares = ", ".join(f"{name} {part / generation:.1%}" for name, part in parts.items())
+    parts = ("draft", "target", "verify", "other")
+    shares = ", ".join(f"{name} {getattr(seconds, name) / generation:.1%}" for name in parts)
     lines = [f"time: {shares}"]
     if stats.n_drafted:
         positions = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
