@@ -102,7 +102,6 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
             "only"
         )
     jobs, title = _jobs_of_pair(options) if options.preset is None else _jobs_of_preset(options)
-
     experiment = jobs[0].experiment
     settings = {
         "preset": options.preset,
@@ -133,7 +132,6 @@ def opened_baselines(
     wanted = list(dict.fromkeys(each.program for each in job.experiment.contenders if each.program))
     if not wanted:
         return nullcontext(())
-
     found = shutil.which("llama-server")
     folder = llama_bin or (Path(found).parent if found else None)
     if folder is None:
