@@ -19,7 +19,7 @@ class ForcedDrafter:
         self._forced.start_round()
         forced = self._forced.after(tokens)[:n_max]
         prefix = self._policy.prefix_length((), self._forced.probabilities(forced))
-        self._forced.drafted(0, forced, prefix.n_draft)
+        self._forced.drafted(0, prefix.n_draft)
         return Draft(forced[: prefix.n_draft], None, prefix.expected, "the rest is not forced")
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:

@@ -114,7 +114,7 @@ class ModelDrafter:
             return 0, True
         n_taken = self._policy.rule.take(self._forced.probabilities(forced)[:n_most])
         context.extend(forced[:n_taken])
-        self._forced.drafted(n, forced, n_taken)
+        self._forced.drafted(n, n_taken)
         return n_taken, n_taken == len(forced)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:

@@ -48,7 +48,7 @@ class NgramDrafter:
             if token in self._stop_tokens:
                 drafted = drafted[: i + 1]
                 break
-        self._forced_text.drafted(0, self._forced, min(len(drafted), len(self._forced)))
+        self._forced_text.drafted(0, min(len(drafted), len(self._forced)))
         why = "n-gram: further tokens are not likely enough"
         return Draft(drafted, None, prefix.expected, why)
 
