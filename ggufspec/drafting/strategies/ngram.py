@@ -49,7 +49,8 @@ class NgramDrafter:
                 drafted = drafted[: i + 1]
                 break
         self._forced_text.drafted(0, min(len(drafted), len(self._forced)))
-        why = "n-gram: further tokens are not likely enough"
+        is_forced = len(drafted) <= len(self._forced)
+        why = f"{'forced text' if is_forced else 'n-gram'}: further tokens are not likely enough"
         return Draft(drafted, None, prefix.expected, why)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
