@@ -89,7 +89,10 @@ def of_grammar(text: str) -> str:
 def of_regex(regex: str) -> str:
     """The grammar of the texts that a regular expression, in Rust's syntax, matches entirely."""
     _check_size(regex, "regular expression")
-    return f"start: /{regex_to_lark(regex)}/"
+    try:
+        return f"start: /{regex_to_lark(regex)}/"
+    except UnicodeEncodeError as error:
+        raise OptionError(f"the regular expression is not valid Unicode: {error.reason}") from error
 
 
 def of_choices(choices: Sequence[str]) -> str:
@@ -102,10 +105,18 @@ def of_choices(choices: Sequence[str]) -> str:
 def limited(work: Callable[[], Made], what: str) -> Made:
     """The result of `work`, which compiles a grammar: with a deep stack, and within a time limit.
 
-    Raises OptionError after MAX_SECONDS; the thread of native code then ends by itself later.
+    Raises what it raises, and OptionError after MAX_SECONDS; the thread then ends by itself later.
     """
     results: list[Made] = []
-    thread = threading.Thread(target=lambda: results.append(work()), daemon=True)
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
     with _stack_size:
         before = threading.stack_size(_STACK_BYTES)
         try:
@@ -113,6 +124,8 @@ def limited(work: Callable[[], Made], what: str) -> Made:
         finally:
             threading.stack_size(before)
     thread.join(MAX_SECONDS)
+    if errors:
+        raise errors[0]
     if not results:
         raise OptionError(f"the {what} takes longer than {MAX_SECONDS} s to compile; simplify it")
     return results[0]
