@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -16,6 +17,7 @@ from ggufspec.structured.grammar import LIMITS, limited
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
 
 _N_CONTINUATIONS = 8  # of a forced text that are tokenized with it
+_N_COMPILED = 16  # grammars
 
 # Token ids of a text, given the bytes before it.
 Tokenize = Callable[[bytes, bytes], Sequence[int]]
@@ -40,9 +42,15 @@ class TokenTable:
         self.tokenize = tokenize
         self.n_words = (len(pieces) + 31) // 32
         ends = sorted(stop_tokens)
-        self.llguidance = LLTokenizer(
-            TokenizerWrapper(_Pieces(pieces, special, ends[0])), None, ends
-        )
+        tokenizer = LLTokenizer(TokenizerWrapper(_Pieces(pieces, special, ends[0])), None, ends)
+        self._compiled = lru_cache(_N_COMPILED)(partial(_compiled, tokenizer))
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """A matcher at the beginning of a text. The last grammars are compiled only once.
+
+        Raises OptionError for a grammar that cannot be compiled.
+        """
+        return self._compiled(grammar).deep_copy()
 
 
 class _Pieces:
@@ -72,13 +80,11 @@ class GrammarConstraint:
         Raises OptionError for a grammar that cannot be compiled, or matches no text.
         """
         self._table, self._n_start = table, n_start
-        self._source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
-        self._matcher = self._made()
+        self._new_matcher = partial(table.matcher, grammar)
+        self._matcher = self._new_matcher()
         self._text = array("i")  # what the matcher has read
         self._masks: dict[int, NDArray[np.uint32]] = {}  # after so many tokens of it
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
-        if self._matcher.is_error():
-            raise OptionError(f"the grammar cannot be used: {self._matcher.get_error().strip()}")
         mask = self._mask()
         if self._matcher.is_error() or not mask.any():
             raise OptionError(f"no text can match the grammar: {self._failure()}")
@@ -155,13 +161,9 @@ class GrammarConstraint:
         """Move to the end of `tokens`. False if they are not allowed."""
         return self._read(array("i", tokens[self._n_start :]))
 
-    def _made(self) -> LLMatcher:
-        table, source = self._table.llguidance, self._source
-        return limited(lambda: LLMatcher(table, source, log_level=0, limits=LIMITS), "grammar")
-
     def _read(self, text: array[int]) -> bool:
         if self._matcher.is_error():  # for good, but other texts may go on
-            self._matcher = self._made()
+            self._matcher = self._new_matcher()
             del self._text[:]
             self._masks = {}
         n_common = self._n_common(text)
@@ -191,3 +193,13 @@ class GrammarConstraint:
             f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
             "requires what no token of this vocabulary has; simplify it"
         )
+
+
+def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+    source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
+    made = limited(lambda: LLMatcher(tokenizer, source, log_level=0, limits=LIMITS), "grammar")
+    if made.is_error():
+        lines = made.get_error().splitlines()
+        shown = [line for line in lines if _ALL_TOKENIZATIONS not in line and line.strip("0123 |")]
+        raise OptionError("\n".join([f"the grammar cannot be used: {shown[0]}", *shown[1:]]))
+    return made

@@ -70,13 +70,20 @@ def of_json_schema(schema: object) -> str:
 def of_grammar(text: str) -> str:
     """The grammar of a text in llguidance's Lark syntax (rule `start`) or in GBNF (rule `root`).
 
-    Raises OptionError for GBNF that cannot be converted; Lark is compiled by GrammarConstraint.
+    Raises OptionError for one that is not valid. Whether the vocabulary has the tokens that it
+    names is left to GrammarConstraint.
     """
     _check_size(text, "grammar")
-    if is_lark_syntax(text):
-        return text
+    made = text if is_lark_syntax(text) else _lark_of(text)
+    complaint = limited(lambda: _complaint_of_grammar(made), "grammar")
+    if complaint:
+        raise OptionError(f"the grammar cannot be used: {complaint.strip()}")
+    return made
+
+
+def _lark_of(gbnf: str) -> str:
     try:
-        return gbnf_to_lark(_with_characters(text))
+        return gbnf_to_lark(_with_characters(gbnf))
     except RecursionError as error:
         raise OptionError("the grammar is nested too deeply; make it flatter") from error
     except Exception as error:  # the converter raises bare Exceptions, too
@@ -87,12 +94,24 @@ def of_grammar(text: str) -> str:
 
 
 def of_regex(regex: str) -> str:
-    """The grammar of the texts that a regular expression, in Rust's syntax, matches entirely."""
+    """The grammar of the texts that a regular expression, in Rust's syntax, matches entirely.
+
+    Raises OptionError for one that is not valid.
+    """
     _check_size(regex, "regular expression")
     try:
-        return f"start: /{regex_to_lark(regex)}/"
+        made = f"start: /{regex_to_lark(regex)}/"
     except UnicodeEncodeError as error:
         raise OptionError(f"the regular expression is not valid Unicode: {error.reason}") from error
+    complaint = limited(lambda: _complaint_of_grammar(made), "regular expression")
+    if complaint:
+        reason = complaint.partition("\n   1 |")[0].splitlines()[-1]
+        reason = reason.rpartition("(in regex): ")[2].removeprefix("error: ")
+        raise OptionError(
+            f"the regular expression cannot be used: {reason}. Its syntax is Rust's, without "
+            "look-around and back-references"
+        )
+    return made
 
 
 def of_choices(choices: Sequence[str]) -> str:
@@ -108,12 +127,12 @@ def limited(work: Callable[[], Made], what: str) -> Made:
     Raises what it raises, and OptionError after MAX_SECONDS; the thread then ends by itself later.
     """
     results: list[Made] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(work())
-        except Exception as error:
+        except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -195,8 +214,11 @@ def _place(root: dict[str, Any], complaint: str) -> str:
 
 def _complaint(schema: dict[str, Any]) -> str:
     """Why llguidance cannot use a schema; empty if it can."""
-    made = LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    return LLMatcher.validate_grammar(made, None, limits=LIMITS)
+    return _complaint_of_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+
+
+def _complaint_of_grammar(grammar: str) -> str:
+    return LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
 
 
 def _with_characters(gbnf: str) -> str:
