@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ggufspec.errors import DecodeError, OptionError
-from ggufspec.structured.grammar import LIMITS, limited
+from ggufspec.structured.grammar import LIMITS, limited, summary
 
 # By default, a mask allows one of the tokenizations of a forced text.
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
@@ -78,7 +78,7 @@ class GrammarConstraint:
         self._masks: dict[int, NDArray[np.uint32]] = {}  # after so many tokens of it
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
         if self._matcher.is_error():
-            raise OptionError(f"the grammar cannot be used: {self._matcher.get_error().strip()}")
+            raise OptionError(f"the grammar cannot be used: {summary(self._matcher.get_error())}")
         try:
             mask = self._mask()
         except DecodeError as error:
@@ -156,7 +156,7 @@ class GrammarConstraint:
         mask = np.zeros(self._table.n_words, np.uint32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
-            complaint = self._matcher.get_error().partition("\n")[0]
+            complaint = summary(self._matcher.get_error())
             raise DecodeError(
                 f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
                 "requires what no token of this vocabulary has; simplify it"
