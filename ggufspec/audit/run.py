@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from ggufspec.audit import statistics
 from ggufspec.audit.distributions import (
     Distribution,
     draft_ratio,
@@ -26,16 +27,7 @@ from ggufspec.audit.report import (
     RuleDistributions,
     Sequences,
 )
-from ggufspec.audit.statistics import (
-    Floats,
-    Test,
-    energy,
-    holm,
-    kolmogorov_smirnov,
-    smallest_shift,
-    text_profiles,
-    uniform_shift,
-)
+from ggufspec.audit.statistics import Floats, Test
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.engine import scoring
@@ -266,14 +258,14 @@ class _Audit:
         tests: list[Test] = []
         for i, order in enumerate(_ORDERS):
             columns = plain.column(i), speculative.column(i)
-            tests.append(uniform_shift(f"mean shift, by {order}", *columns, each))
-            tests.append(kolmogorov_smirnov(f"KS distance, by {order}", *columns, each))
+            tests.append(statistics.uniform_shift(f"mean shift, by {order}", *columns, each))
+            tests.append(statistics.kolmogorov_smirnov(f"KS distance, by {order}", *columns, each))
         n_texts = min(len(plain.texts), _N_WHOLE_TEXTS)
-        profiles = text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]])
+        profiles = statistics.text_profiles([*plain.texts[:n_texts], *speculative.texts[:n_texts]])
         is_speculative = np.arange(2 * n_texts) >= n_texts
         prompts = np.tile(np.arange(n_texts) % len(self._prompts), 2)
         name = "energy distance of whole texts"
-        tests.append(energy(name, profiles, is_speculative, prompts, self._labels))
+        tests.append(statistics.energy(name, profiles, is_speculative, prompts, self._labels))
         n_tokens = len(plain.quantiles), len(speculative.quantiles)
         return Sequences(
             n_texts=len(plain.texts),
@@ -283,8 +275,8 @@ class _Audit:
             n_accepted=speculative.n_accepted,
             n_impossible=(plain.n_impossible, speculative.n_impossible),
             alpha=alpha,
-            smallest_shift=smallest_shift(*n_tokens, alpha, n_tests),
-            tests=holm(tests),
+            smallest_shift=statistics.smallest_shift(*n_tokens, alpha, n_tests),
+            tests=statistics.holm(tests),
         )
 
     def _report(self, what: str, done: int, of: int) -> None:

@@ -113,6 +113,11 @@ class BatchWorker:
     deadline: float | None = None
     was_killed: bool = False  # because it missed its deadline
 
+    @property
+    def identity(self) -> tuple[int, int, str]:
+        """Its number, and the id and the node of its process."""
+        return self.number, self.process.pid, self.process.node
+
 
 class Batch:
     """One run over the prompts that have no record yet."""
@@ -129,7 +134,7 @@ class Batch:
         self._prompts = {prompt.index: prompt for prompt in prompts}
         self._plan = plan
         self._results = results
-        self._report_event = report
+        self._report = report
         self._start_process = start
         self._grace = grace
         waiting = [index for index in self._prompts if index not in results.records]
@@ -186,7 +191,7 @@ class Batch:
         elif "refused" in message:
             worker.refusal = (message["kind"], message["refused"])
         elif "waiting" in message:
-            self._report("waiting", worker, reason=message["waiting"])
+            self._report(BatchEvent("waiting", *worker.identity, reason=message["waiting"]))
         elif "ready" in message:
             self._accept(worker, message)
         else:
@@ -199,7 +204,7 @@ class Batch:
         self._n_failed_starts[worker.number] = 0
         if message["profile"] is not None and self._results.profile is None:
             self._results.keep_profile(message["profile"])
-        self._report("ready", worker, reason=message["placement"] or "")
+        self._report(BatchEvent("ready", *worker.identity, reason=message["placement"] or ""))
         self._assign()
         if not self._was_ready:
             self._was_ready = True
@@ -214,11 +219,11 @@ class Batch:
         index = worker.index
         if index is not None:
             will_retry = not worker.was_killed and self._queue.retry(index)
-            self._report("ended", worker, index, reason, will_retry)
+            self._report(BatchEvent("ended", *worker.identity, index, reason, will_retry))
             if not will_retry:
                 self._fail(worker, reason)
         elif worker.is_ready:
-            self._report("ended", worker, None, reason, True)
+            self._report(BatchEvent("ended", *worker.identity, None, reason, True))
         else:
             self._count_failed_start(worker, reason)
         self._assign()
@@ -234,7 +239,7 @@ class Batch:
             error = getattr(errors, kind, ModelError)
             raise (error if issubclass(error, GgufspecError) else ModelError)(said)
         if n_failed >= _N_STARTS:
-            self._report("lost", worker, None, said)
+            self._report(BatchEvent("lost", *worker.identity, None, said))
 
     def _assign(self) -> None:
         """Give a prompt to each worker that has none."""
@@ -246,7 +251,7 @@ class Batch:
             if self._plan.timeout is not None:
                 worker.deadline = monotonic() + self._plan.timeout + self._grace
             # Report first: the worker may finish a short prompt before a report after it is read.
-            self._report("begun", worker, worker.index)
+            self._report(BatchEvent("begun", *worker.identity, worker.index))
             worker.process.send({"prompt": self._prompts[worker.index].to_document()})
 
     def _finish(self, worker: BatchWorker, record: BatchRecord) -> None:
@@ -256,7 +261,7 @@ class Batch:
         record = {"index": index, **record, "worker": worker.number, "attempts": worker.attempt}
         self._results.add(record)
         self._queue.finish(index)
-        self._report("finished", worker, index, record=record)
+        self._report(BatchEvent("finished", *worker.identity, index, record=record))
 
     def _fail(self, worker: BatchWorker, reason: str) -> None:
         """Record that a prompt failed with its worker."""
@@ -278,18 +283,3 @@ class Batch:
             number, message = self._events.get()
             if number is not None and message is not None and "record" in message:
                 self._finish(self._workers[number], message["record"])
-
-    def _report(
-        self,
-        what: str,
-        worker: BatchWorker,
-        index: int | None = None,
-        reason: str = "",
-        will_retry: bool = False,
-        record: BatchRecord | None = None,
-    ) -> None:
-        process = worker.process
-        event = BatchEvent(
-            what, worker.number, process.pid, process.node, index, reason, will_retry, record
-        )
-        self._report_event(event)

@@ -15,11 +15,9 @@ _N_RUN_DIGITS = 12
 _MAX_LENGTH = 60  # characters of a value in a message
 
 
-def model_identity(path: Path | None) -> dict[str, Any] | None:
+def model_identity(path: str) -> dict[str, Any]:
     """The name and fingerprint of a model's file, without its folder."""
-    if path is None:
-        return None
-    return {"file": path.name, "fingerprint": profile_store.fingerprint(path)}
+    return {"file": Path(path).name, "fingerprint": profile_store.fingerprint(Path(path))}
 
 
 def as_json(value: Any) -> Any:

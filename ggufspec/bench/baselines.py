@@ -103,28 +103,17 @@ class Baseline:
 @contextmanager
 def open_baselines(
     folder: Path | None,
-    target: Path,
-    draft: Path | None,
-    *,
-    n_ctx: int,
-    n_threads: int,
-    n_threads_draft: int,
-    n_gpu_layers: int,
-    n_gpu_layers_draft: int,
+    program: LlamaCppProgram,
     warn: Callable[[str], None],
     wanted: Collection[str] = BASELINES,
 ) -> Iterator[list[Baseline]]:
     """Those of `wanted` that can run here with this pair, ready to write within the block.
 
-    `folder`: a build of llama.cpp, or the folder of its programs; None: none of them. `warn` gets
-    the reason why one cannot run. Servers are stopped at the end, also by an error, Ctrl-C or
-    SIGTERM. Raises OptionError if none can run, or no program of a given folder.
+    `folder`: a build of llama.cpp, or the folder of its programs; None: none of them. `program`:
+    what each one loads; its binary is found in `folder`. `warn` gets the reason why one cannot run.
+    Servers are stopped at the end, also by an error, Ctrl-C or SIGTERM. Raises OptionError if none
+    can run, or no program of a given folder.
     """
-    program = LlamaCppProgram(
-        *(Path(), target, draft, n_ctx, n_threads, n_threads_draft),
-        n_gpu_layers=n_gpu_layers,
-        n_gpu_layers_draft=n_gpu_layers_draft,
-    )
     names = [name for name in BASELINES if name in wanted]
     if folder is None:
         names = [name for name in names if name not in _BINARIES]

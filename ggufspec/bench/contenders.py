@@ -66,16 +66,12 @@ def baseline_contenders(
     made = []
     for temperature in temperatures:
         suffix = _temperature_suffix(temperature, temperatures)
-        for name in names:
-            made.append(
-                Contender(
-                    f"{name}{suffix}",
-                    {**(sampling or {}), "temperature": temperature},
-                    model="baseline",
-                    baseline=f"{PLAIN}{suffix}",
-                    program=name,
-                )
-            )
+        options = {**(sampling or {}), "temperature": temperature}
+        compared = f"{PLAIN}{suffix}"
+        made += [
+            Contender(f"{name}{suffix}", options, "baseline", compared, program=name)
+            for name in names
+        ]
     return made
 
 

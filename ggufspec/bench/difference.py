@@ -16,13 +16,14 @@ from ggufspec.bench.summary import (
     summarize,
     warnings_of,
 )
-from ggufspec.bench.tables import NONE, Table, acceptance_cell
+from ggufspec.bench.tables import NONE, Table, acceptance_cell, interval
 
 _COLUMNS = (
     *("", "tokens/s before", "tokens/s after", "ratio", "95 % interval"),
     *("ratio of speed-ups", "its 95 % interval", "accepted before", "accepted after", "verdict"),
 )
 _N_SHOWN = 60
+_N_DECIMALS = 3  # changes may be small
 
 
 @dataclass(frozen=True)
@@ -97,21 +98,14 @@ def _cells(change: Change) -> list[str]:
         after.contender.name,
         f"{before.median:.2f}",
         f"{after.median:.2f}",
-        f"{change.ratio.ratio:.3f}" if change.ratio else NONE,
-        _interval(change.ratio),
-        f"{change.relative.ratio:.3f}" if change.relative else NONE,
-        _interval(change.relative),
+        f"{change.ratio.ratio:.{_N_DECIMALS}f}" if change.ratio else NONE,
+        interval(change.ratio, _N_DECIMALS),
+        f"{change.relative.ratio:.{_N_DECIMALS}f}" if change.relative else NONE,
+        interval(change.relative, _N_DECIMALS),
         acceptance_cell(before),
         acceptance_cell(after),
         change.verdict,
     ]
-
-
-def _interval(ratio: Speedup | None) -> str:
-    """The text of an interval, with three decimals, as changes may be small."""
-    if ratio is None or ratio.low is None:
-        return NONE
-    return f"{ratio.low:.3f}-{ratio.high:.3f}"
 
 
 # Notes -------------------------------------------------------------------------------------------

@@ -95,19 +95,15 @@ def several(kind: Kind) -> Kind:
     return check
 
 
-def record(kinds: Mapping[str, Kind]) -> Kind:
+def record(kinds: Mapping[str, Kind], where: str, value: object) -> dict[str, Any]:
     """An object with at least these keys; others are dropped."""
-
-    def check(where: str, value: object) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            raise _wrong(where, value, "an object")
-        missing = next((name for name in kinds if name not in value), None)
-        if missing is not None:
-            raise ValueError(f"{where or 'it'} has no {missing!r}")
-        within = f"{where}." if where else ""
-        return {name: kind(f"{within}{name}", value[name]) for name, kind in kinds.items()}
-
-    return check
+    if not isinstance(value, dict):
+        raise _wrong(where, value, "an object")
+    missing = next((name for name in kinds if name not in value), None)
+    if missing is not None:
+        raise ValueError(f"{where or 'it'} has no {missing!r}")
+    within = f"{where}." if where else ""
+    return {name: kind(f"{within}{name}", value[name]) for name, kind in kinds.items()}
 
 
 def _number(where: str, value: object) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ggufspec.bench import plot_data, subplots
 from ggufspec.bench.records import BenchResults
 from ggufspec.bench.subplots import COLOURS, DASHES, FAINT, INK, MARKERS, N_BAR, QUIET, short
-from ggufspec.common.files import USER_FOLDER, check_writable, write_whole
+from ggufspec.common.files import check_writable, write_file
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ def draw(results: BenchResults, path: Path) -> None:
         canvas = FigureCanvasSVG(figure) if kind == "svg" else FigureCanvasAgg(figure)
         metadata = {"Date": None} if kind == "svg" else {}
         canvas.print_figure(picture, format=kind, dpi=_DPI, metadata=metadata)
-    data = picture.getbuffer()
-    write_whole(path, len(data), [data], place=USER_FOLDER)
+    write_file(path, picture.getvalue())
 
 
 # The page ----------------------------------------------------------------------------------------

@@ -27,10 +27,6 @@ class PresetPair:
     target_label: str
     draft_label: str
 
-    @property
-    def label(self) -> str:
-        return f"{self.target_label} / {self.draft_label}"
-
 
 @dataclass(frozen=True)
 class Preset:
@@ -53,14 +49,9 @@ class Preset:
 
 def preset(name: str) -> Preset:
     """Raises OptionError for an unknown name."""
-    if name not in _PRESETS:
-        raise OptionError(f"there is no preset {name!r}; there are {', '.join(_PRESETS)}")
-    return _PRESETS[name]
-
-
-def names() -> list[str]:
-    """The names of all presets."""
-    return list(_PRESETS)
+    if name not in PRESETS:
+        raise OptionError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]
 
 
 def _compared(
@@ -302,7 +293,7 @@ _TEMPERATURES = _own(
     sampling=_NO_TRUNCATION,
 )
 
-_PRESETS = {
+PRESETS = {
     each.name: each
     for each in (_NOTEBOOK, _LLAMA_SSP, _LLMSS, _GPT2, _STAGED, _LENGTHS, _TEMPERATURES)
 }

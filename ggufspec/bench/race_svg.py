@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
-from ggufspec.bench.race import Lane, LaneState, Race, frame_times, state_at
+from ggufspec.bench.race import Lane, Race, frame_times, state_at
 from ggufspec.bench.race_frame import ABOUT, lead, numbers
 from ggufspec.bench.race_text import TextLine, cropped, harmless, lines_of
 
@@ -139,10 +139,8 @@ def _counters(lane: Lane, moments: Sequence[float], clock: _Clock) -> list[str]:
 
 
 def _bar(lane: Lane, moments: Sequence[float], clock: _Clock, *, drafted: bool) -> list[str]:
-    states: list[LaneState] = [state_at(lane, at) for at in moments]
-    changes = [(-1.0, "transform:scaleX(0)")] + [
-        (at, f"transform:scaleX({now.share:.3f})") for at, now in zip(moments, states, strict=True)
-    ]
+    changes = [(-1.0, "transform:scaleX(0)")]
+    changes += [(at, f"transform:scaleX({state_at(lane, at).share:.3f})") for at in moments]
     return [
         f'<g transform="translate({_PAD},58)"><rect class="{clock.steps(_changes(changes))}" '
         f'width="{_LANE - 2 * _PAD}" height="5" rx="2.5" '

@@ -15,6 +15,7 @@ from ggufspec.errors import OptionError
 
 FORMAT = "ggufspec-bench-1"
 MAX_BYTES = 2**30
+COUNTS = ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted")  # of a text
 _REMEDY = "give a file that `ggufspec bench --json` wrote, or measure again"
 
 
@@ -69,7 +70,7 @@ class RoundTiming:
     target_seconds: float  # verification included
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Measurement:
     """One text. Seconds are wall time; `at`: seconds from the start of the benchmark.
 
@@ -77,17 +78,17 @@ class Measurement:
     """
 
     contender: str
-    prompt: str
-    run: int
-    category: str
-    at: float
+    prompt: str = ""
+    run: int = 0
+    category: str = ""
+    at: float = 0.0
     n_prompt: int
     n_generated: int
     n_rounds: int
     n_drafted: int
     n_accepted: int
-    drafted_by_position: Sequence[int]
-    accepted_by_position: Sequence[int]
+    drafted_by_position: Sequence[int] = ()
+    accepted_by_position: Sequence[int] = ()
     prompt_seconds: float
     first_token_seconds: float  # from the request to the first tokens, the prompt included
     generation_seconds: float  # from the end of the prompt to the last token
@@ -102,13 +103,7 @@ class Measurement:
             contender=contender,
             prompt=prompt,
             run=run,
-            category="",
-            at=0.0,
-            n_prompt=stats.n_prompt,
-            n_generated=stats.n_generated,
-            n_rounds=stats.n_rounds,
-            n_drafted=stats.n_drafted,
-            n_accepted=stats.n_accepted,
+            **{name: getattr(stats, name) for name in COUNTS},
             drafted_by_position=stats.drafted_by_position,
             accepted_by_position=stats.accepted_by_position,
             prompt_seconds=stats.seconds.prompt,
@@ -266,8 +261,7 @@ _KINDS: dict[str, json_decoding.Kind] = {
 def _fields(kind: type, where: str, value: object) -> dict[str, Any]:
     """The checked fields of a dataclass. Raises ValueError."""
     kinds = {each.name: _KINDS[str(each.type)] for each in fields(kind)}
-    found: dict[str, Any] = json_decoding.record(kinds)(where, value)
-    return found
+    return json_decoding.record(kinds, where, value)
 
 
 def _results(document: Any) -> BenchResults:

@@ -13,6 +13,7 @@ from ggufspec.bench.contenders import rotated
 from ggufspec.bench.machine import EnergyMeter
 from ggufspec.bench.race import first_difference
 from ggufspec.bench.records import (
+    COUNTS,
     BenchResults,
     Contender,
     FirstDifference,
@@ -51,10 +52,6 @@ class Experiment:
     seed: int = 0
     ignore_eos: bool = True
     chat: bool | None = None
-
-    @property
-    def n_texts(self) -> int:
-        return len(self.contenders) * len(self.prompts) * self.n_runs
 
     def order(self) -> Iterator[TextKey]:
         """All texts in the order in which they are written: the contenders alternate."""
@@ -168,22 +165,17 @@ class _Writer:
         # Otherwise the energy between two texts is also that of loading the models.
         is_resident = program is None or self._baselines[program].runner.is_resident
         used = self._meter.joules() if is_resident else None
+        summed = (*COUNTS, "prompt_seconds", "generation_seconds")
         return Measurement(
             contender=contender.name,
             prompt=prompt.name,
             run=run,
             category=prompt.category,
             at=at,
-            n_prompt=sum(part.n_prompt for part in parts),
-            n_generated=sum(part.n_generated for part in parts),
-            n_rounds=sum(part.n_rounds for part in parts),
-            n_drafted=sum(part.n_drafted for part in parts),
-            n_accepted=sum(part.n_accepted for part in parts),
+            **{name: sum(getattr(part, name) for part in parts) for name in summed},
             drafted_by_position=sum_by_position([part.drafted_by_position for part in parts]),
             accepted_by_position=sum_by_position([part.accepted_by_position for part in parts]),
-            prompt_seconds=sum(part.prompt_seconds for part in parts),
             first_token_seconds=parts[0].first_token_seconds,
-            generation_seconds=sum(part.generation_seconds for part in parts),
             joules=None if joules is None or used is None else used - joules,
             tokens=[token for part in parts for token in part.tokens],
             rounds=[round_ for part in parts for round_ in part.rounds],
@@ -268,12 +260,6 @@ class _Writer:
         pieces = b"".join(self._engine.vocab.piece(token) for token in done.tokens)
         measured = Measurement(
             contender=contender.name,
-            prompt="",
-            run=0,
-            category="",
-            at=0.0,
-            drafted_by_position=(),
-            accepted_by_position=(),
             n_rounds=done.n_rounds,
             **{name: value for name, value in vars(done).items() if name != "text"},
         )

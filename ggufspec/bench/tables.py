@@ -83,11 +83,11 @@ def by_category(results: BenchResults) -> Table | None:
     return Table("Speed-up by category", ["", *names, "geometric mean"], cells)
 
 
-def interval(speedup: Speedup | None) -> str:
+def interval(speedup: Speedup | None, n_decimals: int = 2) -> str:
     """The confidence interval of a speed-up."""
     if speedup is None or speedup.low is None:
         return NONE
-    return f"{speedup.low:.2f}-{speedup.high:.2f}"
+    return f"{speedup.low:.{n_decimals}f}-{speedup.high:.{n_decimals}f}"
 
 
 def speedup_cell(row: Summary | None) -> str:

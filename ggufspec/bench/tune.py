@@ -386,26 +386,16 @@ class _Trials:
 
 def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
     """Numbers of threads to try: from the default down by halves, then up to the maximum."""
-    down, up = [usual], [usual]
-    while down[-1] > 1:
-        down.append(down[-1] // 2)
-    while up[-1] < n_most:
-        up.append(min(2 * up[-1], n_most))
-    return [down, up]
+    down = [usual >> i for i in range(usual.bit_length())]
+    up = [usual << i for i in range(n_most.bit_length()) if usual << i < n_most]
+    return [down, [*up, max(usual, n_most)]]
 
 
 def batch_ladders(usual: int, n_tokens: int) -> list[list[int]]:
     """Batch sizes to try besides the default: down by halves, and up by doubles."""
     least, most = _BATCHES
-    down, up = [], []
-    n = usual // 2
-    while n >= least:
-        down.append(n)
-        n //= 2
-    n = 2 * usual
-    while n <= min(most, n_tokens):
-        up.append(n)
-        n *= 2
+    down = [usual >> i for i in range(1, usual.bit_length()) if usual >> i >= least]
+    up = [usual << i for i in range(1, most.bit_length()) if usual << i <= min(most, n_tokens)]
     return [down, up]
 
 

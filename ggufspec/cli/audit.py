@@ -8,27 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.files import read_prompt_file
-from ggufspec.cli.names import PairOptions, offline_option
-from ggufspec.cli.options import (
-    AT_LEAST_1,
-    NOT_NEGATIVE,
-    audited_draft_n_option,
-    draft_option,
-    draft_temperature_option,
-    gathered,
-    json_option,
-    load_options,
-    option,
-    room_for,
-    seed_option,
-    show_log,
-    target_option,
-    verbose_option,
-    verify_option,
-)
+from ggufspec.cli.names import PairOptions
+from ggufspec.cli.options import AT_LEAST_1, NOT_NEGATIVE, gathered, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import SAMPLING, to_generate
 from ggufspec.cli.sections import SectionedCommand
@@ -41,7 +26,13 @@ if TYPE_CHECKING:
 
 
 @click.command(name="audit", cls=SectionedCommand)
-@gathered("pair", target_option(), draft_option(required=True), offline_option, make=PairOptions)
+@gathered(
+    "pair",
+    shared.target_option(),
+    shared.draft_option(required=True),
+    shared.offline_option,
+    make=PairOptions,
+)
 @option(
     "--prompts prompt_file",
     'File of prompts: JSON lines with "prompt" or "turns", or plain text, one per paragraph '
@@ -50,8 +41,8 @@ if TYPE_CHECKING:
 )
 @gathered(
     "audited",
-    audited_draft_n_option,
-    verify_option,
+    shared.audited_draft_n_option,
+    shared.verify_option,
     option(
         "--runs n_runs",
         "Number of texts of each kind, plain and speculative; prompts are used in rotation.",
@@ -76,12 +67,12 @@ if TYPE_CHECKING:
         type=NOT_NEGATIVE,
         default=defaults.AUDIT_NEAR_TIE,
     ),
-    seed_option,
+    shared.seed_option,
 )
-@gathered("options", draft_temperature_option, *SAMPLING)
-@load_options
-@json_option
-@verbose_option
+@gathered("options", shared.draft_temperature_option, *SAMPLING)
+@shared.load_options
+@shared.json_option
+@shared.verbose_option
 def command(
     pair: PairOptions,
     prompt_file: Path | None,
@@ -100,12 +91,15 @@ def command(
       ggufspec audit --target large.gguf --draft small.gguf
       ggufspec audit --target large.gguf --draft small.gguf --temp 0 --prompts mine.txt
     """
-    prompts = _read_prompts(prompt_file)
-    show_log(verbose)
+    prompts = None
+    if prompt_file is not None:
+        found = parse_prompts(read_prompt_file(prompt_file), str(prompt_file), TEXTS)
+        prompts = [prompt.turns[0] for prompt in found]
+    shared.show_log(verbose)
     from ggufspec.audit import PROMPTS, AuditOptions, audit
 
     settings = AuditOptions(**audited, options=to_generate(options))  # type: ignore[arg-type]
-    load_settings |= room_for(settings.n_draft)
+    load_settings |= shared.room_for(settings.n_draft)
     paths = pair.find()
     with load_with_bars(*paths, load_settings) as engine, late_bars() as bars:
         report = audit(engine, prompts or PROMPTS, settings, progress=bars.update)
@@ -120,15 +114,6 @@ def command(
     else:
         _print_report(report)
     return DIFFERENCE if report.differences else 0
-
-
-def _read_prompts(path: Path | None) -> list[str] | None:
-    """The prompts of a file; None without a file. Raises PromptError."""
-    if path is None:
-        return None
-
-    prompts = parse_prompts(read_prompt_file(path), str(path), TEXTS)
-    return [prompt.turns[0] for prompt in prompts]
 
 
 def _print_report(report: AuditReport) -> None:

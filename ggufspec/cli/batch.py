@@ -5,38 +5,29 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ggufspec.batch.cluster import check, cluster
+from ggufspec.batch.process import LocalProcess, StartWorker
+from ggufspec.batch.results import BatchResults, BatchTotals, FileResults, StreamResults
+from ggufspec.batch.run import Batch, BatchEvent, BatchPlan
+from ggufspec.batch.settings import as_json, model_identity
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import (
-    AT_LEAST_1,
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    load_options,
-    max_tokens_option,
-    option,
-    pair_options,
-    room_for,
-)
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, option
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import check_needs_no_draft, checked, text_options
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, parse_prompts
-
-if TYPE_CHECKING:
-    from ggufspec.batch.process import StartWorker
-    from ggufspec.batch.results import BatchResults
-    from ggufspec.batch.run import BatchEvent, BatchPlan
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
@@ -50,7 +41,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
     required=True,
     type=click.Path(path_type=Path),
 )
-@pair_options
+@shared.pair_options
 @option(
     "--num-processes n_workers",
     "Number of worker processes; without -t they share the cores.",
@@ -91,14 +82,14 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
     show_default=False,
 )
 @option("-sys --system", "System message of conversations without one; implies --chat.")
-@text_options(max_tokens_option)
+@text_options(shared.max_tokens_option)
 @option(
     "-s --seed",
     "Seed; each text has its own, derived from this one and its place in the file.",
     type=COUNT,
     default=0,
 )
-@load_options
+@shared.load_options
 @option(
     "-v --verbose",
     "Show on stderr which process runs which prompt, and llama.cpp's log.",
@@ -148,15 +139,10 @@ def command(
         raise click.UsageError(
             "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
         )
-    load_settings |= room_for(settings["n_draft"])
-    from ggufspec.batch.run import BatchPlan
-    from ggufspec.batch.settings import as_json
-
+    load_settings |= shared.room_for(settings["n_draft"])
     if pair.draft is None:
         check_needs_no_draft(settings)
     if address is not None:
-        from ggufspec.batch.cluster import check
-
         check(address)
     prompts = parse_prompts(read_prompt_file(prompt_file), str(prompt_file))[:limit]
     target, draft = pair.find()
@@ -187,13 +173,10 @@ def _results(
     plan: BatchPlan, prompts: Sequence[Prompt], output: Path, *, resume: bool, retry_failed: bool
 ) -> BatchResults:
     """Where the records go. Raises GgufspecError before anything is loaded."""
-    from ggufspec.batch.results import FileResults, StreamResults
-    from ggufspec.batch.settings import model_identity
-
     load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
     settings = {
-        "target": model_identity(Path(plan.target)),
-        "draft": None if plan.draft is None else model_identity(Path(plan.draft)),
+        "target": model_identity(plan.target),
+        "draft": plan.draft and model_identity(plan.draft),
         "n_prompts": len(prompts),
         "prompts": digest(prompts),
         "seed": plan.seed,
@@ -210,29 +193,22 @@ def _results(
     return StreamResults(stream, settings)
 
 
-@contextmanager
-def _processes(plan: BatchPlan, address: str | None, n_gpus: float) -> Iterator[StartWorker]:
+def _processes(
+    plan: BatchPlan, address: str | None, n_gpus: float
+) -> AbstractContextManager[StartWorker]:
     """How workers are started: on this machine, or on the cluster of that address."""
     if address is None:
-        from ggufspec.batch.process import LocalProcess
-
-        yield LocalProcess
-        return
-    from ggufspec.batch.cluster import cluster
-
+        return nullcontext(LocalProcess)
     threads = plan.load["n_threads"]
-    with cluster(
+    return cluster(
         address, n_workers=plan.n_workers, n_threads=threads, n_gpus=n_gpus, verbose=plan.verbose
-    ) as start:
-        yield start
+    )
 
 
 def _write(
     prompts: Sequence[Prompt], plan: BatchPlan, results: BatchResults, start: StartWorker
 ) -> bool:
     """Run all prompts that are not finished; False if a signal stopped it."""
-    from ggufspec.batch.run import Batch
-
     n_before = len(results.records)
     if n_before:
         render.note(f"{n_before:,} of {len(prompts):,} prompts are finished already")
@@ -249,8 +225,6 @@ def _end(
     prompts: Sequence[Prompt], results: BatchResults, output: Path, *, is_finished: bool
 ) -> int:
     """Print totals, and what to do about missing prompts; the exit code."""
-    from ggufspec.batch.results import BatchTotals
-
     done = BatchTotals.of(results.records.values())
     hint = " (--resume --retry-failed tries them again)" if done.n_failed else ""
     parts = [f"{done.n_prompts:,} of {len(prompts):,} prompts", f"{done.n_failed:,} failed{hint}"]
@@ -291,7 +265,9 @@ class _Shown:
         if event.what == "ready":
             if not self._n_here:
                 self._started = monotonic()  # loading is not writing
-            self._say_placement(event.reason)
+            if event.reason not in {"", *self._placements}:
+                self._placements.add(event.reason)
+                self._say(event.reason)
             self._say(f"{worker} is ready", only_if_verbose=True)
         elif event.what == "waiting":
             self._say(f"{worker} {event.reason}")
@@ -326,11 +302,6 @@ class _Shown:
             self._talked = monotonic()
             left = seconds / self._n_here * (self._n_all - self._n_done)
             self._say(f"{self._n_done:,} of {self._n_all:,}, {speed}, about {left:.0f} s left")
-
-    def _say_placement(self, placement: str) -> None:
-        if placement and placement not in self._placements:
-            self._placements.add(placement)
-            self._say(placement)
 
     def _say(self, text: str, *, only_if_verbose: bool = False) -> None:
         if self._verbose or not only_if_verbose:

@@ -11,28 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ggufspec.cli import bench_jobs, render
+from ggufspec.cli import options as shared
+from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.files import check_writable, write_file
 from ggufspec.cli.lists import length, listed, name, temperature
-from ggufspec.cli.names import offline_option
-from ggufspec.cli.options import (
-    AT_LEAST_1,
-    COUNT,
-    cache_dir_option,
-    draft_option,
-    load_options,
-    option,
-    show_log,
-    size_option,
-    target_option,
-    verbose_option,
-)
+from ggufspec.cli.options import AT_LEAST_1, COUNT, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
 from ggufspec.cli.sections import SectionedGroup
 from ggufspec.common import defaults
-from ggufspec.common.files import format_bytes
+from ggufspec.common.files import check_writable, format_bytes, write_file
 from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
@@ -60,10 +48,7 @@ _format_option = option(
     "A known experiment with its own models, prompts and table: see above.",
     type=click.Choice(PRESETS),
 )
-@target_option(required=False)
-@draft_option()
-@size_option
-@cache_dir_option
+@shared.pair_or_embedded_options("")
 @option(
     "--draft-n lengths",
     "Draft lengths: a list such as auto,3 or 1-8.  [default: auto]",
@@ -149,9 +134,8 @@ _format_option = option(
     type=click.Path(path_type=Path, dir_okay=False),
 )
 @sampling_options_beside_temperature
-@load_options
-@offline_option
-@verbose_option
+@shared.load_options
+@shared.verbose_option
 @click.pass_context
 def command(
     context: click.Context,
@@ -192,14 +176,16 @@ def command(
         raise click.UsageError("--resume needs the file to continue: name it with --json")
     if context.invoked_subcommand is not None:
         return 0
-    show_log(verbose)
+    shared.show_log(verbose)
+    from ggufspec.cli.bench_jobs import BenchOptions, jobs_of
+
     if plot_path is not None:
         from ggufspec.bench import plot
 
         plot.check(plot_path)
     given["sampling"] = to_generate(given["sampling"])
-    options = bench_jobs.BenchOptions(preset=preset, load_settings=load_settings, **given)
-    jobs, title, settings = bench_jobs.jobs_of(options)
+    options = BenchOptions(preset=preset, load_settings=load_settings, **given)
+    jobs, title, settings = jobs_of(options)
     results = _results_of(jobs, settings, json_path, resume=resume)
     failure: GgufspecError | None = None
     try:
@@ -279,15 +265,14 @@ def _perform(
 ) -> None:
     """Measure one pair; results are saved after each text, but not too often."""
     from ggufspec.bench.suite import n_left, perform
+    from ggufspec.cli.bench_jobs import opened_baselines, with_baselines
 
     if not n_left(job, results):
         return
     with ExitStack() as stack:
         engine = stack.enter_context(load_with_bars(job.target, job.draft, dict(job.load)))
-        baselines = stack.enter_context(
-            bench_jobs.opened_baselines(job, engine, llama_bin, render.note)
-        )
-        job = bench_jobs.with_baselines(job, baselines)
+        baselines = stack.enter_context(opened_baselines(job, engine, llama_bin, render.note))
+        job = with_baselines(job, baselines)
         shown = _Progress(stack.enter_context(late_bars()))
         due = monotonic() + SAVE_SECONDS
 
@@ -329,9 +314,10 @@ def _save(results: BenchResults, path: Path | None) -> None:
 def _print(preset: str | None, title: str, results: BenchResults, form: str) -> None:
     """Print tables to stdout; title and warnings too, but with csv to stderr."""
     from ggufspec.bench.summary import warnings_of
+    from ggufspec.cli.bench_jobs import tables_of
 
     render.tolerate_letters()
-    made, published = bench_jobs.tables_of(preset, results)
+    made, published = tables_of(preset, results)
     head = f"{title}.\n{_circumstances(results)}"
     warnings = [f"Warning: {each}." for each in warnings_of(results)]
     if form == "csv":

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT, Baseline, open_baselines
+from ggufspec.bench.contenders import baseline_contenders, contenders
+from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
+from ggufspec.bench.preset_tables import general
+from ggufspec.bench.presets import Preset, PresetPair, preset
+from ggufspec.bench.prompts import own_prompts, spread
+from ggufspec.bench.records import BenchResults, Contender, plain
+from ggufspec.bench.run import Experiment
+from ggufspec.bench.suite import PairBenchmark
+from ggufspec.bench.tables import Table
 from ggufspec.cli import render
 from ggufspec.cli.files import read_prompt_file
-from ggufspec.cli.names import find_models
-from ggufspec.cli.names import stand_in as padded
+from ggufspec.cli.names import PairOptions
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
 from ggufspec.errors import GgufspecError, PromptError
-
-if TYPE_CHECKING:
-    from ggufspec.bench.baselines import Baseline
-    from ggufspec.bench.presets import Preset, PresetPair
-    from ggufspec.bench.records import BenchResults, Contender
-    from ggufspec.bench.run import Experiment
-    from ggufspec.bench.suite import PairBenchmark
-    from ggufspec.bench.tables import Table
-    from ggufspec.engine.engine import Engine
+from ggufspec.models.pull import locate
+from ggufspec.models.registry import load_registry
+from ggufspec.models.shape import estimated_shape
+from ggufspec.standin.padded import padded_file, parse_size
 
 _N_TOKENS = 128
 _N_RUNS = 3
@@ -45,10 +51,7 @@ class BenchOptions:
     """What to measure, by the names of the command's parameters."""
 
     preset: str | None
-    target: str | None
-    draft: str | None
-    size: str
-    cache_dir: Path | None
+    pair: PairOptions
     lengths: Sequence[int | str]
     drafters: Sequence[str]
     rules: Sequence[str]
@@ -65,11 +68,10 @@ class BenchOptions:
     seed: int
     against: str | None
     load_settings: dict[str, Any]
-    offline: bool
 
     @property
     def has_draft(self) -> bool:
-        return not self.target or bool(self.draft)
+        return not self.pair.target or bool(self.pair.draft)
 
     def of_experiment(self) -> dict[str, Any]:
         """Fields of an Experiment; None: not given."""
@@ -89,9 +91,10 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
 
     Raises GgufspecError; nothing is loaded yet.
     """
-    if options.draft is not None and options.target is None:
+    pair = options.pair
+    if pair.draft is not None and pair.target is None:
         raise click.UsageError("--draft without --target: name the model that it drafts for")
-    if options.target is not None and options.draft is None:
+    if pair.target is not None and pair.draft is None:
         _check_needs_no_draft(options)
     if options.against is not None and options.load_settings["rpc"]:
         raise click.UsageError(
@@ -99,8 +102,6 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
             "only"
         )
     jobs, title = _jobs_of_pair(options) if options.preset is None else _jobs_of_preset(options)
-    from ggufspec.bench.records import plain
-
     experiment = jobs[0].experiment
     settings = {
         "preset": options.preset,
@@ -118,44 +119,30 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
 
 def tables_of(preset_name: str | None, results: BenchResults) -> tuple[list[Table], list[Table]]:
     """The tables of a preset, or the general ones, and those that its source published."""
-    from ggufspec.bench.preset_tables import general
-    from ggufspec.bench.presets import preset
-
     if preset_name is None:
         return general(results), []
     chosen = preset(preset_name)
     return chosen.tables(results), list(chosen.published)
 
 
-@contextmanager
 def opened_baselines(
     job: PairBenchmark, engine: Engine, llama_bin: Path | None, warn: Callable[[str], None]
-) -> Iterator[Sequence[Baseline]]:
+) -> AbstractContextManager[Sequence[Baseline]]:
     """The other programs of a job that can run here; `warn` gets the reason why one cannot."""
     wanted = list(dict.fromkeys(each.program for each in job.experiment.contenders if each.program))
     if not wanted:
-        yield ()
-        return
-    from ggufspec.bench.baselines import open_baselines
-
+        return nullcontext(())
     found = shutil.which("llama-server")
     folder = llama_bin or (Path(found).parent if found else None)
     if folder is None:
         warn("llama.cpp's programs are left out: llama-server is not on PATH; give --llama-bin")
-    target, draft = engine.target, engine.draft
-    with open_baselines(
-        folder,
-        job.target,
-        job.draft,
-        n_ctx=engine.n_ctx,
-        n_threads=target.n_threads,
-        n_threads_draft=(draft or target).n_threads,
+    target, draft = engine.target, engine.draft or engine.target
+    program = LlamaCppProgram(
+        *(Path(), job.target, job.draft, engine.n_ctx, target.n_threads, draft.n_threads),
         n_gpu_layers=target.model.n_gpu_layers,
-        n_gpu_layers_draft=(draft or target).model.n_gpu_layers,
-        warn=warn,
-        wanted=wanted,
-    ) as baselines:
-        yield baselines
+        n_gpu_layers_draft=draft.model.n_gpu_layers,
+    )
+    return open_baselines(folder, program, warn, wanted)
 
 
 def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBenchmark:
@@ -169,18 +156,11 @@ def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBen
 
 
 def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
-    from ggufspec.bench.prompts import own_prompts
-    from ggufspec.bench.records import plain
-    from ggufspec.bench.run import Experiment
-    from ggufspec.bench.suite import PairBenchmark
-    from ggufspec.engine.options import CONSTRAINTS
-
-    given = options.of_experiment()
-    contenders = _contenders(options)
+    given, competing = options.of_experiment(), _contenders(options)
     # By default, all texts have the same length, except with a constraint, which ends them.
-    is_constrained = any(contenders[0].options.get(name) is not None for name in CONSTRAINTS)
+    is_constrained = any(competing[0].options.get(name) is not None for name in CONSTRAINTS)
     experiment = Experiment(
-        contenders=contenders,
+        contenders=competing,
         **{
             **given,
             "prompts": given["prompts"] or own_prompts(),
@@ -189,22 +169,17 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
             "ignore_eos": not is_constrained if options.ignore_eos is None else options.ignore_eos,
         },
     )
-    paths: tuple[Path, Path | None]
-    if options.target is None:
-        paths, what = _stand_in(options)
+    pair = options.pair
+    if pair.target is None:
+        what = _about_stand_in(pair)
         title = what[0].upper() + what[1:]
     else:
-        paths = find_models(options.target, options.draft, offline=options.offline)
-        title = plain(" with ".join(filter(None, (options.target, options.draft))))
+        title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
     load = {**options.load_settings, **_room(experiment)}
-    return [PairBenchmark(*paths, experiment, load=load)], title
+    return [PairBenchmark(*pair.find(), experiment, load=load)], title
 
 
 def _contenders(options: BenchOptions) -> list[Contender]:
-    from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT
-    from ggufspec.bench.contenders import baseline_contenders, contenders
-    from ggufspec.engine.options import CheckedOptions
-
     if "none" in options.drafters:
         raise click.UsageError(
             "--drafter none is plain decoding, which is always measured; name one that drafts, "
@@ -246,10 +221,6 @@ def _check_needs_no_draft(options: BenchOptions) -> None:
 
 
 def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
-    from ggufspec.bench.presets import preset
-    from ggufspec.bench.records import plain
-    from ggufspec.bench.suite import PairBenchmark
-
     name = options.preset or ""
     files = [f"{each}_file" for each in options.sampling]  # that a constraint may come from
     _refuse_with_preset(name, [*_OF_CONTENDERS, *options.sampling, *files])
@@ -264,8 +235,8 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         load = {**options.load_settings, **preset_load, **_room(experiment)}
         return PairBenchmark(*paths, experiment, pair, *labels, load=load)
 
-    if options.target is not None:
-        paths = find_models(options.target, options.draft, offline=options.offline)
+    if options.pair.target is not None:
+        paths = options.pair.find()
         labels = (plain(paths[0].name), plain(paths[1].name) if paths[1] else "")
         return [job(paths, labels)], f"{name}, on the given pair"
     here = [(pair, found) for pair in chosen.pairs if (found := _located(pair)) is not None]
@@ -273,18 +244,16 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     if here:
         jobs = [job(found, (pair.target_label, pair.draft_label)) for pair, found in here]
         return jobs, chosen.about.rstrip(".")
-    (stand_in, its_draft), title = _stand_in(options)
+    stand_in, its_draft = options.pair.find()
     jobs = []
     for is_own_draft in dict.fromkeys(pair.target == pair.draft for pair in chosen.pairs):
         draft, label = (stand_in, "itself") if is_own_draft else (its_draft, "its draft")
         jobs.append(job((stand_in, draft), ("stand-in", label)))
-    return jobs, f"{name}, NOT on the models that it names, but on {title}"
+    return jobs, f"{name}, NOT on the models that it names, but on {_about_stand_in(options.pair)}"
 
 
 def _located(pair: PresetPair) -> tuple[Path, Path] | None:
     """The files of a pair if both are on this machine."""
-    from ggufspec.models.pull import locate
-
     try:
         target, draft = locate(pair.target), locate(pair.draft)
     except GgufspecError:
@@ -294,10 +263,6 @@ def _located(pair: PresetPair) -> tuple[Path, Path] | None:
 
 def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
     """Print which models are missing, and how large they are."""
-    from ggufspec.models.pull import locate
-    from ggufspec.models.registry import load_registry
-    from ggufspec.models.shape import estimated_shape
-
     registry = load_registry()
     for name in dict.fromkeys(name for pair in pairs for name in (pair.target, pair.draft)):
         if locate(name) is not None:
@@ -327,21 +292,12 @@ def _refuse_with_preset(preset_name: str, names: Sequence[str]) -> None:
 # Both --------------------------------------------------------------------------------------------
 
 
-def _stand_in(options: BenchOptions) -> tuple[tuple[Path, Path], str]:
-    """The embedded pair with a padded target, which is written if it does not exist yet."""
-    from ggufspec.standin.embedded import embedded_draft
-    from ggufspec.standin.padded import padded_file, parse_size
-
-    n_params = padded_file(parse_size(options.size)).n_params
-    target = padded(options.size, options.cache_dir)
-    return (target, embedded_draft()), _STAND_IN.format(n_params / 1e6)
+def _about_stand_in(pair: PairOptions) -> str:
+    return _STAND_IN.format(padded_file(parse_size(pair.size)).n_params / 1e6)
 
 
 def _prompts(options: BenchOptions) -> list[Prompt] | None:
     """The given prompts; None: the preset's, or our own."""
-    from ggufspec.bench.presets import preset
-    from ggufspec.bench.prompts import own_prompts, spread
-
     file = options.prompt_file
     if options.prompt is not None:
         if file is not None:

@@ -6,31 +6,19 @@ import math
 import secrets
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.demo import WARM_UP_TOKENS
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.files import check_writable, write_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import (
-    AT_LEAST_1,
-    NOT_NEGATIVE,
-    color_option,
-    load_options,
-    option,
-    pair_or_embedded_options,
-    prompt_options,
-    room_for,
-    seed_option,
-    show_log,
-    verbose_option,
-)
+from ggufspec.cli.options import AT_LEAST_1, NOT_NEGATIVE, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.run import prompt_of, read_prompt
 from ggufspec.cli.sections import SectionedCommand
@@ -43,6 +31,7 @@ from ggufspec.cli.text_settings import (
     was_given,
 )
 from ggufspec.common import defaults
+from ggufspec.common.files import check_writable, write_file
 
 if TYPE_CHECKING:
     from ggufspec.bench.race import Lane, Race
@@ -58,8 +47,8 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 
 
 @click.command(name="compare", cls=SectionedCommand)
-@pair_or_embedded_options
-@prompt_options
+@shared.pair_or_embedded_options()
+@shared.prompt_options
 @text_options(
     option(
         "-n --n-predict max_tokens",
@@ -67,9 +56,9 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
         type=AT_LEAST_1,
         default=defaults.COMPARE_TOKENS,
     ),
-    seed_option,
+    shared.seed_option,
 )
-@load_options
+@shared.load_options
 @option(
     "--speed",
     "Speed of the replay, relative to the race; 0: show only the end.",
@@ -82,9 +71,9 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
     type=click.Path(path_type=Path),
     metavar="FILE",
 )
-@color_option
+@shared.color_option
 @option("--json as_json", "Print one JSON document instead: no replay.", is_flag=True)
-@verbose_option
+@shared.verbose_option
 def command(
     pair: PairOptions,
     asked: dict[str, Any],
@@ -118,7 +107,7 @@ def command(
 
         check_recordable(record)
         check_writable(record)
-    show_log(verbose)
+    shared.show_log(verbose)
     if pair.target is None:
         usual = {name: value for name, value in _EMBEDDED.items() if not was_given(name)}
         settings |= {**usual, "ignore_eos": True}
@@ -129,7 +118,7 @@ def command(
     if pair.target is not None or asked["prompt"] is not None or asked["prompt_file"] is not None:
         text = read_prompt(asked["prompt"], asked["prompt_file"])
     paths = pair.find()
-    load_settings |= room_for(settings["n_draft"])
+    load_settings |= shared.room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
         race = _run(engine, text, prompt_of(engine, text, asked), options)
 
@@ -212,13 +201,9 @@ def _run_lane(
             if counts:
                 _overwrite("")
     done = stream.completion
+    since = done.stats.seconds.prompt
     pieces = tuple(
-        TimedText(
-            max(at - done.stats.seconds.prompt, 0.0),
-            chunk.text,
-            len(chunk.tokens),
-            any(chunk.drafted),
-        )
+        TimedText(max(at - since, 0.0), chunk.text, len(chunk.tokens), any(chunk.drafted))
         for at, chunk in came
     )
     return Lane(name, pieces, done.tokens, done.finish_reason, done.stats)
@@ -293,15 +278,7 @@ def _document(race: Race) -> dict[str, Any]:
             "text": lane.text,
             "tokens": list(lane.tokens),
             "finish_reason": lane.finish_reason,
-            "chunks": [
-                {
-                    "seconds": piece.seconds,
-                    "text": piece.text,
-                    "n_tokens": piece.n_tokens,
-                    "drafted": piece.drafted,
-                }
-                for piece in lane.pieces
-            ],
+            "chunks": [asdict(piece) for piece in lane.pieces],
             **render.stats_json(lane.stats),
         }
     document["speedup"] = race.speedup

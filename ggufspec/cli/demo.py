@@ -10,23 +10,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import (
-    AT_LEAST_1,
-    COUNT,
-    NOT_NEGATIVE,
-    cache_dir_option,
-    color_option,
-    draft_n_option,
-    json_option,
-    option,
-    room_for,
-    show_log,
-    size_option,
-    verbose_option,
-)
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, option
 from ggufspec.cli.run import Run, generate
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import checked
@@ -50,8 +38,8 @@ _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
 
 
 @click.command(name="demo", cls=SectionedCommand)
-@size_option
-@draft_n_option
+@shared.size_option
+@shared.draft_n_option
 @option(
     "-n --n-predict max_tokens",
     "Tokens to generate for each prompt.",
@@ -67,10 +55,10 @@ _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
 @option("-s --seed", "Seed.", type=COUNT, default=0)
 @option("--runs", "Texts for each prompt and mode.", type=click.IntRange(1, 100), default=1)
 @option("-t --threads n_threads", "Threads for the target.", type=AT_LEAST_1)
-@cache_dir_option
-@color_option
-@json_option
-@verbose_option
+@shared.cache_dir_option
+@shared.color_option
+@shared.json_option
+@shared.verbose_option
 def command(
     size: str,
     n_draft: int | str,
@@ -92,7 +80,7 @@ def command(
     """
     from ggufspec.engine.load import load
 
-    show_log(verbose)
+    shared.show_log(verbose)
     target, draft = PairOptions(None, None, True, size, cache_dir).find()
     settings: dict[str, Any] = {
         "max_tokens": max_tokens,
@@ -103,7 +91,7 @@ def command(
         "ignore_eos": True,
     }
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
-    with load(target, draft, n_threads=n_threads, **room_for(n_draft)) as engine:
+    with load(target, draft, n_threads=n_threads, **shared.room_for(n_draft)) as engine:
         demo = _Demo(engine, settings, writer)
         interrupted = not demo.run(runs)
     if demo.pairs:

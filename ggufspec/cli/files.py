@@ -1,4 +1,4 @@
-"""Files that commands read and write, with errors that name them."""
+"""Reads the files that a command is given, with errors that name them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from ggufspec.common import files
-from ggufspec.common.files import USER_FOLDER, is_stream, write_whole
-from ggufspec.errors import CacheError, GgufspecError, PromptError
+from ggufspec.errors import GgufspecError, PromptError
 
 MOST_BYTES = 2**30  # of a file that is read; an endless one is refused
 
@@ -33,25 +31,3 @@ def read_file(path: Path, what: str, failure: type[GgufspecError]) -> bytes:
 def read_prompt_file(path: Path) -> bytes:
     """The bytes of a file of prompts. Raises PromptError."""
     return read_file(path, "the prompt file", PromptError)
-
-
-def check_writable(path: Path) -> None:
-    """Raise CacheError now, rather than after the work, if no such file can be written."""
-    if not is_stream(path):
-        files.check_writable(path)
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file: afterwards it is whole, or as it was before. Raises CacheError.
-
-    A device or a pipe, such as /dev/null, is written to, not replaced.
-    """
-    if not is_stream(path):
-        write_whole(path, len(data), [data], place=USER_FOLDER)
-        return
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise CacheError(
-            f"cannot write {path}: {error.strerror or error}; name another file"
-        ) from error

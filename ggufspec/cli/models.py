@@ -7,20 +7,25 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
-from ggufspec.cli.options import json_option, option
+from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
-
-if TYPE_CHECKING:
-    from ggufspec.models.header import Header
-    from ggufspec.models.registry import ModelEntry, ModelPair, Registry
+from ggufspec.models import hashes, local
+from ggufspec.models.header import Header, read_header
+from ggufspec.models.hub import Transient, is_offline
+from ggufspec.models.names import HubFiles, parse
+from ggufspec.models.pull import Mismatch, locate
+from ggufspec.models.pull import check as check_one
+from ggufspec.models.pull import pull as pull_one
+from ggufspec.models.registry import ModelEntry, ModelPair, Registry, load_registry
 
 
 @click.group(name="models")
@@ -40,7 +45,7 @@ def command() -> None:
 
 
 @command.command(name="list")
-@json_option
+@shared.json_option
 def list_models(as_json: bool) -> None:
     """List the registered models.
 
@@ -48,7 +53,6 @@ def list_models(as_json: bool) -> None:
     "checked": `ggufspec models check` found the same file on the hub.
     """
     from ggufspec.llama.devices import gpus, physical_memory
-    from ggufspec.models.registry import load_registry
 
     registry = load_registry()
     n_memory = physical_memory()
@@ -79,26 +83,19 @@ def list_models(as_json: bool) -> None:
 
 @command.command()
 @click.argument("name")
-@json_option
+@shared.json_option
 def show(name: str, as_json: bool) -> None:
     """Show registry entry, pairs and file header of a model."""
-    from ggufspec.models import names, pull
-    from ggufspec.models.registry import load_registry
-
     registry = load_registry()
-    named = names.parse(name, registry)
-    entry = named.entry if isinstance(named, names.HubFiles) else None
-    paths = pull.locate(name, registry)
+    named = parse(name, registry)
+    entry = named.entry if isinstance(named, HubFiles) else None
+    paths = locate(name, registry)
     if entry is None and paths is None:
         raise ModelError(
             f"{name} is neither on this machine nor registered: "
             f"`ggufspec models pull {name}` downloads it"
         )
-    header = None
-    if paths is not None:
-        from ggufspec.models.header import read_header
-
-        header = read_header(paths[0])
+    header = read_header(paths[0]) if paths else None
     pairs = registry.pairs_of(entry.alias) if entry else ()
     if as_json:
         render.echo_json(
@@ -128,8 +125,6 @@ def pull(names: tuple[str, ...]) -> None:
       ggufspec models pull bartowski/Llama-3.2-1B-Instruct-GGUF:Q4_K_M
       HF_TOKEN=hf_... ggufspec models pull google/gemma-2-2b-it-GGUF/2b_it_v2.gguf
     """
-    from ggufspec.models.pull import pull as pull_one
-
     for name in names:
         with late_bars() as bars:
             paths = pull_one(name, progress=bars.download)
@@ -145,17 +140,12 @@ def path(name: str) -> None:
 
 @command.command()
 @click.argument("names", nargs=-1, metavar="[NAME...]")
-@json_option
+@shared.json_option
 def check(names: tuple[str, ...], as_json: bool) -> int:
     """Compare registry entries (default: all) with the hub. Downloads no model.
 
     Exit code 1 if a file, its size or its sha256 differs.
     """
-    from ggufspec.models.hub import Transient, is_offline
-    from ggufspec.models.pull import Mismatch
-    from ggufspec.models.pull import check as check_one
-    from ggufspec.models.registry import load_registry
-
     if is_offline():
         raise DownloadError("HF_HUB_OFFLINE is set, so the hub cannot be asked: unset it")
     registry = load_registry()
@@ -190,12 +180,9 @@ def verify(name: str) -> int:
     Their sha256 is computed again, and compared with that in the registry or on the hub. Exit code
     1 if a file is damaged.
     """
-    from ggufspec.models import hashes, names
-    from ggufspec.models.registry import load_registry
-
     registry = load_registry()
-    named = names.parse(name, registry)
-    entry = named.entry if isinstance(named, names.HubFiles) else None
+    named = parse(name, registry)
+    entry = named.entry if isinstance(named, HubFiles) else None
     paths = _here(name)
     n_bytes = sum(path.stat().st_size for path in paths)
     is_damaged = False
@@ -226,8 +213,6 @@ def verify(name: str) -> int:
 @option("--yes", "Do not ask for confirmation.", is_flag=True)
 def rm(name: str, yes: bool) -> None:
     """Remove a model from the Hugging Face cache."""
-    from ggufspec.models import local
-
     paths = [path.parent.resolve() / path.name for path in _here(name)]
     cache = local.hub_cache().resolve()
     if not all(cache in path.parents and "snapshots" in path.parts for path in paths):
@@ -271,24 +256,11 @@ def _header_facts(header: Header) -> dict[str, Any]:
 
 
 def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:
-    from ggufspec.models import local
-    from ggufspec.models.names import HubFiles
-
     paths = local.find(HubFiles(entry.repo, entry.files, entry.revision))
     fits = None if n_memory is None or entry.size is None else entry.size <= n_memory
-    return {
-        "name": entry.alias,
-        "repo": entry.repo,
-        "revision": entry.revision,
-        "files": list(entry.files),
-        "size": entry.size,
-        "sha256": list(entry.sha256),
-        "source": entry.source,
-        "checked": entry.checked,
-        "cached": str(paths[0]) if paths else None,
-        "fits_memory": fits,
-        "shape": asdict(entry.shape) if entry.shape else None,
-    }
+    facts = asdict(entry)
+    cached = str(paths[0]) if paths else None
+    return {"name": facts.pop("alias"), **facts, "cached": cached, "fits_memory": fits}
 
 
 def _pair_facts(pair: ModelPair) -> dict[str, Any]:
@@ -330,8 +302,6 @@ def _entry_text(entry: ModelEntry, registry: Registry) -> str:
 
 def _here(name: str) -> Sequence[Path]:
     """The files of a model on this machine. Raises ModelError if there are none."""
-    from ggufspec.models.pull import locate
-
     if (paths := locate(name)) is None:
         raise ModelError(f"{name} is not in the cache: `ggufspec models pull {name}` downloads it")
     return paths

@@ -15,12 +15,6 @@ from ggufspec.common.files import default_cache_dir
 AUTO_DRAFT = "auto"
 _EMBEDDED_PARAMS = 7.2  # millions
 
-offline_option = click.option(
-    "--offline",
-    is_flag=True,
-    help="Use only models on this machine; download nothing.  [default: HF_HUB_OFFLINE]",
-)
-
 
 @dataclass(frozen=True)
 class PairOptions:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ggufspec.cli.names import PairOptions, offline_option
+from ggufspec.cli.names import PairOptions
 from ggufspec.common import defaults
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -34,6 +34,7 @@ class _Number(click.FloatRange):
 
 NOT_NEGATIVE = _Number(min=0)
 POSITIVE = _Number(min=0, min_open=True)
+SHARE = _Number(min=0, max=1)
 
 
 def option(names: str, help_text: str, **settings: Any) -> Option:
@@ -86,13 +87,6 @@ class OrAuto(click.ParamType[Any]):
             except ValueError:
                 self.fail(f"{value!r} is neither a number nor auto", param, ctx)
             raise
-
-
-def a_share(context: click.Context, option: click.Parameter, value: float) -> float:
-    """A callback that refuses "nan", which click's ranges accept. Raises BadParameter."""
-    if value != value:
-        raise click.BadParameter("nan is not a number")
-    return value
 
 
 context_option = option(
@@ -243,6 +237,12 @@ def draft_option(without: str = "", *, required: bool = False) -> Option:
 
 _LOOKUP = "without one, only n-gram lookup drafts"
 
+offline_option = option(
+    "--offline",
+    "Use only models on this machine; download nothing.  [default: HF_HUB_OFFLINE]",
+    is_flag=True,
+)
+
 size_option = option(
     "--size", "Size of the stand-in target, in parameters: 10M to 8B.", default=defaults.DEMO_SIZE
 )
@@ -257,15 +257,18 @@ pair_options = gathered(
     "pair", target_option(), draft_option(_LOOKUP), offline_option, make=PairOptions
 )
 
-pair_or_embedded_options = gathered(
-    "pair",
-    target_option(required=False),
-    draft_option(_LOOKUP),
-    offline_option,
-    size_option,
-    cache_dir_option,
-    make=PairOptions,
-)
+
+def pair_or_embedded_options(without: str = _LOOKUP) -> Callable[[Command], Command]:
+    """The options of a pair; without a target, the embedded one. `without`: see draft_option."""
+    return gathered(
+        "pair",
+        target_option(required=False),
+        draft_option(without),
+        offline_option,
+        size_option,
+        cache_dir_option,
+        make=PairOptions,
+    )
 
 
 def draft_n_option_of(default: int | str, help_text: str) -> Option:

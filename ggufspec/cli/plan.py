@@ -5,30 +5,20 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
-from ggufspec.cli.options import (
-    a_share,
-    context_option,
-    draft_n_option_of,
-    json_option,
-    option,
-    rpc_option,
-    type_k_option,
-    type_v_option,
-)
+from ggufspec.cli.options import SHARE, option
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import VocabError
-
-if TYPE_CHECKING:
-    from ggufspec.models.shape import ModelShape
-    from ggufspec.placement.plan import Machine, OffloadPlan
+from ggufspec.models.shape import ModelShape, shape_of_name
+from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
 _FACTORS: dict[str, int] = {"": 1, "b": 1} | {
@@ -103,16 +93,15 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 @option(
     "--acceptance",
     "Acceptance rate of a drafted token, if those before it were accepted.",
-    type=click.FloatRange(0, 1),
-    callback=a_share,
+    type=SHARE,
     default=defaults.ACCEPTANCE,
 )
-@draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
-@context_option
-@type_k_option
-@type_v_option
-@rpc_option
-@json_option
+@shared.draft_n_option_of(defaults.N_DRAFT, "Draft length; auto: the fastest of up to 16.")
+@shared.context_option
+@shared.type_k_option
+@shared.type_v_option
+@shared.rpc_option
+@shared.json_option
 def command(
     target: str,
     draft: str | None,
@@ -138,9 +127,6 @@ def command(
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB
       ggufspec plan --target large.gguf --draft small.gguf --vram 24GiB,12GiB --acceptance 0.7
     """
-    from ggufspec.models.shape import shape_of_name
-    from ggufspec.placement.plan import PlacementOptions, alternatives
-
     if rpc and vram is not None:
         raise click.UsageError("--vram is for another machine, --rpc for this one: leave one out")
     if draft == AUTO_DRAFT:
@@ -158,7 +144,18 @@ def command(
     )
     plans = alternatives(shape, shape_draft, machine, wishes)
     if as_json:
-        render.echo_json(_document(plans, shape, shape_draft, machine, acceptance))
+        document: dict[str, Any] = {
+            whose: each and {"name": each.name, "n_layers": each.n_layers, "n_bytes": each.n_bytes}
+            for whose, each in (("target", shape), ("draft", shape_draft))
+        }
+        document |= {
+            "machine": asdict(machine),
+            "bandwidths": machine.bandwidths._asdict(),
+            "acceptance": acceptance,
+            "plans": [{"way": name, **asdict(plan)} for name, plan in plans],
+            "versions": render.versions(),
+        }
+        render.echo_json(document)
     else:
         _print(plans, shape, shape_draft, machine, acceptance, rpc)
 
@@ -186,7 +183,6 @@ def _machine(
     from ggufspec.llama.devices import free_memory, gpus
     from ggufspec.llama.rpc import RpcConnections
     from ggufspec.placement import rpc_address as servers
-    from ggufspec.placement.plan import Gpu, Machine
 
     if vram is None:
         with closing(RpcConnections(servers.addresses("--rpc", rpc))) as remote:
@@ -263,24 +259,3 @@ def _print(
 
 def _bytes_rate(bandwidth: float) -> str:
     return f"{bandwidth / 1e9:.{0 if bandwidth >= 1e10 else 1}f} GB/s"
-
-
-def _document(
-    plans: list[tuple[str, OffloadPlan]],
-    target: ModelShape,
-    draft: ModelShape | None,
-    machine: Machine,
-    acceptance: float,
-) -> dict[str, Any]:
-    shapes = {
-        whose: shape and {"name": shape.name, "n_layers": shape.n_layers, "n_bytes": shape.n_bytes}
-        for whose, shape in (("target", target), ("draft", draft))
-    }
-    return {
-        **shapes,
-        "machine": asdict(machine),
-        "bandwidths": machine.bandwidths._asdict(),
-        "acceptance": acceptance,
-        "plans": [{"way": name, **asdict(plan)} for name, plan in plans],
-        "versions": render.versions(),
-    }

@@ -88,27 +88,18 @@ def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, An
 
 
 def make_progress(unit: str) -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        MofNCompleteColumn,
-        Progress,
-        TaskProgressColumn,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
 
     amount = {
-        "bytes": (DownloadColumn(), TransferSpeedColumn()),
-        "share": (TaskProgressColumn(),),
-    }.get(unit, (MofNCompleteColumn(),))
-    return Progress(
-        TextColumn("{task.description}", markup=False),  # names may have brackets
-        BarColumn(),
+        "bytes": (progress.DownloadColumn(), progress.TransferSpeedColumn()),
+        "share": (progress.TaskProgressColumn(),),
+    }.get(unit, (progress.MofNCompleteColumn(),))
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),  # names may have brackets
+        progress.BarColumn(),
         *amount,
-        TimeRemainingColumn(),
+        progress.TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
     )

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import IO, TYPE_CHECKING, Any
 
@@ -104,13 +105,8 @@ def rounds_text(rounds: Sequence[Round]) -> str:
 def details_text(stats: Stats) -> str:
     """Where the time went, and the acceptance of each position of a draft."""
     seconds, generation = stats.seconds, stats.seconds.generation or 1.0
-    parts = {
-        "draft": seconds.draft,
-        "target": seconds.target,
-        "verify": seconds.verify,
-        "other": seconds.other,
-    }
-    shares = ", ".join(f"{name} {part / generation:.1%}" for name, part in parts.items())
+    parts = ("draft", "target", "verify", "other")
+    shares = ", ".join(f"{name} {getattr(seconds, name) / generation:.1%}" for name in parts)
     lines = [f"time: {shares}"]
     if stats.n_drafted:
         positions = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
@@ -125,31 +121,10 @@ def details_text(stats: Stats) -> str:
 
 def stats_json(stats: Stats) -> dict[str, Any]:
     """The statistics of a generation, for a JSON document."""
-    seconds = stats.seconds
-    return {
-        "n_prompt": stats.n_prompt,
-        "n_generated": stats.n_generated,
-        "n_rounds": stats.n_rounds,
-        "n_drafted": stats.n_drafted,
-        "n_accepted": stats.n_accepted,
-        "n_expected": stats.n_expected,
-        "n_rounds_without_draft": stats.n_rounds_without_draft,
-        "acceptance": stats.acceptance,
-        "mean_length": stats.mean_length,
-        "drafted_by_position": list(stats.drafted_by_position),
-        "accepted_by_position": list(stats.accepted_by_position),
-        "seconds": {
-            "prompt": seconds.prompt,
-            "draft": seconds.draft,
-            "target": seconds.target,
-            "verify": seconds.verify,
-            "other": seconds.other,
-            "decode": seconds.decode,
-        },
-        "overhead": stats.overhead,
-        "tokens_per_second": stats.tokens_per_second,
-        "notes": dict(stats.notes),
-    }
+    found = asdict(stats)
+    del found["n_prompt_reused"]  # commands reuse no earlier prompts
+    rates = ("acceptance", "mean_length", "overhead", "tokens_per_second")
+    return found | {name: getattr(stats, name) for name in rates}
 
 
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

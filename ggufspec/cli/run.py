@@ -10,23 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import (
-    color_option,
-    explaining_option,
-    json_option,
-    load_options,
-    max_tokens_option,
-    option,
-    pair_options,
-    prompt_options,
-    room_for,
-    seed_option,
-    show_log,
-)
+from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import check_needs_no_draft, checked, conditions, text_options
@@ -40,14 +29,14 @@ if TYPE_CHECKING:
 
 
 @click.command(name="run", cls=SectionedCommand)
-@pair_options
-@prompt_options
-@text_options(max_tokens_option, seed_option)
-@load_options
+@shared.pair_options
+@shared.prompt_options
+@text_options(shared.max_tokens_option, shared.seed_option)
+@shared.load_options
 @option("--compare", "Also measure the speed-up over plain decoding.", is_flag=True)
-@color_option
-@json_option
-@explaining_option
+@shared.color_option
+@shared.json_option
+@shared.explaining_option
 def command(
     pair: PairOptions,
     asked: dict[str, Any],
@@ -69,11 +58,11 @@ def command(
     """
     options = checked(settings)
     text = read_prompt(asked["prompt"], asked["prompt_file"])
-    show_log(verbose)
+    shared.show_log(verbose)
     if pair.draft is None:
         check_needs_no_draft(settings, compare=compare)
     paths = pair.find()
-    load_settings |= room_for(settings["n_draft"])
+    load_settings |= shared.room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
         prompt = prompt_of(engine, text, asked)
         without = replace(options, drafter="none")
@@ -149,7 +138,13 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     if prompt is not None and path is not None:
         raise click.UsageError("give the prompt with -p or with -f, not both")
     if prompt is not None:
-        _check_unicode(prompt)
+        try:
+            prompt.encode("utf-8")
+        except UnicodeEncodeError as error:  # bytes of an option that are not UTF-8
+            raise PromptError(
+                f"the prompt from -p is not UTF-8 at character {error.start}; convert it to UTF-8 "
+                "first"
+            ) from error
         return prompt
     where = "stdin" if path is None or str(path) == "-" else str(path)
     if where == "stdin" and sys.stdin.isatty():
@@ -163,16 +158,6 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
         raise PromptError(
             f"the prompt from {where} is not UTF-8: byte {error.start} is "
             f"0x{data[error.start]:02x}; convert it to UTF-8 first"
-        ) from error
-
-
-def _check_unicode(prompt: str) -> None:
-    """Raise PromptError for an option with bytes that are not UTF-8: lone surrogates in Python."""
-    try:
-        prompt.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise PromptError(
-            f"the prompt from -p is not UTF-8 at character {error.start}; convert it to UTF-8 first"
         ) from error
 
 

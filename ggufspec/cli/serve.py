@@ -9,23 +9,14 @@ from typing import Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import (
-    AT_LEAST_1,
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    load_options,
-    option,
-    pair_or_embedded_options,
-    room_for,
-    show_log,
-)
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, checked, drafting_options
+from ggufspec.cli.text_settings import check_needs_no_draft, checked
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
@@ -34,9 +25,9 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 
 @click.command(name="serve", cls=SectionedCommand)
-@pair_or_embedded_options
-@drafting_options()
-@load_options
+@shared.pair_or_embedded_options()
+@gathered("settings", *shared.DRAFTING)
+@shared.load_options
 @option(
     "--host",
     "Address to listen on; other than loopback, other machines can connect.",
@@ -133,13 +124,13 @@ def command(
         raise click.UsageError("--draft needs --target: the embedded pair has its own draft")
     if pair.target is not None and pair.draft is None:
         check_needs_no_draft(settings)
-    show_log(verbose)
+    shared.show_log(verbose)
     _show_own_log(verbose)
     from ggufspec.server.app import make_app, make_service
     from ggufspec.server.options import ServerOptions
     from ggufspec.server.uvicorn_server import GracefulServer, bind
 
-    load_settings |= {**room_for(settings["n_draft"]), "n_slots": n_slots}
+    load_settings |= {**shared.room_for(settings["n_draft"]), "n_slots": n_slots}
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:

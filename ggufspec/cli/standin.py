@@ -8,7 +8,7 @@ from time import monotonic
 import click
 
 from ggufspec.cli import render
-from ggufspec.cli.options import a_share, option
+from ggufspec.cli.options import SHARE, option
 from ggufspec.cli.progress import late_bars
 from ggufspec.common.files import format_bytes
 
@@ -25,8 +25,7 @@ from ggufspec.common.files import format_bytes
     "--agreement",
     "For a draft: acceptance rate of a drafted token, if those before it were accepted.",
     metavar="X",
-    type=click.FloatRange(0, 1),
-    callback=a_share,
+    type=SHARE,
     default=1.0,
 )
 @option("-f --force", "Replace an existing file.", is_flag=True)

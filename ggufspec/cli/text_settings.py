@@ -23,11 +23,6 @@ _OF_DRAFT_MODELS = {
 _OF_DRAFTS = {"n_draft": "--draft-n", "verify": "--verify"}  # of n-gram lookup too
 
 
-def drafting_options() -> Callable[[Command], Command]:
-    """How to draft and verify, as the command's argument `settings`."""
-    return gathered("settings", *DRAFTING)
-
-
 def text_options(*others: Option) -> Callable[[Command], Command]:
     """All settings of a text, and `others`, as the command's argument `settings`."""
     return gathered(

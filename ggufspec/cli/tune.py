@@ -9,19 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.cli import options as shared
 from ggufspec.cli import render
-from ggufspec.cli.names import find_model, find_models, offline_option
-from ggufspec.cli.options import (
-    draft_option,
-    json_option,
-    load_options,
-    option,
-    show_log,
-    target_option,
-    verbose_option,
-)
+from ggufspec.cli.names import find_model, find_models
+from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
@@ -38,9 +32,9 @@ _SETTINGS = {
 
 
 @click.command(name="tune", cls=SectionedCommand)
-@target_option(required=False)
-@draft_option("none: only the target is measured")
-@offline_option
+@shared.target_option(required=False)
+@shared.draft_option("none: only the target is measured")
+@shared.offline_option
 @option(
     "--max-n n_most",
     "The largest draft length to measure; its pass has one token more.",
@@ -59,14 +53,14 @@ _SETTINGS = {
     type=click.IntRange(1, 1000),
     default=defaults.TUNE_RUNS,
 )
-@load_options
-@json_option
+@shared.load_options
+@shared.json_option
 @option(
     "--forget forgets",
     "Delete the stored results of the given files, or of all, instead of measuring.",
     is_flag=True,
 )
-@verbose_option
+@shared.verbose_option
 def command(
     target: str | None,
     draft: str | None,
@@ -100,7 +94,7 @@ def command(
     if target is None:
         raise click.UsageError("name a target to measure with --target, or give --forget")
     n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
-    show_log(verbose)
+    shared.show_log(verbose)
     from ggufspec.bench import tune
     from ggufspec.drafting.profile_store import TunedSettings
 
@@ -124,13 +118,8 @@ def command(
         paths = {"target": str(target_path), "draft": draft_path and str(draft_path)}
         document = _document(tuned)
         document["remembered"] = is_kept
-        document["settings"] = {
-            **paths,
-            "max_n": n_most,
-            "depth": depth,
-            "runs": n_runs,
-            **load_settings,
-        }
+        measured = {"max_n": n_most, "depth": depth, "runs": n_runs}
+        document["settings"] = {**paths, **measured, **load_settings}
         document["versions"] = render.versions()
         render.echo_json(document)
     else:
@@ -154,8 +143,7 @@ def _forget(target: Path | None, draft: Path | None, *, as_json: bool) -> None:
 
 def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
     """The context to load. Raises BadParameter if it is too small for the measurements."""
-    context = click.get_current_context()
-    asked = context.get_parameter_source("depth") is not click.core.ParameterSource.DEFAULT
+    asked = was_given("depth")
     needed = n_most + 1 + (depth if asked else 0)
     if n_ctx is not None and n_ctx < needed:
         tokens = f"{depth} tokens and " if asked else ""

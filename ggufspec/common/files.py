@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -112,10 +112,27 @@ def write_all(file: FileIO, chunk: bytes | memoryview) -> None:
         rest = rest[file.write(rest) :]
 
 
-def check_writable(path: Path, place: _Place = USER_FOLDER) -> None:
-    """Raise CacheError if no such file can be written: now, rather than after the work."""
-    explained = _Explained(path, 0, place)
-    with explained:
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file that the user has named: whole, or as it was before. Raises CacheError.
+
+    A device or a pipe, such as /dev/null, is written to, not replaced.
+    """
+    if not is_stream(path):
+        write_whole(path, len(data), [data], place=USER_FOLDER)
+        return
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise CacheError(
+            f"cannot write {path}: {error.strerror or error}; name another file"
+        ) from error
+
+
+def check_writable(path: Path) -> None:
+    """Raise CacheError if `write_file` could not write it: now, rather than after the work."""
+    if is_stream(path):
+        return
+    with _Explained(path, 0, USER_FOLDER):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         file, temporary = _open_temporary(path)
@@ -191,19 +208,11 @@ def _open_temporary(path: Path) -> tuple[FileIO, Path]:
 
 def _remove_leftovers(folder: Path) -> None:
     for leftover in folder.glob(f"*{_SUFFIX}"):
-        with contextlib.suppress(OSError), _unless_alive(leftover):
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            if sys.platform != "win32":  # fails if another run is writing this file
+                file = stack.enter_context(FileIO(leftover, "r+"))
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             leftover.unlink()
-
-
-@contextlib.contextmanager
-def _unless_alive(temporary: Path) -> Iterator[None]:
-    """Raises OSError if another run is writing this file."""
-    if sys.platform == "win32":
-        yield
-    else:
-        with FileIO(temporary, "r+") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
 
 
 def _platform_cache_dir() -> Path:

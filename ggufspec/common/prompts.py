@@ -140,11 +140,12 @@ class _Lines:
         )
 
     def _turns(self, kind: str, fields: Mapping[str, Any], where: str) -> tuple[str, ...]:
-        turns = fields.get(kind) if kind == "turns" else [fields.get(kind)]
-        if not isinstance(turns, list) or not turns or not turns[0] or not _is_text(turns[0]):
+        turns: Any = fields.get(kind) if kind == "turns" else [fields.get(kind)]
+        first = turns[0] if isinstance(turns, list) and turns else None
+        if not isinstance(first, str) or not first:
             keys = ", ".join(map(repr, fields)) or "nothing"
             raise PromptError(f"{where} has no text in {keys}; {self._needed}")
-        if not all(_is_text(turn) and turn for turn in turns):
+        if not all(isinstance(turn, str) and turn for turn in turns):
             raise PromptError(f"{where} has a turn that is empty or not a text")
         return tuple(turns)
 
@@ -162,13 +163,9 @@ def _messages(messages: object, where: str) -> tuple[dict[str, str], ...]:
     if not isinstance(messages, list) or not messages:
         raise PromptError(f"{where} has no conversation in 'messages'; {_MESSAGE_FORM}")
     for i, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not all(_is_text(message.get(name)) for name in names):
+        if not isinstance(message, dict) or not all(isinstance(message.get(n), str) for n in names):
             raise PromptError(f"message {i} of {where} cannot be used; {_MESSAGE_FORM}")
     return tuple({name: message[name] for name in names} for message in messages)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _is_object(line: str) -> bool:

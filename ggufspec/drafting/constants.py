@@ -54,10 +54,10 @@ N_UNREAD_USUAL: Final = 2  # tokens: all accepted, bonus token; with more a firs
 RECENT_RATE_MARGIN: Final = 0.95
 RECENT_KEEP: Final = 0.98
 
-# Forced text: what a constraint leaves no choice about (forced_text.py). Its last token may begin
-# a longer one, such as " true" after " ".
-FORCED_ACCEPTANCE: Final = 0.95  # of the other tokens, before a text
-LAST_FORCED_ACCEPTANCE: Final = 0.7  # of the last one
+# Forced text: what a constraint leaves no choice about (forced_text.py). Where the target has just
+# written it in other tokens, it often does so again.
+FORCED_ACCEPTANCE: Final = 0.95  # of a token, before a text
+FORCED_ACCEPTANCE_AFTER_REJECTION: Final = 0.5  # of the next one after a rejected one
 FORCED_PRIOR_WEIGHT: Final = 4.0  # observations that these count as [judgement]
 
 # Advice to the user that drafting does not help.

@@ -11,6 +11,8 @@ from ggufspec.decoding.sampling import as_rows
 from ggufspec.decoding.types import Constraint, Draft, Probs, Verdict
 from ggufspec.drafting import constants
 
+CHOICE_FOLLOWS = "forced text: what follows is a choice"
+
 
 class ForcedText:
     """The forced tokens of one text, of which the drafters propose those that are worth a pass."""
@@ -19,15 +21,14 @@ class ForcedText:
         self.positions: list[int] = []  # of the forced tokens in the draft of this round
         self._constraint = constraint
         self._is_learned = True  # from the draft of this round
-        self._inner = _Acceptance(constants.FORCED_ACCEPTANCE)
-        self._last: dict[int, _Acceptance] = {}  # by token: it may begin a longer one
+        self._acceptance = _Mean(constants.FORCED_ACCEPTANCE)
+        self._after_rejection = _Mean(constants.FORCED_ACCEPTANCE_AFTER_REJECTION)
+        self._was_rejected = False  # a forced token, in the last round
         self._n_drafted = 0
         self._n_accepted = 0.0
-        self._ends: set[int] = set()  # positions of last tokens
 
     def start_round(self) -> None:
         self.positions = []
-        self._ends = set()
         self._is_learned = False
 
     def after(self, tokens: Sequence[int]) -> Sequence[int]:
@@ -46,34 +47,30 @@ class ForcedText:
 
     def probabilities(self, forced: Sequence[int]) -> list[float]:
         """The probability that each of these tokens is accepted, if those before it are."""
-        if not forced:
-            return []
-        last = self._last.get(forced[-1])
-        end = constants.LAST_FORCED_ACCEPTANCE if last is None else last.mean
-        return [self._inner.mean] * (len(forced) - 1) + [end]
+        means = [self._acceptance.value] * len(forced)
+        if forced and self._was_rejected:
+            means[0] = self._after_rejection.value
+        return means
 
-    def drafted(self, position: int, forced: Sequence[int], n: int) -> None:
-        """The first `n` of the tokens are in the draft, from `position` on."""
+    def drafted(self, position: int, n: int) -> None:
+        """The draft has `n` forced tokens from `position` on."""
         self.positions.extend(range(position, position + n))
-        if n == len(forced):
-            self._ends.add(position + n - 1)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Learn from the verdict on a draft; once in a round."""
         if self._is_learned:
             return
         self._is_learned = True
+        after_rejection, self._was_rejected = self._was_rejected, False
         for i in self.positions:
             if i > verdict.n_accepted:
                 break
             acceptance = as_rows(target_probs).of(i, draft.tokens[i])
             self._n_drafted += 1
             self._n_accepted += acceptance
-            known = self._inner
-            if i in self._ends:
-                first = _Acceptance(constants.LAST_FORCED_ACCEPTANCE)
-                known = self._last.setdefault(draft.tokens[i], first)
-            known.observe(acceptance)
+            mean = self._after_rejection if i == 0 and after_rejection else self._acceptance
+            mean.observe(acceptance)
+            self._was_rejected = i == verdict.n_accepted
 
     def notes(self) -> dict[str, float]:
         """How many forced tokens were verified, and the share that was accepted."""
@@ -83,13 +80,13 @@ class ForcedText:
         return {"n_forced": self._n_drafted, "forced_acceptance": share}
 
 
-class _Acceptance:
-    """The mean of acceptance probabilities, and of a prior."""
+class _Mean:
+    """The mean of acceptance probabilities and of a prior."""
 
     def __init__(self, prior: float) -> None:
-        self.mean = prior
+        self.value = prior
         self._weight = constants.FORCED_PRIOR_WEIGHT
 
     def observe(self, acceptance: float) -> None:
         self._weight += 1
-        self.mean += (acceptance - self.mean) / self._weight
+        self.value += (acceptance - self.value) / self._weight

@@ -19,6 +19,8 @@ MAX_PADDING = 128
 _MAX_BREAKER_BYTES = 40
 _MAX_BREAKER_TOKENS = 20
 
+_MARK = "\x02"  # no text has it
+
 _TYPES = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
 
 
@@ -101,14 +103,18 @@ class Vocab:
             n_max = -n
 
     def tokenize_after(self, before: bytes, text: bytes) -> list[int]:
-        """The usual token ids of a text that follows `before`; empty where that is unknown."""
+        """The usual token ids of a text that follows `before`; empty where they are unknown.
+
+        Bytes that are not UTF-8 count as U+FFFD.
+        """
+        tail = text.decode("utf-8", "replace")
         try:
-            head, whole = before.decode(), (before + text).decode()
+            head = before.decode()
         except UnicodeDecodeError:
-            head, whole = "", text.decode()
-        for start, data in ((head, whole), ("", whole[len(head) :])):
-            tokens = self._tokenize_inside(data)
-            n_bytes = len(start.encode())
+            head = ""
+        for known in (head, ""):
+            tokens = self._tokenize_inside(known + tail)
+            n_bytes = len(known.encode())
             while tokens and n_bytes > 0:
                 n_bytes -= len(self.shown(tokens.pop(0)))
             if n_bytes == 0:
@@ -119,11 +125,20 @@ class Vocab:
         """The token ids of a text, without a space that the vocabulary puts before texts."""
         if self.type in ("BPE", "RWKV"):
             return self.tokenize(text, add_special=False, parse_special=False)
-        mark = next((t for t in range(self.n_tokens) if self.name(t) == "<0x02>"), None)
-        if mark is None or self.type != "SPM":
-            return []  # the space is unknown; without byte tokens, llama.cpp ends the process
-        tokens = self.tokenize("\x02" + text, add_special=False, parse_special=False)
-        return tokens[tokens.index(mark) + 1 :] if mark in tokens else []
+        mark = self._mark
+        tokens = mark and self.tokenize(_MARK + text, add_special=False, parse_special=False)
+        return tokens[len(mark) :] if tokens[: len(mark)] == mark else []
+
+    @cached_property
+    def _mark(self) -> list[int]:
+        """The tokens of a character that merges with none behind it; empty if it cannot be told.
+
+        Without byte tokens, llama.cpp ends the process at a character that it does not know.
+        """
+        has_bytes = any(self.name(token) == "<0x02>" for token in range(self.n_tokens))
+        if self.type != "SPM" or not has_bytes:
+            return []
+        return self.tokenize(_MARK, add_special=False, parse_special=False)
 
     def shown(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their names."""

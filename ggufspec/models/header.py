@@ -32,19 +32,8 @@ _N_MOST_KEYS, _N_MOST_TENSORS = 2**16, 2**20
 _N_MOST_DIMENSIONS = 4
 _MOST_BYTES = 2**62
 _STRING, _ARRAY = 8, 9
-_SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+# The codes of `struct` by gguf_metadata_value_type.
+_SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 _KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
 _LAYER = re.compile(r"blk\.(\d+)\.")
@@ -206,7 +195,7 @@ def read_one(path: Path) -> Header:
                 return _Parser(data, path, n_bytes).header()
             except _Short:
                 if len(data) < wanted or len(data) >= min(n_bytes, _MOST_READ):
-                    raise _damaged(path, "it ends within its header. Download it again") from None
+                    raise _broken_off(path) from None
 
 
 @contextmanager
@@ -369,8 +358,7 @@ class _Parser:
 
     def _texts(self, n: int) -> list[bytes]:
         """Many strings; written for speed, since a vocabulary has up to 260,000."""
-        if n * 8 > self._n_bytes - self._at:
-            raise self._broken_off()
+        self._check_room(n * 8)
         data, at, end = self._data, self._at, len(self._data)
         length_at: Callable[[bytes, int], tuple[int]] = struct.Struct("<Q").unpack_from
         found: list[bytes] = []
@@ -406,14 +394,15 @@ class _Parser:
 
     def _check_room(self, n: int) -> None:
         if n > self._n_bytes - self._at:
-            raise self._broken_off()
-
-    def _broken_off(self) -> ModelError:
-        return _damaged(self._path, "it ends within its header. Download it again")
+            raise _broken_off(self._path)
 
 
 def _damaged(path: Path, what: str) -> ModelError:
     return ModelError(f"{path} is damaged, or not a complete GGUF file: {what}")
+
+
+def _broken_off(path: Path) -> ModelError:
+    return _damaged(path, "it ends within its header. Download it again")
 
 
 def _shown(value: object) -> str:

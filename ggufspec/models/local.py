@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec.errors import CacheError
@@ -50,24 +49,14 @@ def find(wanted: HubFiles | HubQuant) -> tuple[Path, ...] | None:
     return paths if paths and all(path.is_file() for path in paths) else None
 
 
-@dataclass(frozen=True)
-class CachedModel:
-    """A complete model in the cache."""
+def cached_models() -> Iterator[tuple[Path, ...]]:
+    """The files of each complete GGUF model in the cache, once for each snapshot that has it.
 
-    repo: str
-    paths: tuple[Path, ...]  # in order; the first is the one to load
-
-    @property
-    def n_bytes(self) -> int:
-        return sum(path.stat().st_size for path in self.paths)
-
-
-def cached_models() -> Iterator[CachedModel]:
-    """Every complete GGUF model in the cache, once for each snapshot that has it."""
+    The first one is the one to load.
+    """
     for folder in sorted(hub_cache().glob("models--*--*/snapshots/*")):
-        repo = folder.parts[-3].removeprefix("models--").replace("--", "/", 1)
         for model in _complete_models(folder):
-            yield CachedModel(repo, tuple(folder / file for file in model.files))
+            yield tuple(folder / file for file in model.files)
 
 
 def remove(paths: Iterable[Path]) -> int:

@@ -10,6 +10,7 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import hub, local, names, quants
 from ggufspec.models.download import fetch
+from ggufspec.models.header import read_header
 from ggufspec.models.hub import RemoteFile
 from ggufspec.models.names import HubFiles, HubQuant, LocalFile
 from ggufspec.models.registry import ModelEntry, Registry, load_registry
@@ -115,13 +116,9 @@ def check(entry: ModelEntry) -> Iterator[Mismatch]:
     for path in entry.files:
         if path not in there:
             yield Mismatch(entry.alias, "file", path, "does not exist")
-        elif entry.sha256_of(path) not in (None, there[path].sha256):
-            yield Mismatch(
-                entry.alias,
-                f"sha256 of {path}",
-                str(entry.sha256_of(path)),
-                str(there[path].sha256),
-            )
+        elif (known := entry.sha256_of(path)) not in (None, there[path].sha256):
+            found = str(there[path].sha256)
+            yield Mismatch(entry.alias, f"sha256 of {path}", str(known), found)
     size = sum(there[path].size for path in entry.files if path in there)
     if entry.size not in (None, size) and set(entry.files) <= set(there):
         yield Mismatch(entry.alias, "size", str(entry.size), str(size))
@@ -147,22 +144,21 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
     draft = entry and known.draft_for(entry.alias)
     if entry is not None and draft is not None:
         return DraftProposal(draft.alias, f"the registry pairs it with {entry.alias}")
-    from ggufspec.models.header import read_header
-
     paths = locate(target, known)
     if paths is not None:
         wanted = read_header(paths[0])
-        models = sorted(local.cached_models(), key=lambda model: model.n_bytes)
-        for model in models:
-            if 2 * model.n_bytes > wanted.n_bytes:
+        models = local.cached_models()
+        sizes = {model: sum(path.stat().st_size for path in model) for model in models}
+        for model in sorted(sizes, key=lambda model: sizes[model]):
+            if 2 * sizes[model] > wanted.n_bytes:
                 break
             try:
-                found = read_header(model.paths[0])
+                found = read_header(model[0])
             except ModelError:
                 continue  # a damaged file
             if found.vocabulary == wanted.vocabulary:
                 return DraftProposal(
-                    str(model.paths[0]), f"the smallest in the cache with {target}'s vocabulary"
+                    str(model[0]), f"the smallest in the cache with {target}'s vocabulary"
                 )
     raise ModelError(
         f"no draft is known for {target}: the registry pairs none with it, and no smaller model in "

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
@@ -215,13 +215,7 @@ def _pair(name: str, table: _Table, models: Mapping[str, ModelEntry]) -> ModelPa
     for alias in (pair.target, pair.draft):
         if alias.lower() not in by_lower:
             raise table.wrong(f"{alias!r} is not the name of a model", alias, models)
-    return ModelPair(
-        pair.name,
-        by_lower[pair.target.lower()],
-        by_lower[pair.draft.lower()],
-        pair.note,
-        pair.settings,
-    )
+    return replace(pair, target=by_lower[pair.target.lower()], draft=by_lower[pair.draft.lower()])
 
 
 _KINDS: dict[str, tuple[type, str]] = {

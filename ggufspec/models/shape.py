@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ggufspec.errors import ModelError
+from ggufspec.models import names
 from ggufspec.models.header import Header, layer_of, read_header
+from ggufspec.models.pull import locate
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, load_registry
 from ggufspec.models.tensors import TYPES, Tensor
@@ -257,9 +259,6 @@ def shape_of_name(name: str) -> ModelShape:
 
     Raises ModelError where it is in neither.
     """
-    from ggufspec.models import names
-    from ggufspec.models.pull import locate
-
     registry = load_registry()
     if (paths := locate(name, registry)) is not None:
         return shape_of(read_header(paths[0]))

@@ -219,19 +219,8 @@ def _best(
     options: PlacementOptions,
     caches: CacheParams,
 ) -> OffloadPlan:
-    return max(
-        _plans(target, draft, machine, options, caches),
-        key=lambda plan: (plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)),
-    )
-
-
-def _plans(
-    target: ModelShape,
-    draft: ModelShape | None,
-    machine: Machine,
-    options: PlacementOptions,
-    caches: CacheParams,
-) -> Iterator[OffloadPlan]:
+    """The fastest plan with these caches that fits; else the fastest."""
+    plans: list[OffloadPlan] = []
     memory = ModelMemory(target, caches)
     draft_memory = ModelMemory(draft, caches) if draft else None
     times = PassTimes(target, machine.bandwidths)
@@ -256,7 +245,7 @@ def _plans(
                 *(times, draft_times, n_gpu_layers, n_gpu_layers_draft),
                 *(options.acceptance, options.n_draft),
             )
-            yield OffloadPlan(
+            plan = OffloadPlan(
                 n_gpu_layers=n_gpu_layers,
                 n_gpu_layers_draft=n_gpu_layers_draft,
                 split=tuple(split),
@@ -269,6 +258,8 @@ def _plans(
                 plain_tokens_per_second=1 / times.seconds(n_gpu_layers),
                 fits=fits_gpus and fits_host,
             )
+            plans.append(plan)
+    return max(plans, key=lambda plan: (plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)))
 
 
 def _draft_places(

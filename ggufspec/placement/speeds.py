@@ -6,6 +6,7 @@ batch of a few tokens reads them once and computes more, so each further token a
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from ggufspec.models.shape import ModelShape
@@ -98,9 +99,7 @@ class PassTimes:
         n_active = sum(at.n_active_bytes for at in shape.layers)
         self._share = n_active / max(sum(at.n_bytes for at in shape.layers), 1) or 1.0
         units = (shape.n_output_bytes, *(at.n_active_bytes for at in reversed(shape.layers)))
-        self._sums = [0]
-        for n_bytes in units:
-            self._sums.append(self._sums[-1] + n_bytes)
+        self._sums = list(accumulate(units, initial=0))
 
     def seconds(self, n_gpu_layers: int, n_tokens: int = 1) -> float:
         """The predicted seconds of a pass over `n_tokens` tokens."""

@@ -15,6 +15,7 @@ from ggufspec.server.queue import ChoiceDelta, ChoiceFinished, ParsedRequest
 from ggufspec.server.schema import ChatRequest, GenerationBody
 from ggufspec.server.tool_calls import ToolCallParser
 
+_STATISTICS = ("n_generated", "n_rounds", "n_drafted", "n_accepted", "tokens_per_second")
 FINGERPRINT = f"ggufspec-{__version__}"
 
 
@@ -179,11 +180,7 @@ class ResponseBuilder:
             return {"drafted": choice.drafted}
         return {
             "drafted": choice.drafted,
-            "n_generated": stats.n_generated,
-            "n_rounds": stats.n_rounds,
-            "n_drafted": stats.n_drafted,
-            "n_accepted": stats.n_accepted,
-            "tokens_per_second": stats.tokens_per_second,
+            **{name: getattr(stats, name) for name in _STATISTICS},
             "prompt_seconds": stats.seconds.prompt,
             "generation_seconds": stats.seconds.generation,
         }

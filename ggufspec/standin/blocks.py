@@ -6,17 +6,15 @@ The layouts: ggml-quants.c of llama.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ggufspec.models.tensors import TYPES
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Bytes = NDArray[Any]  # uint8
-    Signs = NDArray[np.int8]
-
+Bytes = NDArray[Any]  # uint8
+Signs = NDArray[np.int8]
 
 _FLOATS = {"F32": 4, "F16": 2, "BF16": 2}  # bytes of each
 _WEIGHT = 0.02  # root mean square of a random weight, as in an untrained model
@@ -37,8 +35,6 @@ class BlockLayout(NamedTuple):
 
 def encode(kind: str, signs: Signs, scale: float) -> Bytes:
     """Rows of `scale` times -1, 0 or 1, as bytes of a type. (n_rows, n) -> (n_rows, row_bytes)."""
-    import numpy as np
-
     if kind in _FLOATS:
         return _as_floats(kind, signs * np.float32(scale))
     layout = LAYOUTS[kind]
@@ -52,8 +48,6 @@ def random_pool(kind: str, n_bytes: int, seed: int, *, is_zero: bool) -> Bytes:
 
     is_zero: scales are zero, so every weight is zero whatever its bits.
     """
-    import numpy as np
-
     random = np.random.default_rng(seed)
     if kind in _FLOATS:
         values = random.standard_normal((1, n_bytes // _FLOATS[kind]), np.float32)
@@ -65,8 +59,6 @@ def random_pool(kind: str, n_bytes: int, seed: int, *, is_zero: bool) -> Bytes:
 
 
 def _as_floats(kind: str, values: NDArray[np.float32]) -> Bytes:
-    import numpy as np
-
     data: Bytes = values.astype("<f2" if kind == "F16" else "<f4").view(np.uint8)
     if kind == "BF16":  # the upper half of each
         data = data.reshape(len(values), -1, 4)[:, :, 2:].reshape(len(values), -1)
@@ -74,8 +66,6 @@ def _as_floats(kind: str, values: NDArray[np.float32]) -> Bytes:
 
 
 def _set_scales(blocks: Bytes, layout: BlockLayout, scale: float) -> None:
-    import numpy as np
-
     for at, factor in layout.scales:
         blocks[:, at : at + 2] = np.array([scale * factor], "<f2").view(np.uint8)
 
@@ -96,16 +86,12 @@ def _crumbs(quants: Bytes) -> Bytes:
 
 def _shifted(signs: Signs, zero: int) -> Bytes:
     """-1, 0 and 1 as the numbers around `zero`."""
-    import numpy as np
-
     quants: Bytes = (signs + np.int8(zero)).view(np.uint8)
     return quants
 
 
 def _joined(n_blocks: int, *parts: Bytes | bytes) -> Bytes:
     """The fields of a block side by side; those given as bytes are the same in each."""
-    import numpy as np
-
     wide = [
         np.broadcast_to(np.frombuffer(part, np.uint8), (n_blocks, len(part)))
         if isinstance(part, bytes)
@@ -127,8 +113,6 @@ def _q4_1(signs: Signs) -> Bytes:
 
 
 def _q5_0(signs: Signs) -> Bytes:
-    import numpy as np
-
     quants = _shifted(signs, 16)
     high = np.packbits(quants >> 4, axis=1, bitorder="little")
     return _joined(len(signs), _SCALE, high, _nibbles(quants & 15, 16))
@@ -147,8 +131,6 @@ def _q2_k(signs: Signs) -> Bytes:
 
 
 def _q3_k(signs: Signs) -> Bytes:
-    import numpy as np
-
     is_high = (signs >= 0).reshape(len(signs), 8, 32)
     mask = np.packbits(is_high, axis=1, bitorder="little").reshape(len(signs), 32)
     low = _crumbs(_shifted(signs, 4) & 3)

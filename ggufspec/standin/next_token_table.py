@@ -14,12 +14,8 @@ errors need a thousand.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+import numpy as np
+from numpy.typing import NDArray
 
 _N_SPECIAL = 258  # 256 bytes, and the tokens for the beginning and the end of a text
 _PADDED = 1024  # vocabularies that differ by padding share the words below the last multiple
@@ -41,8 +37,6 @@ def successors(n_vocab: int, agreement: float) -> NDArray[np.int64]:
     The share `agreement` of the words is followed by the next one of the cycle, the others by a
     wrong one. Tokens that are no words (as in a prompt) lead onto the cycle, each to its own place.
     """
-    import numpy as np
-
     words = words_of(n_vocab)
     n = len(words)
     order = np.argsort(_hashed(np.arange(n, dtype=np.uint64), _ORDER), kind="stable") + words.start
@@ -56,8 +50,6 @@ def successors(n_vocab: int, agreement: float) -> NDArray[np.int64]:
 
 def is_right(n: int, agreement: float) -> NDArray[np.bool_]:
     """Which of `n` steps along the cycle lead to the next word: (n,)."""
-    import numpy as np
-
     steps = np.ones(n, np.bool_)
     if agreement < 1:
         log = np.log(agreement) if agreement > 0 else -np.inf
@@ -72,8 +64,6 @@ def codes(tokens: NDArray[np.int64], n: int) -> NDArray[np.int8]:
 
     The product of a row with itself is n, with another about sqrt(n). The first column is all 1.
     """
-    import numpy as np
-
     n_words = -(-n // 64)
     at = tokens.astype(np.uint64)[:, None] * np.uint64(n_words) + np.arange(n_words, dtype="u8")
     bits = np.unpackbits(_hashed(at, _CODE).astype("<u8").view(np.uint8), axis=1)[:, :n]
@@ -88,8 +78,6 @@ def _spread(n: int) -> NDArray[np.float64]:
     The van der Corput sequence with Owen's scrambling: a hash of the bits before decides whether a
     bit is flipped. Groups of eight are shuffled, since otherwise large and small numbers alternate.
     """
-    import numpy as np
-
     at = np.arange(-(-n // _SHUFFLED) * _SHUFFLED, dtype=np.uint64)
     shuffle = np.argsort(_hashed(at, _SHUFFLE).reshape(-1, _SHUFFLED), axis=1, kind="stable")
     at = np.take_along_axis(at.reshape(-1, _SHUFFLED), shuffle, axis=1).reshape(-1)[:n]
@@ -104,23 +92,17 @@ def _spread(n: int) -> NDArray[np.float64]:
 
 
 def _by_chance(n: int, agreement: float) -> NDArray[np.bool_]:
-    import numpy as np
-
     drawn = _fractions(_hashed(np.arange(n, dtype=np.uint64), _CHANCE))
     return drawn <= agreement if agreement > 0 else np.zeros(n, np.bool_)
 
 
 def _fractions(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:
     """Numbers in (0, 1], from hashes."""
-    import numpy as np
-
     return ((hashed >> np.uint64(11)) + np.uint64(1)) / float(1 << 53)  # type: ignore[no-any-return]
 
 
 def _hashed(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     """SplitMix64: https://prng.di.unimi.it/splitmix64.c"""
-    import numpy as np
-
     z = numbers * np.uint64(0x9E3779B97F4A7C15) + np.uint64(seed)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

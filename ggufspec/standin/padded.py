@@ -19,7 +19,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ggufspec.common.files import write_whole
 from ggufspec.common.progress import Progress
@@ -31,11 +34,6 @@ from ggufspec.standin.architectures import n_params_of
 from ggufspec.standin.embedded import embedded_target
 from ggufspec.standin.gguf_file import Chunk, GgufFile
 from ggufspec.standin.quantization import FILE_TYPES, tensors_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
 
 _RECIPE = 3  # raise it when the files that this module writes change
 _HEAD_SIZE = 32
@@ -180,7 +178,6 @@ class _Source:
 @functools.cache
 def _read_source() -> _Source:
     import gguf
-    import numpy as np
 
     reader, header = gguf.GGUFReader(embedded_target()), read_header(embedded_target())
     return _Source(
@@ -239,8 +236,6 @@ def _padded(tensor: Tensor, source: _Source, n_copies: int, norm_scale: float) -
 
 def _repeated(name: str, data: NDArray[np.uint8], n_copies: int) -> NDArray[np.uint8]:
     """Tensors that write to the residual stream, n times: embeddings by column, others by row."""
-    import numpy as np
-
     if name.startswith("token_embd"):
         return np.tile(data, (1, n_copies))
     if name.endswith(("attn_output.weight", "ffn_down.weight")):
@@ -249,8 +244,6 @@ def _repeated(name: str, data: NDArray[np.uint8], n_copies: int) -> NDArray[np.u
 
 
 def _widened(data: NDArray[np.uint8], row_bytes: int) -> Iterator[memoryview]:
-    import numpy as np
-
     n_step = max(1, _CHUNK // row_bytes)
     rows = np.zeros((n_step, row_bytes), np.uint8)
     for start in range(0, len(data), n_step):

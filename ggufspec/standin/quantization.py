@@ -5,8 +5,7 @@ The rules: llama_tensor_get_type in llama.cpp's llama-quant.cpp.
 
 from __future__ import annotations
 
-import re
-
+from ggufspec.models.header import layer_of
 from ggufspec.models.registry import Dimensions
 from ggufspec.models.tensors import TYPES, Tensor
 from ggufspec.standin.architectures import shapes_of
@@ -33,7 +32,6 @@ FILE_TYPES = {
 }
 
 _FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
-_LAYER = re.compile(r"blk\.(\d+)\.")
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")  # never quantized
 _FEW_EXPERTS = 8  # Mixtral, for which llama-quantize has rules of its own
 _LAYERS_OF_70B = 80
@@ -61,10 +59,9 @@ def _type(name: str, shape: tuple[int, ...], mix: str, of: Dimensions) -> str:
 def _chosen(name: str, n_columns: int, mix: str, base: str, of: Dimensions) -> str:
     if name == "output.weight" or (name == "token_embd.weight" and of.tied):
         return "Q8_0" if base == "Q8_0" or n_columns % TYPES[base].n_values else "Q6_K"
-    matched = _LAYER.match(name)
-    if matched is None:
+    layer = layer_of(name)
+    if layer is None:
         return base
-    layer = int(matched[1])
     if "attn_v." in name or "attn_qkv." in name:
         return _of_values(layer, mix, base, of)
     if "ffn_down" in name:

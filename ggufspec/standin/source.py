@@ -19,6 +19,7 @@ from ggufspec.standin.quantization import FILE_TYPES, tensors_of
 
 _EPSILON = 1e-5
 _GEMMA_4B_WIDTH = 2560  # smaller models of Gemma 3 have a smaller window
+_KNOWN_QUANTIZATIONS = f"; supported are {', '.join(FILE_TYPES)}"
 _OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}
 
 
@@ -51,7 +52,7 @@ def source_of(name: str, registry: Registry | None = None) -> Header:
             "model of `ggufspec models list`, or a GGUF file"
         )
     if wanted is None:
-        raise ModelError(f"the name of {name} has no quantization{_known_quantizations()}")
+        raise ModelError(f"the name of {name} has no quantization{_KNOWN_QUANTIZATIONS}")
     made = source_from_dimensions(name, found, wanted.upper())
     if found.tied and entry is not None and entry.size is not None:
         # Some files have an output matrix of their own all the same; the size shows it.
@@ -70,7 +71,7 @@ def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> Head
     _check_architecture(name, of.architecture)
     if quantization not in FILE_TYPES:
         raise ModelError(
-            f"{name} is quantized as {quantization or 'nothing'}{_known_quantizations()}"
+            f"{name} is quantized as {quantization or 'nothing'}{_KNOWN_QUANTIZATIONS}"
         )
     values: dict[str, Any] = {
         "context_length": of.n_ctx,
@@ -129,10 +130,6 @@ def _check_architecture(name: str, architecture: str) -> None:
             f"{name} has the architecture {architecture}, which stand-ins do not support; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
-
-
-def _known_quantizations() -> str:
-    return f"; supported are {', '.join(FILE_TYPES)}"
 
 
 def _near(word: str, known: Mapping[str, object]) -> str:

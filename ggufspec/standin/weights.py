@@ -17,21 +17,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ggufspec.models.header import Header
 from ggufspec.models.tensors import Tensor
 from ggufspec.standin.architectures import ARCHITECTURES
-from ggufspec.standin.blocks import encode, random_pool, repeated
+from ggufspec.standin.blocks import Signs, encode, random_pool, repeated
 from ggufspec.standin.gguf_file import Chunk
 from ggufspec.standin.next_token_table import codes, successors
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Signs = NDArray[np.int8]
-
 
 _LARGEST_LOGIT = 40.0  # others are some standard deviations of 40 / sqrt(width) around 0
 _CARRIED = 16.0  # how much larger the successor's code is than the token's own, in tied models
@@ -47,6 +42,7 @@ class Weights:
     def __init__(self, source: Header, agreement: float) -> None:
         self._of = source
         self._n_embd, self._n_vocab = source.tensor("token_embd.weight").shape
+        self._half = self._n_embd // 2  # the width of each of the two codes
         self._is_gated = ARCHITECTURES[source.architecture].is_gated
         self._agreement = agreement
         self._pools: dict[tuple[str, bool], NDArray[np.uint8]] = {}
@@ -79,17 +75,10 @@ class Weights:
         return self._random(tensor, is_zero="attn_output" in name or "ffn_down" in name)
 
     @cached_property
-    def _half(self) -> int:
-        """The width of each of the two codes."""
-        return self._n_embd // 2
-
-    @cached_property
     def _successors(self) -> NDArray[np.int64]:
         return successors(self._n_vocab, self._agreement)
 
     def _embedding(self, rows: NDArray[np.int64]) -> Signs:
-        import numpy as np
-
         after = self._successors[rows]
         if not self._of.is_tied:
             return codes(after, self._n_embd)
@@ -97,8 +86,6 @@ class Weights:
         return np.concatenate([codes(after, self._half), own], axis=1)
 
     def _output_norm(self) -> bytes:
-        import numpy as np
-
         weights = np.full(self._n_embd, _LARGEST_LOGIT / self._n_embd)
         if self._of.is_tied:
             # The residual stream is +-1 in the first half and about +-16 in the second, and is
@@ -114,8 +101,6 @@ class Weights:
         Gated: up is x, the gate 8 whatever the token, and down carries 2 * 8 * x. Else up is 8 * x
         and comes out of its activation as 8 or 0; down carries 4 * (8 or 0), its bias takes off 16.
         """
-        import numpy as np
-
         half = self._half
         if tensor.name.endswith(".bias"):
             bias = np.zeros(tensor.shape[0], "<f4")
@@ -144,8 +129,6 @@ class Weights:
     def _rows(
         self, tensor: Tensor, signs: Callable[[NDArray[np.int64]], Signs], scale: float = 1.0
     ) -> Iterator[memoryview]:
-        import numpy as np
-
         n_step = max(1, _CHUNK_VALUES // tensor.shape[0])
         for start in range(0, tensor.n_rows, n_step):
             rows = np.arange(start, min(start + n_step, tensor.n_rows))
@@ -163,8 +146,6 @@ class Weights:
 
 
 def _constant(tensor: Tensor, value: float) -> Iterator[bytes]:
-    import numpy as np
-
     kind = {"F32": "<f4", "F16": "<f2"}[tensor.type]
     row = np.full(tensor.shape[0], value, kind).tobytes()
     return (row for _ in range(tensor.n_rows))

@@ -15,6 +15,8 @@ from ggufspec.structured.grammar import LIMITS, limited, summary
 # By default, a mask allows one of the tokenizations of a forced text.
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
 
+_N_CONTINUATIONS = 8  # of a forced text that are tokenized with it
+
 # Token ids of a text, given the bytes before it.
 Tokenize = Callable[[bytes, bytes], Sequence[int]]
 
@@ -114,7 +116,7 @@ class GrammarConstraint:
     def forced(self, tokens: Sequence[int]) -> Sequence[int]:
         """The usual tokens of the text that has to follow `tokens`; empty where there is a choice.
 
-        The last of them may be the beginning of a longer token.
+        Without a last one that most continuations merge into a longer token, as " " before "true".
         """
         if not self._stand_after(tokens):
             return ()
@@ -124,8 +126,23 @@ class GrammarConstraint:
             before = self._table.pieces[self._text[-1]] if self._text else b""
             forced = list(self._table.tokenize(before, data)) if data else []
             del forced[self._matcher.validate_tokens(forced) :]
-            self._forced = self._text[:], forced
+            text = self._text[:]
+            if forced and self._merges_last(forced, before, data):
+                del forced[-1]
+            self._forced = text, forced
         return self._forced[1]
+
+    def _merges_last(self, forced: Sequence[int], before: bytes, data: bytes) -> bool:
+        """Whether with most continuations, the usual tokens of `data` are no longer these."""
+        if not self._read(self._text + array("i", forced)) or self._matcher.is_stopped():
+            return False
+        at = len(self._text)
+        mask = self._masks[at] = self._masks[at] if at in self._masks else self._mask()
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        allowed = np.flatnonzero(bits[: len(self._table.pieces)])
+        few = allowed[:: -(-len(allowed) // _N_CONTINUATIONS)]  # evenly spaced
+        tokenized = [self._table.tokenize(before, data + self._table.pieces[i]) for i in few]
+        return 2 * sum(list(each[: len(forced)]) == forced for each in tokenized) < len(few)
 
     def is_over(self, tokens: Sequence[int]) -> bool:
         """Whether only the end can follow `tokens`."""

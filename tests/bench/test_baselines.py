@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from llama_build import Build
 from ggufspec.bench import baselines
 from ggufspec.bench.baselines import BASELINES, Baseline, supported
 from ggufspec.bench.contenders import baseline_contenders, contenders
+from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 from ggufspec.bench.records import BenchResults
 from ggufspec.bench.run import Experiment, measure, text_of
 from ggufspec.bench.summary import summarize, warnings_of
@@ -59,19 +60,19 @@ def test_an_option_that_a_baseline_lacks_is_named() -> None:
     assert supported("it", {"temperature": 0.0, "top_k": 40}, ["temperature"])[0].temperature == 0
 
 
-def _opened(build: Build, warnings: list[str], **how: Any) -> Any:
-    arguments: dict[str, Any] = {
-        **{"folder": build.folder, "target": embedded_target(), "draft": embedded_draft()},
-        **{"n_ctx": 256, "n_threads": 1, "n_threads_draft": 1, "warn": warnings.append},
-        **{"n_gpu_layers": 0, "n_gpu_layers_draft": 0, **how},
-    }
-    return baselines.open_baselines(**arguments)
+PAIR = LlamaCppProgram(Path(), embedded_target(), embedded_draft(), 256, 1, 1, 0, 0)
+
+
+def _opened(
+    folder: Path | None, warnings: list[str], wanted: Collection[str] = BASELINES, **how: Any
+) -> Any:
+    return baselines.open_baselines(folder, replace(PAIR, **how), warnings.append, wanted)
 
 
 def test_all_that_are_there_and_why_others_are_not(build: Build) -> None:
     warnings: list[str] = []
     build.server("fails with a draft")
-    with _opened(build, warnings) as found:
+    with _opened(build.folder, warnings) as found:
         names = [each.name for each in found]
         assert len(build.left) == 1
     assert names == ["llama.cpp server, plain", *BASELINES[3:]]
@@ -88,12 +89,12 @@ def test_a_folder_without_programs_is_an_error(build: Build) -> None:
         pytest.raises(
             OptionError, match=r"no program to compare with in .*(.*\n)+.*no program llama-s"
         ),
-        _opened(build, warnings),
+        _opened(build.folder, warnings),
     ):
         pass
-    with _opened(build, warnings, wanted=[baselines.PYTHON_PLAIN]) as found:
+    with _opened(build.folder, warnings, wanted=[baselines.PYTHON_PLAIN]) as found:
         assert [each.name for each in found] == [baselines.PYTHON_PLAIN], "no program was wanted"
-    with _opened(build, warnings, folder=None, draft=None) as found:
+    with _opened(None, warnings, draft=None) as found:
         assert [each.name for each in found] == [baselines.PYTHON_LOOKUP, baselines.PYTHON_PLAIN]
 
 
@@ -101,7 +102,7 @@ def test_without_a_draft_there_are_those_without(build: Build) -> None:
     warnings: list[str] = []
     build.server()
     build.simple("x", 1)
-    with _opened(build, warnings, draft=None, wanted=BASELINES[:3]) as found:
+    with _opened(build.folder, warnings, draft=None, wanted=BASELINES[:3]) as found:
         assert [each.name for each in found] == [baselines.LLAMA_SERVER_PLAIN]
     assert all("needs a draft model" in line for line in warnings)
 
@@ -109,13 +110,13 @@ def test_without_a_draft_there_are_those_without(build: Build) -> None:
 def test_what_would_not_fit_is_left_out(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(baselines, "free_memory", lambda: 100_000_000)
-    with _opened(build, warnings, folder=None, n_ctx=8192) as found:
+    with _opened(None, warnings, n_ctx=8192) as found:
         assert [each.name for each in found] == [baselines.PYTHON_PLAIN]
     assert "keeps the logits of every position" in warnings[0]
     monkeypatch.setattr(baselines, "free_memory", lambda: 1_000)
     with (
         pytest.raises(OptionError, match=r"may need .* GB more"),
-        _opened(build, warnings, folder=None, wanted=[baselines.PYTHON_PLAIN]),
+        _opened(None, warnings, wanted=[baselines.PYTHON_PLAIN]),
     ):
         pass
 
@@ -127,9 +128,9 @@ def test_sigterm_stops_the_servers(build: Build) -> None:
         "from pathlib import Path\n"
         "from ggufspec.bench.baselines import LLAMA_SERVER_PLAIN, open_baselines\n"
         "folder, target = map(Path, sys.argv[1:])\n"
-        "with open_baselines(folder, target, None, n_ctx=256, n_threads=1, n_threads_draft=1,\n"
-        "                    n_gpu_layers=0, n_gpu_layers_draft=0, warn=print,\n"
-        "                    wanted=[LLAMA_SERVER_PLAIN]):\n"
+        "from ggufspec.bench.llama_cpp_runner import LlamaCppProgram\n"
+        "program = LlamaCppProgram(Path(), target, None, 256, 1, 1, 0, 0)\n"
+        "with open_baselines(folder, program, print, [LLAMA_SERVER_PLAIN]):\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    time.sleep(30)\n"
     )
@@ -247,7 +248,7 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
     warnings: list[str] = []
     build.server()
     build.simple("It was", len(engine.tokenize("It was")))
-    with _opened(build, warnings) as found:
+    with _opened(build.folder, warnings) as found:
         experiment = _experiment(
             [Prompt(id="1", turns=("It was",)), Prompt(id="2", turns=("He was not",))],
             list(BASELINES),
@@ -281,7 +282,7 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
 def test_a_server_that_reads_other_tokens_is_left_out(engine: Engine, build: Build) -> None:
     build.server("reads more")
     left_out: list[str] = []
-    with _opened(build, [], wanted=[baselines.LLAMA_SERVER]) as found:
+    with _opened(build.folder, [], wanted=[baselines.LLAMA_SERVER]) as found:
         experiment = _experiment([Prompt(id="1", turns=("It was",))], [baselines.LLAMA_SERVER])
         texts = list(measure(engine, experiment, baselines=found, warn=left_out.append))
     assert {each.contender for each in texts} == {"plain", "draft 2"}

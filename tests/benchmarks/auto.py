@@ -26,7 +26,7 @@ from typing import Any
 
 from ggufspec.bench.contenders import rotated
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
-from ggufspec.bench.workloads import KINDS
+from ggufspec.bench.prompts import KINDS
 from ggufspec.common import defaults
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.engine import Engine

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from ggufspec.bench.workloads import KINDS
+from ggufspec.bench.prompts import KINDS
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 from tests.benchmarks.ab_report import AUTO, PLAIN
 

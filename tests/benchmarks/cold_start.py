@@ -19,7 +19,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from ggufspec.bench.workloads import KINDS
+from ggufspec.bench.prompts import KINDS
 from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError

@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter
 
 from ggufspec.bench.contenders import rotated
-from ggufspec.bench.workloads import OPEN, REPETITIVE
+from ggufspec.bench.prompts import OPEN, REPETITIVE
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.engine.options import GenerateOptions

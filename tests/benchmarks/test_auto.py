@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ggufspec.bench import llama_cpp_runner, workloads
+from ggufspec.bench import llama_cpp_runner, prompts
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 from ggufspec.drafting import profile_store
 from ggufspec.engine.load import load
@@ -378,9 +378,9 @@ def test_a_replay_goes_at_the_pace_of_another_target() -> None:
     how: dict[str, Any] = {"sampling": "0", "n_tokens": 24, "seed": 0}
     with load(embedded_target(), embedded_draft(), n_draft_max=2, n_threads=1) as engine:
         replay = Replay(engine, after_others | again)
-        plain = replay.write("plain", workloads.OPEN[0], **how)
-        fixed = replay.write("fixed 2", workloads.OPEN[0], **how)
-        real = contender_options.write(engine, "fixed 2", workloads.OPEN[0], **how)
+        plain = replay.write("plain", prompts.OPEN[0], **how)
+        fixed = replay.write("fixed 2", prompts.OPEN[0], **how)
+        real = contender_options.write(engine, "fixed 2", prompts.OPEN[0], **how)
     assert plain.n_generated == 24
     assert plain.seconds.target == pytest.approx(0.1 + 23 * 0.05)
     assert (fixed.n_generated, fixed.n_accepted) == (24, real.n_accepted)

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import tiny
 
-from ggufspec.cli.files import write_file
+from ggufspec.common.files import write_file
 from ggufspec.errors import CacheError
 from ggufspec.standin import embedded
 

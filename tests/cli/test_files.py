@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ggufspec.cli import files
-from ggufspec.cli.files import check_writable, read_file, write_file
+from ggufspec.cli.files import read_file
+from ggufspec.common.files import check_writable, write_file
 from ggufspec.errors import CacheError, OptionError, PromptError
 
 with_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no named pipes")
