@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ggufspec.errors import DecodeError, OptionError
-from ggufspec.structured.grammar import LIMITS, limited
+from ggufspec.structured.grammar import LIMITS, limited, summary
 
 # By default, a mask allows one of the tokenizations of a forced text.
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
@@ -188,7 +188,7 @@ class GrammarConstraint:
         return mask
 
     def _failure(self) -> DecodeError:
-        complaint = self._matcher.get_error().partition("\n")[0]
+        complaint = summary(self._matcher.get_error())
         return DecodeError(
             f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
             "requires what no token of this vocabulary has; simplify it"
