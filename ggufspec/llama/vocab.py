@@ -85,14 +85,12 @@ class Vocab:
             return self._table
 
     def _is_special(self, token: int, piece: bytes) -> bool:
-        """Whether a token is not part of the text: a control token, or a name such as <think>."""
+        """Whether a token writes no text (control, unknown), or is a name such as <think>."""
         attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
+        textless = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
         is_name = piece.startswith(b"<") and piece.endswith(b">")
         user_defined = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-        return bool(
-            attributes & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
-            or (attributes & user_defined and is_name)
-        )
+        return bool(attributes & textless or (attributes & user_defined and is_name))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text. `add_special`: with the BOS token, if the model expects one.

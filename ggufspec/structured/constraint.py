@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ggufspec.errors import DecodeError, OptionError
-from ggufspec.structured.grammar import LIMITS, limited
+from ggufspec.structured.grammar import LIMITS, limited, summary
 
 # By default, a mask allows one of the tokenizations of a forced text.
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
@@ -80,22 +80,21 @@ class GrammarConstraint:
         Raises OptionError for a grammar that cannot be compiled, or matches no text.
         """
         self._table, self._n_start = table, n_start
-        self._matcher = table.matcher(grammar)
+        self._new_matcher = partial(table.matcher, grammar)
+        self._matcher = self._new_matcher()
         self._text = array("i")  # what the matcher has read
         self._masks: dict[int, NDArray[np.uint32]] = {}  # after so many tokens of it
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
-        try:
-            mask = self._mask()
-        except DecodeError as error:
-            raise OptionError(f"no text can match the grammar: {error}") from error
-        if not mask.any():
-            raise OptionError("no text can match the grammar; change it")
+        mask = self._mask()
+        if self._matcher.is_error() or not mask.any():
+            raise OptionError(f"no text can match the grammar: {self._failure()}")
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.uint32]:
         """Which tokens may follow `tokens`, then each of `draft`: (n_draft + 1, n_words).
 
-        Bit i % 32 of word i // 32 is of token i. No token may follow one that is not allowed.
-        Raises DecodeError where the matcher reaches a limit.
+        Bit i % 32 of word i // 32 is of token i. No token may follow one that is not allowed, or
+        where the matcher fails: it reaches a limit, or needs bytes that no token has. Raises
+        DecodeError if it fails before the draft.
         """
         n = len(tokens) - self._n_start
         text = array("i", tokens[self._n_start :])
@@ -105,10 +104,13 @@ class GrammarConstraint:
         rows = []
         for at in range(n, len(text) + 1):
             if at not in self._masks:
-                if not self._read(text[:at]):
+                mask = self._mask() if self._read(text[:at]) else None
+                if at == n and self._matcher.is_error():
+                    raise self._failure()
+                if mask is None or self._matcher.is_error():
                     rows += [np.zeros(self._table.n_words, np.uint32)] * (len(text) + 1 - at)
                     break
-                self._masks[at] = self._mask()
+                self._masks[at] = mask
             rows.append(self._masks[at])
         return rows[0][None] if len(rows) == 1 else np.stack(rows)
 
@@ -140,7 +142,10 @@ class GrammarConstraint:
         if not self._read(self._text + array("i", forced)) or self._matcher.is_stopped():
             return False
         at = len(self._text)
-        mask = self._masks[at] = self._masks[at] if at in self._masks else self._mask()
+        mask = self._masks[at] if at in self._masks else self._mask()
+        if self._matcher.is_error():
+            return False
+        self._masks[at] = mask
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         allowed = np.flatnonzero(bits[: len(self._table.pieces)])
         few = allowed[:: -(-len(allowed) // _N_CONTINUATIONS)]  # evenly spaced
@@ -149,13 +154,18 @@ class GrammarConstraint:
 
     def is_over(self, tokens: Sequence[int]) -> bool:
         """Whether only the end can follow `tokens`."""
-        return self._stand_after(tokens) and self._matcher.is_stopped()
+        is_there = self._stand_after(tokens) and self._matcher.is_stopped()
+        return is_there and not self._matcher.is_error()  # a matcher that failed is stopped, too
 
     def _stand_after(self, tokens: Sequence[int]) -> bool:
         """Move to the end of `tokens`. False if they are not allowed."""
         return self._read(array("i", tokens[self._n_start :]))
 
     def _read(self, text: array[int]) -> bool:
+        if self._matcher.is_error():  # for good, but other texts may go on
+            self._matcher = self._new_matcher()
+            del self._text[:]
+            self._masks = {}
         n_common = self._n_common(text)
         if n_common < len(self._text):
             self._matcher.rollback(len(self._text) - n_common)
@@ -163,7 +173,7 @@ class GrammarConstraint:
             self._masks = {at: mask for at, mask in self._masks.items() if at <= n_common}
         n = self._matcher.try_consume_tokens(text[n_common:].tolist())
         self._text.extend(text[n_common : n_common + n])
-        return len(self._text) == len(text)
+        return len(self._text) == len(text) and not self._matcher.is_error()
 
     def _n_common(self, text: array[int]) -> int:
         n = min(len(text), len(self._text))
@@ -175,13 +185,14 @@ class GrammarConstraint:
     def _mask(self) -> NDArray[np.uint32]:
         mask = np.zeros(self._table.n_words, np.uint32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error():
-            complaint = self._matcher.get_error().partition("\n")[0]
-            raise DecodeError(
-                f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
-                "requires what no token of this vocabulary has; simplify it"
-            )
         return mask
+
+    def _failure(self) -> DecodeError:
+        complaint = summary(self._matcher.get_error())
+        return DecodeError(
+            f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
+            "requires what no token of this vocabulary has; simplify it"
+        )
 
 
 def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:

@@ -71,13 +71,16 @@ class ModelDrafter:
             rows.keep(0)
         self._drawn = []
         n = 0
-        while n < n_max and not self._forced.is_over(context):
-            n_forced, is_whole = self._append_forced(context, n, n_max - n)
-            if n_forced and rows is not None:
-                for token in context[-n_forced:]:
-                    rows.append_certain(token)
-            n += n_forced
-            if not is_whole or n >= n_max or not may_evaluate or not rule.should_evaluate():
+        while n < n_max:
+            if sampling.constraint is not None:
+                n_forced, goes_on = self._append_forced(context, n, n_max - n)
+                if n_forced and rows is not None:
+                    for token in context[-n_forced:]:
+                        rows.append_certain(token)
+                n += n_forced
+                if not goes_on or n >= n_max:
+                    break
+            if not may_evaluate or not rule.should_evaluate():
                 break
             logits = self._session.score(context)
             self._n_read = len(context)
@@ -108,14 +111,12 @@ class ModelDrafter:
         return self._drafted
 
     def _append_forced(self, context: array[int], n: int, n_most: int) -> tuple[int, bool]:
-        """Append the forced tokens that are worth a pass: how many, and whether that is all."""
+        """Append the forced tokens that are worth a pass: how many, and whether to draft behind."""
         forced = self._forced.after(context)
-        if not forced:
-            return 0, True
         n_taken = self._policy.rule.take(self._forced.probabilities(forced)[:n_most])
         context.extend(forced[:n_taken])
         self._forced.drafted(n, n_taken)
-        return n_taken, n_taken == len(forced)
+        return n_taken, n_taken == len(forced) and not self._forced.is_over(context)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         self._forced.observe(draft, target_probs, verdict)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ggufspec.decoding.types import Draft, Probs, Verdict
 from ggufspec.drafting.draft_length import PrefixLength
+from ggufspec.drafting.forced_text import CHOICE_FOLLOWS
 from ggufspec.drafting.ngram_index import NgramIndex, Prediction
 from ggufspec.drafting.strategies import Materials
 
@@ -50,7 +51,7 @@ class NgramDrafter:
                 break
         self._forced_text.drafted(0, min(len(drafted), len(self._forced)))
         is_forced = len(drafted) <= len(self._forced)
-        why = f"{'forced text' if is_forced else 'n-gram'}: further tokens are not likely enough"
+        why = CHOICE_FOLLOWS if is_forced else "n-gram: further tokens are not likely enough"
         return Draft(drafted, None, prefix.expected, why)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
