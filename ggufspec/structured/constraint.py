@@ -55,10 +55,7 @@ class TokenTable:
             lambda: LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS), "grammar"
         )
         if made.is_error():
-            lines = made.get_error().splitlines()
-            own = [line for line in lines if _ALL_TOKENIZATIONS not in line]
-            reason = "\n".join(line for line in own if line.strip("0123 |")) or "it cannot be read"
-            raise OptionError(f"the grammar cannot be used: {reason}")
+            raise OptionError(f"the grammar cannot be used: {summary(made.get_error())}")
         return made
 
 

@@ -80,7 +80,7 @@ def of_grammar(text: str) -> str:
     made = text if _LARK.search(text) else limited(lambda: lark_of_gbnf(text), "grammar")
     complaint = limited(lambda: _complaint_of_grammar(made), "grammar")
     if complaint:
-        raise OptionError(f"the grammar cannot be used: {complaint.strip()}")
+        raise OptionError(f"the grammar cannot be used: {summary(complaint)}")
     return made
 
 
