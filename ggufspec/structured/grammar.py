@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
+from ggufspec.structured.gbnf import lark_of_gbnf
 
 Made = TypeVar("Made")
 
@@ -27,6 +27,8 @@ _MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
 _MAX_COMPLAINT = 200
 _PATIENCE_AT_EXIT = 1.0  # seconds
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
+
+_LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
 
 # JSON in one form, so the text between two values is forced.
 _JSON_FORM = {
@@ -78,23 +80,11 @@ def of_grammar(text: str) -> str:
     names is left to GrammarConstraint.
     """
     _check_size(text, "grammar")
-    made = text if is_lark_syntax(text) else _lark_of(text)
+    made = text if _LARK.search(text) else limited(lambda: lark_of_gbnf(text), "grammar")
     complaint = limited(lambda: _complaint_of_grammar(made), "grammar")
     if complaint:
-        raise OptionError(f"the grammar cannot be used: {complaint.strip()}")
+        raise OptionError(f"the grammar cannot be used: {summary(complaint)}")
     return made
-
-
-def _lark_of(gbnf: str) -> str:
-    try:
-        return gbnf_to_lark(_with_characters(gbnf))
-    except RecursionError as error:
-        raise OptionError("the grammar is nested too deeply; make it flatter") from error
-    except Exception as error:  # the converter raises bare Exceptions, too
-        raise OptionError(
-            f'the grammar is not valid GBNF: {error}. Write rules such as root ::= "yes" | "no" '
-            '(GBNF), or start: "yes" | "no" (Lark)'
-        ) from error
 
 
 def of_regex(regex: str) -> str:
@@ -120,9 +110,10 @@ def of_regex(regex: str) -> str:
 
 def of_choices(choices: Sequence[str]) -> str:
     """The grammar of one of several texts."""
-    text = " | ".join(json.dumps(choice) for choice in choices)
+    text = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    text = text.replace("\x7f", "\\u007f")
     _check_size(text, "list of choices")
-    return f"start: {text}"
+    return f"start: CHOICE\nCHOICE: {text}"  # a terminal has no limit of 2,000 alternatives
 
 
 def limited(work: Callable[[], Made], what: str) -> Made:
@@ -323,22 +314,6 @@ def _complaint_of_grammar(grammar: str) -> str:
     return LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
 
 
-def _with_characters(gbnf: str) -> str:
-    """The grammar with characters for the escapes of those beyond ASCII.
-
-    The converter writes \\u00e9 as \\ue9, which Lark does not know.
-    """
-
-    def character(match: re.Match[str]) -> str:
-        digits = match[1] or match[2] or match[3] or "0"
-        code = int(digits, 16)
-        is_character = 0xA0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
-        return chr(code) if is_character else match[0]
-
-    hexadecimal = r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})"
-    return re.sub(rf"\\(?:{hexadecimal}|.)", character, gbnf, flags=re.DOTALL)
-
-
 def _number(text: str) -> int | float:
     """A number of a schema; llguidance takes no 2.0 for a length."""
     value = float(text)
@@ -350,7 +325,12 @@ def _no_number(name: str) -> None:
 
 
 def _check_size(text: str, what: str) -> None:
-    n_bytes = len(text.encode("utf-8", "surrogatepass"))
+    try:
+        n_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"the {what} is not valid Unicode at character {error.start}: {error.reason}"
+        ) from error
     if n_bytes > MAX_BYTES:
         raise OptionError(
             f"the {what} has {n_bytes:,} bytes; it may have {MAX_BYTES:,}. Make it smaller"
