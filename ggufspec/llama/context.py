@@ -37,6 +37,7 @@ _FUNCTIONS = (  # called by the extension
     "llama_get_logits_ith",
     "llama_memory_seq_rm",
     "llama_memory_seq_cp",
+    "llama_set_abort_callback",
 )
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
@@ -106,13 +107,14 @@ class Context:
                     f"{model.path} has no KV cache ({model.description}): it makes embeddings. "
                     "Speculative decoding needs a model that writes text"
                 )
-            self._native = _native.Context(
-                address_of(self._pointer),
-                address_of(memory),
-                self.n_batch,
-                self.n_sequences,
-                **_addresses(),
-            )
+            with listening():
+                self._native = _native.Context(
+                    address_of(self._pointer),
+                    address_of(memory),
+                    self.n_batch,
+                    self.n_sequences,
+                    **_addresses(),
+                )
         except BaseException:
             self.close()
             raise
@@ -198,7 +200,8 @@ class Context:
     def decode(self, tokens: Sequence[int], n_rows: int, sequence: int = 0) -> None:
         """Evaluate `tokens` after those that are held, and keep logits of the last `n_rows`.
 
-        Raises DecodeError; the sequence then holds none of the tokens.
+        Raises DecodeError, and KeyboardInterrupt within a batch; the sequence then holds none of
+        the tokens.
         """
         native = self._open()
         self._check_rows(n_rows)

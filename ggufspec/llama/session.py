@@ -22,7 +22,8 @@ _MAX_REPEATED = 16
 # Checkpoints are about 1, 2, 4 ... tokens from the end; nine of them reach back over a draft of
 # defaults.N_DRAFT_LIMIT tokens.
 _N_DISTANCES = 9
-_SLOW_PIECE_SECONDS = 1.0  # a piece of a prompt that takes longer is halved: Ctrl-C waits for it
+# A piece of a prompt that takes longer is halved: other texts wait for it, and Ctrl-C on a GPU.
+_SLOW_PIECE_SECONDS = 1.0
 _MIN_PIECE = 32
 
 
@@ -171,7 +172,7 @@ class LlamaSession:
         return 0
 
     def _decode_all(self, tokens: Sequence[int]) -> None:
-        """Decode without logits, in pieces short enough for a quick reaction to Ctrl-C."""
+        """Decode without logits, in pieces that do not take long."""
         done, piece = 0, self._context.n_batch
         while done < len(tokens):
             part = tokens[done : done + piece]

@@ -6,7 +6,7 @@ import gc
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -88,6 +88,30 @@ def test_ctrl_c_at_any_moment_leaves_an_engine_that_writes(tmp_path: Path) -> No
             assert engine.generate("another", **SHORT).tokens == expected, interrupted.where
     assert at > 100
     assert not interrupted.where, "Ctrl-C was lost"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")
+@pytest.mark.parametrize(
+    "write", [tiny.write_llama, tiny.write_swa, tiny.write_mamba, tiny.write_hybrid]
+)
+def test_ctrl_c_ends_a_batch_that_takes_long(write: Callable[..., Path], tmp_path: Path) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    model, n = write(tmp_path / "model.gguf"), 20_000
+    with ggufspec.load(model, n_ctx=n + 100, n_batch=n, n_threads=1) as engine:
+        expected = engine.generate("another text", **SHORT).tokens
+        text = engine.tokenize("another text")
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate([*text, *[5] * n], **SHORT)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert engine.target.n_cells() <= len(text)
+        assert engine.generate("another text", **SHORT).tokens == expected
 
 
 def test_no_compiled_code_is_imported_while_a_text_is_written(tmp_path: Path) -> None:
