@@ -16,6 +16,8 @@ from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
+from ggufspec.models.header import read_header
+from ggufspec.models.shape import shape_of
 
 _GREEDY = Sampling(temperature=0, samplers=("temperature",))
 
@@ -45,6 +47,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         self.n_draft = n_draft
         path = validate.path("path", path)
         n_gpu_layers = validate.whole("n_gpu_layers", n_gpu_layers)
+        shape_of(read_header(path))  # raises where llama.cpp would end the process
         self._model = Model(path, n_gpu_layers=n_gpu_layers)
         try:
             self._context = Context(self._model, ContextOptions(n_ctx=n_ctx, n_threads=n_threads))
