@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import llama_cpp
 import numpy as np
@@ -74,6 +75,8 @@ class Context:
 
     Methods that call llama.cpp raise ClosedError after close.
     """
+
+    _pid_of_threads: ClassVar[int | None] = None  # the process in which several have computed
 
     def __init__(self, model: Model, options: ContextOptions) -> None:
         """Raises OptionError for unknown values, OutOfMemoryError where it does not fit."""
@@ -205,6 +208,7 @@ class Context:
         """
         native = self._open()
         self._check_rows(n_rows)
+        self._check_threads()
         log.inside += 1
         try:
             result = native.decode(tokens, n_rows, sequence)
@@ -221,6 +225,7 @@ class Context:
         native = self._open()
         for part in parts:
             self._check_rows(part.n_rows)
+        self._check_threads()
         log.inside += 1
         try:
             result = native.decode_together(parts)
@@ -233,6 +238,19 @@ class Context:
     def _check_rows(self, n_rows: int) -> None:
         if n_rows > self._n_rows:
             raise DecodeError(f"the context keeps {self._n_rows} rows of logits, not {n_rows}")
+
+    def _check_threads(self) -> None:
+        """Raise DecodeError in a forked process, where OpenMP would wait for lost threads."""
+        if self.n_threads == 1:
+            return
+        Context._pid_of_threads = Context._pid_of_threads or os.getpid()
+        if Context._pid_of_threads != os.getpid():
+            raise DecodeError(
+                f"process {os.getpid()} was forked after process {Context._pid_of_threads} had "
+                "computed with several threads, which do not exist here: llama.cpp would wait "
+                "forever. Start processes by multiprocessing's spawn method, or compute with one "
+                "thread here (n_threads, -t)"
+            )
 
     def rows(self, first: int, n_rows: int) -> Logits:
         """Logits (n_rows, n_vocab) of the last batch, from its token `first` on.
