@@ -182,6 +182,22 @@ class Engine:
         return self.target.model.vocab
 
     @property
+    def warning(self) -> str | None:
+        """A line where the context exceeds what a model was trained for; None: it does not."""
+        for context, effect in (
+            (self.target, "text beyond them gets worse"),
+            (self.draft, "drafts beyond them are rejected more often"),
+        ):
+            n_trained = context.model.n_ctx_train if context else 0
+            if context and 0 < n_trained < self.n_ctx:
+                return (
+                    f"the context of {self.n_ctx:,} tokens exceeds the {n_trained:,} that "
+                    f"{context.model.path} was trained for: {effect}; use at most {n_trained} "
+                    "(n_ctx, -c), or another model"
+                )
+        return None
+
+    @property
     def plain_seconds(self) -> float | None:
         """Seconds of a token without drafting, as measured so far; None: not measured."""
         costs = self.profile.costs
