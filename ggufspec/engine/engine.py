@@ -184,18 +184,16 @@ class Engine:
     @property
     def warning(self) -> str | None:
         """A line where the context exceeds what a model was trained for; None: it does not."""
-        for context, effect in (
-            (self.target, "text beyond them gets worse"),
-            (self.draft, "drafts beyond them are rejected more often"),
-        ):
-            n_trained = context.model.n_ctx_train if context else 0
-            if context and 0 < n_trained < self.n_ctx:
-                return (
-                    f"the context of {self.n_ctx:,} tokens exceeds the {n_trained:,} that "
-                    f"{context.model.path} was trained for: {effect}; use at most {n_trained} "
-                    "(n_ctx, -c), or another model"
-                )
-        return None
+        models = [context.model for context in (self.target, self.draft) if context]
+        model = min(models, key=lambda model: model.n_ctx_train or self.n_ctx)
+        if not 0 < model.n_ctx_train < self.n_ctx:
+            return None
+        what = "texts" if model is self.target.model else "drafts"
+        return (
+            f"the context of {self.n_ctx:,} tokens exceeds the {model.n_ctx_train:,} that "
+            f"{model.path} was trained for: {what} beyond them get worse; use at most "
+            f"{model.n_ctx_train} (n_ctx, -c), or another model"
+        )
 
     @property
     def plain_seconds(self) -> float | None:
