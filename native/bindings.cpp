@@ -275,24 +275,17 @@ template <typename Add> int32_t run_batch(ggufspec::Context & self, const Add & 
     return result;
 }
 
-int32_t decode(ggufspec::Context & self, const Tokens & tokens, size_t n_rows, size_t sequence) {
-    require_sequence(self, sequence);
-    require(!tokens.empty() && tokens.size() <= self.n_batch(), "decode: needs 1 to n_batch tokens");
-    require(n_rows <= tokens.size(), "decode: more rows than tokens");
-    return run_batch(self, [&] { self.add(sequence, tokens.data(), tokens.size(), n_rows); });
-}
-
-int32_t decode_together(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t>> & parts) {
+int32_t decode(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t>> & parts) {
     size_t n_tokens = 0;
     std::vector<bool> is_there(self.n_sequences());
     for (const auto & [sequence, tokens, n_rows] : parts) {
         require_sequence(self, sequence);
-        require(!is_there[sequence], "decode_together: a sequence comes twice");
+        require(!is_there[sequence], "decode: a sequence comes twice");
         is_there[sequence] = true;
-        require(!tokens.empty() && n_rows <= tokens.size(), "decode_together: no tokens, or more rows than tokens");
+        require(!tokens.empty() && n_rows <= tokens.size(), "decode: no tokens, or more rows than tokens");
         n_tokens += tokens.size();
     }
-    require(n_tokens >= 1 && n_tokens <= self.n_batch(), "decode_together: needs 1 to n_batch tokens");
+    require(n_tokens >= 1 && n_tokens <= self.n_batch(), "decode: needs 1 to n_batch tokens");
     return run_batch(self, [&] {
         for (const auto & [sequence, tokens, n_rows] : parts) self.add(sequence, tokens.data(), tokens.size(), n_rows);
     });
@@ -503,11 +496,10 @@ NB_MODULE(_native, m) {
              "The length of the longest common prefix of the held tokens and tokens.")
         .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a, "sequence"_a = 0,
              "Truncate to the common prefix with the first n_most of tokens; how many remain, or -1 if a tail cannot be dropped.")
-        .def("decode", &decode, "tokens"_a, "n_rows"_a, "sequence"_a = 0,
-             "Evaluate tokens after those held, keep logits of the last n_rows; returns llama_decode's code.\n\n"
+        .def("decode", &decode, "parts"_a,
+             "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows), the tokens after those held, and keep\n"
+             "logits of the last n_rows; returns llama_decode's code.\n\n"
              "On a CPU, raises in the middle of a long batch what a signal handler raises; none of the tokens is then held.")
-        .def("decode_together", &decode_together, "parts"_a,
-             "The same for several sequences in one batch: parts are (sequence, tokens, n_rows).")
         .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "n_tokens"_a,
              "Make a sequence hold the first n_tokens of another, and nothing else.")
         .def("forget", &forget, "n_tokens"_a, "sequence"_a = 0,

@@ -32,8 +32,7 @@ class EngineLock:
         It is Python's own lock: in an `__enter__` written in Python, Ctrl-C could come after the
         lock is taken and before the `with` statement would release it.
         """
-        if self._called_back is not None:
-            self.check()
+        self.check()
         if self._pid != os.getpid():
             if self._lock.locked():  # forever: the thread that would release it is not here
                 raise ClosedError(
