@@ -39,7 +39,7 @@ MAIN = PREAMBLE + "from ggufspec.cli.main import main; main()"
 def chatterbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes the alphabet, over and over."""
     path = tmp_path_factory.mktemp("models") / "chatterbox.gguf"
-    return tiny.write_scripted(path, tiny.SPM.spell(LETTERS))
+    return tiny.write_scripted(path, tiny.SPM.spell(LETTERS), n_ctx_train=200_000)
 
 
 @pytest.fixture(scope="module")
