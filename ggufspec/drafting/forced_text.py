@@ -11,6 +11,8 @@ from ggufspec.decoding.sampling import as_rows
 from ggufspec.decoding.types import Constraint, Draft, Probs, Verdict
 from ggufspec.drafting import constants
 
+CHOICE_FOLLOWS = "forced text: what follows is a choice"
+
 
 class ForcedText:
     """The forced tokens of one text, of which the drafters propose those that are worth a pass."""

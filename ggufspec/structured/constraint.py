@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ggufspec.errors import DecodeError, OptionError
-from ggufspec.structured.grammar import LIMITS, limited
+from ggufspec.structured.grammar import LIMITS, limited, summary
 
 # By default, a mask allows one of the tokenizations of a forced text.
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
@@ -40,9 +41,22 @@ class TokenTable:
         self.tokenize = tokenize
         self.n_words = (len(pieces) + 31) // 32
         ends = sorted(stop_tokens)
-        self.llguidance = LLTokenizer(
+        self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Pieces(pieces, special, ends[0])), None, ends
         )
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """A matcher at the beginning of a text. Raises OptionError if it cannot be compiled.
+
+        Not a copy of one that was compiled before: copies share its limits, until all texts fail.
+        """
+        source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
+        made = limited(
+            lambda: LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS), "grammar"
+        )
+        if made.is_error():
+            raise OptionError(f"the grammar cannot be used: {summary(made.get_error())}")
+        return made
 
 
 class _Pieces:
@@ -72,13 +86,11 @@ class GrammarConstraint:
         Raises OptionError for a grammar that cannot be compiled, or matches no text.
         """
         self._table, self._n_start = table, n_start
-        self._source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
-        self._matcher = self._made()
+        self._new_matcher = partial(table.matcher, grammar)
+        self._matcher = self._new_matcher()
         self._text = array("i")  # what the matcher has read
         self._masks: dict[int, NDArray[np.uint32]] = {}  # after so many tokens of it
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
-        if self._matcher.is_error():
-            raise OptionError(f"the grammar cannot be used: {self._matcher.get_error().strip()}")
         mask = self._mask()
         if self._matcher.is_error() or not mask.any():
             raise OptionError(f"no text can match the grammar: {self._failure()}")
@@ -155,13 +167,9 @@ class GrammarConstraint:
         """Move to the end of `tokens`. False if they are not allowed."""
         return self._read(array("i", tokens[self._n_start :]))
 
-    def _made(self) -> LLMatcher:
-        table, source = self._table.llguidance, self._source
-        return limited(lambda: LLMatcher(table, source, log_level=0, limits=LIMITS), "grammar")
-
     def _read(self, text: array[int]) -> bool:
         if self._matcher.is_error():  # for good, but other texts may go on
-            self._matcher = self._made()
+            self._matcher = self._new_matcher()
             del self._text[:]
             self._masks = {}
         n_common = self._n_common(text)
@@ -186,7 +194,7 @@ class GrammarConstraint:
         return mask
 
     def _failure(self) -> DecodeError:
-        complaint = self._matcher.get_error().partition("\n")[0]
+        complaint = summary(self._matcher.get_error())
         return DecodeError(
             f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
             "requires what no token of this vocabulary has; simplify it"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
 from ggufspec.errors import OptionError
+from ggufspec.structured.gbnf import lark_of_gbnf
 
 Made = TypeVar("Made")
 
@@ -19,7 +21,11 @@ MAX_BYTES = 128 * 1024  # of a source: 1 MB of schema takes seconds to compile
 LIMITS = LLParserLimits(max_grammar_size=30_000, verbose_errors=False)
 MAX_SECONDS = 1.2  # terminals that each name the next take a minute
 _STACK_BYTES = 64 * 1024 * 1024  # 4,000 references in a row overflow 8 MB
+_MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
+_MAX_COMPLAINT = 200
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
+
+_LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
 
 # JSON in one form, so the text between two values is forced.
 _JSON_FORM = {
@@ -28,9 +34,27 @@ _JSON_FORM = {
     "key_separator": ": ",
     "coerce_one_of": True,
 }
+# Without \\u: else "\\u0061" is an additional property beside "a", and JSON has "a" twice.
+_ESCAPES = 'nrbtf\\"'
+# llguidance drops characters of a schema that these escapes cannot write.
+_NEEDS_U = re.compile(r"\\u00[01]|\\u007f|\\x|\\c|\x7f")
+_DRAFTS = re.compile(r"http://json-schema\.org/draft-0[467]/.*|https://json-schema\.org/draft/20.*")
+# llguidance's formats allow 29 February in each year, the year 0, and leap seconds at any time.
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = f"^(?:[0-9]{{4}}-(?:0[13-9]|1|02-(?:[01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+_EXACT_FORMATS = {
+    "date": (_DATE, "^0{0,3}[1-9]"),
+    "date-time": (_DATE, "^0{0,3}[1-9]", "^.{17}[0-5]"),
+    "time": ("^.{6}[0-5]",),
+}
+
 _NAMED_PARTS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 _LISTED_PARTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 _PARTS = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then")
+_OF_OBJECTS = {
+    *("additionalProperties", "maxProperties", "minProperties"),
+    *("patternProperties", "properties", "required"),
+}
 
 
 def of_json_schema(schema: object) -> str:
@@ -41,65 +65,52 @@ def of_json_schema(schema: object) -> str:
     """
     if isinstance(schema, type) and callable(getattr(schema, "model_json_schema", None)):
         schema = schema.model_json_schema()  # type: ignore[attr-defined]
-    try:
-        parsed = (
-            json.loads(schema, parse_constant=_no_number) if isinstance(schema, str) else schema
-        )
-        text = json.dumps(dict(parsed) if isinstance(parsed, Mapping) else parsed, allow_nan=False)
-        _check_size(text, "JSON schema")
-        made = json.loads(text)  # a copy
-        made = _prepared({} if made is True else made)
-    except RecursionError as error:
-        raise OptionError("the JSON schema is nested too deeply; make it flatter") from error
-    except (TypeError, ValueError) as error:
-        if isinstance(error, OptionError):
-            raise
-        raise OptionError(
-            f'the JSON schema is not JSON: {error}; give a JSON object such as {{"type": "object"}}'
-        ) from error
-    complaint = limited(lambda: _complaint(made), "JSON schema")
-    if complaint:
-        at = limited(lambda: _place(made, complaint), "JSON schema")
-        unknown = re.fullmatch(r"Unimplemented keys: \[(.*)\]", complaint)
-        if unknown:
-            complaint = f"{unknown[1]} cannot be guaranteed; leave it out"
-        raise OptionError(f"the JSON schema at {at}: {complaint}")
-    return f"start: %json {json.dumps(made)}"
+    if isinstance(schema, str):
+        _check_size(schema, "JSON schema")
+    return limited(lambda: _of_json_schema(schema), "JSON schema")
 
 
 def of_grammar(text: str) -> str:
     """The grammar of a text in llguidance's Lark syntax (rule `start`) or in GBNF (rule `root`).
 
-    Raises OptionError for GBNF that cannot be converted; Lark is compiled by GrammarConstraint.
+    Raises OptionError for one that is not valid. Whether the vocabulary has the tokens that it
+    names is left to GrammarConstraint.
     """
     _check_size(text, "grammar")
-    if is_lark_syntax(text):
-        return text
-    try:
-        return gbnf_to_lark(_with_characters(text))
-    except RecursionError as error:
-        raise OptionError("the grammar is nested too deeply; make it flatter") from error
-    except Exception as error:  # the converter raises bare Exceptions, too
-        raise OptionError(
-            f'the grammar is not valid GBNF: {error}. Write rules such as root ::= "yes" | "no" '
-            '(GBNF), or start: "yes" | "no" (Lark)'
-        ) from error
+    made = text if _LARK.search(text) else limited(lambda: lark_of_gbnf(text), "grammar")
+    complaint = limited(lambda: _complaint_of_grammar(made), "grammar")
+    if complaint:
+        raise OptionError(f"the grammar cannot be used: {summary(complaint)}")
+    return made
 
 
 def of_regex(regex: str) -> str:
-    """The grammar of the texts that a regular expression, in Rust's syntax, matches entirely."""
+    """The grammar of the texts that a regular expression, in Rust's syntax, matches entirely.
+
+    Raises OptionError for one that is not valid.
+    """
     _check_size(regex, "regular expression")
     try:
-        return f"start: /{regex_to_lark(regex)}/"
+        made = f"start: /{regex_to_lark(regex)}/"
     except UnicodeEncodeError as error:
         raise OptionError(f"the regular expression is not valid Unicode: {error.reason}") from error
+    complaint = limited(lambda: _complaint_of_grammar(made), "regular expression")
+    if complaint:
+        reason = complaint.partition("\n   1 |")[0].splitlines()[-1]
+        reason = reason.rpartition("(in regex): ")[2].removeprefix("error: ")
+        raise OptionError(
+            f"the regular expression cannot be used: {reason}. Its syntax is Rust's, without "
+            "look-around and back-references"
+        )
+    return made
 
 
 def of_choices(choices: Sequence[str]) -> str:
     """The grammar of one of several texts."""
-    text = " | ".join(json.dumps(choice) for choice in choices)
+    text = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    text = text.replace("\x7f", "\\u007f")
     _check_size(text, "list of choices")
-    return f"start: {text}"
+    return f"start: CHOICE\nCHOICE: {text}"  # a terminal has no limit of 2,000 alternatives
 
 
 def limited(work: Callable[[], Made], what: str) -> Made:
@@ -108,12 +119,12 @@ def limited(work: Callable[[], Made], what: str) -> Made:
     Raises what it raises, and OptionError after MAX_SECONDS; the thread then ends by itself later.
     """
     results: list[Made] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(work())
-        except Exception as error:
+        except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -131,32 +142,123 @@ def limited(work: Callable[[], Made], what: str) -> Made:
     return results[0]
 
 
-def _prepared(schema: Any) -> Any:
-    """The schema without `uniqueItems: false`, with closed objects and the form of the JSON."""
+def summary(complaint: str) -> str:
+    """A complaint of llguidance in one short line, without its dumps and backtraces."""
+    first, *rest = complaint.strip().split("\n") if complaint else [""]
+    first = first.partition("<")[0] if "backtrace" in first else first
+    if len(first) > _MAX_COMPLAINT:
+        first = f"{first[:_MAX_COMPLAINT]} ..."
+    # A regular expression's error is in a line of its own.
+    return " ".join([first, *[line for line in rest if line.startswith("error: ")][:1]])
+
+
+def _of_json_schema(schema: object) -> str:
+    try:
+        parsed = (
+            json.loads(schema, parse_constant=_no_number) if isinstance(schema, str) else schema
+        )
+        text = json.dumps(dict(parsed) if isinstance(parsed, Mapping) else parsed, allow_nan=False)
+        _check_size(text, "JSON schema")
+        made = json.loads(text, parse_float=_number)  # a copy
+        made = _prepared({} if made is True else made, text)
+    except RecursionError as error:
+        raise OptionError("the JSON schema is nested too deeply; make it flatter") from error
+    except (TypeError, ValueError) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(
+            f'the JSON schema is not JSON: {error}; give a JSON object such as {{"type": "object"}}'
+        ) from error
+    complaint = _complaint(made)
+    if "recursion limit" in complaint:
+        raise OptionError("the JSON schema is nested too deeply; make it flatter")
+    if complaint:
+        at = _place(made, complaint)
+        unknown = re.fullmatch(r"Unimplemented keys: \[(.*)\]", complaint)
+        if unknown:
+            complaint = f"{unknown[1]} cannot be guaranteed; leave it out"
+        raise OptionError(f"the JSON schema at {at}: {summary(complaint)}")
+    return f"start: %json {json.dumps(made)}"
+
+
+def _prepared(schema: Any, text: str) -> Any:
+    """The schema with closed objects, without what has no effect, and with the form of the JSON."""
     if not isinstance(schema, dict):
         raise OptionError(f"the JSON schema is {json.dumps(schema)[:40]}; give a JSON object")
-    parts = list(_all_parts(schema))
-    combines = any(map(_combines, parts))
-    for part in parts:
+    parts = dict(_all_parts(schema))
+    combined = _combined(schema, list(parts.values()))
+    for at, part in parts.items():
         if part.get("uniqueItems") is False:  # allows everything, but llguidance refuses it
             del part["uniqueItems"]
-        is_open = {"additionalProperties", "patternProperties"} & part.keys()
-        if "properties" in part and not is_open and not combines:
+        if not _DRAFTS.fullmatch(str(part.get("$schema", ""))):
+            part.pop("$schema", None)  # llguidance would have to download it
+        properties, required = part.get("properties"), part.get("required", ())
+        is_open = not {"additionalProperties", "patternProperties"}.isdisjoint(part)
+        if isinstance(properties, dict) and not is_open and id(part) not in combined:
             part["additionalProperties"] = False
+            for name in required if isinstance(required, list) else ():
+                properties.setdefault(name, {})
+        # Additional properties may come twice, and JSON then counts them once.
+        n_least, is_closed = part.get("minProperties", 0), part.get("additionalProperties") is False
+        if isinstance(n_least, int) and n_least > len(required) + 1 and not is_closed:
+            raise OptionError(
+                f"the JSON schema at {at}: minProperties above the number of required properties "
+                "+ 1 cannot be guaranteed; name them in required"
+            )
+        exact = _EXACT_FORMATS.get(str(part.get("format")), ())
+        if exact and isinstance(part.get("allOf", []), list):
+            part["allOf"] = [*part.get("allOf", []), *({"pattern": regex} for regex in exact)]
     form = schema.get("x-guidance", {})
     if not isinstance(form, dict):
         raise OptionError(f"the JSON schema at #/x-guidance: {form!r} is not a JSON object")
-    return {**schema, "x-guidance": {**_JSON_FORM, **form}}
+    escapes = {} if _NEEDS_U.search(text) else {"json_allowed_escapes": _ESCAPES}
+    return {**schema, "x-guidance": {**_JSON_FORM, **escapes, **form}}
 
 
-def _combines(schema: dict[str, Any]) -> bool:
-    """Whether several parts describe one object: none of them lists all of its properties."""
-    if "$ref" in schema and "properties" in schema:
-        return True
-    several = schema.get("allOf")
-    if isinstance(several, list) and (len(several) > 1 or "properties" in schema):
-        return True
-    return "properties" in schema and bool({"anyOf", "oneOf"} & schema.keys())
+def _combined(root: dict[str, Any], parts: list[dict[str, Any]]) -> set[int]:
+    """The ids of parts that describe one object together with others, and of the parts in them.
+
+    None of them alone lists all properties.
+    """
+    found: set[int] = set()
+    waiting = []
+    for part in parts:
+        several = part.get("allOf")
+        n = len(several) if isinstance(several, list) else 0
+        n += sum(name in part for name in ("$ref", "anyOf", "oneOf"))
+        n += any(name in part for name in ("const", "enum"))
+        n += any(name in part for name in _OF_OBJECTS)
+        if n > 1:
+            waiting.append(part)
+    while waiting:
+        part = waiting.pop()
+        if id(part) in found:
+            continue
+        found.add(id(part))
+        waiting += [
+            inner
+            for name, inner in _parts(part)
+            if isinstance(inner, dict) and not name.startswith(("$defs/", "definitions/"))
+        ]
+        if "$ref" in part:
+            target = _target(root, part["$ref"])
+            waiting += parts if target is None else [target]
+    return found
+
+
+def _target(root: Any, ref: object) -> dict[str, Any] | None:
+    """What a JSON pointer refers to; None for other references."""
+    at, hash_sign, pointer = str(ref).partition("#")
+    if at or not hash_sign or (pointer and not pointer.startswith("/")):
+        return None
+    found = root
+    for name in unquote(pointer).split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
 
 
 def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -171,11 +273,11 @@ def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from ((name, schema[name]) for name in _PARTS if name in schema)
 
 
-def _all_parts(schema: Any) -> Iterator[dict[str, Any]]:
+def _all_parts(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
     if isinstance(schema, dict):
-        yield schema
-        for _, part in _parts(schema):
-            yield from _all_parts(part)
+        yield at, schema
+        for name, part in _parts(schema):
+            yield from _all_parts(part, f"{at}/{name}")
 
 
 def _place(root: dict[str, Any], complaint: str) -> str:
@@ -184,9 +286,12 @@ def _place(root: dict[str, Any], complaint: str) -> str:
     context: dict[str, Any] = {
         name: root[name] for name in ("$defs", "definitions", "x-guidance") if name in root
     }
+    ends = time.monotonic() + _MAX_SEARCH_SECONDS
     while found:
         found = False
         for name, part in _parts(schema):
+            if time.monotonic() > ends:
+                return at
             if isinstance(part, dict) and _complaint({**context, **part}) == complaint:
                 at, schema, found = f"{at}/{name}", part, True
                 break
@@ -195,24 +300,17 @@ def _place(root: dict[str, Any], complaint: str) -> str:
 
 def _complaint(schema: dict[str, Any]) -> str:
     """Why llguidance cannot use a schema; empty if it can."""
-    made = LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    return LLMatcher.validate_grammar(made, None, limits=LIMITS)
+    return _complaint_of_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
 
 
-def _with_characters(gbnf: str) -> str:
-    """The grammar with characters for the escapes of those beyond ASCII.
+def _complaint_of_grammar(grammar: str) -> str:
+    return LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
 
-    The converter writes \\u00e9 as \\ue9, which Lark does not know.
-    """
 
-    def character(match: re.Match[str]) -> str:
-        digits = match[1] or match[2] or match[3] or "0"
-        code = int(digits, 16)
-        is_character = 0xA0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
-        return chr(code) if is_character else match[0]
-
-    hexadecimal = r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})"
-    return re.sub(rf"\\(?:{hexadecimal}|.)", character, gbnf, flags=re.DOTALL)
+def _number(text: str) -> int | float:
+    """A number of a schema; llguidance takes no 2.0 for a length."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def _no_number(name: str) -> None:
@@ -220,7 +318,12 @@ def _no_number(name: str) -> None:
 
 
 def _check_size(text: str, what: str) -> None:
-    n_bytes = len(text.encode("utf-8", "surrogatepass"))
+    try:
+        n_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"the {what} is not valid Unicode at character {error.start}: {error.reason}"
+        ) from error
     if n_bytes > MAX_BYTES:
         raise OptionError(
             f"the {what} has {n_bytes:,} bytes; it may have {MAX_BYTES:,}. Make it smaller"

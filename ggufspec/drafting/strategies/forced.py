@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ggufspec.decoding.types import Draft, Probs, Verdict
+from ggufspec.drafting.forced_text import CHOICE_FOLLOWS
 from ggufspec.drafting.strategies import Materials
 
 
@@ -20,7 +21,7 @@ class ForcedDrafter:
         forced = self._forced.after(tokens)[:n_max]
         prefix = self._policy.prefix_length((), self._forced.probabilities(forced))
         self._forced.drafted(0, prefix.n_draft)
-        return Draft(forced[: prefix.n_draft], None, prefix.expected, "the rest is not forced")
+        return Draft(forced[: prefix.n_draft], None, prefix.expected, CHOICE_FOLLOWS)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         self._forced.observe(draft, target_probs, verdict)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ggufspec.decoding.types import Draft, Probs, Verdict
 from ggufspec.drafting.draft_length import PrefixLength
+from ggufspec.drafting.forced_text import CHOICE_FOLLOWS
 from ggufspec.drafting.ngram_index import NgramIndex, Prediction
 from ggufspec.drafting.strategies import Materials
 
@@ -49,7 +50,8 @@ class NgramDrafter:
                 drafted = drafted[: i + 1]
                 break
         self._forced_text.drafted(0, min(len(drafted), len(self._forced)))
-        why = "n-gram: further tokens are not likely enough"
+        is_forced = len(drafted) <= len(self._forced)
+        why = CHOICE_FOLLOWS if is_forced else "n-gram: further tokens are not likely enough"
         return Draft(drafted, None, prefix.expected, why)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
