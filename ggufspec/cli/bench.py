@@ -120,7 +120,8 @@ _format_option = option(
 @option(
     "--against",
     "Measure other programs in alternation: llama-speculative-simple, llama-server with and "
-    "without the draft, llama-cpp-python with and without prompt lookup.",
+    "without the draft, llama-cpp-python with and without prompt lookup. The latter has no flash "
+    "attention: its greedy texts equal ours only with -fa off.",
     type=click.Choice(["llama.cpp"]),
 )
 @option(
