@@ -57,7 +57,8 @@ _format_option = option(
 )
 @option(
     "--drafter drafters",
-    "Drafting strategies: auto, model, ngram.  [default: auto with --draft-n auto, else model]",
+    "Drafting strategies: auto, model, ngram, forced.  [default: auto with --draft-n auto, else "
+    "model]",
     metavar="LIST",
     callback=listed(name, "drafters"),
 )

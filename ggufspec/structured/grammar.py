@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import re
 import threading
@@ -12,6 +13,7 @@ from urllib.parse import unquote
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
+from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 from ggufspec.structured.gbnf import lark_of_gbnf
 
@@ -23,6 +25,7 @@ MAX_SECONDS = 1.2  # terminals that each name the next take a minute
 _STACK_BYTES = 64 * 1024 * 1024  # 4,000 references in a row overflow 8 MB
 _MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
 _MAX_COMPLAINT = 200
+_PATIENCE_AT_EXIT = 1.0  # seconds
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
 
 _LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
@@ -127,14 +130,18 @@ def limited(work: Callable[[], Made], what: str) -> Made:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run, name=defaults.COMPILATION, daemon=True)
     with _stack_size:
         before = threading.stack_size(_STACK_BYTES)
         try:
             thread.start()
         finally:
             threading.stack_size(before)
-    thread.join(MAX_SECONDS)
+    try:
+        thread.join(MAX_SECONDS)
+    finally:
+        if thread.is_alive():  # native code crashes if it returns while Python ends
+            atexit.register(thread.join, _PATIENCE_AT_EXIT)
     if errors:
         raise errors[0]
     if not results:
