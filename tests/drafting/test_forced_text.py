@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pytest
@@ -122,6 +122,21 @@ def test_the_draft_model_is_evaluated_where_there_is_a_choice_alone() -> None:
     assert [round_.n_accepted for round_ in rounds] == [6]
     assert draft.n_scores == 2
     assert notes["n_forced"] == 4
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_the_policy_learns_of_drawn_tokens_alone(right: bool) -> None:
+    """Not of the four forced ones; up to the first drawn token that is rejected."""
+    verdicts: list[tuple[int, list[float]]] = []
+
+    class Recording(FixedLength):
+        def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
+            verdicts.append((n_accepted, list(acceptances)))
+
+    draft = preferring(AB, C, A, B) if right else preferring(AB, D, A, B)
+    target = preferring(AB, C, A, B)
+    rounds_of("ab(c|d)abab(c|d)ab", "model", target, draft=draft, policy=Recording())
+    assert verdicts[0] == ((2, [1.0, 1.0]) if right else (0, [0.0, 0.0]))
 
 
 @pytest.mark.parametrize("n_draft", [1, 2, 3, 4])

@@ -290,7 +290,7 @@ class RememberingConstraint:
 
 
 def under_grammar(pair: Pair) -> Sampling:
-    constraint = GrammarConstraint(pair.vocab.token_table, of_regex(REGEX), len(PROMPT))
+    constraint = GrammarConstraint(pair.vocab.token_table(), of_regex(REGEX), len(PROMPT))
     return replace(SAMPLING, temperature=1.5, top_k=4, constraint=RememberingConstraint(constraint))
 
 
