@@ -80,7 +80,10 @@ class GrammarConstraint:
         self._masks: dict[int, NDArray[np.uint32]] = {}  # after so many tokens of it
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
         if self._matcher.is_error():
-            raise OptionError(f"the grammar cannot be used: {summary(self._matcher.get_error())}")
+            complaint = summary(self._matcher.get_error())
+            if "limit" in complaint:  # with the names of llguidance's options
+                complaint = "it is too complex; simplify it"
+            raise OptionError(f"the grammar cannot be used: {complaint}")
         try:
             mask = self._mask()
         except DecodeError as error:

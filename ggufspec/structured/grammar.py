@@ -18,14 +18,18 @@ from ggufspec.structured.gbnf import lark_of_gbnf
 Made = TypeVar("Made")
 
 MAX_BYTES = 128 * 1024  # of a source: 1 MB of schema takes seconds to compile
-LIMITS = LLParserLimits(max_grammar_size=30_000, verbose_errors=False)
-MAX_SECONDS = 1.2  # terminals that each name the next take a minute
+LIMITS = LLParserLimits(
+    max_grammar_size=30_000,
+    max_items_in_row=20_000,  # 4 an optional property; its default, 2,000, is enough for 500
+    verbose_errors=False,
+)
+MAX_SECONDS = 0.7  # twice for a schema; terminals that each name the next take a minute
 _STACK_BYTES = 64 * 1024 * 1024  # 4,000 references in a row overflow 8 MB
 _MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
 _MAX_COMPLAINT = 200
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
 
-_LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
+_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
 # JSON in one form, so the text between two values is forced.
 _JSON_FORM = {
