@@ -310,7 +310,8 @@ draft_temperature_option = option(
 drafter_option = option(
     "--drafter",
     "Drafting strategy: model, ngram (lookup in the text so far, without a model), auto "
-    "(picks the faster one each round) or none.  [default: auto; model if --draft-n is a number]",
+    "(picks the faster one each round), forced (only text that a constraint leaves no choice "
+    "about; the others draft it, too) or none.  [default: auto; model if --draft-n is a number]",
 )
 
 verify_option = option(

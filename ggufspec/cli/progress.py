@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine
 
 _PATIENCE_SECONDS = 1.0
+_WORK = {"costs": "Measuring the pair", "vocabulary": "Reading the vocabulary"}
 
 
 class LateBars:
@@ -51,8 +52,8 @@ class LateBars:
         self.update(name, done, total, unit="bytes")
 
     def prompt(self, whose: str, done: int, total: int) -> None:
-        """The same for tokens, as `Engine.stream` reports them."""
-        what = "Measuring the pair" if whose == "costs" else f"Processing the prompt ({whose})"
+        """The same for what comes before a text, as `Engine.stream` reports it."""
+        what = _WORK.get(whose, f"Processing the prompt ({whose})")
         self.update(what, done, total)
 
     def close(self) -> None:

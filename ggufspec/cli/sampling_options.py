@@ -61,6 +61,12 @@ def _read_line(context: click.Context, option: click.Parameter, path: Path | Non
     return None if text is None else text.rstrip("\r\n")
 
 
+def _choices(
+    context: click.Context, option: click.Parameter, given: tuple[str, ...]
+) -> tuple[str, ...] | None:
+    return given or None
+
+
 def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value not in (None, "0", "0.0"):
         raise click.UsageError(
@@ -172,16 +178,9 @@ _BESIDE_TEMPERATURE = (
         callback=_names,
         show_default=False,
     ),
-    option("--grammar", "Grammar that the text must match, in GBNF or Lark.", metavar="GRAMMAR"),
-    option(
-        "--grammar-file",
-        "Read the grammar from a file.",
-        type=click.Path(path_type=Path),
-        callback=_read,
-    ),
     option(
         "-j --json-schema",
-        "JSON schema that the text must match (oneOf is treated as anyOf); {}: any JSON.",
+        "JSON schema of the text (oneOf is treated as anyOf); {}: any JSON.",
         metavar="SCHEMA",
     ),
     option(
@@ -190,12 +189,25 @@ _BESIDE_TEMPERATURE = (
         type=click.Path(path_type=Path),
         callback=_read,
     ),
-    option("--regex", "Regular expression that the whole text must match.", metavar="REGEX"),
+    option("--grammar", "Grammar of the text, in Lark or GBNF.", metavar="GRAMMAR"),
+    option(
+        "--grammar-file",
+        "Read the grammar from a file.",
+        type=click.Path(path_type=Path),
+        callback=_read,
+    ),
+    option("--regex", "Regular expression that matches the whole text.", metavar="REGEX"),
     option(
         "--regex-file",
         "Read the regular expression from a file.",
         type=click.Path(path_type=Path),
         callback=_read_line,
+    ),
+    option(
+        "--choice choices",
+        "The whole text is TEXT; several times: one of them.",
+        multiple=True,
+        callback=_choices,
     ),
     *(
         click.option(name, hidden=True, expose_value=False, callback=_refused)
@@ -203,20 +215,29 @@ _BESIDE_TEMPERATURE = (
     ),
 )
 
+_CONSTRAINTS = {
+    "json_schema": "--json-schema",
+    "json_schema_file": "--json-schema-file",
+    "grammar": "--grammar",
+    "grammar_file": "--grammar-file",
+    "regex": "--regex",
+    "regex_file": "--regex-file",
+    "choices": "--choice",
+}  # a text has at most one
+
 SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE)
 
 
 def to_generate(sampling: dict[str, Any]) -> dict[str, Any]:
     """The same for `generate`: a constraint may come from a file. Raises UsageError."""
-    found = dict(sampling)
-    for name in ("grammar", "json_schema", "regex"):
-        in_file = found.pop(f"{name}_file")
-        if in_file is not None and found[name] is not None:
-            option = "--" + name.replace("_", "-")
-            raise click.UsageError(f"give {option} or {option}-file, not both")
-        found[name] = in_file if found[name] is None else found[name]
-    return found
+    given = [name for name in _CONSTRAINTS if sampling[name] is not None]
+    if len(given) > 1:
+        options = " and ".join(_CONSTRAINTS[name] for name in given)
+        raise click.UsageError(f"{options} were given; give one of them")
+    in_files = {name: sampling[name] for name in given if name.endswith("_file")}
+    found = {name: value for name, value in sampling.items() if not name.endswith("_file")}
+    return found | {name.removesuffix("_file"): text for name, text in in_files.items()}
 
 
 def to_json(sampling: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,8 @@ _SECTIONS: Final = {
         *("dry_penalty_last_n", "dry_sequence_breakers", "logit_bias", "samplers"),
     ),
     "Constraints": (
-        *("grammar", "grammar_file", "json_schema", "json_schema_file", "regex", "regex_file"),
+        *("json_schema", "json_schema_file", "grammar", "grammar_file", "regex", "regex_file"),
+        *("choices",),
     ),
     "Devices and memory": (
         *("n_gpu_layers", "n_gpu_layers_draft", "tensor_split", "main_gpu", "rpc", "ram"),

@@ -265,7 +265,7 @@ class AutoLength:
         # The probabilities have less variance than the number of accepted tokens.
         self.rule.observe(known[: n_accepted + 1])
         self.n_observed += min(len(gaps), n_accepted + 1)
-        self._learn_block_bonus(n_accepted, known[: self.rule.n_drawn])
+        self._learn_block_bonus(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
         self._gaps.extend(gaps)
         if n_accepted:
             self._n_max = defaults.N_DRAFT_LIMIT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ggufspec.common.progress import Progress
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import OptionError
@@ -12,10 +13,13 @@ from ggufspec.llama.vocab import Vocab
 from ggufspec.structured.constraint import GrammarConstraint
 
 
-def sampling_of(options: CheckedOptions, vocab: Vocab, n_prompt: int) -> Sampling:
+def sampling_of(
+    options: CheckedOptions, vocab: Vocab, n_prompt: int, progress: Progress | None = None
+) -> Sampling:
     """The sampling of options, completed with tokens of `vocab`. Raises OptionError.
 
-    `n_prompt`: tokens before the text, which a constraint does not apply to.
+    `n_prompt`: tokens before the text, which a constraint does not apply to. The first constraint
+    of a vocabulary reads all its tokens; `progress` is called with (done, of).
     """
     sampling = options.sampling
     for token in sampling.logit_bias:
@@ -37,4 +41,5 @@ def sampling_of(options: CheckedOptions, vocab: Vocab, n_prompt: int) -> Samplin
             "this vocabulary has no token that ends a text, so no text could be complete under a "
             "grammar; use a model that has one"
         )
-    return replace(sampling, constraint=GrammarConstraint(vocab.token_table, grammar, n_prompt))
+    table = vocab.token_table(progress)
+    return replace(sampling, constraint=GrammarConstraint(table, grammar, n_prompt))

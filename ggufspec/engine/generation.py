@@ -225,7 +225,9 @@ class Generation:
         """The drafter and the loop. Raises OptionError."""
         engine, n_prompt = self._engine, len(self._prompt)
         n_draft = _n_draft(engine, options)
-        sampling = sampling_of(options, engine.vocab, n_prompt)
+        progress = self.lock.callback(self._progress)
+        heard = progress and partial(progress, "vocabulary")
+        sampling = sampling_of(options, engine.vocab, n_prompt, heard)
         self._constraint = sampling.constraint
         stop_tokens = frozenset() if options.ignore_eos else engine.vocab.stop_tokens
         verify_uniforms, draft_uniforms = uniform_streams(self.seed)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ggufspec.common import defaults, validate
@@ -32,9 +31,9 @@ class GenerateOptions(SamplingOptions, total=False):
     seed: int | None  # None: a random one
     stop: str | Sequence[str]  # texts that end the generation; they are not part of the text
     ignore_eos: bool  # ban the tokens that end a text
-    drafter: str | None  # "auto", "model", "ngram", "none"; None: auto, model for a fixed n_draft
+    drafter: str | None  # such as "auto", "none"; None: auto, model for a fixed n_draft
     verify: str  # "block", "rejection", "match"
-    progress: NamedProgress | None  # of the prompt: ("target", "draft" or "costs", done, of)
+    progress: NamedProgress | None  # ("target", "draft", "costs" or "vocabulary", done, of)
 
 
 @dataclass(frozen=True)
@@ -56,13 +55,16 @@ class CheckedOptions:
     verify: str = defaults.VERIFY
     progress: NamedProgress | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    # What the text must match, for GrammarConstraint; None: any text.
+    constraint_grammar: str | None = field(init=False)
 
     @staticmethod
     def of(options: GenerateOptions) -> CheckedOptions:
         """Check options; those of SamplingOptions become `sampling`."""
         rest: dict[str, Any] = dict(options)
         names = [name for name in SamplingOptions.__annotations__ if name in rest]
-        unknown = sorted(set(rest) - set(CheckedOptions.__annotations__) - set(names))
+        known = {each.name for each in fields(CheckedOptions) if each.init}
+        unknown = sorted(set(rest) - known - set(names))
         if unknown:
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
         sampling = Sampling(**{name: rest.pop(name) for name in names})
@@ -77,9 +79,7 @@ class CheckedOptions:
         is_greedy = self.draft_temperature == "auto" and self.verify == "match"
         return 0.0 if is_greedy else self.draft_temperature
 
-    @cached_property
-    def constraint_grammar(self) -> str | None:
-        """What the text must match, for GrammarConstraint; None: any text. Raises OptionError."""
+    def _grammar(self) -> str | None:
         if self.json_schema is not None:
             return grammar.of_json_schema(self.json_schema)
         if self.grammar is not None:
@@ -141,3 +141,4 @@ class CheckedOptions:
                 f"ignore_eos bans the tokens that end a text, but with {given[0]} a text has to "
                 "end; leave one of them out"
             )
+        object.__setattr__(self, "constraint_grammar", self._grammar())

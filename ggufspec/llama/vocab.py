@@ -9,11 +9,14 @@ from functools import cached_property
 
 import llama_cpp
 
+from ggufspec.common.progress import Progress
 from ggufspec.errors import ClosedError, PromptError, VocabError
 from ggufspec.structured.constraint import TokenTable
 
 # Models of one family may pad their vocabularies to different sizes.
 MAX_PADDING = 128
+
+_PROGRESS_EVERY = 4096  # tokens
 
 # As in llama.cpp: longer sequence breakers are cut.
 _MAX_BREAKER_BYTES = 40
@@ -30,6 +33,8 @@ class Vocab:
     def __init__(self, model: int) -> None:
         self._pointer: int | None = llama_cpp.llama_model_get_vocab(model)
         self._tokenizing = threading.Lock()
+        self._tabling = threading.Lock()
+        self._table: TokenTable | None = None
         self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
         self.type = _TYPES.get(llama_cpp.llama_vocab_type(self.pointer), "none")
         self.bos: int = llama_cpp.llama_vocab_bos(self.pointer)
@@ -45,8 +50,8 @@ class Vocab:
         return self._pointer
 
     def close(self) -> None:
-        """Called before the model is freed: waits for a text that another thread tokenizes."""
-        with self._tokenizing:
+        """Called before the model is freed: waits for other threads that use the vocabulary."""
+        with self._tokenizing, self._tabling:
             self._pointer = None
 
     @cached_property
@@ -55,27 +60,37 @@ class Vocab:
         is_eog = llama_cpp.llama_vocab_is_eog
         return frozenset(token for token in range(self.n_tokens) if is_eog(self.pointer, token))
 
-    @cached_property
-    def token_table(self) -> TokenTable:
-        """The same for constraints. The first use takes about a second for 200,000 tokens."""
-        pieces = [self.shown(token) for token in range(self.n_tokens)]
-        special = [token for token, piece in enumerate(pieces) if self._is_special(token, piece)]
-        return TokenTable(
-            pieces,
-            special=special,
-            stop_tokens=self.stop_tokens,
-            tokenize=self.tokenize_after,
-        )
+    def token_table(self, progress: Progress | None = None) -> TokenTable:
+        """The same for constraints. The first call takes about a second for 200,000 tokens.
+
+        `progress` is called with (tokens done, tokens) while it does.
+        """
+        with self._tabling:
+            if self._table is None:
+                pieces, special = [], []
+                for token in range(self.n_tokens):
+                    if progress and token % _PROGRESS_EVERY == 0:
+                        progress(token // 2, self.n_tokens)  # the table takes as long as the rest
+                    pieces.append(self.shown(token))
+                    if self._is_special(token, pieces[-1]):
+                        special.append(token)
+                self._table = TokenTable(
+                    pieces,
+                    special=special,
+                    stop_tokens=self.stop_tokens,
+                    tokenize=self.tokenize_after,
+                )
+                if progress:
+                    progress(self.n_tokens, self.n_tokens)
+            return self._table
 
     def _is_special(self, token: int, piece: bytes) -> bool:
-        """Whether a token is not part of the text: a control token, or a name such as <think>."""
+        """Whether a token writes no text (control, unknown), or is a name such as <think>."""
         attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
+        textless = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
         is_name = piece.startswith(b"<") and piece.endswith(b">")
         user_defined = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
-        return bool(
-            attributes & llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
-            or (attributes & user_defined and is_name)
-        )
+        return bool(attributes & textless or (attributes & user_defined and is_name))
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text. `add_special`: with the BOS token, if the model expects one.

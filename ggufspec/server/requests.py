@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
@@ -31,6 +32,8 @@ def parse_request(
 ) -> ParsedRequest:
     """Raises PromptError, OptionError."""
     options = _options_of(body, server)
+    # An error of the constraint is the request's, not that of the thread which runs all texts.
+    sampling_of(options, engine.vocab, 0)
     n, n_top, has_tools = body.n or 1, None, False
     if isinstance(body, ChatRequest):
         tools = [] if body.tool_choice == "none" else body.tools or []
@@ -88,9 +91,7 @@ def _options_of(body: GenerationBody, server: ServerOptions) -> CheckedOptions:
     options["max_tokens"] = min(
         (n for n in (max_tokens, server.max_tokens) if n is not None), default=None
     )
-    checked = CheckedOptions.of(cast("GenerateOptions", options))
-    _ = checked.constraint_grammar  # an error here is the request's, not the worker's
-    return checked
+    return CheckedOptions.of(cast("GenerateOptions", options))
 
 
 def _prompts_of(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -16,6 +17,9 @@ from ggufspec.structured.grammar import LIMITS, limited, summary
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
 
 _N_CONTINUATIONS = 8  # of a forced text that are tokenized with it
+
+# llguidance computes all of a forced text, up to a second of a{1000000}; it is drafted in parts.
+_MAX_FORCED_BYTES = 1024
 
 # Token ids of a text, given the bytes before it.
 Tokenize = Callable[[bytes, bytes], Sequence[int]]
@@ -40,9 +44,22 @@ class TokenTable:
         self.tokenize = tokenize
         self.n_words = (len(pieces) + 31) // 32
         ends = sorted(stop_tokens)
-        self.llguidance = LLTokenizer(
+        self._tokenizer = LLTokenizer(
             TokenizerWrapper(_Pieces(pieces, special, ends[0])), None, ends
         )
+
+    def matcher(self, grammar: str) -> LLMatcher:
+        """A matcher at the beginning of a text. Raises OptionError if it cannot be compiled.
+
+        Not a copy of one that was compiled before: copies share its limits, until all texts fail.
+        """
+        source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
+        made = limited(
+            lambda: LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS), "grammar"
+        )
+        if made.is_error():
+            raise OptionError(f"the grammar cannot be used: {summary(made.get_error())}")
+        return made
 
 
 class _Pieces:
@@ -72,30 +89,21 @@ class GrammarConstraint:
         Raises OptionError for a grammar that cannot be compiled, or matches no text.
         """
         self._table, self._n_start = table, n_start
-        source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
-        self._matcher = limited(
-            lambda: LLMatcher(table.llguidance, source, log_level=0, limits=LIMITS), "grammar"
-        )
+        self._new_matcher = partial(table.matcher, grammar)
+        self._matcher = self._new_matcher()
         self._text = array("i")  # what the matcher has read
         self._masks: dict[int, NDArray[np.uint32]] = {}  # after so many tokens of it
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
-        if self._matcher.is_error():
-            complaint = summary(self._matcher.get_error())
-            if "limit" in complaint:  # with the names of llguidance's options
-                complaint = "it is too complex; simplify it"
-            raise OptionError(f"the grammar cannot be used: {complaint}")
-        try:
-            mask = self._mask()
-        except DecodeError as error:
-            raise OptionError(f"no text can match the grammar: {error}") from error
-        if not mask.any():
-            raise OptionError("no text can match the grammar; change it")
+        mask = self._mask()
+        if self._matcher.is_error() or not mask.any():
+            raise OptionError(f"no text can match the grammar: {self._failure()}")
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.uint32]:
         """Which tokens may follow `tokens`, then each of `draft`: (n_draft + 1, n_words).
 
-        Bit i % 32 of word i // 32 is of token i. No token may follow one that is not allowed.
-        Raises DecodeError where the matcher reaches a limit.
+        Bit i % 32 of word i // 32 is of token i. No token may follow one that is not allowed, or
+        where the matcher fails: it reaches a limit, or needs bytes that no token has. Raises
+        DecodeError if it fails before the draft.
         """
         n = len(tokens) - self._n_start
         text = array("i", tokens[self._n_start :])
@@ -105,10 +113,13 @@ class GrammarConstraint:
         rows = []
         for at in range(n, len(text) + 1):
             if at not in self._masks:
-                if not self._read(text[:at]):
+                mask = self._mask() if self._read(text[:at]) else None
+                if at == n and self._matcher.is_error():
+                    raise self._failure()
+                if mask is None or self._matcher.is_error():
                     rows += [np.zeros(self._table.n_words, np.uint32)] * (len(text) + 1 - at)
                     break
-                self._masks[at] = self._mask()
+                self._masks[at] = mask
             rows.append(self._masks[at])
         return rows[0][None] if len(rows) == 1 else np.stack(rows)
 
@@ -123,24 +134,32 @@ class GrammarConstraint:
         """
         if not self._stand_after(tokens):
             return ()
-        if self._forced is None or self._forced[0] != self._text:
-            data = self._matcher.compute_ff_bytes().partition(b"\xff")[0]  # 0xff: a special token
-            data = data.decode("utf-8", "ignore").encode()  # without part of a character
-            before = self._table.pieces[self._text[-1]] if self._text else b""
-            forced = list(self._table.tokenize(before, data)) if data else []
-            del forced[self._matcher.validate_tokens(forced) :]
-            text = self._text[:]
-            if forced and self._merges_last(forced, before, data):
-                del forced[-1]
-            self._forced = text, forced
-        return self._forced[1]
+        if self._forced is not None:
+            text, forced = self._forced
+            begun = self._text[len(text) :].tolist()
+            is_left = not begun or len(begun) < len(forced)
+            if is_left and self._text[: len(text)] == text and forced[: len(begun)] == begun:
+                return forced[len(begun) :]
+        data = self._matcher.compute_ff_bytes().partition(b"\xff")[0]  # 0xff: a special token
+        data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
+        before = self._table.pieces[self._text[-1]] if self._text else b""
+        forced = list(self._table.tokenize(before, data)) if data else []
+        del forced[self._matcher.validate_tokens(forced) :]
+        text = self._text[:]
+        if forced and self._merges_last(forced, before, data):
+            del forced[-1]
+        self._forced = text, forced
+        return forced
 
     def _merges_last(self, forced: Sequence[int], before: bytes, data: bytes) -> bool:
         """Whether with most continuations, the usual tokens of `data` are no longer these."""
         if not self._read(self._text + array("i", forced)) or self._matcher.is_stopped():
             return False
         at = len(self._text)
-        mask = self._masks[at] = self._masks[at] if at in self._masks else self._mask()
+        mask = self._masks[at] if at in self._masks else self._mask()
+        if self._matcher.is_error():
+            return False
+        self._masks[at] = mask
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
         allowed = np.flatnonzero(bits[: len(self._table.pieces)])
         few = allowed[:: -(-len(allowed) // _N_CONTINUATIONS)]  # evenly spaced
@@ -149,13 +168,18 @@ class GrammarConstraint:
 
     def is_over(self, tokens: Sequence[int]) -> bool:
         """Whether only the end can follow `tokens`."""
-        return self._stand_after(tokens) and self._matcher.is_stopped()
+        is_there = self._stand_after(tokens) and self._matcher.is_stopped()
+        return is_there and not self._matcher.is_error()  # a matcher that failed is stopped, too
 
     def _stand_after(self, tokens: Sequence[int]) -> bool:
         """Move to the end of `tokens`. False if they are not allowed."""
         return self._read(array("i", tokens[self._n_start :]))
 
     def _read(self, text: array[int]) -> bool:
+        if self._matcher.is_error():  # for good, but other texts may go on
+            self._matcher = self._new_matcher()
+            del self._text[:]
+            self._masks = {}
         n_common = self._n_common(text)
         if n_common < len(self._text):
             self._matcher.rollback(len(self._text) - n_common)
@@ -163,7 +187,7 @@ class GrammarConstraint:
             self._masks = {at: mask for at, mask in self._masks.items() if at <= n_common}
         n = self._matcher.try_consume_tokens(text[n_common:].tolist())
         self._text.extend(text[n_common : n_common + n])
-        return len(self._text) == len(text)
+        return len(self._text) == len(text) and not self._matcher.is_error()
 
     def _n_common(self, text: array[int]) -> int:
         n = min(len(text), len(self._text))
@@ -175,10 +199,11 @@ class GrammarConstraint:
     def _mask(self) -> NDArray[np.uint32]:
         mask = np.zeros(self._table.n_words, np.uint32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-        if self._matcher.is_error():
-            complaint = summary(self._matcher.get_error())
-            raise DecodeError(
-                f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
-                "requires what no token of this vocabulary has; simplify it"
-            )
         return mask
+
+    def _failure(self) -> DecodeError:
+        complaint = summary(self._matcher.get_error())
+        return DecodeError(
+            f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
+            "requires what no token of this vocabulary has; simplify it"
+        )

@@ -77,18 +77,36 @@ def of_json_schema(schema: object) -> str:
 def of_grammar(text: str) -> str:
     """The grammar of a text in llguidance's Lark syntax (rule `start`) or in GBNF (rule `root`).
 
-    Raises OptionError for GBNF that cannot be converted; Lark is compiled by GrammarConstraint.
+    Raises OptionError for one that is not valid. Whether the vocabulary has the tokens that it
+    names is left to GrammarConstraint.
     """
     _check_size(text, "grammar")
-    if _LARK.search(text):
-        return text
-    return limited(lambda: lark_of_gbnf(text), "grammar")
+    made = text if _LARK.search(text) else limited(lambda: lark_of_gbnf(text), "grammar")
+    complaint = limited(lambda: _complaint_of_grammar(made), "grammar")
+    if complaint:
+        raise OptionError(f"the grammar cannot be used: {summary(complaint)}")
+    return made
 
 
 def of_regex(regex: str) -> str:
-    """The grammar of the texts that a regular expression, in Rust's syntax, matches entirely."""
+    """The grammar of the texts that a regular expression, in Rust's syntax, matches entirely.
+
+    Raises OptionError for one that is not valid.
+    """
     _check_size(regex, "regular expression")
-    return f"start: /{regex_to_lark(regex)}/"
+    try:
+        made = f"start: /{regex_to_lark(regex)}/"
+    except UnicodeEncodeError as error:
+        raise OptionError(f"the regular expression is not valid Unicode: {error.reason}") from error
+    complaint = limited(lambda: _complaint_of_grammar(made), "regular expression")
+    if complaint:
+        reason = complaint.partition("\n   1 |")[0].splitlines()[-1]
+        reason = summary(reason.rpartition("(in regex): ")[2].removeprefix("error: "))
+        raise OptionError(
+            f"the regular expression cannot be used: {reason}. Its syntax is Rust's, without "
+            "look-around and back-references"
+        )
+    return made
 
 
 def of_choices(choices: Sequence[str]) -> str:
@@ -102,15 +120,15 @@ def of_choices(choices: Sequence[str]) -> str:
 def limited(work: Callable[[], Made], what: str) -> Made:
     """The result of `work`, which compiles a grammar: with a deep stack, and within a time limit.
 
-    Raises OptionError after MAX_SECONDS; the thread of native code then ends by itself later.
+    Raises what it raises, and OptionError after MAX_SECONDS; the thread then ends by itself later.
     """
     results: list[Made] = []
-    errors: list[Exception] = []
+    errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(work())
-        except Exception as error:
+        except BaseException as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
@@ -132,6 +150,8 @@ def summary(complaint: str) -> str:
     """A complaint of llguidance in one short line, without its dumps and backtraces."""
     first, *rest = complaint.strip().split("\n") if complaint else [""]
     first = first.partition("<")[0] if "backtrace" in first else first
+    if "limits." in first or "limit for this grammar" in first:  # names llguidance's options
+        return "it is too complex; simplify it"
     if len(first) > _MAX_COMPLAINT:
         first = f"{first[:_MAX_COMPLAINT]} ..."
     # A regular expression's error is in a line of its own.
@@ -286,8 +306,11 @@ def _place(root: dict[str, Any], complaint: str) -> str:
 
 def _complaint(schema: dict[str, Any]) -> str:
     """Why llguidance cannot use a schema; empty if it can."""
-    made = LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    return LLMatcher.validate_grammar(made, None, limits=LIMITS)
+    return _complaint_of_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
+
+
+def _complaint_of_grammar(grammar: str) -> str:
+    return LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
 
 
 def _number(text: str) -> int | float:

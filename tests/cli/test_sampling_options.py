@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def test_all_of_them_arrive(run: Command) -> None:
         **{"dry_sequence_breakers": [";"], "logit_bias": {"5": 1.5, "7": "-inf"}},
         **{"samplers": ["penalties", "dry", "top_k", "typical_p", "temperature"]},
         **{"draft_temperature": 0.5, "grammar": None, "json_schema": None},
+        **{"regex": None, "choices": None},
     }
     assert {name: settings[name] for name in expected} == expected
 
@@ -73,6 +75,57 @@ def test_a_grammar_from_a_file_is_the_same_as_one_on_the_line(run: Command, tmp_
     assert by_file.out == by_line.out in ("yes\n", "no\n")
 
 
+def test_a_grammar_may_be_lark(run: Command) -> None:
+    assert run(*TARGET, "--grammar", 'start: "yes" | "no"').out in ("yes\n", "no\n")
+
+
+def test_a_regular_expression_matches_the_whole_text(run: Command, tmp_path: Path) -> None:
+    regex = "[0-9]{3}-[a-z]{2}"
+    path = tmp_path / "regex.txt"
+    path.write_text(f"{regex}\n")  # the line break is the editor's
+    by_file, by_line = (
+        run(*TARGET, *given) for given in (("--regex-file", path), ("--regex", regex))
+    )
+    assert by_file.out == by_line.out
+    assert re.fullmatch(regex, by_line.out.removesuffix("\n"))
+
+
+def test_the_text_is_one_of_the_choices(run: Command) -> None:
+    result = run(*TARGET, "--choice", "a b", "--choice", "c/d", "--json")
+    assert result.document["text"] in ("a b", "c/d")
+    assert result.document["settings"]["choices"] == ["a b", "c/d"]
+
+
+@pytest.mark.parametrize("drafter", ["auto", "forced"])
+def test_forced_tokens_are_reported(drafter: str, run: Command) -> None:
+    schema = '{"type": "object", "properties": {"name": {"const": "a"}}, "required": ["name"]}'
+    args = (*TARGET, "--drafter", drafter, "--draft-n", "4", "-j", schema)
+    notes = run(*args, "--json").document["notes"]
+    assert notes["n_forced"] > 0
+    assert 0 <= notes["forced_acceptance"] <= 1
+    assert "n_forced" not in run(*TARGET, "--json").document["notes"]
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (("--regex", "("), "the regular expression cannot be used: unclosed group."),
+        (("--regex", "(?=a)b"), "look-around"),
+        (("--grammar", 'start: "yes" no'), 'unknown name: "no"'),
+        (("--grammar", "yes or no"), "the grammar is not valid GBNF"),
+        (("--json-schema", '{"not": {}}'), 'at #: "not" cannot be guaranteed; leave it out'),
+    ],
+    ids=str,
+)
+def test_an_invalid_constraint_is_refused_before_models_are_loaded(
+    args: tuple[str, ...], complaint: str, run: Command
+) -> None:
+    result = run("-m", "nowhere.gguf", "-p", "The prince", *args)
+    assert result.code == 2
+    assert complaint in " ".join(result.err.split())
+    assert "Traceback" not in result.err
+
+
 @pytest.mark.parametrize(
     ("args", "complaint"),
     [
@@ -90,7 +143,15 @@ def test_a_grammar_from_a_file_is_the_same_as_one_on_the_line(run: Command, tmp_
         (("-md", TARGET[1], "--draft-temp", "warm"), "neither a number nor auto"),
         (("-md", TARGET[1], "--draft-temp", "-1"), "draft_temperature is -1.0"),
         (("--grammar", 'root ::= "a'), "grammar"),
-        (("--grammar", 'root ::= "a"', "--json-schema", "{}"), "give one of them"),
+        (
+            ("--grammar", 'root ::= "a"', "--json-schema", "{}"),
+            "--json-schema and --grammar were given; give one of them",
+        ),
+        (("--regex", "a", "--choice", "b"), "--regex and --choice were given"),
+        (("--grammar", "start: <think>"), "unknown special token"),
+        (("--choice", "yes", "--ignore-eos"), "ignore_eos"),
+        (("--regex-file", "."), "the file . is a folder"),
+        (("--regex-file", "nowhere.txt"), "nowhere.txt cannot be read"),
         (("--json-schema", "{"), "JSON"),
         (("--json-schema", '{"type": "array", "uniqueItems": true}'), "uniqueItems"),
         (("--json-schema", "{}", "--ignore-eos"), "ignore_eos"),

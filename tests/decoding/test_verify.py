@@ -10,7 +10,7 @@ import pytest
 import reference
 
 from ggufspec.decoding import verify
-from ggufspec.decoding.sampling import Sampling, to_probs
+from ggufspec.decoding.sampling import Rows, Sampling, to_probs
 from ggufspec.decoding.types import Draft, Verify
 from ggufspec.errors import OptionError
 
@@ -64,6 +64,37 @@ def test_native_equals_numpy_for_the_same_uniforms(name: str, certain: str) -> N
         assert (verdict.n_accepted, verdict.next_token) == expected
         n_partly += 0 < verdict.n_accepted < n_draft
     assert n_partly > 100
+
+
+@pytest.mark.parametrize("name", ["match", "rejection", "block"])
+def test_rows_of_certain_tokens_between_drawn_ones_are_one_hot(name: str) -> None:
+    """As a drafter appends them; also where the target's row leaves one token, or forbids it."""
+    rng = np.random.default_rng(6)
+    kinds = set()
+    for _ in range(2000):
+        n_vocab, n_draft = int(rng.integers(2, 12)), int(rng.integers(1, 6))
+        tokens, probs = drafted_rows(rng, n_draft, n_vocab, "some")
+        rows = Rows(n_draft, n_vocab)
+        for token, row in zip(tokens, probs, strict=True):
+            if row.max() == 1:
+                rows.append_certain(token)
+            else:
+                rows.append_weights(row[None])
+        target = random_rows(rng, n_draft + 1, n_vocab)
+        for i, token in enumerate(tokens):  # as in text that is forced, but not its tokens
+            if rng.random() < 0.5:
+                target[i] = 0.9 * np.eye(n_vocab, dtype=np.float32)[token] + 0.1 * target[i]
+        uniforms = rng.random(n_draft + 1)
+        verdict = verify.rule(name)(Draft(tokens, rows), target, uniforms)
+        if name == "match":
+            expected = reference.match_verdict(tokens, target.astype(float), uniforms)
+        else:
+            judged = getattr(reference, name)(tokens, probs.astype(float), target.astype(float))
+            expected = judged.verdict(uniforms)
+        assert (verdict.n_accepted, verdict.next_token) == expected
+        if verdict.n_accepted < n_draft:
+            kinds.add((verdict.n_accepted > 0, probs[verdict.n_accepted].max() == 1))
+    assert len(kinds) == 4  # certain and drawn tokens were rejected, first ones and later ones
 
 
 @pytest.mark.parametrize("target_is", ["dense", "list"])

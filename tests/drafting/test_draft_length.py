@@ -450,3 +450,96 @@ def test_a_round_with_a_prefix_forgets_why_the_round_before_skipped_drafting() -
         policy.prefix_length([0.9] * 4)
         policy.observe_round(Round([1] * 5, 4, 4, 0.0, 1.2, 0.0, expected=3.4))
     assert policy.advice() is None
+
+
+# Forced text
+
+
+FORCED = [0.95] * 3
+
+
+def test_forced_tokens_are_taken_as_far_as_they_pay() -> None:
+    rule = _native.LengthRule()
+    rule.start(2)
+    assert rule.take([0.9, 0.1]) == 2  # without costs, all of them
+    assert not rule.take([])
+    rule.update([1.0, 1.2, 1.4, 3.0, 3.1], 1.0, [0.0], 0.0)
+    for probabilities, n in (([0.9] * 3, 2), ([0.9, 0.1, 0.9], 1), ([0.1], 0), ([], 0)):
+        rule.start(4)
+        assert rule.take(probabilities) == n == rule.n_taken == rule.n_drawn
+        assert rule.expected == pytest.approx(sum(np.cumprod(probabilities[:n])))
+        assert not rule.n_evaluated
+
+
+def test_an_expensive_size_is_passed_if_the_forced_text_goes_on_behind_it() -> None:
+    rule = _native.LengthRule()
+    rule.update([3.6, 5.8, 8.3, 5.5, 30.0], 0.1, [0.0], 0.0)
+    rule.start(4)
+    assert rule.take([0.95] * 3) == 3
+    rule.start(4)
+    assert rule.take([0.3]) == 0
+
+
+def test_forced_tokens_are_no_part_of_the_limit_but_of_what_costs_are_known_for() -> None:
+    rule = _native.LengthRule(intercept=20.0)
+    rule.update([1.0 + 0.01 * n for n in range(9)], 0.001, [1.0])
+    for n_forced, n_most, n_drawn in ((0, 2, 2), (3, 2, 5), (6, 4, 8), (20, 4, 8), (8, 4, 8)):
+        rule.start(n_most)
+        assert rule.take([0.99] * n_forced) == min(n_forced, 8)
+        while rule.should_evaluate():
+            assert rule.should_draw(5.0)
+        assert rule.n_drawn == n_drawn
+        assert rule.take([0.99] * 5) == min(5, 8 - n_drawn)  # behind drawn tokens, too
+    assert rule.n_evaluated == 0
+
+
+def test_unlikely_forced_text_makes_further_drafting_not_worth_it() -> None:
+    """What follows it counts only if it is accepted."""
+    drawn = []
+    for probability in (0.99, 0.3):
+        rule = _native.LengthRule(intercept=0.5)
+        rule.update([1.0, 1.01, *(1.3 + 0.25 * n for n in range(6))], 0.05, [1.0])
+        rule.start(6)
+        assert rule.take([probability]) == 1
+        while rule.should_evaluate() and rule.should_draw(1.0):
+            pass
+        drawn.append(rule.n_drawn)
+    assert drawn[0] > drawn[1] == 1
+    assert rule.stop == 2
+
+
+@pytest.mark.parametrize("forced", [[], FORCED, [0.5]], ids=str)
+def test_a_draft_behind_forced_text_beats_the_model_where_it_would_do_so_alone(
+    forced: list[float],
+) -> None:
+    fixed = FixedLength()
+    assert fixed.prefix_length([0.9] * 4, forced).beats_model
+    assert not fixed.prefix_length([], forced).beats_model
+    assert fixed.prefix_length([], forced).n_draft == len(forced)
+    for _ in range(20):
+        fixed.observe_verdict(2, [])  # the draft model brings two tokens a round
+    assert fixed.prefix_length([0.9] * 4, forced).beats_model
+    assert not fixed.prefix_length([0.9] * 2, forced).beats_model
+    curve = [1.0 + 0.02 * n for n in range(N_MOST + 1)]
+    policy = chosen(curve, 0.1, prior=AcceptancePrior(2.0, 0.0), is_measured=True)
+    assert policy.prefix_length([0.95] * 10, forced).beats_model
+    assert not policy.prefix_length([0.6] * 3, forced).beats_model
+    assert policy.prefix_length([0.6] * 3, forced).n_draft > len(forced)
+    expected = policy.prefix_length([0.6], forced).expected
+    assert expected == pytest.approx(sum(np.cumprod([*forced, 0.6])))
+
+
+def test_the_block_bonus_is_learned_from_drawn_tokens_alone() -> None:
+    """Not from forced ones, and not from the distribution that nothing was drawn from."""
+    bonuses = []
+    for n_forced in (0, 3):
+        prior = AcceptancePrior(-3.0, 2.0)
+        policy = chosen([1.0 + 0.2 * n for n in range(9)], 0.01, prior=prior, is_measured=True)
+        policy = AutoLength(policy.costs, prior, is_measured=True, block_bonus=0.07)
+        assert policy.start_round(8, 1) is Action.DRAFT
+        policy.rule.take([0.99] * n_forced)
+        draws = [policy.rule.should_evaluate() and policy.rule.should_draw(gap) for gap in (8, 0)]
+        assert draws == [True, False]
+        policy.observe_verdict(1, [1.0, 0.9])
+        bonuses.append(policy.rule.block_bonus)
+    assert bonuses[0] == bonuses[1]

@@ -104,3 +104,24 @@ def test_no_compiled_code_is_imported_while_a_text_is_written(tmp_path: Path) ->
         [sys.executable, "-c", code, model], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+def test_ctrl_c_while_the_vocabulary_is_read_leaves_an_engine_that_writes(tmp_path: Path) -> None:
+    reported: list[tuple[str, int, int]] = []
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        reported.append((what, done, total))
+        if reported == [("vocabulary", 0, total)]:
+            raise KeyboardInterrupt
+
+    asked: Any = {"choices": ["yes", "no"], "progress": interrupt, "temperature": 0.0}
+    with ggufspec.load(tiny.write_llama(tmp_path / "model.gguf"), n_threads=1) as engine:
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate("hello", **asked)
+        n = engine.vocab.n_tokens
+        assert reported == [("vocabulary", 0, n)]
+        assert engine.generate("hello", **asked).text in ("yes", "no")
+        assert ("vocabulary", n, n) in reported
+        reported.clear()
+        engine.generate("hello again", **asked)
+        assert "vocabulary" not in {what for what, _, _ in reported}, "it is read once"

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import tiny
 
@@ -14,6 +16,8 @@ import ggufspec
 from ggufspec.errors import ClosedError, PromptError, VocabError
 from ggufspec.llama.model import Model
 from ggufspec.llama.vocab import MAX_PADDING, Vocab, check_same, check_tokens
+from ggufspec.structured.constraint import GrammarConstraint
+from ggufspec.structured.grammar import of_regex
 
 Load = Callable[[tiny.Vocab], Vocab]
 
@@ -186,6 +190,26 @@ def test_special_tokens_have_a_text_for_templates(load: Load) -> None:
     assert vocab.special_text(vocab.bos) == "<s>"
     assert vocab.special_text(vocab.eos) == "</s>"
     assert vocab.special_text(-1) == ""
+
+
+@pytest.mark.parametrize("kind", [tiny.SPM, tiny.BPE], ids=["spm", "bpe"])
+def test_under_a_constraint_every_token_that_may_follow_writes_its_text(
+    load: Load, kind: tiny.Vocab
+) -> None:
+    """Not the names of control tokens, of the unknown token, or of what a chat template uses."""
+    made = kind.with_token("<think>", gguf.TokenType.USER_DEFINED).with_token(
+        "zz", gguf.TokenType.USER_DEFINED
+    )
+    vocab = load(made.with_size(len(made) + 40))
+    constraint = GrammarConstraint(vocab.token_table(), of_regex(r"[ -~]+"), 1)
+    bits = np.unpackbits(constraint.masks([5])[0].view(np.uint8), bitorder="little")
+    found = np.flatnonzero(bits).tolist()
+    assert all(made.bytes_of(token).isascii() and made.bytes_of(token) for token in found)
+    texts = {made.bytes_of(token) for token in found}
+    assert {b"<", b"z", b"zz", b" hello"} <= texts
+    assert b"<think>" not in texts
+    ends = constraint.masks([5, found[0]])[0]
+    assert all(ends[token // 32] >> token % 32 & 1 for token in vocab.stop_tokens)
 
 
 def test_the_beginning_is_marked_where_the_model_wants_it(load: Load) -> None:

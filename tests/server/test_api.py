@@ -6,10 +6,13 @@ import json
 import math
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,6 +21,7 @@ from serving import Live, events_of, said, serving
 import ggufspec
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
+from ggufspec.structured import grammar
 
 TURN = [{"role": "user", "content": "hello world"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
@@ -191,7 +195,8 @@ SCHEMA = {
 
 
 def test_a_schema_holds_the_answer(live: Live) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}
+    person = {"name": "person", "schema": SCHEMA, "strict": True}
+    wanted = {"type": "json_schema", "json_schema": person}
     body = live.ok(
         "/v1/chat/completions", messages=TURN, response_format=wanted, seed=1, max_tokens=200
     )
@@ -207,6 +212,40 @@ def test_a_schema_holds_the_answer(live: Live) -> None:
         max_tokens=4,
     )
     assert text_of(body).startswith("{")
+
+
+def test_a_schema_that_cannot_be_used_is_refused_by_its_path(live: Live) -> None:
+    def message(schema: object) -> str:
+        wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
+        response = live.post("/v1/completions", prompt="hello world", response_format=wanted)
+        assert response.status_code == 400
+        return str(response.json()["error"]["message"])
+
+    items = {"type": "array", "uniqueItems": True}
+    assert "at #/properties/names:" in message({"properties": {"names": items}})
+    start = time.monotonic()
+    assert "Make it smaller" in message({"enum": ["a" * 200_000]})
+    assert time.monotonic() - start < 1.5
+
+
+def test_a_slow_schema_leaves_other_requests_alone(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar, "MAX_SECONDS", 0.2)
+    slow = {"type": "object", "properties": {f"x{i}": {} for i in range(4000)}}
+    body = {
+        "prompt": "hello world",
+        "response_format": {"type": "json_schema", "json_schema": {"schema": slow}},
+    }
+    n_answered = 0
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=live.url, timeout=20) as other:
+        refused = pool.submit(other.post, "/v1/completions", json=body)
+        while not refused.done():
+            live.ok("/v1/completions", prompt="hello world", max_tokens=1)
+            n_answered += 1
+    assert refused.result().status_code == 400
+    assert "takes longer than 0.2 s to compile" in refused.result().text
+    assert n_answered > 2
 
 
 def test_text_parts_and_developers_are_messages_too(live: Live) -> None:

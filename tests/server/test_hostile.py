@@ -74,12 +74,13 @@ WRONG: dict[str, dict[str, Any]] = {
         "prompt": "hi",
         "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "oracle"}}},
     },
-    "an endless schema": {
+    "a schema that cannot be guaranteed": {
         "prompt": "hi",
-        "response_format": {
-            "type": "json_schema",
-            "json_schema": {"schema": {"type": "string", "maxLength": 10**9}},
-        },
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}},
+    },
+    "a schema without any text": {
+        "prompt": "hi",
+        "response_format": {"type": "json_schema", "json_schema": {"schema": {"enum": []}}},
     },
     "too many logprobs": {"prompt": "hi", "logprobs": 1000},
     "a suffix": {"prompt": "hi", "suffix": "ho"},
