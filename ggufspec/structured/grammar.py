@@ -27,6 +27,8 @@ MAX_SECONDS = 0.7  # twice for a schema; terminals that each name the next take 
 _STACK_BYTES = 64 * 1024 * 1024  # 4,000 references in a row overflow 8 MB
 _MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
 _MAX_COMPLAINT = 200
+_MAX_GIVEN_UP = 8  # some never end, and each takes a core from the rest
+_given_up: list[threading.Thread] = []
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
 
 _LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
@@ -131,6 +133,12 @@ def limited(work: Callable[[], Made], what: str) -> Made:
         except BaseException as error:
             errors.append(error)
 
+    _given_up[:] = [each for each in _given_up if each.is_alive()]
+    if len(_given_up) >= _MAX_GIVEN_UP:
+        raise OptionError(
+            f"{len(_given_up)} grammars that took too long are still being compiled; try again "
+            "later, or restart the program"
+        )
     thread = threading.Thread(target=run, daemon=True)
     with _stack_size:
         before = threading.stack_size(_STACK_BYTES)
@@ -142,6 +150,7 @@ def limited(work: Callable[[], Made], what: str) -> Made:
     if errors:
         raise errors[0]
     if not results:
+        _given_up.append(thread)
         raise OptionError(f"the {what} takes longer than {MAX_SECONDS} s to compile; simplify it")
     return results[0]
 

@@ -209,3 +209,22 @@ thread.join()
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout in ("true\n", "false\n")
+
+
+def test_what_was_given_up_cannot_take_all_of_a_machine() -> None:
+    program = """
+from ggufspec.errors import OptionError
+from ggufspec.structured import grammar
+schema = {"allOf": [{"type": "string", "pattern": f"a.*b.*c{i}"} for i in range(200)]}
+for i in range(9):
+    try:
+        grammar.of_json_schema(schema)
+    except OptionError as error:
+        complaint = str(error)
+import sys
+sys.stdout.write(complaint)
+"""
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False
+    )
+    assert "8 grammars that took too long are still being compiled" in done.stdout, done.stderr
