@@ -18,6 +18,9 @@ _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
 
 _N_CONTINUATIONS = 8  # of a forced text that are tokenized with it
 
+# llguidance computes all of a forced text, up to a second of a{1000000}; it is drafted in parts.
+_MAX_FORCED_BYTES = 1024
+
 # Token ids of a text, given the bytes before it.
 Tokenize = Callable[[bytes, bytes], Sequence[int]]
 
@@ -131,17 +134,22 @@ class GrammarConstraint:
         """
         if not self._stand_after(tokens):
             return ()
-        if self._forced is None or self._forced[0] != self._text:
-            data = self._matcher.compute_ff_bytes().partition(b"\xff")[0]  # 0xff: a special token
-            data = data.decode("utf-8", "ignore").encode()  # without part of a character
-            before = self._table.pieces[self._text[-1]] if self._text else b""
-            forced = list(self._table.tokenize(before, data)) if data else []
-            del forced[self._matcher.validate_tokens(forced) :]
-            text = self._text[:]
-            if forced and self._merges_last(forced, before, data):
-                del forced[-1]
-            self._forced = text, forced
-        return self._forced[1]
+        if self._forced is not None:
+            text, forced = self._forced
+            begun = self._text[len(text) :].tolist()
+            is_left = not begun or len(begun) < len(forced)
+            if is_left and self._text[: len(text)] == text and forced[: len(begun)] == begun:
+                return forced[len(begun) :]
+        data = self._matcher.compute_ff_bytes().partition(b"\xff")[0]  # 0xff: a special token
+        data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
+        before = self._table.pieces[self._text[-1]] if self._text else b""
+        forced = list(self._table.tokenize(before, data)) if data else []
+        del forced[self._matcher.validate_tokens(forced) :]
+        text = self._text[:]
+        if forced and self._merges_last(forced, before, data):
+            del forced[-1]
+        self._forced = text, forced
+        return forced
 
     def _merges_last(self, forced: Sequence[int], before: bytes, data: bytes) -> bool:
         """Whether with most continuations, the usual tokens of `data` are no longer these."""

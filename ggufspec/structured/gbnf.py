@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
@@ -15,7 +16,8 @@ _TOKEN = re.compile(
     r"""(?P<comment>\#[^\r\n]*) | (?P<text>"(?:\\.|[^"\\])*")
     | (?P<spaces>(?P<space>\[(?:\\[nrt]|[ ])+\])[*+]) | (?P<set>\[(?:\\.|[^\]\\])*\])
     | (?P<times>\{\s*(?P<least>\d*)\s*(?P<comma>,?)\s*(?P<most>\d*)\s*\}) | (?P<name>[\w-]+)
-    | (?P<any>\.) | (?P<model_token>!?<) | (?P<close>\)(?=\s*[*+?{])) | (?P<other>::=|.)""",
+    | (?P<any>\.) | (?P<model_token>!?<) | (?P<close>\)(?=\s*[*+?{])) | (?P<unclosed>["\[].*)
+    | (?P<blank>\s+) | (?P<other>::=|.)""",
     re.DOTALL | re.VERBOSE,
 )
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
@@ -31,7 +33,7 @@ def lark_of_gbnf(gbnf: str) -> str:
     longest match. In a grammar where `root` is none, repeated spaces are none either, because they
     are often followed by a required space or line end.
     """
-    n_rules = len(re.findall(r"[\w-]+\s*::=", gbnf))
+    n_rules = gbnf.count("::=")
     if n_rules > MAX_RULES:
         raise OptionError(f"the grammar has {n_rules:,} rules; it may have {MAX_RULES:,}")
     lark = _converted(gbnf, spaces_are_rules=False)
@@ -57,12 +59,14 @@ def _converted(gbnf: str, *, spaces_are_rules: bool) -> str:
 def _rewritten(gbnf: str, spaces_are_rules: bool) -> Iterator[str]:
     yield f"root ::= {_ROOT}\n"
     names = {"root": _ROOT}
-    defined = set(re.findall(r"([\w-]+)\s*::=", _TOKEN.sub(_name_only, gbnf)))
+    tokens = list(_TOKEN.finditer(gbnf))
+    words = [match[0] for match in tokens if match.lastgroup not in ("blank", "comment")]
+    defined = {word for word, after in pairwise(words) if after == "::="}
     if "root" not in defined:
         raise OptionError("the grammar has no rule root; write root ::= and what the text matches")
     spaces: list[str] = []
     before = ""
-    for match in _TOKEN.finditer(gbnf):
+    for match in tokens:
         kind, text = str(match.lastgroup), match[0]
         if kind == "spaces" and not spaces_are_rules:
             yield f"{_set(match['space'])}{text[-1]}"
@@ -87,19 +91,15 @@ def _rewritten(gbnf: str, spaces_are_rules: bool) -> Iterator[str]:
                 "the grammar names tokens of the model, such as <think>, which is not supported "
                 "in GBNF; write Lark, where <think> and <[12]> name tokens"
             )
-        elif text in ('"', "["):
-            raise OptionError(f"the grammar has a {text} that nothing closes")
+        elif kind == "unclosed":
+            raise OptionError(f"the grammar has a {text[0]} that nothing closes")
         elif kind == "close" and re.search(r"[*+?}]$", before):
             yield ' "")'  # else the converter leaves out the brackets between two repetitions
         elif kind != "comment":
             yield text
-        if not text.isspace() and kind != "comment":
+        if kind not in ("blank", "comment"):
             before = text
     yield from (f'\nspaces{i} ::= {one} spaces{i} | ""\n' for i, one in enumerate(spaces))
-
-
-def _name_only(match: re.Match[str]) -> str:
-    return match[0] if match.lastgroup in ("name", "other") else " "
 
 
 def _characters(text: str) -> Iterator[str]:

@@ -20,15 +20,21 @@ from ggufspec.structured.gbnf import lark_of_gbnf
 Made = TypeVar("Made")
 
 MAX_BYTES = 128 * 1024  # of a source: 1 MB of schema takes seconds to compile
-LIMITS = LLParserLimits(max_grammar_size=30_000, verbose_errors=False)
-MAX_SECONDS = 1.2  # terminals that each name the next take a minute
+LIMITS = LLParserLimits(
+    max_grammar_size=30_000,
+    max_items_in_row=20_000,  # 4 an optional property; its default, 2,000, is enough for 500
+    verbose_errors=False,
+)
+MAX_SECONDS = 0.7  # twice for a schema; terminals that each name the next take a minute
 _STACK_BYTES = 64 * 1024 * 1024  # 4,000 references in a row overflow 8 MB
 _MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
 _MAX_COMPLAINT = 200
 _PATIENCE_AT_EXIT = 1.0  # seconds
+_MAX_GIVEN_UP = 8  # some never end, and each takes a core from the rest
+_given_up: list[threading.Thread] = []
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
 
-_LARK = re.compile(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", re.MULTILINE)
+_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
 # JSON in one form, so the text between two values is forced.
 _JSON_FORM = {
@@ -100,7 +106,7 @@ def of_regex(regex: str) -> str:
     complaint = limited(lambda: _complaint_of_grammar(made), "regular expression")
     if complaint:
         reason = complaint.partition("\n   1 |")[0].splitlines()[-1]
-        reason = reason.rpartition("(in regex): ")[2].removeprefix("error: ")
+        reason = summary(reason.rpartition("(in regex): ")[2].removeprefix("error: "))
         raise OptionError(
             f"the regular expression cannot be used: {reason}. Its syntax is Rust's, without "
             "look-around and back-references"
@@ -130,6 +136,12 @@ def limited(work: Callable[[], Made], what: str) -> Made:
         except BaseException as error:
             errors.append(error)
 
+    _given_up[:] = [each for each in _given_up if each.is_alive()]
+    if len(_given_up) >= _MAX_GIVEN_UP:
+        raise OptionError(
+            f"{len(_given_up)} grammars that took too long are still being compiled; try again "
+            "later, or restart the program"
+        )
     thread = threading.Thread(target=run, name=defaults.COMPILATION, daemon=True)
     with _stack_size:
         before = threading.stack_size(_STACK_BYTES)
@@ -145,6 +157,7 @@ def limited(work: Callable[[], Made], what: str) -> Made:
     if errors:
         raise errors[0]
     if not results:
+        _given_up.append(thread)
         raise OptionError(f"the {what} takes longer than {MAX_SECONDS} s to compile; simplify it")
     return results[0]
 
@@ -153,6 +166,8 @@ def summary(complaint: str) -> str:
     """A complaint of llguidance in one short line, without its dumps and backtraces."""
     first, *rest = complaint.strip().split("\n") if complaint else [""]
     first = first.partition("<")[0] if "backtrace" in first else first
+    if "limits." in first or "limit for this grammar" in first:  # names llguidance's options
+        return "it is too complex; simplify it"
     if len(first) > _MAX_COMPLAINT:
         first = f"{first[:_MAX_COMPLAINT]} ..."
     # A regular expression's error is in a line of its own.
