@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from ggufspec.llama.grammar import Grammar
+from ggufspec.structured.json_schema import gbnf_of_schema
 
 import ggufspec
 from ggufspec.decoding import verify
@@ -18,9 +20,7 @@ from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import DecodeError, OptionError, PromptError
-from ggufspec.llama.grammar import Grammar
 from ggufspec.standin.embedded import embedded_draft, embedded_target
-from ggufspec.structured.json_schema import gbnf_of_schema
 
 PERSON = {
     "type": "object",
