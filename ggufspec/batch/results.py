@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ggufspec.batch.journal import Journal, line_of
-from ggufspec.batch.settings import differences, run_name
+from ggufspec.batch.settings import run_name
+from ggufspec.common.facts import differences
 from ggufspec.errors import CacheError, GgufspecError, OptionError
 
 BatchRecord = dict[str, Any]
@@ -182,7 +183,7 @@ class FileResults:
         return records
 
     def _check_settings(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        found = differences(before, now)
+        found = list(differences(before, now))
         if found:
             raise OptionError(
                 f"{self._journal.path} is from a batch with other settings: {'; '.join(found)}. "

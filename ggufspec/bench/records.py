@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ggufspec.bench import json_decoding
+from ggufspec.common.facts import plain
 from ggufspec.decoding.stats import Stats
 from ggufspec.errors import OptionError
 
@@ -187,19 +187,6 @@ def sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
     """Sums by position, of counts of different lengths."""
     n = max(map(len, counts), default=0)
     return [sum(each[i] for each in counts if i < len(each)) for i in range(n)]
-
-
-def plain(value: object) -> Any:
-    """The value as JSON can hold it: no infinite numbers, no surrogates."""
-    if isinstance(value, Mapping):
-        return {str(plain(str(name))): plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, (str, Path)):  # a path may have bytes that are not UTF-8
-        return str(value).encode("utf-8", "backslashreplace").decode()
-    return value
 
 
 def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:

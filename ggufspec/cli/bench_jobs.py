@@ -17,7 +17,7 @@ from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 from ggufspec.bench.preset_tables import general
 from ggufspec.bench.presets import Preset, PresetPair, preset
 from ggufspec.bench.prompts import own_prompts, spread
-from ggufspec.bench.records import BenchResults, Contender, plain
+from ggufspec.bench.records import BenchResults, Contender
 from ggufspec.bench.run import Experiment
 from ggufspec.bench.suite import PairBenchmark
 from ggufspec.bench.tables import Table
@@ -26,6 +26,7 @@ from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
+from ggufspec.common.facts import plain
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
 from ggufspec.engine.engine import Engine
