@@ -163,14 +163,10 @@ def timelines(results: BenchResults) -> TimelinePair | None:
     """
     compared = [row for row in summarize(results) if row.speedup]
     for row in sorted(compared, key=_ratio, reverse=True):
-        assert row.contender.baseline is not None
-        others = {(text.prompt, text.run): text for text in results.of(row.contender.baseline)}
         pairs = [
             (ours, other)
-            for ours in results.of(row.contender.name)
-            if (other := others.get((ours.prompt, ours.run)))
-            and _seconds(ours)[-1] > 0
-            and _seconds(other)[-1] > 0
+            for ours, other in results.with_plain(row.contender)
+            if _seconds(ours)[-1] > 0 and _seconds(other)[-1] > 0
         ]
         if not pairs:
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -153,6 +154,17 @@ class BenchResults:
     def of(self, contender: str) -> list[Measurement]:
         """Its measurements, in the order of time."""
         return [found for found in self.measurements if found.contender == contender]
+
+    def with_plain(self, contender: Contender) -> list[tuple[Measurement, Measurement]]:
+        """Its measurements that have one of its baseline by prompt and run, and that one."""
+        others = {
+            (text.prompt, text.run): text for text in self.of(contender.baseline or contender.name)
+        }
+        return [
+            (text, others[text.prompt, text.run])
+            for text in self.of(contender.name)
+            if (text.prompt, text.run) in others
+        ]
 
     def to_document(self) -> dict[str, Any]:
         """For JSON: see of_document."""
@@ -306,8 +318,6 @@ def _check_counts(where: str, n_accepted: int, n_drafted: int) -> None:
 
 
 def _check_once(what: str, names: Sequence[object]) -> None:
-    seen: set[object] = set()
-    for name in names:
-        if name in seen:
+    for name, n in Counter(names).items():
+        if n > 1:
             raise ValueError(f"{what} {name!r:.80} occurs twice; it must be unique")
-        seen.add(name)

@@ -120,10 +120,9 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
 
 def tables_of(preset_name: str | None, results: BenchResults) -> tuple[list[Table], list[Table]]:
     """The tables of a preset, or the general ones, and those that its source published."""
-    if preset_name is None:
-        return general(results), []
-    chosen = preset(preset_name)
-    return chosen.tables(results), list(chosen.published)
+    chosen = None if preset_name is None else preset(preset_name)
+    made = (chosen.tables if chosen else general)(results)
+    return [table for table in made if table.rows], list(chosen.published) if chosen else []
 
 
 def opened_baselines(
