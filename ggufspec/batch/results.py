@@ -230,12 +230,12 @@ class BatchTotals:
 
     @property
     def acceptance(self) -> float:
-        return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
+        return self.n_accepted / max(self.n_drafted, 1)
 
     @property
     def mean_length(self) -> float:
         """Generated tokens per round."""
-        return self.n_generated / self.n_rounds if self.n_rounds else 0.0
+        return self.n_generated / max(self.n_rounds, 1)
 
 
 def _check_folder(path: Path) -> None:

@@ -113,7 +113,7 @@ def draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> No
     axes.set_ylabel("relative to one token")
     axes.set_xlabel("draft length (the pass has one token more)")
     axes.text(
-        *(0.02, 0.9, f"1{_TIMES} = {_ms(one)}"),
+        *(0.02, 0.9, f"1{_TIMES} = {1e3 * one:.3g} ms"),
         color=QUIET,
         size=8,
         transform=axes.transAxes,
@@ -236,7 +236,3 @@ def _whole_ticks(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 4, 5, 10]))
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

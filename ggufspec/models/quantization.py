@@ -135,17 +135,13 @@ def _of_values(layer: int, mix: str, base: str, of: Dimensions) -> str:
 
 def _of_down(layer: int, mix: str, base: str, of: Dimensions) -> str:
     n = of.n_layers
-    if mix == "Q2_K":
-        return "Q3_K"
     if mix == "Q3_K_M":
         return "Q5_K" if layer < n // 16 else "Q4_K"
-    if mix == "Q3_K_L":
-        return "Q5_K"
     if mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, n):
         return "Q6_K"
     if mix == "Q4_K_S" and layer < n // 8:
         return "Q5_K"
-    return base
+    return {"Q2_K": "Q3_K", "Q3_K_L": "Q5_K"}.get(mix, base)
 
 
 def _more_bits(layer: int, n: int) -> bool:
