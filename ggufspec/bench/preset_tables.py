@@ -38,10 +38,9 @@ def notebook(results: BenchResults) -> list[Table]:
         cells = []
         for row in of_pair:
             label = row.contender.label
-            if label == PLAIN:
-                cells.append([names["target"], layers["target"], f"{row.median:.2f}", "-"])
-            elif label == DRAFT_ALONE:
-                cells.append([names["draft"], layers["draft"], f"{row.median:.2f}", "-"])
+            whose = {PLAIN: "target", DRAFT_ALONE: "draft"}.get(label)
+            if whose is not None:
+                cells.append([names[whose], layers[whose], f"{row.median:.2f}", "-"])
             else:
                 accepted = f" ({row.accepted:.1%} accepted)" if row.accepted is not None else ""
                 gain = f"{row.speedup.ratio - 1:.0%}" if row.speedup else "-"

@@ -52,13 +52,8 @@ def cropped(text: str, n_cells: int, *, mark: str = "…") -> str:
     flat = " ".join(text.split())
     if n_cells_of(flat) <= n_cells:
         return flat
-    kept, room = "", n_cells - n_cells_of(mark)
-    for letter in flat:
-        room -= _width(letter)
-        if room < 0:
-            break
-        kept += letter
-    return (kept.rstrip() + mark) if n_cells >= n_cells_of(mark) else ""
+    room = n_cells - n_cells_of(mark)
+    return flat[: _n_fitting(flat, room)].rstrip() + mark if room >= 0 else ""
 
 
 def lines_of(pieces: Sequence[TimedText], n_cells: int) -> list[TextLine]:

@@ -36,6 +36,7 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 _KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
+_ALIGNMENTS = [2**i for i in range(21)]
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
 
@@ -139,10 +140,10 @@ class Header:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name. Raises ModelError."""
-        for tensor in self.tensors:
-            if tensor.name == name:
-                return tensor
-        raise ModelError(f"{self.name} has no tensor {name}, so it cannot write text")
+        found = next((tensor for tensor in self.tensors if tensor.name == name), None)
+        if found is None:
+            raise ModelError(f"{self.name} has no tensor {name}, so it cannot write text")
+        return found
 
     def number(self, key: str, default: int | None = None) -> int:
         """A whole number by its key without the architecture. Raises ModelError."""
@@ -303,10 +304,8 @@ class _Parser:
         return Header((self._path,), self._n_bytes, values, tensors)
 
     def _check_complete(self, tensors: Sequence[Tensor], alignment: object) -> None:
-        is_whole = isinstance(alignment, int) and not isinstance(alignment, bool)
-        if not is_whole or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):  # type: ignore[operator]
+        if type(alignment) is not int or alignment not in _ALIGNMENTS:
             raise self._damaged(f"it aligns its tensors to {_shown(alignment)} bytes")
-        assert isinstance(alignment, int)
         start = -(-self._at // alignment) * alignment
         needed = start + self._n_data
         if tensors and needed > self._n_bytes:

@@ -112,13 +112,13 @@ class Registry:
     def draft_for(self, alias: str) -> ModelEntry | None:
         """The draft of the pair of this model, or of another quantization of it."""
         target = self.find(alias)
-        for pair in self.pairs.values():
-            if pair.target == target.alias:
-                return self.models[pair.draft]
-        for pair in self.pairs.values():
-            if target.shape is not None and self.models[pair.target].shape == target.shape:
-                return self.models[pair.draft]
-        return None
+        own = [pair for pair in self.pairs.values() if pair.target == target.alias]
+        alike = [
+            pair
+            for pair in self.pairs.values()
+            if target.shape is not None and self.models[pair.target].shape == target.shape
+        ]
+        return next((self.models[pair.draft] for pair in (*own, *alike)), None)
 
 
 def load_registry() -> Registry:
