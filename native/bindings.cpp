@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -195,7 +197,7 @@ Function borrowed(uintptr_t address) {
 
 void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences,
                   uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
-                  uintptr_t llama_memory_seq_cp) {
+                  uintptr_t llama_memory_seq_cp, uintptr_t llama_set_abort_callback) {
     require(n_sequences >= 1, "Context: needs at least one sequence");
     const ggufspec::Functions functions{
         borrowed<decltype(ggufspec::Functions::decode)>(llama_decode),
@@ -203,6 +205,7 @@ void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory,
         borrowed<decltype(ggufspec::Functions::get_logits_ith)>(llama_get_logits_ith),
         borrowed<decltype(ggufspec::Functions::seq_rm)>(llama_memory_seq_rm),
         borrowed<decltype(ggufspec::Functions::seq_cp)>(llama_memory_seq_cp),
+        borrowed<decltype(ggufspec::Functions::set_abort_callback)>(llama_set_abort_callback),
     };
     new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences);
 }
@@ -244,31 +247,48 @@ size_t n_cells(const ggufspec::Context & self, size_t sequence) {
     return self.n_cells(sequence);
 }
 
-int32_t decode(ggufspec::Context & self, const Tokens & tokens, size_t n_rows, size_t sequence) {
-    require_sequence(self, sequence);
-    require(!tokens.empty() && tokens.size() <= self.n_batch(), "decode: needs 1 to n_batch tokens");
-    require(n_rows <= tokens.size(), "decode: more rows than tokens");
-    nb::gil_scoped_release release;
-    self.begin();
-    self.add(sequence, tokens.data(), tokens.size(), n_rows);
-    return self.run();
+unsigned long main_thread() {
+    static const auto found = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+    return found;
 }
 
-int32_t decode_together(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t>> & parts) {
+// Runs the batch without the GIL. In the main thread, signal handlers of Python run within it; what one raises ends it.
+template <typename Add> int32_t run_batch(ggufspec::Context & self, const Add & add) {
+    std::exception_ptr raised;
+    std::function<bool()> is_interrupted;
+    if (PyThread_get_thread_ident() == main_thread()) {
+        is_interrupted = [&raised] {
+            nb::gil_scoped_acquire acquire;
+            // Not left in the thread's state: llama.cpp logs next, through a callback in Python.
+            if (!raised && PyErr_CheckSignals() != 0) raised = std::make_exception_ptr(nb::python_error());
+            return raised != nullptr;
+        };
+    }
+    int32_t result;
+    {
+        nb::gil_scoped_release release;
+        self.begin();
+        add();
+        result = self.run(is_interrupted);
+    }
+    if (raised) std::rethrow_exception(raised);
+    return result;
+}
+
+int32_t decode(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t>> & parts) {
     size_t n_tokens = 0;
     std::vector<bool> is_there(self.n_sequences());
     for (const auto & [sequence, tokens, n_rows] : parts) {
         require_sequence(self, sequence);
-        require(!is_there[sequence], "decode_together: a sequence comes twice");
+        require(!is_there[sequence], "decode: a sequence comes twice");
         is_there[sequence] = true;
-        require(!tokens.empty() && n_rows <= tokens.size(), "decode_together: no tokens, or more rows than tokens");
+        require(!tokens.empty() && n_rows <= tokens.size(), "decode: no tokens, or more rows than tokens");
         n_tokens += tokens.size();
     }
-    require(n_tokens >= 1 && n_tokens <= self.n_batch(), "decode_together: needs 1 to n_batch tokens");
-    nb::gil_scoped_release release;
-    self.begin();
-    for (const auto & [sequence, tokens, n_rows] : parts) self.add(sequence, tokens.data(), tokens.size(), n_rows);
-    return self.run();
+    require(n_tokens >= 1 && n_tokens <= self.n_batch(), "decode: needs 1 to n_batch tokens");
+    return run_batch(self, [&] {
+        for (const auto & [sequence, tokens, n_rows] : parts) self.add(sequence, tokens.data(), tokens.size(), n_rows);
+    });
 }
 
 size_t update(ggufspec::Ngrams & self, TokenRow tokens) {
@@ -470,15 +490,16 @@ NB_MODULE(_native, m) {
         "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, nb::kw_only(), "llama_decode"_a,
-             "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a)
+             "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a,
+             "llama_set_abort_callback"_a)
         .def("n_common", &n_common, "tokens"_a.noconvert(), "sequence"_a = 0,
              "The length of the longest common prefix of the held tokens and tokens.")
         .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a, "sequence"_a = 0,
              "Truncate to the common prefix with the first n_most of tokens; how many remain, or -1 if a tail cannot be dropped.")
-        .def("decode", &decode, "tokens"_a, "n_rows"_a, "sequence"_a = 0,
-             "Evaluate tokens after those held, keep logits of the last n_rows; returns llama_decode's code.")
-        .def("decode_together", &decode_together, "parts"_a,
-             "The same for several sequences in one batch: parts are (sequence, tokens, n_rows).")
+        .def("decode", &decode, "parts"_a,
+             "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows), the tokens after those held, and keep\n"
+             "logits of the last n_rows; returns llama_decode's code.\n\n"
+             "On a CPU, raises in the middle of a long batch what a signal handler raises; none of the tokens is then held.")
         .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "n_tokens"_a,
              "Make a sequence hold the first n_tokens of another, and nothing else.")
         .def("forget", &forget, "n_tokens"_a, "sequence"_a = 0,

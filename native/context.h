@@ -3,8 +3,10 @@
 // and Vulkan builds. Sequences are numbered from 0.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace ggufspec {
@@ -26,6 +28,7 @@ struct Functions {
     float * (*get_logits_ith)(void *, int32_t);            // llama_get_logits_ith
     bool (*seq_rm)(void *, int32_t, int32_t, int32_t);     // llama_memory_seq_rm
     void (*seq_cp)(void *, int32_t, int32_t, int32_t, int32_t);  // llama_memory_seq_cp
+    void (*set_abort_callback)(void *, bool (*)(void *), void *);  // llama_set_abort_callback
 };
 
 class Context {
@@ -52,10 +55,11 @@ public:
 
     // A batch: begin, then add once for each of its sequences, then run. Evaluates the tokens after
     // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens.
-    // run returns llama_decode's code; unless it is 0, none of the tokens is held.
+    // run returns llama_decode's code; unless it is 0, none of the tokens is held. On CPU backends, a
+    // batch that takes long calls is_interrupted, in this thread and ten times a second, and ends if it is true.
     void begin();
     void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows);
-    int32_t run();
+    int32_t run(std::function<bool()> is_interrupted);
 
     // The logits of token i of the last batch; null if llama.cpp keeps none of it.
     const float * logits(int32_t i) const;
@@ -77,6 +81,10 @@ private:
         size_t n_tokens;
     };
 
+    static bool aborts(void * self);
+
+    using Clock = std::chrono::steady_clock;
+
     Functions functions_;
     void * context_;
     void * memory_;
@@ -87,6 +95,9 @@ private:
     std::vector<int32_t *> sequences_;
     std::vector<int8_t> wanted_;
     double seconds_ = 0;
+    std::function<bool()> is_interrupted_;  // of the batch in progress; may be empty
+    Clock::time_point next_check_;
+    size_t n_nodes_ = 0;  // computed so far
 };
 
 }  // namespace ggufspec

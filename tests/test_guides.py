@@ -71,7 +71,10 @@ def test_the_examples_run(guide: Path, folder: Path, monkeypatch: pytest.MonkeyP
             continue
         if example.kind == "python":
             # As many lines before it as in the guide, so that a traceback points there.
-            exec(compile("\n" * example.line + example.code, str(guide), "exec"), namespace)
+            exec(
+                compile("\n" * example.line + example.code, str(guide), "exec", dont_inherit=True),
+                namespace,
+            )
         elif example.kind == "bash" and shutil.which("bash"):
             done = subprocess.run(
                 ["bash", "-euo", "pipefail", "-c", example.code],

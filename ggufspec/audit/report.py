@@ -9,8 +9,8 @@ from ggufspec.common import defaults, validate
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError
 
-# Rounding changes the distribution of half of all positions by less than this.
-BATCH_TOLERANCE = 0.01
+BATCH_TOLERANCE = 0.01  # of the median, where rounding is measured to be nothing
+ROUNDING_FACTOR = 2  # of two medians, over few positions, that rounding alone makes
 # Quantiles lie in [0, 1) with mean 1/2: a mean cannot shift further.
 LARGEST_SHIFT = 0.5
 # A lossless rule has an error below this plus 3 times the resolution of its integral.
@@ -24,7 +24,7 @@ class AuditOptions:
     n_runs: int = defaults.AUDIT_RUNS  # texts of each kind; the prompts are used in turn
     n_tokens: int = defaults.AUDIT_TOKENS  # maximum tokens of a text; the first is never drafted
     alpha: float = defaults.AUDIT_ALPHA  # probability of a false alarm, of all tests together
-    near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may swap by rounding
+    near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may swap by rounding, at least
     seed: int | None = None  # None: a random one
     n_draft: int | str = defaults.N_DRAFT_FIXED  # "auto" drafts less, so it is weaker evidence
     verify: str = defaults.VERIFY
@@ -62,16 +62,17 @@ class AuditOptions:
 @dataclass(frozen=True)
 class BatchDistributions:
     """Total variation distances between the target's distributions in verification batches and
-    token by token."""
+    token by token. `rounding`: the median of those in batches of a prompt, so without a draft."""
 
     n_positions: int
     median: float
     largest: float
+    rounding: float
 
     @property
     def found(self) -> bool:
         """Whether the difference is more than rounding."""
-        return self.median > BATCH_TOLERANCE
+        return self.median > max(BATCH_TOLERANCE, ROUNDING_FACTOR * self.rounding)
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,10 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Greedy:
-    """Texts at temperature 0, plain and speculative, one for each prompt."""
+    """Texts at temperature 0, plain and speculative, one for each prompt.
+
+    `near_tie`: the option, or what rounding was measured to change a gap by, if that is more.
+    """
 
     n_texts: int
     near_tie: float
@@ -167,7 +171,7 @@ class AuditReport:
         if self.batch is not None and self.batch.found:
             found.append(
                 f"batches change the target's distribution by {self.batch.median:.2g} or more at "
-                "half of all positions"
+                f"half of all positions, rounding alone by {self.batch.rounding:.2g}"
             )
         if self.sequences is not None and self.sequences.found:
             names = ", ".join(

@@ -40,6 +40,7 @@ _Pair = tuple[Distribution, Distribution]  # of the target and of the draft, at 
 _N_SINGLE_TEXTS = 8  # texts whose distributions are also computed token by token,
 _N_SINGLE_TOKENS = 32  # for so many tokens: each distribution takes n_vocab doubles
 _N_GREEDY_TEXTS = 8
+_N_LIKELY = 8  # tokens whose gaps are compared to measure rounding
 _N_RULE_POSITIONS = 8
 _N_WHOLE_TEXTS = 500  # of each kind that are compared as wholes, each with each
 _ORDERS = ("draft/target ratio", "target probability")  # of the tokens, descending
@@ -133,7 +134,7 @@ class _Audit:
         settings = self._settings
         n_most = settings.n_runs if settings.is_greedy else _N_GREEDY_TEXTS
         prompts = self._prompts[:n_most]
-        divergences = []
+        divergences, texts = [], []
         for i, prompt in enumerate(prompts):
             plain, speculative = (
                 self._generate(prompt, _TextSet(), drafter, 0, greedy=True)
@@ -141,6 +142,7 @@ class _Audit:
             )
             pairs = zip(plain, speculative, strict=False)
             at = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
+            texts.append(plain)
             if at is not None:
                 tokens = (plain[at], speculative[at])
                 (rows,) = scoring.logits(
@@ -149,7 +151,11 @@ class _Audit:
                 gap = float(rows[0].max() - rows[0][list(tokens)].min())
                 divergences.append(Divergence(i, at, tokens, gap))
             self._report("Generating at temperature 0", i + 1, len(prompts))
-        return Greedy(len(prompts), settings.near_tie, tuple(divergences))
+        near_tie = settings.near_tie
+        for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True) if divergences else ()):
+            near_tie = max(near_tie, *(gap for gap, _ in self._rounding(prompt, text)))
+            self._report("Measuring rounding", i + 1, len(prompts))
+        return Greedy(len(prompts), near_tie, tuple(divergences))
 
     def sequences(self) -> tuple[Sequences, BatchDistributions, list[_Pair]]:
         """Sample texts both ways, in turn, and test whether they have the same distribution.
@@ -159,6 +165,7 @@ class _Audit:
         n_runs = self._settings.n_runs
         plain, speculative = _TextSet(), _TextSet()
         distances: list[float] = []
+        roundings: list[float] = []
         pairs: list[_Pair] = []
         for i in range(n_runs):
             prompt = self._prompts[i % len(self._prompts)]
@@ -172,9 +179,12 @@ class _Audit:
                 singles = self._distributions(prompt, text[: len(kept)], whose="target")
                 for single, (batched, _) in zip(singles, kept, strict=True):
                     distances.append(total_variation(single, batched))
+                if kept:
+                    roundings += [far for _, far in self._rounding(prompt, text[: len(kept)])]
                 pairs += [likeliest(*pair) for pair in kept]
             self._report("Generating texts both ways", i + 1, n_runs)
-        batch = BatchDistributions(len(distances), float(np.median(distances)), max(distances))
+        median, rounding = (float(np.median(each)) for each in (distances, roundings))
+        batch = BatchDistributions(len(distances), median, max(distances), rounding)
         return self._test(plain, speculative), batch, self._choose(pairs)
 
     def rule(self, pairs: list[_Pair]) -> RuleDistributions:
@@ -243,6 +253,25 @@ class _Audit:
             ahead = tokens[at : at + len(piece) - 1]
             yield from to_distributions(piece, sampling, tokens[:at], ahead)
             at += len(piece)
+
+    def _rounding(self, prompt: list[int], text: list[int]) -> Iterator[tuple[float, float]]:
+        """What rounding changes at positions of a text: (the gaps of likely tokens, distribution).
+
+        Compares two plain readings: token by token, and in batches as a prompt is read.
+        """
+        n_before = max(len(text) - _N_SINGLE_TOKENS, 0)
+        prompt, text = [*prompt, *text[:n_before]], text[n_before:]
+        self._engine.forget()
+        singles = np.concatenate([*scoring.logits(self._engine, prompt, text, whose="target")])
+        sampling = scoring.sampling(self._engine, prompt, **self._settings.options)
+        n_rows = self._settings.n_together
+        for at, rows in scoring.reprocessed(self._engine, prompt, text, n_rows):
+            before, ahead = [*prompt, *text[:at]], text[at : at + len(rows) - 1]
+            both = (singles[at : at + len(rows)], rows)
+            probs = [to_distributions(each, sampling, before, ahead) for each in both]
+            for single, row, *pair in zip(*both, *probs, strict=True):
+                changes = (row - single)[np.argsort(single)[-_N_LIKELY:]]
+                yield float(np.ptp(changes)), total_variation(*pair)
 
     def _choose(self, pairs: list[_Pair]) -> list[_Pair]:
         """Random positions to test the rule at, preferably where the two models differ."""

@@ -37,7 +37,9 @@ class Journal:
         try:
             self._file = FileIO(path, "a+")
         except OSError as error:
-            raise _write_error(path, error) from error
+            raise CacheError(
+                f"cannot write {path}: {error.strerror or error}; give another output to -o"
+            ) from error
         if sys.platform != "win32":
             try:
                 fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,7 +112,15 @@ class Journal:
         try:
             return action()
         except OSError as error:
-            raise _write_error(self.path, error) from error
+            raise write_error(self.path, error) from error
+
+
+def write_error(path: Path, error: OSError) -> CacheError:
+    """What to do where the journal or the output cannot be written."""
+    return CacheError(
+        f"cannot write {path}: {error.strerror or error}; finished prompts are kept: free some "
+        "space, then run again with --resume"
+    )
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
@@ -129,10 +139,3 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(opened)
         finally:
             os.close(opened)
-
-
-def _write_error(path: Path, error: OSError) -> CacheError:
-    return CacheError(
-        f"cannot write {path}: {error.strerror or error}; free some space, or give another output "
-        "to -o"
-    )

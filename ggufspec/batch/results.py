@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ggufspec.batch.journal import Journal, line_of
+from ggufspec.batch.journal import Journal, line_of, write_error
 from ggufspec.batch.settings import run_name
 from ggufspec.common.facts import differences
 from ggufspec.errors import CacheError, GgufspecError, OptionError
@@ -139,7 +139,7 @@ class FileResults:
     def close(self) -> None:
         """Remove the journal if the output is complete or still empty, else keep both."""
         try:
-            with self._output, self._write_errors():
+            with self._write_errors(), self._output:  # which is flushed again as it is closed
                 self._output.flush()
                 os.fsync(self._output.fileno())
         except CacheError:
@@ -195,10 +195,7 @@ class FileResults:
         try:
             yield
         except OSError as error:
-            raise CacheError(
-                f"cannot write {self.path}: {error.strerror or error}; finished records are "
-                f"kept in {self._journal.path.name}: free some space, then run again with --resume"
-            ) from error
+            raise write_error(self.path, error) from error
 
 
 BatchResults = StreamResults | FileResults

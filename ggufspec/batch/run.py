@@ -204,7 +204,7 @@ class Batch:
         self._n_failed_starts[worker.number] = 0
         if message["profile"] is not None and self._results.profile is None:
             self._results.keep_profile(message["profile"])
-        self._report(BatchEvent("ready", *worker.identity, reason=message["placement"] or ""))
+        self._report(BatchEvent("ready", *worker.identity, reason=message["note"]))
         self._assign()
         if not self._was_ready:
             self._was_ready = True

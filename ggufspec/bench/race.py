@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from ggufspec.decoding.stats import Stats
 
-PLAIN, SPECULATIVE = "plain", "speculative"
+PLAIN, SPECULATIVE, N_GRAMS = "plain", "speculative", "n-grams"  # names of lanes
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ggufspec.bench.race import Lane, LaneState, Race, state_at
+from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, LaneState, Race, state_at
 from ggufspec.bench.race_text import TextLine, cropped, harmless, lines_of, n_cells_of, shown, tail
 
 Style = Literal["text", "drafted", "border", "title", "number", "bar", "fast bar", "faint"]
 
 NARROW = 80  # cells; below, the lanes are stacked
-ABOUT = {"plain": "the target alone", "speculative": "with a draft"}
+ABOUT = {PLAIN: "the target alone", SPECULATIVE: "with a draft", N_GRAMS: "no draft model"}
 
 _LANE_ROWS = 4  # of a lane, besides its text: two borders, the numbers, the bar
 _OTHER_ROWS = 2  # the prompt above, the legend below

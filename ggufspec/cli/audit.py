@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     ),
     option(
         "--near-tie",
-        "Difference of logits up to which greedy texts may differ, by rounding.",
+        "Difference of logits up to which greedy texts may differ, by rounding. A larger one is "
+        "allowed if rounding is measured to change this model's logits by more.",
         type=NOT_NEGATIVE,
         default=defaults.AUDIT_NEAR_TIE,
     ),
@@ -121,7 +122,8 @@ def _print_report(report: AuditReport) -> None:
     if report.batch is not None:
         batch = report.batch
         distances = [f"{batch.median:.1g}", f"{batch.largest:.1g}"]
-        rows.append(["target: batches vs. single tokens", *distances, str(batch.n_positions), ""])
+        name, rounding = "target: batches vs. single tokens", f"{batch.rounding:.1g}"
+        rows.append([name, *distances, str(batch.n_positions), rounding])
     if report.rule is not None:
         rule = report.rule
         distances = [f"{rule.median:.1g}", f"{rule.largest:.1g}"]
@@ -133,7 +135,7 @@ def _print_report(report: AuditReport) -> None:
         )
         click.echo(
             "Distances are total variation: 0 for equal distributions, 1 for disjoint ones.\n"
-            "Rounding makes small ones; resolution is their numerical error.\n"
+            "Resolution is what numerical error alone makes; of batches: rounding, in the median.\n"
         )
     if report.sequences is not None:
         _print_sequences(report)
@@ -145,7 +147,7 @@ def _print_report(report: AuditReport) -> None:
             f"prompt {each.prompt + 1} at token {each.position + 1} (logit gap {each.gap:.2g})"
             for each in greedy.divergences
         )
-        line += f"; the others diverge: {where}. A gap of up to {greedy.near_tie:g} is a near-tie"
+        line += f"; the others diverge: {where}. A gap of up to {greedy.near_tie:.2g} is a near-tie"
     click.echo(f"{line}.\n\n{report.verdict}")
 
 

@@ -255,7 +255,7 @@ class _Shown:
         self._n_done, self._n_all = n_done, n_all
         self._n_here = self._n_tokens = 0
         self._verbose = verbose
-        self._placements: set[str] = set()
+        self._notes: set[str] = set()
         self._started = self._talked = monotonic()
 
     def show(self, event: BatchEvent) -> None:
@@ -266,8 +266,8 @@ class _Shown:
         if event.what == "ready":
             if not self._n_here:
                 self._started = monotonic()  # loading is not writing
-            if event.reason not in {"", *self._placements}:
-                self._placements.add(event.reason)
+            if event.reason not in {"", *self._notes}:
+                self._notes.add(event.reason)
                 self._say(event.reason)
             self._say(f"{worker} is ready", only_if_verbose=True)
         elif event.what == "waiting":

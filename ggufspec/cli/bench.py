@@ -57,7 +57,8 @@ _format_option = option(
 )
 @option(
     "--drafter drafters",
-    "Drafting strategies: auto, model, ngram.  [default: auto with --draft-n auto, else model]",
+    "Drafting strategies: auto, model, ngram, forced.  [default: auto with --draft-n auto, else "
+    "model]",
     metavar="LIST",
     callback=listed(name, "drafters"),
 )
@@ -119,7 +120,8 @@ _format_option = option(
 @option(
     "--against",
     "Measure other programs in alternation: llama-speculative-simple, llama-server with and "
-    "without the draft, llama-cpp-python with and without prompt lookup.",
+    "without the draft, llama-cpp-python with and without prompt lookup. The latter has no flash "
+    "attention: its greedy texts equal ours only with -fa off.",
     type=click.Choice(["llama.cpp"]),
 )
 @option(

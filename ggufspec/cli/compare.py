@@ -158,9 +158,11 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
 
 def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOptions) -> Race:
     """Run both, each after a warm-up. Raises KeyboardInterrupt."""
-    from ggufspec.bench.race import PLAIN, SPECULATIVE, Race
+    from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Race
 
-    contenders = {PLAIN: replace(options, drafter="none"), SPECULATIVE: options}
+    has_model = engine.draft is not None and options.drafter != "ngram"
+    named = SPECULATIVE if has_model else N_GRAMS
+    contenders = {PLAIN: replace(options, drafter="none"), named: options}
     click.echo(
         "Plain decoding runs first, then speculative decoding, so that they do not compete for "
         "cores.\nAfterwards both are replayed with their measured timings.",
@@ -270,11 +272,11 @@ def _say(sentence: str) -> None:
 
 def _document(race: Race) -> dict[str, Any]:
     """The JSON document."""
-    from ggufspec.bench.race import verdict
+    from ggufspec.bench.race import PLAIN, SPECULATIVE, verdict
 
-    document: dict[str, Any] = {"prompt": race.prompt, "order": [lane.name for lane in race.lanes]}
-    for lane in race.lanes:
-        document[lane.name] = {
+    document: dict[str, Any] = {"prompt": race.prompt, "order": [PLAIN, SPECULATIVE]}
+    for name, lane in zip(document["order"], race.lanes, strict=True):
+        document[name] = {
             "text": lane.text,
             "tokens": list(lane.tokens),
             "finish_reason": lane.finish_reason,

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from ggufspec.errors import GgufspecError, PromptError
 
 MOST_BYTES = 2**30  # of a file that is read; an endless one is refused
+PIPE_SECONDS = 5.0  # to wait until a program opens a named pipe to write to it
 
 
 def read_file(path: Path, what: str, failure: type[GgufspecError]) -> bytes:
-    """The bytes of a file or pipe, or of stdin for "-". Raises `failure`, which names `what`."""
+    """The bytes of a file or pipe, or of stdin for "-". Raises `failure`, which names `what`.
+
+    A named pipe that no program writes to is refused after PIPE_SECONDS.
+    """
     data = bytearray()
     try:
-        stream = sys.stdin.buffer if str(path) == "-" else path.open("rb")
-        with contextlib.nullcontext(stream) if str(path) == "-" else stream as file:
+        is_stdin = str(path) == "-"
+        with contextlib.nullcontext(sys.stdin.buffer) if is_stdin else _open(path) as file:
             while chunk := file.read(2**20):
                 data += chunk
                 if len(data) > MOST_BYTES:
                     raise failure(f"{what} {path} is longer than {MOST_BYTES:,} bytes; split it")
+        if not data and not is_stdin and path.is_fifo():
+            raise failure(
+                f"{what} {path} is a pipe that no program has written to; start the program that "
+                "writes to it first"
+            )
     except IsADirectoryError as error:
         raise failure(f"{what} {path} is a folder; name a file in it") from error
     except OSError as error:
@@ -31,3 +43,13 @@ def read_file(path: Path, what: str, failure: type[GgufspecError]) -> bytes:
 def read_prompt_file(path: Path) -> bytes:
     """The bytes of a file of prompts. Raises PromptError."""
     return read_file(path, "the prompt file", PromptError)
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a file to read it, also a named pipe that no program writes to."""
+    if not path.is_fifo():
+        return path.open("rb")
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
+    select.select([file], [], [], PIPE_SECONDS)
+    os.set_blocking(file.fileno(), True)
+    return file

@@ -14,6 +14,7 @@ from ggufspec.cli import render
 from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
 from ggufspec.cli.options import SHARE, option
 from ggufspec.cli.sections import SectionedCommand
+from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import VocabError
@@ -224,7 +225,8 @@ def _print(
     measured = "" if machine.host_bandwidth else " assumed (--ram-bandwidth)"
     click.echo(f"CPU: {ram}{_bytes_rate(bandwidths.host)}{measured}")
     if draft:
-        click.echo(f"acceptance: {acceptance:.0%} of drafted tokens, if those before were accepted")
+        source = "" if was_given("acceptance") else "; assumed (--acceptance)"
+        click.echo(f"acceptance: {acceptance:.0%} of tokens, if those before were accepted{source}")
     click.echo("GPU layers of target and draft, memory of GPUs and host, draft length n:")
     rows = [["placement", "target", "draft", "GPU", "host", "n", "tokens/s"]]
     seen: list[OffloadPlan] = []

@@ -71,7 +71,7 @@ def late_bars() -> closing[LateBars]:
 
 
 def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, Any]) -> Engine:
-    """ggufspec.load with a bar for each slow model; prints where the layers went on stderr."""
+    """ggufspec.load with a bar for each slow model; prints its placement and warning on stderr."""
     from ggufspec.engine.load import load
 
     with late_bars() as bars:
@@ -83,8 +83,8 @@ def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, An
             ),
             **load_settings,
         )
-    if engine.placement:
-        render.note(engine.placement)
+    for line in filter(None, (engine.placement, engine.warning)):
+        render.note(line)
     return engine
 
 

@@ -59,6 +59,7 @@ RECENT_KEEP: Final = 0.98
 FORCED_ACCEPTANCE: Final = 0.95  # of a token, before a text
 FORCED_ACCEPTANCE_AFTER_REJECTION: Final = 0.5  # of the next one after a rejected one
 FORCED_PRIOR_WEIGHT: Final = 4.0  # observations that these count as [judgement]
+FORCED_MEMORY: Final = 16.0  # observations until one has lost most of its weight [judgement]
 
 # Advice to the user that drafting does not help.
 N_ADVICE: Final = 32  # rounds without draft before it is given [judgement]

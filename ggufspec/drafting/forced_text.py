@@ -24,16 +24,23 @@ class ForcedText:
         self._acceptance = _Mean(constants.FORCED_ACCEPTANCE)
         self._after_rejection = _Mean(constants.FORCED_ACCEPTANCE_AFTER_REJECTION)
         self._was_rejected = False  # a forced token, in the last round
+        self._first: int | None = None  # the forced token at the start of this round
+        self._has_asked = False  # for it
         self._n_drafted = 0
         self._n_accepted = 0.0
 
     def start_round(self) -> None:
         self.positions = []
-        self._is_learned = False
+        self._is_learned = self._has_asked = False
+        self._first = None
 
     def after(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens that have to follow; none where there is a choice."""
-        return () if self._constraint is None else self._constraint.forced(tokens)
+        forced = () if self._constraint is None else self._constraint.forced(tokens)
+        if not self._has_asked:
+            self._has_asked = True
+            self._first = forced[0] if forced else None
+        return forced
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
         """How many of `draft` may follow `tokens`."""
@@ -62,6 +69,11 @@ class ForcedText:
             return
         self._is_learned = True
         after_rejection, self._was_rejected = self._was_rejected, False
+        if self._first is not None and not draft.tokens:
+            # Otherwise, forced text that was not worth a pass would never be drafted again.
+            mean = self._after_rejection if after_rejection else self._acceptance
+            mean.observe(as_rows(target_probs).of(0, self._first))
+            self._was_rejected = verdict.next_token != self._first
         for i in self.positions:
             if i > verdict.n_accepted:
                 break
@@ -81,12 +93,12 @@ class ForcedText:
 
 
 class _Mean:
-    """The mean of acceptance probabilities and of a prior."""
+    """The mean of the last acceptance probabilities, about, and at first of a prior."""
 
     def __init__(self, prior: float) -> None:
         self.value = prior
         self._weight = constants.FORCED_PRIOR_WEIGHT
 
     def observe(self, acceptance: float) -> None:
-        self._weight += 1
+        self._weight = min(self._weight + 1, constants.FORCED_MEMORY)
         self.value += (acceptance - self.value) / self._weight

@@ -182,6 +182,20 @@ class Engine:
         return self.target.model.vocab
 
     @property
+    def warning(self) -> str | None:
+        """A line where the context exceeds what a model was trained for; None: it does not."""
+        models = [context.model for context in (self.target, self.draft) if context]
+        model = min(models, key=lambda model: model.n_ctx_train or self.n_ctx)
+        if not 0 < model.n_ctx_train < self.n_ctx:
+            return None
+        what = "texts" if model is self.target.model else "drafts"
+        return (
+            f"the context of {self.n_ctx:,} tokens exceeds the {model.n_ctx_train:,} that "
+            f"{model.path} was trained for: {what} beyond them get worse; use at most "
+            f"{model.n_ctx_train} (n_ctx, -c), or another model"
+        )
+
+    @property
     def plain_seconds(self) -> float | None:
         """Seconds of a token without drafting, as measured so far; None: not measured."""
         costs = self.profile.costs

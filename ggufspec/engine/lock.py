@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 from ggufspec.common.progress import NamedProgress
-from ggufspec.errors import OptionError
+from ggufspec.errors import ClosedError, OptionError
 
 
 class EngineLock:
@@ -13,6 +14,7 @@ class EngineLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._called_back: int | None = None  # the thread that runs a progress callback
 
     def check(self) -> None:
@@ -24,13 +26,20 @@ class EngineLock:
             )
 
     def held(self) -> threading.Lock:
-        """The lock, for a `with` statement. Raises OptionError in a progress callback.
+        """The lock, for a `with` statement. Raises OptionError in a progress callback, and
+        ClosedError in a process that was forked while it was held.
 
         It is Python's own lock: in an `__enter__` written in Python, Ctrl-C could come after the
         lock is taken and before the `with` statement would release it.
         """
-        if self._called_back is not None:
-            self.check()
+        self.check()
+        if self._pid != os.getpid():
+            if self._lock.locked():  # forever: the thread that would release it is not here
+                raise ClosedError(
+                    "this process was forked while another thread used the engine; load the "
+                    "engine again here, or start processes by multiprocessing's spawn method"
+                )
+            self._pid = os.getpid()
         return self._lock
 
     def callback(self, progress: NamedProgress | None) -> NamedProgress | None:

@@ -32,13 +32,33 @@ def logits(
         raise OptionError(f"n_together is {n_together}; for the {whose} it is 1 to {n_most}")
     tokens = array("i", [*prompt, *text])
     for start in range(len(prompt), len(tokens), n_together):
-        ahead = tokens[start : min(start + n_together, len(tokens)) - 1]
-        with engine.lock.held():
-            slot = engine.slots.nearest(tokens[:start])
-            session = slot.target if whose == "target" else slot.draft
-            assert session is not None
-            rows = session.score(tokens[:start], ahead).copy()
-        yield rows
+        yield _rows(engine, tokens, start, n_together, whose)
+
+
+def reprocessed(
+    engine: Engine, prompt: Sequence[int], text: Sequence[int], n_rows: int
+) -> Iterator[tuple[int, Logits]]:
+    """The target's logits (n_rows, n_vocab) from some indices of `text` on, with those indices.
+
+    It is read from its start, as a prompt is: in batches of 2 * n_rows tokens.
+    Raises DecodeError, ClosedError.
+    """
+    engine.forget()
+    tokens = array("i", [*prompt, *text])
+    first = max(len(text) - n_rows, 0) % (2 * n_rows)
+    for index in range(first, len(text), 2 * n_rows):
+        yield index, _rows(engine, tokens, len(prompt) + index, n_rows, "target")
+
+
+def _rows(engine: Engine, tokens: array[int], start: int, n_rows: int, whose: str) -> Logits:
+    """A copy of the logits before `n_rows` tokens from `start` on, as far as there are tokens."""
+    ahead = tokens[start : min(start + n_rows, len(tokens)) - 1]
+    with engine.lock.held():
+        slot = engine.slots.nearest(tokens[:start])
+        session = slot.target if whose == "target" else slot.draft
+        assert session is not None
+        rows: Logits = session.score(tokens[:start], ahead).copy()
+    return rows
 
 
 def sampling(engine: Engine, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> Sampling:

@@ -37,12 +37,8 @@ class TextStream:
         return self._release(self._decoder.decode(data))
 
     def finish(self) -> str:
-        """The text that was still held back; a broken character becomes U+FFFD."""
-        if self.stopped:
-            return ""
-        text = self._release(self._decoder.decode(b"", final=True))
-        if not self.stopped:
-            text, self._held = text + self._held, ""
+        """The text that was still held back, without the bytes of an incomplete character."""
+        text, self._held = self._held, ""
         return text
 
     def _release(self, text: str) -> str:

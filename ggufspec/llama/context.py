@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,9 +38,11 @@ _FUNCTIONS = (  # called by the extension
     "llama_get_logits_ith",
     "llama_memory_seq_rm",
     "llama_memory_seq_cp",
+    "llama_set_abort_callback",
 )
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
+_processes: set[int] = set()  # this one, if it has computed with several threads, or its parent
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 Checkpoint = NDArray[np.uint8]  # the state of recurrent layers, which cannot be truncated
@@ -106,13 +109,14 @@ class Context:
                     f"{model.path} has no KV cache ({model.description}): it makes embeddings. "
                     "Speculative decoding needs a model that writes text"
                 )
-            self._native = _native.Context(
-                address_of(self._pointer),
-                address_of(memory),
-                self.n_batch,
-                self.n_sequences,
-                **_addresses(),
-            )
+            with listening():
+                self._native = _native.Context(
+                    address_of(self._pointer),
+                    address_of(memory),
+                    self.n_batch,
+                    self.n_sequences,
+                    **_addresses(),
+                )
         except BaseException:
             self.close()
             raise
@@ -198,38 +202,38 @@ class Context:
     def decode(self, tokens: Sequence[int], n_rows: int, sequence: int = 0) -> None:
         """Evaluate `tokens` after those that are held, and keep logits of the last `n_rows`.
 
-        Raises DecodeError; the sequence then holds none of the tokens.
+        Raises DecodeError, and KeyboardInterrupt within a batch; the sequence then holds none of
+        the tokens.
         """
-        native = self._open()
-        self._check_rows(n_rows)
-        log.inside += 1
-        try:
-            result = native.decode(tokens, n_rows, sequence)
-        finally:
-            log.inside -= 1
-        if result:
-            raise _failure(f"{len(tokens)} tokens at position {self.n_cells(sequence)}", result)
+        self._run([BatchPart(sequence, tokens, n_rows)])
 
     def decode_together(self, parts: Sequence[BatchPart]) -> None:
-        """`decode` of parts of different sequences in one pass, of at most n_batch tokens.
+        """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
+        self._run(parts)
 
-        Raises DecodeError; the sequences then hold none of the tokens.
-        """
+    def _run(self, parts: Sequence[BatchPart]) -> None:
         native = self._open()
-        for part in parts:
-            self._check_rows(part.n_rows)
+        if (n_rows := max((part.n_rows for part in parts), default=0)) > self._n_rows:
+            raise DecodeError(f"the context keeps {self._n_rows} rows of logits, not {n_rows}")
+        if self.n_threads > 1:
+            _processes.add(os.getpid())
+            if len(_processes) > 1:  # OpenMP would wait for threads that a fork has not copied
+                raise DecodeError(
+                    "this process was forked after its parent had computed with several threads, "
+                    "which do not exist here: llama.cpp would wait forever. Start processes by "
+                    "multiprocessing's spawn method, or use one thread here (n_threads, -t)"
+                )
         log.inside += 1
         try:
-            result = native.decode_together(parts)
+            result = native.decode(parts)
         finally:
             log.inside -= 1
         if result:
             n_tokens = sum(len(part.tokens) for part in parts)
-            raise _failure(f"{n_tokens} tokens of {len(parts)} sequences in one pass", result)
-
-    def _check_rows(self, n_rows: int) -> None:
-        if n_rows > self._n_rows:
-            raise DecodeError(f"the context keeps {self._n_rows} rows of logits, not {n_rows}")
+            where = f"at position {self.n_cells(parts[0].sequence)}"
+            if len(parts) > 1:
+                where = f"of {len(parts)} sequences in one pass"
+            raise _failure(f"{n_tokens} tokens {where}", result)
 
     def rows(self, first: int, n_rows: int) -> Logits:
         """Logits (n_rows, n_vocab) of the last batch, from its token `first` on.

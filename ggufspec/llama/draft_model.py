@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
+import llama_cpp
 import numpy as np
 from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
@@ -16,6 +19,9 @@ from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.vocab import Vocab, check_same
+from ggufspec.models.header import read_header
+from ggufspec.models.shape import shape_of
 
 _GREEDY = Sampling(temperature=0, samplers=("temperature",))
 
@@ -45,6 +51,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         self.n_draft = n_draft
         path = validate.path("path", path)
         n_gpu_layers = validate.whole("n_gpu_layers", n_gpu_layers)
+        shape_of(read_header(path))  # raises where llama.cpp would end the process
         self._model = Model(path, n_gpu_layers=n_gpu_layers)
         try:
             self._context = Context(self._model, ContextOptions(n_ctx=n_ctx, n_threads=n_threads))
@@ -53,9 +60,18 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
             raise
         self._session = LlamaSession(self._context, drafts=True)
         self._stop_tokens = self._model.vocab.stop_tokens
+        self._targets: WeakSet[Any] = WeakSet()  # that have its vocabulary
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
-        """At most n_draft tokens that follow `input_ids` (n); none at the end of the context."""
+        """At most n_draft tokens that follow `input_ids` (n); none at the end of the context.
+
+        Raises VocabError if the calling Llama has another vocabulary, DecodeError, ClosedError.
+        """
+        # llama-cpp-python passes token ids only: the target is the caller's `self`.
+        caller = sys._getframe(1).f_locals.get("self")
+        if isinstance(caller, llama_cpp.Llama) and caller not in self._targets:
+            check_same(Vocab(caller.model), self._model.vocab)
+            self._targets.add(caller)
         tokens = array("i", input_ids.tolist())
         n_known = len(tokens)
         n_max = min(self.n_draft, self._context.n_ctx - n_known) if n_known else 0

@@ -22,7 +22,8 @@ _MAX_REPEATED = 16
 # Checkpoints are about 1, 2, 4 ... tokens from the end; nine of them reach back over a draft of
 # defaults.N_DRAFT_LIMIT tokens.
 _N_DISTANCES = 9
-_SLOW_PIECE_SECONDS = 1.0  # a piece of a prompt that takes longer is halved: Ctrl-C waits for it
+# A piece of a prompt that takes longer is halved: other texts wait for it, and Ctrl-C on a GPU.
+_SLOW_PIECE_SECONDS = 1.0
 _MIN_PIECE = 32
 
 
@@ -133,13 +134,12 @@ class LlamaSession:
         known = self._resume(tokens, len(tokens) - 1)
         if not self._can_drop_tail and (draft or self._drafts):
             if draft and len(tokens) - known > _MAX_REPEATED:
-                self._decode_all(tokens[known:-1])
+                self.feed(tokens[:-1])
                 known = len(tokens) - 1
             self._save_checkpoint()
         missing = [*tokens[known:], *draft]
-        if len(missing) > context.n_batch:
-            n_before = len(missing) - context.n_batch
-            self._decode_all(missing[:n_before])
+        if (n_before := len(missing) - context.n_batch) > 0:
+            self.feed([*tokens, *draft][: known + n_before])
             del missing[:n_before]
         return PreparedScore(missing, len(draft) + 1)
 
@@ -169,14 +169,6 @@ class LlamaSession:
             self._checkpoints.pop()
         self._context.truncate(0, self.sequence)
         return 0
-
-    def _decode_all(self, tokens: Sequence[int]) -> None:
-        """Decode without logits, in pieces short enough for a quick reaction to Ctrl-C."""
-        done, piece = 0, self._context.n_batch
-        while done < len(tokens):
-            part = tokens[done : done + piece]
-            piece = self._decode(part, piece)
-            done += len(part)
 
     def _decode(self, tokens: Sequence[int], piece: int) -> int:
         """Decode without logits; returns the length of the next piece, given that of this one."""

@@ -83,12 +83,12 @@ class Header:
     @cached_property
     def n_vocab(self) -> int:
         """Number of tokens."""
-        return len(self._tokens) or self.number("vocab_size", 0)
+        return len(self.tokens) or self.number("vocab_size", 0)
 
     @cached_property
     def vocabulary(self) -> str:
         """A fingerprint: files with the same one have the same tokens, except for padding."""
-        tokens = self._tokens
+        tokens = self.tokens
         n_real = len(tokens)
         while n_real and tokens[n_real - 1].startswith(_PADDING):
             n_real -= 1
@@ -166,7 +166,8 @@ class Header:
         return [self.number(key, default)] * self.n_layers
 
     @property
-    def _tokens(self) -> list[bytes]:
+    def tokens(self) -> list[bytes]:
+        """The text of each token, as stored; empty without a vocabulary. Raises ModelError."""
         found = self.values.get("tokenizer.ggml.tokens", [])
         if not isinstance(found, list) or any(not isinstance(each, bytes) for each in found[:1]):
             raise ModelError(f"{self.paths[0]} is damaged: its vocabulary is not a list of strings")

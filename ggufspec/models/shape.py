@@ -85,6 +85,7 @@ def shape_of(header: Header) -> ModelShape:
             "or not a language model"
         )
     _check_numbers(header, n_embd)
+    _check_tokens(header)
     n_heads = max(header.numbers("attention.head_count", 0))
     by_layer: list[list[Tensor]] = [[] for _ in range(n_layers)]
     n_input = n_output = 0
@@ -132,6 +133,24 @@ def _check_numbers(header: Header, n_embd: int) -> None:
         if not isinstance(epsilon, float) or not 0 <= epsilon < 1:
             raise ModelError(
                 f"{header.paths[0]} is damaged: its {key} is {epsilon}. Download it again"
+            )
+
+
+def _check_tokens(header: Header) -> None:
+    """Raise ModelError for two tokens of one text, on which llama.cpp would abort the process."""
+    tokens = header.tokens
+    unique = set(tokens)
+    is_usual = len(unique) == len(tokens) and b"" not in unique and b"\0" not in b"".join(tokens)
+    if is_usual or header.values.get("tokenizer.ggml.model") in ("no_vocab", "none"):
+        return
+    ids: dict[bytes, int] = {}
+    for i, token in enumerate(tokens):
+        text = token.partition(b"\0")[0] or b"[EMPTY_%d]" % i  # as llama.cpp reads it
+        if ids.setdefault(text, i) != i:
+            raise ModelError(
+                f"{header.paths[0]} cannot be loaded by llama.cpp: tokens {ids[text]} and {i} have "
+                f"the same text, {text.decode('utf-8', 'replace')!r}. Use another conversion of "
+                "the model, or give one of them another text"
             )
 
 

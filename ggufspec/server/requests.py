@@ -32,7 +32,7 @@ def parse_request(
 ) -> ParsedRequest:
     """Raises PromptError, OptionError."""
     options = _options_of(body, server)
-    # Errors before the queue, and slow grammars compiled outside the thread that runs all texts.
+    # An error of the constraint is the request's, not that of the thread which runs all texts.
     sampling_of(options, engine.vocab, 0)
     n, n_top, has_tools = body.n or 1, None, False
     if isinstance(body, ChatRequest):

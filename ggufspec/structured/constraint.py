@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from functools import lru_cache, partial
+from functools import partial
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
@@ -17,7 +17,9 @@ from ggufspec.structured.grammar import LIMITS, limited, summary
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
 
 _N_CONTINUATIONS = 8  # of a forced text that are tokenized with it
-_N_COMPILED = 16  # grammars
+
+# llguidance computes all of a forced text, up to a second of a{1000000}; it is drafted in parts.
+_MAX_FORCED_BYTES = 1024
 
 # Token ids of a text, given the bytes before it.
 Tokenize = Callable[[bytes, bytes], Sequence[int]]
@@ -42,15 +44,22 @@ class TokenTable:
         self.tokenize = tokenize
         self.n_words = (len(pieces) + 31) // 32
         ends = sorted(stop_tokens)
-        tokenizer = LLTokenizer(TokenizerWrapper(_Pieces(pieces, special, ends[0])), None, ends)
-        self._compiled = lru_cache(_N_COMPILED)(partial(_compiled, tokenizer))
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Pieces(pieces, special, ends[0])), None, ends
+        )
 
     def matcher(self, grammar: str) -> LLMatcher:
-        """A matcher at the beginning of a text. The last grammars are compiled only once.
+        """A matcher at the beginning of a text. Raises OptionError if it cannot be compiled.
 
-        Raises OptionError for a grammar that cannot be compiled.
+        Not a copy of one that was compiled before: copies share its limits, until all texts fail.
         """
-        return self._compiled(grammar).deep_copy()
+        source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
+        made = limited(
+            lambda: LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS), "grammar"
+        )
+        if made.is_error():
+            raise OptionError(f"the grammar cannot be used: {summary(made.get_error())}")
+        return made
 
 
 class _Pieces:
@@ -125,17 +134,22 @@ class GrammarConstraint:
         """
         if not self._stand_after(tokens):
             return ()
-        if self._forced is None or self._forced[0] != self._text:
-            data = self._matcher.compute_ff_bytes().partition(b"\xff")[0]  # 0xff: a special token
-            data = data.decode("utf-8", "ignore").encode()  # without part of a character
-            before = self._table.pieces[self._text[-1]] if self._text else b""
-            forced = list(self._table.tokenize(before, data)) if data else []
-            del forced[self._matcher.validate_tokens(forced) :]
-            text = self._text[:]
-            if forced and self._merges_last(forced, before, data):
-                del forced[-1]
-            self._forced = text, forced
-        return self._forced[1]
+        if self._forced is not None:
+            text, forced = self._forced
+            begun = self._text[len(text) :].tolist()
+            is_left = not begun or len(begun) < len(forced)
+            if is_left and self._text[: len(text)] == text and forced[: len(begun)] == begun:
+                return forced[len(begun) :]
+        data = self._matcher.compute_ff_bytes().partition(b"\xff")[0]  # 0xff: a special token
+        data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
+        before = self._table.pieces[self._text[-1]] if self._text else b""
+        forced = list(self._table.tokenize(before, data)) if data else []
+        del forced[self._matcher.validate_tokens(forced) :]
+        text = self._text[:]
+        if forced and self._merges_last(forced, before, data):
+            del forced[-1]
+        self._forced = text, forced
+        return forced
 
     def _merges_last(self, forced: Sequence[int], before: bytes, data: bytes) -> bool:
         """Whether with most continuations, the usual tokens of `data` are no longer these."""
@@ -193,13 +207,3 @@ class GrammarConstraint:
             f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
             "requires what no token of this vocabulary has; simplify it"
         )
-
-
-def _compiled(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
-    made = limited(lambda: LLMatcher(tokenizer, source, log_level=0, limits=LIMITS), "grammar")
-    if made.is_error():
-        lines = made.get_error().splitlines()
-        shown = [line for line in lines if _ALL_TOKENIZATIONS not in line and line.strip("0123 |")]
-        raise OptionError("\n".join([f"the grammar cannot be used: {shown[0]}", *shown[1:]]))
-    return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import re
 import threading
@@ -11,19 +12,29 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from llguidance import LLMatcher, LLParserLimits, regex_to_lark
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
+from ggufspec.common import defaults
 from ggufspec.errors import OptionError
+from ggufspec.structured.gbnf import lark_of_gbnf
 
 Made = TypeVar("Made")
 
 MAX_BYTES = 128 * 1024  # of a source: 1 MB of schema takes seconds to compile
-LIMITS = LLParserLimits(max_grammar_size=30_000, verbose_errors=False)
-MAX_SECONDS = 1.2  # terminals that each name the next take a minute
+LIMITS = LLParserLimits(
+    max_grammar_size=30_000,
+    max_items_in_row=20_000,  # 4 an optional property; its default, 2,000, is enough for 500
+    verbose_errors=False,
+)
+MAX_SECONDS = 0.7  # twice for a schema; terminals that each name the next take a minute
 _STACK_BYTES = 64 * 1024 * 1024  # 4,000 references in a row overflow 8 MB
 _MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
 _MAX_COMPLAINT = 200
+_PATIENCE_AT_EXIT = 1.0  # seconds
+_MAX_GIVEN_UP = 8  # some never end, and each takes a core from the rest
+_given_up: list[threading.Thread] = []
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
+
+_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
 # JSON in one form, so the text between two values is forced.
 _JSON_FORM = {
@@ -75,23 +86,11 @@ def of_grammar(text: str) -> str:
     names is left to GrammarConstraint.
     """
     _check_size(text, "grammar")
-    made = text if is_lark_syntax(text) else _lark_of(text)
+    made = text if _LARK.search(text) else limited(lambda: lark_of_gbnf(text), "grammar")
     complaint = limited(lambda: _complaint_of_grammar(made), "grammar")
     if complaint:
-        raise OptionError(f"the grammar cannot be used: {complaint.strip()}")
+        raise OptionError(f"the grammar cannot be used: {summary(complaint)}")
     return made
-
-
-def _lark_of(gbnf: str) -> str:
-    try:
-        return gbnf_to_lark(_with_characters(gbnf))
-    except RecursionError as error:
-        raise OptionError("the grammar is nested too deeply; make it flatter") from error
-    except Exception as error:  # the converter raises bare Exceptions, too
-        raise OptionError(
-            f'the grammar is not valid GBNF: {error}. Write rules such as root ::= "yes" | "no" '
-            '(GBNF), or start: "yes" | "no" (Lark)'
-        ) from error
 
 
 def of_regex(regex: str) -> str:
@@ -107,7 +106,7 @@ def of_regex(regex: str) -> str:
     complaint = limited(lambda: _complaint_of_grammar(made), "regular expression")
     if complaint:
         reason = complaint.partition("\n   1 |")[0].splitlines()[-1]
-        reason = reason.rpartition("(in regex): ")[2].removeprefix("error: ")
+        reason = summary(reason.rpartition("(in regex): ")[2].removeprefix("error: "))
         raise OptionError(
             f"the regular expression cannot be used: {reason}. Its syntax is Rust's, without "
             "look-around and back-references"
@@ -117,9 +116,10 @@ def of_regex(regex: str) -> str:
 
 def of_choices(choices: Sequence[str]) -> str:
     """The grammar of one of several texts."""
-    text = " | ".join(json.dumps(choice) for choice in choices)
+    text = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    text = text.replace("\x7f", "\\u007f")
     _check_size(text, "list of choices")
-    return f"start: {text}"
+    return f"start: CHOICE\nCHOICE: {text}"  # a terminal has no limit of 2,000 alternatives
 
 
 def limited(work: Callable[[], Made], what: str) -> Made:
@@ -136,17 +136,28 @@ def limited(work: Callable[[], Made], what: str) -> Made:
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    _given_up[:] = [each for each in _given_up if each.is_alive()]
+    if len(_given_up) >= _MAX_GIVEN_UP:
+        raise OptionError(
+            f"{len(_given_up)} grammars that took too long are still being compiled; try again "
+            "later, or restart the program"
+        )
+    thread = threading.Thread(target=run, name=defaults.COMPILATION, daemon=True)
     with _stack_size:
         before = threading.stack_size(_STACK_BYTES)
         try:
             thread.start()
         finally:
             threading.stack_size(before)
-    thread.join(MAX_SECONDS)
+    try:
+        thread.join(MAX_SECONDS)
+    finally:
+        if thread.is_alive():  # native code crashes if it returns while Python ends
+            atexit.register(thread.join, _PATIENCE_AT_EXIT)
     if errors:
         raise errors[0]
     if not results:
+        _given_up.append(thread)
         raise OptionError(f"the {what} takes longer than {MAX_SECONDS} s to compile; simplify it")
     return results[0]
 
@@ -155,6 +166,8 @@ def summary(complaint: str) -> str:
     """A complaint of llguidance in one short line, without its dumps and backtraces."""
     first, *rest = complaint.strip().split("\n") if complaint else [""]
     first = first.partition("<")[0] if "backtrace" in first else first
+    if "limits." in first or "limit for this grammar" in first:  # names llguidance's options
+        return "it is too complex; simplify it"
     if len(first) > _MAX_COMPLAINT:
         first = f"{first[:_MAX_COMPLAINT]} ..."
     # A regular expression's error is in a line of its own.
@@ -316,22 +329,6 @@ def _complaint_of_grammar(grammar: str) -> str:
     return LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
 
 
-def _with_characters(gbnf: str) -> str:
-    """The grammar with characters for the escapes of those beyond ASCII.
-
-    The converter writes \\u00e9 as \\ue9, which Lark does not know.
-    """
-
-    def character(match: re.Match[str]) -> str:
-        digits = match[1] or match[2] or match[3] or "0"
-        code = int(digits, 16)
-        is_character = 0xA0 <= code <= 0x10FFFF and not 0xD800 <= code <= 0xDFFF
-        return chr(code) if is_character else match[0]
-
-    hexadecimal = r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})"
-    return re.sub(rf"\\(?:{hexadecimal}|.)", character, gbnf, flags=re.DOTALL)
-
-
 def _number(text: str) -> int | float:
     """A number of a schema; llguidance takes no 2.0 for a length."""
     value = float(text)
@@ -343,7 +340,12 @@ def _no_number(name: str) -> None:
 
 
 def _check_size(text: str, what: str) -> None:
-    n_bytes = len(text.encode("utf-8", "surrogatepass"))
+    try:
+        n_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise OptionError(
+            f"the {what} is not valid Unicode at character {error.start}: {error.reason}"
+        ) from error
     if n_bytes > MAX_BYTES:
         raise OptionError(
             f"the {what} has {n_bytes:,} bytes; it may have {MAX_BYTES:,}. Make it smaller"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +10,11 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict, Verify
+from ggufspec.decoding.types import Draft, Logits, Probs, Uniforms, Verdict, Verify
 from ggufspec.engine.engine import Engine
+from ggufspec.llama.session import LlamaSession
 
+ROUNDING = 0.15  # standard deviation in logits
 Plant = Callable[[Verify], None]
 
 
@@ -33,6 +35,22 @@ def pair(paths: tuple[Path, Path]) -> Iterator[Engine]:
 def plant(monkeypatch: pytest.MonkeyPatch) -> Plant:
     """Replaces the rule "rejection" by another one."""
     return lambda rule: monkeypatch.setattr("ggufspec.decoding.verify.rejection.verify", rule)
+
+
+@pytest.fixture
+def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets batches of several tokens round coarsely, as K-quants do on CPUs."""
+    honest = LlamaSession.score
+
+    def score(session: LlamaSession, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        n_new = len(tokens) + len(draft) - min(session.n_common(tokens), len(tokens) - 1)
+        rows = np.array(honest(session, tokens, draft))
+        for i, row in enumerate(rows if n_new > 1 else ()):
+            rng = np.random.default_rng([n_new, *tokens, *draft[:i]])
+            row += ROUNDING * rng.standard_normal(len(row))
+        return rows
+
+    monkeypatch.setattr(LlamaSession, "score", score)
 
 
 def lossy(greed: float) -> Verify:

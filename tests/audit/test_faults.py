@@ -124,6 +124,42 @@ def test_a_batch_that_computes_something_else_is_found(
     assert "batches change the target's distribution" in report.verdict
 
 
+@pytest.mark.usefixtures("rounding")
+def test_the_rounding_of_batches_is_no_difference(embedded: Engine) -> None:
+    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=8))
+    assert report.batch is not None
+    assert report.batch.median > 0.01
+    assert any(each.gap > LARGE.near_tie for each in report.greedy.divergences)
+    assert report.differences == ()
+    assert report.batch.median < 2 * report.batch.rounding
+
+
+@pytest.mark.usefixtures("rounding")
+def test_faults_beyond_the_rounding_of_batches_are_found(
+    embedded: Engine, plant: Plant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = scoring.logits
+
+    def off(engine: Engine, *args: Sequence[int], n_together: int = 1, **how: str) -> object:
+        for rows in honest(engine, *args, n_together=n_together, **how):  # type: ignore[arg-type]
+            if n_together > 1:
+                rows[:, ::2] += 2.0
+            yield rows
+
+    def second(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        return Verdict(0, int(np.asarray(target_probs)[0].argsort()[-2 if draft.tokens else -1]))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scoring, "logits", off)
+        report = audit(embedded, PROMPTS, replace(LARGE, n_runs=8))
+        assert report.batch is not None
+        assert report.batch.found
+    plant(second)
+    report = audit(embedded, PROMPTS, replace(SMALL, options={"temperature": 0.0}))
+    assert report.greedy.near_tie > SMALL.near_tie
+    assert report.greedy.found
+
+
 def test_a_divergence_at_a_near_tie_is_no_difference() -> None:
     same = AuditReport(SMALL, 2, None, None, None, Greedy(2, 0.05, (TIE,)))
     assert same.differences == ()

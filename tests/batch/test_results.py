@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,13 @@ def crashed(folder: Path, *indices: int) -> Path:
         made.add(record(index))
     made.close()
     return folder / "r.jsonl.part"
+
+
+def opens(descriptor: int) -> str:
+    """The path of an open file; empty if it is closed by now."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    return ""
 
 
 def test_the_output_is_the_ordered_beginning_and_the_journal_has_everything(tmp_path: Path) -> None:
@@ -215,12 +224,27 @@ def test_a_full_disk_is_reported_and_earlier_records_are_kept(tmp_path: Path) ->
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (part.stat().st_size + 5, hard))
     try:
-        with pytest.raises(CacheError, match=r"r\.jsonl\.part: File too large"):
+        with pytest.raises(CacheError, match=r"r\.jsonl\.part: File too large.* --resume"):
             made.add(record(1))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     made.close()
     assert sorted(results_of(tmp_path)) == [0]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_disk_that_is_full_for_the_output_alone_is_reported(tmp_path: Path) -> None:
+    made = results(tmp_path)
+    output = str(tmp_path / "r.jsonl")
+    (opened,) = (fd for fd in map(int, os.listdir("/proc/self/fd")) if opens(fd) == output)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, opened)
+    os.close(full)
+    for write in (lambda: made.add(record(0)), made.close):
+        with pytest.raises(CacheError, match=r"r\.jsonl: No space left.* --resume"):
+            write()
+    with closing(results(tmp_path, resume=True)) as again:
+        assert list(again.records) == [0]
 
 
 def test_an_id_of_any_characters_can_be_written(tmp_path: Path) -> None:

@@ -187,7 +187,7 @@ class LateProcess:
         self.number, self.events = number, events
         self.index: int | None = None
         self.is_alive = True
-        self.events.put(WorkerEvent(number, {"ready": True, "profile": None, "placement": ""}))
+        self.events.put(WorkerEvent(number, {"ready": True, "profile": None, "note": ""}))
 
     def send(self, message: Mapping[str, Any]) -> None:
         self.index = message["prompt"]["index"]

@@ -143,6 +143,12 @@ linux = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks 
 # What it writes
 
 
+def test_a_context_that_is_too_long_is_reported_once_for_all_processes(batch: Command) -> None:
+    result = batch("-c", "5000", "--num-processes", "2")
+    assert result.code == 0
+    assert result.err.count("5,000 tokens exceeds the 4,096 that") == 1
+
+
 def test_records_come_in_the_order_of_the_prompts(batch: Command, tmp_path: Path) -> None:
     result = batch("--num-processes", "2", "-v")
     assert result.code == 0, result.err

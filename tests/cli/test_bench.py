@@ -202,6 +202,10 @@ def test_without_a_draft_there_are_ngrams(command: Command, target: Path) -> Non
     assert "Traceback" not in found.err
 
 
+def test_help_says_when_llama_cpp_python_writes_the_same_greedy_text(command: Command) -> None:
+    assert "equal ours only with -fa off" in " ".join(command("bench", "--help").out.split())
+
+
 def test_a_draft_alone_is_no_pair(command: Command, draft: Path) -> None:
     found = command("bench", "--draft", draft)
     assert found.code == 2

@@ -113,10 +113,26 @@ def test_sampled_texts_differ_and_it_says_why(command: Command, target: Path, dr
 
 
 def test_without_a_draft_the_text_so_far_drafts(command: Command, chatterbox: Path) -> None:
-    args = ("-m", chatterbox, "-t", "1", "-p", LETTERS, "-n", "30", "--temp", "0", "--json")
-    document = command("compare", *args, "--drafter", "ngram").document
+    args = ("-m", chatterbox, "-t", "1", "-p", LETTERS, "-n", "30", "--temp", "0")
+    document = command("compare", *args, "--drafter", "ngram", "--json").document
     assert document["speculative"]["n_accepted"] > 0
     assert document["same_text"]
+
+
+@pytest.mark.parametrize("drafter", [(), ("--drafter", "ngram")], ids=str)
+def test_text_that_no_draft_model_drafts_is_called_n_grams(
+    drafter: tuple[str, ...], command: Command, chatterbox: Path, tmp_path: Path
+) -> None:
+    args = ("-m", chatterbox, "-t", "1", "-p", LETTERS, "-n", "30", "--temp", "0")
+    result = command("compare", *args, *drafter, "--record", tmp_path / "race.svg")
+    assert result.code == 0
+    assert "speculative:" not in result.out
+    assert re.search("^n-grams: ", result.out, re.MULTILINE)
+    assert re.search("^n-grams +[0-9]", result.out, re.MULTILINE)
+    picture = (tmp_path / "race.svg").read_text()
+    assert "n-grams" in picture
+    assert "no draft model" in picture
+    assert "with a draft" not in picture
 
 
 def test_without_a_target_the_embedded_pair_runs(command: Command) -> None:

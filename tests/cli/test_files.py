@@ -27,6 +27,35 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
     writer.join()
 
 
+@with_pipes
+def test_a_pipe_that_nothing_is_written_to_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.1, raising=False)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    # So that a read that waits for ever ends after all.
+    rescue = threading.Timer(10, lambda: pipe.write_bytes(b"too late"))
+    rescue.daemon = True
+    rescue.start()
+    with pytest.raises(PromptError, match="pipe that no program has written to"):
+        read_file(pipe, "the prompt file", PromptError)
+    rescue.cancel()
+
+
+@with_pipes
+def test_a_pipe_with_a_slow_writer_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait is for a program that opens the pipe, not for its first byte."""
+    monkeypatch.setattr(files, "PIPE_SECONDS", 0.1, raising=False)
+    reading, writing = os.pipe()
+    writer = threading.Timer(0.5, lambda: (os.write(writing, b"hello"), os.close(writing)))
+    writer.start()
+    assert read_file(Path(f"/dev/fd/{reading}"), "the prompt file", PromptError) == b"hello"
+    os.close(reading)
+
+
 def test_what_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(OptionError, match=r"the grammar file .* is a folder; name a file in it"):
         read_file(tmp_path, "the grammar file", OptionError)

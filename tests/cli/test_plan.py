@@ -45,6 +45,13 @@ def test_plans_for_another_machine(pair: list[str]) -> None:
     assert "…" not in result.output, "nothing is cut off at 80 columns"
 
 
+def test_an_acceptance_that_was_not_given_is_called_assumed(pair: list[str]) -> None:
+    there = (*pair, "--vram", "24GiB", "--ram", "64GiB")
+    assumed = "acceptance: 80% of tokens, if those before were accepted; assumed (--acc"
+    assert assumed in invoke(*there).output
+    assert "accepted; assumed" not in invoke(*there, "--acceptance", "0.8").output
+
+
 def test_what_is_printed_is_in_the_document(pair: list[str]) -> None:
     found = document(*pair, "--vram", "24GiB,12GiB", "--ram", "64GiB", "--acceptance", "0.7")
     chosen = found["plans"][0]

@@ -39,7 +39,7 @@ MAIN = PREAMBLE + "from ggufspec.cli.main import main; main()"
 def chatterbox(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Writes the alphabet, over and over."""
     path = tmp_path_factory.mktemp("models") / "chatterbox.gguf"
-    return tiny.write_scripted(path, tiny.SPM.spell(LETTERS))
+    return tiny.write_scripted(path, tiny.SPM.spell(LETTERS), n_ctx_train=200_000)
 
 
 @pytest.fixture(scope="module")
@@ -311,3 +311,17 @@ def test_a_stream_may_be_closed(closed: str, args: list[str], code: int, smiley:
     assert out == (f"{SMILE}\n" if code == 0 and closed != ">&-" else "")
     if code:
         assert "the prompt is empty" in err
+
+
+@pytest.mark.parametrize(
+    "code", ["from ggufspec.cli.main import main; main()", "grammar.of_json_schema(sys.argv[-1])"]
+)
+def test_a_compilation_that_took_too_long_does_not_crash_the_end(code: str) -> None:
+    part = {"type": "object", "properties": {f"q{i}": {"type": "string"} for i in range(40)}}
+    parts = {f"p{i}": part for i in range(100)}  # some time to find the part that is refused
+    schema = json.dumps({"properties": {**parts, "last": {"not": {}}}})
+    before = "import sys; from ggufspec.structured import grammar; grammar.MAX_SECONDS = 0.02\n"
+    args = ("run", "-m", "nowhere.gguf", "-p", "x", "-j", schema)
+    done = subprocess.run([sys.executable, "-c", before + code, *args], capture_output=True)
+    assert done.returncode in (1, 2), done.stderr
+    assert b"takes longer than 0.02 s to compile; simplify it" in done.stderr

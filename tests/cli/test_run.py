@@ -136,6 +136,25 @@ def test_without_a_limit_the_context_is_filled(run: Command, target: Path, draft
     assert document["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize(
+    ("n_target", "n_draft", "found"),
+    [
+        (32, 64, ["48 tokens exceeds the 32 that", "large.gguf was trained", "use at most 32"]),
+        (64, 32, ["48 tokens exceeds the 32 that", "small.gguf was trained", "drafts beyond"]),
+        (48, 48, []),
+    ],
+)
+def test_a_context_beyond_what_a_model_was_trained_for_is_reported_once(
+    n_target: int, n_draft: int, found: list[str], run: Command, tmp_path: Path
+) -> None:
+    large = tiny.write_llama(tmp_path / "large.gguf", n_ctx_train=n_target)
+    small = tiny.write_llama(tmp_path / "small.gguf", n_layer=1, n_ctx_train=n_draft)
+    result = run("-m", large, "-md", small, "-p", PROMPT, "-n", "2", "-c", "48")
+    assert result.code == 0
+    assert result.err.count("exceeds") == bool(found)
+    assert all(part in result.err for part in found)
+
+
 def test_a_seed_repeats_the_text(run: Command, target: Path, draft: Path) -> None:
     def tokens(*seed: str) -> list[int]:
         args = ("-m", target, "-md", draft, "-p", PROMPT, "-n", "30", "--json", *length, *seed)

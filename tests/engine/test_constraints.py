@@ -1,24 +1,26 @@
-"""Grammars, schemas and the whole sampler set, through the engine: plain and with a draft."""
+"""Schemas, grammars, regular expressions and choices, through the engine; and the samplers."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tiny
-from ggufspec.llama.grammar import Grammar
-from ggufspec.structured.json_schema import gbnf_of_schema
 
 import ggufspec
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import to_probs
+from ggufspec.drafting import strategies as drafters
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import GenerateOptions
+from ggufspec.engine.generation import Generation
+from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import DecodeError, OptionError, PromptError
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
@@ -31,7 +33,28 @@ PERSON = {
     },
     "required": ["name", "age"],
 }
-DATES = 'root ::= day (", " day){2}\nday ::= [0-3] [0-9] " " ("May" | "June") " 18" [0-9]{2}'
+DAY = "[0-3][0-9] (May|June) 18[0-9][0-9]"
+DAYS = f"{DAY}(, {DAY}){{2}}"
+GBNF = 'root ::= day (", " day){2}\nday ::= [0-3] [0-9] " " ("May" | "June") " 18" [0-9]{2}'
+LARK = 'start: day ", " day ", " day\nday: /[0-3][0-9]/ " " ("May" | "June") " 18" /[0-9]{2}/'
+CHOICES = ["yes", "no", "yes, of course", 'a "b"', "é"]
+# Each constraint, and what its texts match.
+CONSTRAINTS: list[tuple[GenerateOptions, str]] = [
+    ({"grammar": GBNF}, DAYS),
+    ({"grammar": LARK}, DAYS),
+    ({"regex": DAYS}, DAYS),
+    ({"choices": CHOICES}, "|".join(map(re.escape, CHOICES))),
+]
+IDS = ["gbnf", "lark", "regex", "choices"]
+STRATEGIES = [name for name in drafters.names() if name != "none"]
+
+
+class Person:
+    """As pydantic's models: a class that describes itself."""
+
+    @classmethod
+    def model_json_schema(cls) -> dict[str, object]:
+        return PERSON
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +63,19 @@ def pair() -> Iterator[Engine]:
         yield engine
 
 
-@pytest.mark.parametrize("drafter", ["none", "model"])
+def check_person(text: str) -> None:
+    person = json.loads(text)
+    assert set(person) <= {"name", "age", "titles"}
+    assert isinstance(person["name"], str)
+    assert len(person["name"]) <= 20
+    assert 0 <= person["age"] <= 120
+    assert set(person.get("titles", [])) <= {"prince", "count"}
+
+
+@pytest.mark.parametrize("drafter", ["none", "forced", "model"])
 @pytest.mark.parametrize("rule", verify.names())
-def test_what_is_written_under_a_schema_is_json_that_fits(
-    rule: str, drafter: str, pair: Engine
-) -> None:
-    for seed in range(6):
+def test_text_under_a_schema_is_json_that_matches_it(rule: str, drafter: str, pair: Engine) -> None:
+    for seed in range(4):
         done = pair.generate(
             "The prince is",
             json_schema=PERSON,
@@ -56,52 +86,161 @@ def test_what_is_written_under_a_schema_is_json_that_fits(
             max_tokens=200,
         )
         assert done.finish_reason == "stop"
-        person = json.loads(done.text)
-        assert set(person) <= set(PERSON["properties"])  # type: ignore[arg-type]
-        assert isinstance(person["name"], str)
-        assert len(person["name"]) <= 20
-        assert 0 <= person["age"] <= 120
-        assert set(person.get("titles", [])) <= {"prince", "count"}
+        check_person(done.text)
 
 
+@pytest.mark.parametrize(
+    "schema", [PERSON, json.dumps(PERSON), Person], ids=["dict", "text", "model"]
+)
+def test_a_schema_is_a_dict_a_text_or_a_class_that_describes_itself(
+    schema: dict[str, object] | str | type, pair: Engine
+) -> None:
+    expected = pair.generate("The prince is", json_schema=PERSON, seed=1, max_tokens=200)
+    done = pair.generate("The prince is", json_schema=schema, seed=1, max_tokens=200)
+    assert done.text == expected.text
+    check_person(done.text)
+
+
+@pytest.mark.parametrize(("constraint", "pattern"), CONSTRAINTS, ids=IDS)
+@pytest.mark.parametrize("drafter", drafters.names())
+def test_text_matches_its_constraint_with_every_strategy(
+    drafter: str, constraint: GenerateOptions, pattern: str, pair: Engine
+) -> None:
+    texts = set()
+    for seed in range(4):
+        done = pair.generate("It was on", drafter=drafter, seed=seed, temperature=1.5, **constraint)
+        assert re.fullmatch(pattern, done.text), done.text
+        assert done.finish_reason == "stop"
+        texts.add(done.text)
+    assert len(texts) > 1
+
+
+@pytest.mark.parametrize(("constraint", "pattern"), CONSTRAINTS, ids=IDS)
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {"top_k": 0}, {"samplers": ("top_p",)}])
-def test_a_grammar_holds_with_any_sampling(options: GenerateOptions, pair: Engine) -> None:
-    import re
-
-    for seed in range(3):
-        done = pair.generate("It was on", grammar=DATES, seed=seed, **options)
-        day = "[0-3][0-9] (May|June) 18[0-9][0-9]"
-        assert re.fullmatch(f"{day}(, {day}){{2}}", done.text)
-
-
-def test_a_draft_held_to_the_grammar_is_accepted_more(pair: Engine) -> None:
-    stats = pair.generate("It was on", grammar=DATES, seed=1, temperature=1.0).stats
-    held = stats.notes["first_token_acceptance"]
-    free = stats.notes["first_token_acceptance_without_grammar"]
-    assert 0 <= free < held - 0.2 < held <= 1
-    assert stats.notes["draft_temperature"] > 0
+def test_a_constraint_holds_with_any_sampling(
+    options: GenerateOptions, constraint: GenerateOptions, pattern: str, pair: Engine
+) -> None:
+    for seed in range(2):
+        done = pair.generate("It was on", seed=seed, **constraint, **options)
+        assert re.fullmatch(pattern, done.text)
 
 
-def test_greedy_text_under_a_grammar_is_that_of_plain_decoding(pair: Engine) -> None:
+def test_an_n_gram_that_the_grammar_forbids_is_not_drafted(pair: Engine) -> None:
+    """The prompt repeats itself; only the first of its words may follow, and then none."""
+    done = pair.generate(
+        "no yes no yes no yes no yes", regex=r" no( no)*\.", drafter="ngram", seed=0, max_tokens=60
+    )
+    assert re.match(r" no( no)*", done.text)
+    assert done.stats.n_drafted > 0
+
+
+@pytest.mark.parametrize("drafter", STRATEGIES)
+def test_forced_text_is_drafted_without_a_model(drafter: str, pair: Engine) -> None:
+    done = pair.generate(
+        "Then", choices=[" the old prince said to the count"], drafter=drafter, n_draft=8
+    )
+    assert done.text == " the old prince said to the count"
+    assert done.stats.n_rounds <= len(done.tokens) / 2
+    assert done.stats.notes["n_forced"] >= len(done.tokens) / 2
+    assert 0 < done.stats.notes["forced_acceptance"] <= 1
+
+
+@pytest.mark.parametrize("drafter", drafters.names())
+def test_greedy_text_under_a_constraint_is_that_of_plain_decoding(
+    drafter: str, pair: Engine
+) -> None:
     options: GenerateOptions = {"temperature": 0.0, "json_schema": PERSON, "max_tokens": 100}
     plain = pair.generate("The count is", drafter="none", **options)
-    assert pair.generate("The count is", **options).tokens == plain.tokens
+    assert pair.generate("The count is", drafter=drafter, **options).tokens == plain.tokens
 
 
-def test_the_next_text_starts_with_a_fresh_grammar(pair: Engine) -> None:
+def test_the_next_text_starts_at_the_beginning_of_its_grammar(pair: Engine) -> None:
     options: GenerateOptions = {"grammar": 'root ::= "ab" | "cd"', "seed": 0}
     assert pair.generate("A letter:", **options).text in ("ab", "cd")
     assert pair.generate("A longer prompt. A letter:", **options).text in ("ab", "cd")
     assert pair.generate("A letter:", max_tokens=3, seed=0).text not in ("ab", "cd")
 
 
+@pytest.mark.parametrize("drafter", drafters.names())
+def test_a_complete_text_ends_without_another_pass(drafter: str, pair: Engine) -> None:
+    done = pair.generate("A letter:", choices=["ab", "cd"], drafter=drafter, seed=0)
+    assert done.finish_reason == "stop"
+    assert done.stats.n_rounds <= len(done.tokens)
+    for n_most in (1, len(done.tokens)):  # also where no further token would be allowed
+        short = pair.generate(
+            "A letter:", choices=["ab", "cd"], drafter=drafter, seed=0, max_tokens=n_most
+        )
+        is_complete = n_most == len(done.tokens)
+        assert short.finish_reason == ("stop" if is_complete else "length")
+        assert short.text == done.text[: len(short.text)]
+
+
+@pytest.mark.parametrize(("bias", "reason"), [(100.0, "stop"), (-100.0, "length")])
+def test_a_text_that_may_go_on_ends_by_the_models_choice(
+    bias: float, reason: str, pair: Engine
+) -> None:
+    biases = dict.fromkeys(pair.vocab.stop_tokens, bias)
+    done = pair.generate("It was", regex="( very)*", seed=1, max_tokens=3, logit_bias=biases)
+    assert done.finish_reason == reason
+    assert (done.text == "") == (reason == "stop")
+
+
+def test_no_control_token_is_in_a_text(pair: Engine) -> None:
+    for seed in range(5):
+        done = pair.generate(
+            "It was", regex="(?s).*", seed=seed, max_tokens=60, temperature=3.0, top_k=0, min_p=0.0
+        )
+        assert all(pair.vocab.piece(token) for token in done.tokens)
+        pieces = b"".join(map(pair.vocab.piece, done.tokens))
+        assert pieces.decode("utf-8", "ignore").startswith(done.text.rstrip("\ufffd"))
+
+
+def test_a_stop_text_ends_a_text_under_a_constraint(pair: Engine) -> None:
+    done = pair.generate("It was on", regex=DAYS, stop=" 18", seed=0)
+    assert done.finish_reason == "stop"
+    assert re.fullmatch("[0-3][0-9] (May|June)", done.text)
+
+
+def test_texts_that_share_passes_have_constraints_of_their_own() -> None:
+    with ggufspec.load(
+        embedded_target(), embedded_draft(), n_ctx=256, n_slots=3, n_threads=1
+    ) as engine:
+        prompt = engine.tokenize("It was on")
+        free: GenerateOptions = {"max_tokens": 20, "seed": 1}
+        all_options = [{**constraint, "seed": 1} for constraint, _ in CONSTRAINTS]
+        done = Scheduler(engine).write_all(
+            Generation(engine, prompt, CheckedOptions.of(options))  # type: ignore[arg-type]
+            for options in [free, *all_options, *all_options]
+        )
+    assert len(done[0].tokens) == 20
+    for text, (_, pattern) in zip(done[1:], CONSTRAINTS * 2, strict=True):
+        assert re.fullmatch(pattern, text.text)
+        assert text.finish_reason == "stop"
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"grammar": 'root ::= "a', "json_schema": None}, "grammar|string|quote"),
-        ({"grammar": 'root ::= "a"', "json_schema": {}}, "give one of them"),
+        ({"grammar": 'root ::= "a', "json_schema": None}, "nothing closes"),
+        ({"grammar": 'start: "a'}, "grammar cannot be used"),
+        ({"grammar": "start: nothing"}, "unknown name"),
+        ({"grammar": "start: start"}, "no text can match"),
+        ({"grammar": ""}, "rule"),
+        ({"grammar": 'root ::= "a"', "json_schema": {}}, "json_schema and grammar are given"),
+        ({"regex": "a", "choices": ["a"]}, "regex and choices are given; give one of them"),
         ({"grammar": 'root ::= "a"', "ignore_eos": True}, "ignore_eos"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos.*regex"),
+        ({"choices": ["a"], "ignore_eos": True}, "ignore_eos.*choices"),
+        ({"json_schema": {}, "ignore_eos": True}, "ignore_eos.*json_schema"),
+        ({"regex": "[a"}, "unclosed"),
+        ({"regex": "a(?=b)"}, "look-ahead"),
+        ({"regex": 5}, "regex is 5; it must be a text"),
+        ({"regex": "a\ud800"}, "Unicode"),
+        ({"choices": []}, "choices is empty"),
+        ({"choices": "yes"}, "must be a list of texts"),
+        ({"choices": [1]}, "an entry of choices is 1"),
         ({"json_schema": "{"}, "JSON"),
+        ({"json_schema": int}, "json_schema is <class 'int'>; it must be"),
         ({"json_schema": {"type": "telepathy"}}, "telepathy"),
         ({"logit_bias": {99999: 1.0}}, "token 99999; the vocabulary has 4,096"),
         ({"draft_temperature": "warm"}, "draft_temperature"),
@@ -137,9 +276,40 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
 
 def test_a_grammar_that_a_bias_makes_impossible_is_an_error_not_a_wrong_text(pair: Engine) -> None:
     banned = {token: float("-inf") for token in range(2, 4096) if b"b" in pair.vocab.piece(token)}
-    for drafter in ("none", "model"):
+    for drafter in drafters.names():
         with pytest.raises(DecodeError, match="grammar"):
             pair.generate("A", grammar='root ::= "a" "b"', logit_bias=banned, drafter=drafter)
+    assert pair.generate("A", grammar='root ::= "a" "b"').text == "ab"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+@pytest.mark.parametrize("drafter", drafters.names())
+def test_a_text_that_needs_what_no_token_has_is_an_error_not_a_complete_one(
+    drafter: str, temperature: float, tmp_path: Path
+) -> None:
+    """Where there is a choice, the draft's may be the one that leads nowhere."""
+    words = [word for word in tiny.WORDS if "o" not in word]
+    vocab = tiny.bpe_vocab(words=words).with_text(tiny.BPE.id_of("o"), "oo")
+    target = tiny.write_llama(tmp_path / "target.gguf", vocab=vocab)
+    draft = tiny.write_llama(tmp_path / "draft.gguf", vocab=vocab, seed=1)
+    ends = set()
+    with ggufspec.load(target, draft, n_ctx=64, n_threads=1) as engine:
+        for seed in range(20):
+            text = "fails"
+            with suppress(DecodeError):
+                done = engine.generate(
+                    "a",
+                    grammar='start: "x" "o" | "y" | "z" "y"',
+                    drafter=drafter,
+                    seed=seed,
+                    temperature=temperature,
+                    top_k=0,
+                )
+                assert done.finish_reason == "stop"
+                text = done.text
+            ends.add(text)
+    assert ends <= {"y", "zy", "fails"}
+    assert len(ends) == 1 if temperature == 0 else len(ends) > 1
 
 
 def test_a_vocabulary_without_an_end_is_refused_under_a_grammar(
@@ -147,8 +317,9 @@ def test_a_vocabulary_without_an_end_is_refused_under_a_grammar(
 ) -> None:
     with ggufspec.load(tiny.write_llama(tmp_path / "m.gguf"), n_threads=1) as engine:
         monkeypatch.setattr(engine.vocab, "stop_tokens", frozenset())
-        with pytest.raises(OptionError, match="no token that ends a text"):
-            engine.generate("a", grammar='root ::= "a"')
+        for constraint in ({"grammar": 'root ::= "a"'}, {"regex": "a"}, {"choices": ["a"]}):
+            with pytest.raises(OptionError, match="no token that ends a text"):
+                engine.generate("a", **constraint)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("drafter", ["none", "model"])
@@ -167,22 +338,6 @@ def test_repetitions_are_penalised_in_drafts_too(drafter: str, pair: Engine) -> 
     text = [*prompt, *done.tokens]
     assert len(set(text)) == len(text)
     assert done.stats.n_accepted > 20 or drafter == "none"
-
-
-def test_behind_a_text_that_has_left_its_grammar_nothing_can_be_drawn(pair: Engine) -> None:
-    grammar = Grammar(pair.vocab, 'root ::= "a" "b"')
-    grammar.begin(1)
-    (good,) = pair.vocab.tokenize("a", add_special=False, parse_special=False)
-    (bad,) = pair.vocab.tokenize("z", add_special=False, parse_special=False)
-    row = np.zeros((1, pair.vocab.n_tokens), np.float32)
-    for options in ({}, {"top_k": 0}, {"temperature": 0.0}, {"top_k": 0, "top_p": 1, "min_p": 0}):
-        sampling = replace(scoring.sampling(pair, [1], **options), grammar=grammar.native)  # type: ignore[arg-type]
-        assert np.asarray(to_probs(row, sampling, [1, good])).sum() == pytest.approx(1)
-        with pytest.raises(DecodeError, match="grammar"):
-            to_probs(row, sampling, [1, bad])
-        behind = to_probs(np.vstack([row, row]), sampling, [1], [bad])
-        assert np.asarray(behind)[1].sum() == 0
-        assert behind.pick(1, 0.5) == -1
 
 
 @pytest.mark.parametrize("prompt", [b"Once", 5, None, {"a": 1}, ["a"], [1.5], [True]], ids=str)
@@ -230,43 +385,27 @@ def test_the_draft_has_its_own_random_numbers(pair: Engine) -> None:
     assert first.text == second.text
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"temperature": 0.0},
-        {"top_p": 1.0, "min_p": 0.0},
-        {"top_k": 100, "min_p": 0.0, "top_p": 0.5},
-        {"top_k": 3, "top_p": 1.0},
-        {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
-        {"top_n_sigma": 2.0},
-    ],
-    ids=str,
-)
-def test_checking_few_tokens_keeps_the_distribution_under_a_grammar(
-    options: GenerateOptions, pair: Engine
+@pytest.mark.parametrize("n_together", [1, 3])
+def test_the_distributions_of_a_text_are_the_targets_renormalised(
+    n_together: int, pair: Engine
 ) -> None:
-    """Against the same rows with -infinity wherever the grammar forbids a token."""
+    """Of all that its constraint allows, at each position; in passes over several tokens, too."""
     prompt = pair.tokenize("It was")
-    everything = list(range(pair.vocab.n_tokens))
-    grammar = Grammar(pair.vocab, gbnf_of_schema(PERSON))
-    grammar.begin(len(prompt))
-    sampling = scoring.sampling(pair, prompt, **options)
-    held = replace(sampling, grammar=grammar.native)
-    done = pair.generate(prompt, json_schema=PERSON, seed=4, max_tokens=40, n_draft=3)
-    text = [*prompt, *done.tokens]
-    n_open = 0
-    for n, (row,) in enumerate(
-        scoring.logits(pair, prompt, done.tokens, whose="target"), len(prompt)
-    ):
-        for sharpness in (1.0, 3.0):
-            logits = row[None] * np.float32(sharpness)
-            allowed = grammar.allowed(text[:n], everything)
-            assert allowed is not None
-            masked = np.where(allowed, logits, -np.inf).astype(np.float32)
-            expected = np.asarray(to_probs(masked, sampling, text[:n]))
-            found = np.asarray(to_probs(logits, held, text[:n]))
-            np.testing.assert_array_equal(found > 0, expected > 0)
-            np.testing.assert_allclose(found, expected, atol=1e-6)
-            n_open += int((found > 0).sum() > 1)
-    assert n_open > 10 or options.get("temperature") == 0
+    options: GenerateOptions = {"temperature": 0.9, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    constrained = scoring.sampling(pair, prompt, json_schema=PERSON, **options)
+    free = scoring.sampling(pair, prompt, **options)
+    assert constrained.constraint is not None
+    done = pair.generate(prompt, json_schema=PERSON, seed=4, max_tokens=40)
+    text, n_open, n = [*prompt, *done.tokens], 0, len(prompt)
+    for logits in scoring.logits(pair, prompt, done.tokens, whose="target", n_together=n_together):
+        ahead = text[n : n + len(logits) - 1]
+        masks = constrained.constraint.masks(text[:n], ahead)
+        bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")
+        probs = np.asarray(to_probs(logits, free, text[:n], ahead)).astype(float)
+        probs *= bits[:, : pair.vocab.n_tokens]
+        found = np.asarray(to_probs(logits, constrained, text[:n], ahead))
+        np.testing.assert_allclose(found, probs / probs.sum(axis=1, keepdims=True), atol=1e-5)
+        n_open += int(((found > 0).sum(axis=1) > 1).sum())
+        n += len(logits)
+    assert n == len(text)
+    assert n_open > 10

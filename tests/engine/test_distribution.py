@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,20 +17,27 @@ from ggufspec.decoding import verify
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.decoding.types import (
+    Constraint,
     Draft,
     Drafter,
     Logits,
+    Masks,
     Probs,
     Session,
     Uniforms,
     Verdict,
     Verify,
+    token_array,
 )
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
+from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.vocab import Vocab
+from ggufspec.structured.constraint import GrammarConstraint
+from ggufspec.structured.grammar import of_regex
 
 N_DRAFT = 2
 N_TOKENS = 3
@@ -56,6 +64,7 @@ class Remembering:
 class Pair:
     target: Session
     draft: Session
+    vocab: Vocab
 
 
 @pytest.fixture(scope="module")
@@ -69,28 +78,43 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         models.append(Model(path))
         options = ContextOptions(n_ctx=64, n_rows=N_DRAFT + 1, n_threads=1)
         contexts.append(Context(models[-1], options))
-    yield Pair(*(Remembering(LlamaSession(context)) for context in contexts))
+    sessions = [Remembering(LlamaSession(context)) for context in contexts]
+    yield Pair(*sessions, models[0].vocab)
     for context, model in zip(contexts, models, strict=True):
         context.close()
         model.close()
 
 
-def distribution_of(session: Session) -> dict[tuple[int, ...], float]:
-    """The probability of every text of N_TOKENS tokens."""
+def distribution_of(
+    session: Session, sampling: Sampling = SAMPLING, n_tokens: int = N_TOKENS
+) -> dict[tuple[int, ...], float]:
+    """The probability of every text: of n_tokens tokens, or complete under its constraint."""
     found = {(): 1.0}
-    for _ in range(N_TOKENS):
+    constraint = sampling.constraint
+    for _ in range(n_tokens):
         longer = {}
         for text, p in found.items():
-            probs = np.asarray(to_probs(session.score([*PROMPT, *text]), SAMPLING))[0]
+            tokens = [*PROMPT, *text]
+            if constraint is not None and constraint.is_over(tokens):
+                longer[text] = p
+                continue
+            probs = np.asarray(to_probs(session.score(tokens), sampling, tokens))[0]
             longer.update({(*text, int(x)): p * float(probs[x]) for x in np.flatnonzero(probs)})
         found = longer
     return found
 
 
-def model_drafter(pair: Pair, uniforms: Callable[[int], Uniforms], policy: LengthPolicy) -> Drafter:
-    own = SAMPLING.temperature
+def model_drafter(
+    pair: Pair, uniforms: Callable[[int], Uniforms], policy: LengthPolicy, sampling: Sampling
+) -> Drafter:
     materials = drafters.Materials(
-        SAMPLING, uniforms, (), pair.draft, draft_temperature=own, policy=policy
+        sampling,
+        uniforms,
+        pair.vocab.stop_tokens if sampling.constraint else (),
+        pair.draft,
+        draft_temperature=sampling.temperature,
+        policy=policy,
+        forced=ForcedText(sampling.constraint),
     )
     return drafters.make("model", materials)
 
@@ -120,14 +144,17 @@ def chi_square(
     policy: LengthPolicy | None = None,
     *,
     drops: bool = False,
+    sampling: Sampling = SAMPLING,
+    n_tokens: int = N_TOKENS,
 ) -> tuple[float, int]:
     """The statistic over all texts expected at least 5 times, and its degrees of freedom."""
     verify_uniforms, draft_uniforms = uniform_streams(seed)
-    drafter = model_drafter(pair, draft_uniforms, policy or FixedLength())
+    drafter = model_drafter(pair, draft_uniforms, policy or FixedLength(), sampling)
     if drops:
         drafter = Dropping(drafter)
     counts: dict[tuple[int, ...], int] = {}
     n_prompt = len(PROMPT)
+    constraint = sampling.constraint
     for _ in range(n_runs):
         tokens = list(PROMPT)
         for _ in speculated(
@@ -135,15 +162,19 @@ def chi_square(
             target=pair.target,
             drafter=drafter,
             verify=rule,
-            sampling=SAMPLING,
+            sampling=sampling,
             uniforms=verify_uniforms,
             n_draft=N_DRAFT,
-            n_end=n_prompt + N_TOKENS,
+            n_end=n_prompt + n_tokens,
+            stop_tokens=pair.vocab.stop_tokens if constraint else (),
         ):
             pass
+        if tokens[-1] in pair.vocab.stop_tokens and constraint and constraint.is_over(tokens[:-1]):
+            tokens.pop()  # a round may add the end that a complete text does not need
         text = tuple(tokens[n_prompt:])
         counts[text] = counts.get(text, 0) + 1
-    expected = {text: p * n_runs for text, p in distribution_of(pair.target).items()}
+    probs = distribution_of(pair.target, sampling, n_tokens)
+    expected = {text: p * n_runs for text, p in probs.items()}
     assert set(counts) <= set(expected)  # nothing impossible was written
     cells = [(counts.get(text, 0), n) for text, n in expected.items() if n >= 5]
     return sum((found - n) ** 2 / n for found, n in cells), len(cells) - 1
@@ -218,4 +249,73 @@ def test_stopping_by_drawn_tokens_keeps_the_distribution(name: str, pair: Pair) 
 def test_dropping_a_drawn_token_changes_the_distribution(pair: Pair) -> None:
     """Over seeds 1 to 3, the statistics were 609 to 633 with 20,000 texts; the limit is 62."""
     statistic, n_free = chi_square(pair, verify.rule("block"), N_RUNS // 5, seed=1, drops=True)
+    assert statistic > limit(n_free)
+
+
+# Under a grammar
+
+# Forced text in many tokenizations, a choice, forced text again, and a possible end.
+REGEX = " hel(lo|p the)( w)?"
+N_LETTERS = 4  # tokens of these texts, at most
+
+
+class RememberingConstraint:
+    """A real constraint whose answers are kept, as those of the models."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._masks: dict[tuple[bytes, bytes], Masks] = {}
+        self._constraint = constraint
+        self._known: dict[tuple[str, bytes], Any] = {}
+
+    def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Masks:
+        key = (token_array(tokens).tobytes(), token_array(draft).tobytes())
+        if key not in self._masks:
+            self._masks[key] = self._constraint.masks(tokens, draft)
+        return self._masks[key]
+
+    def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
+        return self._constraint.n_allowed(tokens, draft)
+
+    def forced(self, tokens: Sequence[int]) -> Sequence[int]:
+        key = ("forced", token_array(tokens).tobytes())
+        if key not in self._known:
+            self._known[key] = self._constraint.forced(tokens)
+        return self._known[key]  # type: ignore[no-any-return]
+
+    def is_over(self, tokens: Sequence[int]) -> bool:
+        key = ("is_over", token_array(tokens).tobytes())
+        if key not in self._known:
+            self._known[key] = self._constraint.is_over(tokens)
+        return self._known[key]  # type: ignore[no-any-return]
+
+
+def under_grammar(pair: Pair) -> Sampling:
+    constraint = GrammarConstraint(pair.vocab.token_table(), of_regex(REGEX), len(PROMPT))
+    return replace(SAMPLING, temperature=1.5, top_k=4, constraint=RememberingConstraint(constraint))
+
+
+def partial_to_forced(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+    """A known mistake: forced tokens are accepted as if they were more likely, by 15 %."""
+    target = np.array(target_probs)
+    probs = None if draft.probs is None else np.asarray(draft.probs)
+    for i, token in enumerate(draft.tokens):
+        if probs is None or probs[i].max() == 1:
+            target[i, token] *= 1.15
+    return verify.rule("block")(draft, target, uniforms)
+
+
+def test_constrained_texts_have_the_targets_distribution(pair: Pair) -> None:
+    """100,000 texts; the enumeration of tests/drafting/test_exact_distribution.py has all rules."""
+    statistic, n_free = chi_square(
+        pair, verify.rule("block"), 100_000, 1, sampling=under_grammar(pair), n_tokens=N_LETTERS
+    )
+    assert n_free > 20
+    assert statistic < limit(n_free)
+
+
+def test_so_many_constrained_texts_detect_a_partiality_to_forced_tokens(pair: Pair) -> None:
+    """Over seeds 1 to 5, the statistics were 132 to 190 with 20,000 texts; the limit is 108."""
+    statistic, n_free = chi_square(
+        pair, partial_to_forced, 20_000, 1, sampling=under_grammar(pair), n_tokens=N_LETTERS
+    )
     assert statistic > limit(n_free)

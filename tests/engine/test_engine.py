@@ -189,6 +189,19 @@ def test_characters_split_over_tokens_come_out_whole(tmp_path: Path) -> None:
             assert stream.finish_reason == "stop"
 
 
+def test_a_character_that_max_tokens_cuts_is_left_out(tmp_path: Path) -> None:
+    script = tiny.SPM.spell("aé🙂é")
+    model = tiny.write_timed(tmp_path / "model.gguf", [*script, tiny.SPM.eos])
+    with ggufspec.load(model, model, n_threads=1) as engine:
+        for n_tokens in range(1, len(script)):
+            options: GenerateOptions = {"max_tokens": n_tokens, "n_draft": 3, "temperature": 0}
+            stream = engine.stream(script[:1], **options)
+            text = "".join(chunk.text for chunk in stream)
+            done = stream.completion
+            assert len(done.tokens) == n_tokens
+            assert text == done.text == tiny.SPM.text_of(script[1 : 1 + n_tokens]).rstrip("\ufffd")
+
+
 def test_an_end_inside_a_draft_ends_the_text_and_is_no_part_of_it(tmp_path: Path) -> None:
     script = tiny.SPM.spell("hello world")
     model = tiny.write_timed(tmp_path / "model.gguf", [*script, tiny.SPM.eos])

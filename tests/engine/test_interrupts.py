@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -88,6 +89,76 @@ def test_ctrl_c_at_any_moment_leaves_an_engine_that_writes(tmp_path: Path) -> No
             assert engine.generate("another", **SHORT).tokens == expected, interrupted.where
     assert at > 100
     assert not interrupted.where, "Ctrl-C was lost"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")
+@pytest.mark.parametrize(
+    "write", [tiny.write_llama, tiny.write_swa, tiny.write_mamba, tiny.write_hybrid]
+)
+def test_ctrl_c_ends_a_batch_that_takes_long(write: Callable[..., Path], tmp_path: Path) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    model, n = write(tmp_path / "model.gguf"), 20_000
+    with ggufspec.load(model, n_ctx=n + 100, n_batch=n, n_threads=1) as engine:
+        expected = engine.generate("another text", **SHORT).tokens
+        text = engine.tokenize("another text")
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate([*text, *[5] * n], **SHORT)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert engine.target.n_cells() <= len(text)
+        assert engine.generate("another text", **SHORT).tokens == expected
+
+
+def in_child_of_a_fork(act: Callable[[], object]) -> str:
+    """What it returns or raises there; fails if it hangs."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        try:
+            found = str(act())
+        except BaseException as error:
+            found = repr(error)
+        os.write(write, found.encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:
+        found = pipe.read().decode()
+    assert os.waitpid(pid, 0)[1] == 0, "it hangs"
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_has_an_error_or_one_thread(tmp_path: Path) -> None:
+    model = tiny.write_llama(tmp_path / "model.gguf")
+
+    def fresh(n_threads: int) -> str:
+        with ggufspec.load(model, n_threads=n_threads) as engine:
+            return engine.generate("hello", **SHORT).text
+
+    with (
+        ggufspec.load(model, n_threads=1) as single,
+        ggufspec.load(model, n_threads=2) as engine,
+    ):
+        expected = engine.generate("hello", **SHORT).text
+        assert in_child_of_a_fork(lambda: single.generate("hello", **SHORT).text) == expected
+        assert in_child_of_a_fork(lambda: fresh(1)) == expected
+        for act in (lambda: engine.generate("hello", **SHORT), lambda: fresh(2)):
+            assert "DecodeError" in (found := in_child_of_a_fork(act))
+            assert "was forked" in found
+            assert "spawn" in found
+        with engine.lock.held():
+            found = in_child_of_a_fork(engine.forget)
+        assert "ClosedError" in found
+        assert "was forked" in found
+        assert engine.generate("hello", **SHORT).text == expected
 
 
 def test_no_compiled_code_is_imported_while_a_text_is_written(tmp_path: Path) -> None:

@@ -39,7 +39,11 @@ def test_no_piece_ever_shows_half_a_character() -> None:
 
 def test_broken_bytes_become_replacement_characters() -> None:
     assert feed(TextStream(), [b"a\xf0\x9f", b"b\xff"]) == "a\ufffdb\ufffd"
-    assert feed(TextStream(), [b"a\xf0\x9f"]) == "a\ufffd"
+
+
+def test_an_incomplete_character_at_the_end_is_left_out() -> None:
+    assert feed(TextStream(), [b"a\xf0\x9f"]) == "a"
+    assert feed(TextStream(["b\n"]), [b"ab\xf0\x9f"]) == "ab"
 
 
 def test_a_stop_string_ends_the_text_however_it_is_split() -> None:

@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.errors import ClosedError, ModelError, OptionError
+from ggufspec.errors import ClosedError, ModelError, OptionError, VocabError
 from ggufspec.llama.context import Context
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
@@ -149,6 +149,23 @@ def test_a_draft_stops_where_its_text_ends(tmp_path: Path, draft_model: MakeDraf
     path = tiny.write_scripted(tmp_path / "model.gguf", script, then=tiny.SPM.eos)
     draft = draft_model(path, n_draft=10, n_ctx=64)
     assert draft(np.array([1, script[0]], np.intc)).tolist() == [*script[1:], tiny.SPM.eos]
+
+
+@pytest.mark.parametrize("is_larger", [False, True])
+def test_another_vocabulary_is_refused(
+    is_larger: bool, llama: MakeLlama, draft_model: MakeDraft, tmp_path: Path
+) -> None:
+    small, large = tiny.SPM, tiny.SPM.with_size(len(tiny.SPM) + 200)
+    target, draft = (small, large) if is_larger else (large, small)
+    with_draft = llama(
+        tiny.write_llama(tmp_path / "target.gguf", vocab=target),
+        n_ctx=64,
+        draft_model=draft_model(tiny.write_llama(tmp_path / "draft.gguf", vocab=draft), n_ctx=64),
+    )
+    found = f"the target has {len(target)} tokens, the draft {len(draft)}. Use a draft of"
+    for _ in range(2):
+        with pytest.raises(VocabError, match=found):
+            greedy(with_draft, [len(target) - 1], 5)
 
 
 # The end of the context

@@ -131,6 +131,38 @@ OTHERS: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
+@pytest.mark.parametrize("vocab", [tiny.SPM, tiny.BPE], ids=["SPM", "BPE"])
+@pytest.mark.parametrize(
+    ("texts", "is_refused"),
+    [
+        (["same", "same"], True),
+        (["same\0a", "same\0b"], True),
+        (["", ""], False),
+        (["\0a", "\0b"], False),
+        (["[EMPTY_41]", ""], True),
+    ],
+)
+def test_a_duplicate_token_is_refused_where_llama_cpp_would_end_the_process(
+    vocab: tiny.Vocab, texts: list[str], is_refused: bool, tmp_path: Path
+) -> None:
+    for i, token_text in enumerate(texts, start=40):
+        vocab = vocab.with_text(i, token_text)
+    path = tiny.write_llama(tmp_path / "model.gguf", vocab=vocab)
+    program = f"""
+        import llama_cpp
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = True
+        llama_cpp.llama_model_load_from_file({os.fsencode(path)!r}, params)
+    """
+    assert (run(program).returncode != 0) == is_refused
+    for open_model in (load, ggufspec.DraftModel):
+        if is_refused:
+            with pytest.raises(ModelError, match="tokens 40 and 41 have the same text"):
+                open_model(path)
+        else:
+            open_model(path).close()
+
+
 def refusal(path: Path, good: Path) -> str:
     """What the user reads, as target and as draft; another load then works."""
     with pytest.raises(ModelError) as as_target:

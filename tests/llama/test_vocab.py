@@ -201,7 +201,7 @@ def test_under_a_constraint_every_token_that_may_follow_writes_its_text(
         "zz", gguf.TokenType.USER_DEFINED
     )
     vocab = load(made.with_size(len(made) + 40))
-    constraint = GrammarConstraint(vocab.token_table, of_regex(r"[ -~]+"), 1)
+    constraint = GrammarConstraint(vocab.token_table(), of_regex(r"[ -~]+"), 1)
     bits = np.unpackbits(constraint.masks([5])[0].view(np.uint8), bitorder="little")
     found = np.flatnonzero(bits).tolist()
     assert all(made.bytes_of(token).isascii() and made.bytes_of(token) for token in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 
 import jsonschema
 import pytest
@@ -281,7 +282,7 @@ def test_what_cannot_be_guaranteed_is_refused_by_its_path(
         ('{"minimum": NaN}', "NaN is not a number"),
         ('{"minimum": 1e400}', "not JSON"),
         ({"minimum": float("inf")}, "not JSON"),
-        ({"const": object()}, "not JSON"),
+        ({"const": b"bytes"}, "not JSON"),
         ("[1]", "give a JSON object"),
         (False, "give a JSON object"),
         ('{"const": "\\ud800"}', "hex escape|surrogate|Unicode"),
@@ -329,3 +330,137 @@ def test_formats_that_jsonschema_leaves_out_are_exact(
     source = grammar.of_json_schema({"type": "string", "format": name})
     assert all(allows(source, f'"{text}"') for text in good)
     assert not any(allows(source, f'"{text}"') for text in bad)
+
+
+# Grammar, texts that it allows, texts that it does not allow.
+GBNF: list[tuple[str, list[str], list[str]]] = [
+    ('root ::= "yes" | "no"', ["yes", "no"], ["", "yesno", "y"]),
+    ('root ::= [a-z]* "end"', ["end", "endend"], ["abc"]),
+    ('root ::= a b\na ::= "x"*\nb ::= "x"', ["x", "xxx"], [""]),
+    ('root ::= a "b"\na ::= "a" | "ab"', ["ab", "abb"], ["a"]),
+    ("root ::= . [^a]", ["a\n", "\né", "😀b"], ["ba"]),
+    ("root ::= [a&&b~^-]+", ["&", "ab", "~", "^-"], ["c"]),
+    ('root ::= [[/.$] "^" [\\]\\\\]', ["[^]", "/^\\", ".^]"], ["a^]"]),
+    ('root ::= "\\x41\\u0042\\u00e9\\U0001F600" [\\u4e00-\\u9fff]', ["ABé😀中"], ["ABé😀a"]),
+    ('root ::= "\\"\\\\\\[\\]\\n\\t\\r" "/*a*/"', ['"\\[]\n\t\r/*a*/'], []),
+    ('root ::= "a" # the first\n# nothing\nother ::= "b" # unused', ["a"], ["b"]),
+    ('root ::= (\n  "a" |\n  "b"\n) "c"', ["ac", "bc"], ["c"]),
+    ('root ::= "a"{2} "b"{1,} "c"{0,1} "d"{,2}', ["aab", "aabbcdd"], ["ab", "aabccd", "aabddd"]),
+    ('root ::= (("a"?)+ "b"*)+ "c"', ["c", "abac"], ["ab"]),
+    ('root ::= "a" |', ["a", ""], ["b"]),
+    ('root ::= s\ns ::= "(" s ")" | ""', ["", "(())"], ["(", ")"]),
+    ('root ::= root "a" | "b"', ["b", "baa"], ["a"]),
+    ('root ::= a | A\na ::= "x"\nA ::= "y" A | "z"', ["x", "yyz"], ["y"]),
+    (
+        "root ::= a-b a_b aB 1st start\n"
+        'a-b ::= "1"\na_b ::= "2"\naB ::= "3"\n1st ::= "4"\nstart ::= "5"',
+        ["12345"],
+        [],
+    ),
+    (
+        'root ::= (sum "=" ws term "\\n")+\nsum ::= term ([-+*/] term)*\n'
+        'term ::= [0-9]+ ws | "(" ws sum ")" ws\nws ::= [ \\t\\n]*',
+        ["1=1\n", "1 +(2 )= 3\n4= 5 \n"],
+        ["1=1", "1"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("gbnf", "good", "bad"), GBNF, ids=str)
+def test_a_grammar_of_llama_cpp_allows_what_it_says(
+    gbnf: str, good: list[str], bad: list[str]
+) -> None:
+    source = grammar.of_grammar(gbnf)
+    assert [text for text in good if not allows(source, text)] == []
+    assert [text for text in bad if allows(source, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", "no rule root"),
+        ('first ::= "a"', "no rule root"),
+        ("root ::= other", "the rule other, which it does not define"),
+        ('root ::= "a', 'a " that nothing closes'),
+        ("root ::= [a", "a \\[ that nothing closes"),
+        ('root ::= ("a"', "Expected '\\)'"),
+        ("root ::= []", "no character can match"),
+        ("root ::= [z-a]", "ends before it starts"),
+        ('root ::= "\\q"', "unknown escape, .q"),
+        ('root ::= "\\ud800"', "no character"),
+        ('root ::= "a"\n | "b"', "line 2"),
+        ('root ::= <think> "a"', "write Lark, where <think>"),
+        ("root ::= !<[12]>", "write Lark, where <think>"),
+        ('root ::= "a"{3,2}', "range end"),
+        ("root ::= root", "no text can match"),
+        ("start: other", "unknown name|not defined|unknown"),
+        ('start: "a', "lexer error"),
+        ("start: /a(/", "unclosed group"),
+        ('root ::= "\ud800"', "Unicode"),
+        ('start: "\ud800"', "Unicode"),
+    ],
+)
+def test_what_is_no_grammar_is_refused(text: str, complaint: str) -> None:
+    with pytest.raises(OptionError, match=complaint) as caught:
+        GrammarConstraint(BYTES, grammar.of_grammar(text), 0)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 500
+
+
+def test_a_grammar_may_be_lark() -> None:
+    source = grammar.of_grammar('start: NAME ("," NAME)*\nNAME: /[a-z]+/')
+    assert allows(source, "ab,c")
+    assert not allows(source, "ab,")
+    assert allows(grammar.of_grammar('start: %json {"type": "null"}'), "null")
+
+
+@pytest.mark.parametrize(
+    ("regex", "good", "bad"),
+    [
+        ("a|b", ["a", "b"], ["ab", ""]),
+        ("(a|ab)b", ["ab", "abb"], ["a"]),
+        ("^yes$", ["yes"], ["yes\n"]),
+        (r"a/b\/c", ["a/b/c"], []),
+        (r'"\\"', ['"\\"'], []),
+        (r"\d{2}\s\w+", ["12 ab"], ["1 ab"]),
+        ("(?i)ab", ["AB", "aB"], ["a"]),
+        ("é[中-文]", ["é中"], ["é"]),
+        ("a\nb", ["a\nb"], ["ab"]),
+        (r"\x41\u0042", ["AB"], []),
+        ("", [""], ["a"]),
+        ("a*?b", ["b", "aab"], ["a"]),
+    ],
+)
+def test_a_regular_expression_matches_the_whole_text(
+    regex: str, good: list[str], bad: list[str]
+) -> None:
+    source = grammar.of_regex(regex)
+    assert [text for text in good if not allows(source, text)] == []
+    assert [text for text in bad if allows(source, text)] == []
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        ["yes", "no"],
+        ["a", "ab", "abc"],
+        ["", "a"],
+        ['"', "\\", "/", "\n", "é", "😀", "$^.*", "a\tb", "</s>", "\x01", "\x7f"],
+        [f"choice {i}" for i in range(5000)],
+    ],
+    ids=lambda choices: repr(choices)[:30],
+)
+def test_each_choice_is_allowed_and_nothing_else(choices: list[str]) -> None:
+    source = grammar.of_choices(choices)
+    constraint = GrammarConstraint(BYTES, source, 0)
+    for choice in choices:
+        tokens = [*choice.encode(), END]
+        assert constraint.n_allowed([], tokens) == len(tokens)
+        assert constraint.n_allowed([], [*choice.encode(), ord("!"), END]) == len(tokens) - 1
+        assert constraint.masks([], tokens[:-1]).any(axis=1).all()
+
+
+@pytest.mark.parametrize("make", [grammar.of_regex, lambda text: grammar.of_choices([text])])
+def test_text_that_is_not_unicode_is_refused(make: Callable[[str], str]) -> None:
+    with pytest.raises(OptionError, match="Unicode"):
+        GrammarConstraint(BYTES, make("a\ud800"), 0)

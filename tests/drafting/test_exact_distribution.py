@@ -1,0 +1,458 @@
+"""Under a grammar, every text has the target's probability: by enumeration of all that can happen.
+
+The loop, the drafters and the constraint are the real ones. Each time that they use a uniform, all
+tokens that it could draw are tried, and each time that a draft is judged, all verdicts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import pytest
+import reference
+from fakes import FakeSession, speculated
+
+from ggufspec import _native
+from ggufspec.decoding import verify
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.types import Constraint, Draft, Masks, Probs, Uniforms, Verdict, Verify
+from ggufspec.drafting import strategies as drafters
+from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.draft_length import (
+    AcceptancePrior,
+    AutoLength,
+    FixedLength,
+    LengthPolicy,
+)
+from ggufspec.drafting.forced_text import ForcedText
+from ggufspec.structured import grammar
+from ggufspec.structured.constraint import GrammarConstraint, TokenTable
+
+Distribution = dict[tuple[int, ...], float]
+Logits = Callable[[tuple[int, ...]], np.ndarray]
+
+PIECES = (b"a", b"b", b"ab", b"c", b"<end>")
+END = 4
+TEMPERATURE = 0.8
+TWINS = {"block": reference.block, "rejection": reference.rejection, "match": reference.match}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A regular expression, the most tokens of a text, and what comes before it."""
+
+    regex: str
+    n_tokens: int
+    prompt: tuple[int, ...] = (3, 0)
+    usual: tuple[bytes, ...] = (b"ab", b"a", b"b", b"c")  # of forced text: the first that fits
+
+    def tokenize(self, before: bytes, text: bytes) -> list[int]:
+        tokens = []
+        while text:
+            piece = next((piece for piece in self.usual if text.startswith(piece)), b"")
+            if not piece:
+                break
+            tokens.append(PIECES.index(piece))
+            text = text[len(piece) :]
+        return tokens
+
+    def constraint(self) -> GrammarConstraint:
+        table = TokenTable(PIECES, special=[END], stop_tokens=[END], tokenize=self.tokenize)
+        return GrammarConstraint(table, grammar.of_regex(self.regex), len(self.prompt))
+
+    @cache  # noqa: B019
+    def allowed(self, text: tuple[int, ...]) -> list[int]:
+        """By trying all that could follow."""
+        data = b"".join(PIECES[token] for token in text).decode()
+        letters = (itertools.product("abc", repeat=n) for n in range(8))
+        texts = map("".join, itertools.chain.from_iterable(letters))
+        matches = [text for text in texts if re.fullmatch(self.regex, text)]
+        following = [
+            token
+            for token, piece in enumerate(PIECES[:END])
+            if any(match.startswith(data + piece.decode()) for match in matches)
+        ]
+        return [*following, END] if data in matches else following
+
+
+# Forced text in front of a choice, in four tokenizations; between drawn tokens; and a text that may
+# end after each repetition.
+CASES = {
+    "in front": Case("abab(a|c)", 5),
+    "in front, letters": Case("abab(a|c)", 5, usual=(b"a", b"b", b"c")),
+    "between": Case("(a|c)ab(b|c)ab", 5),
+    "between, repeated": Case("(a|c)ab(b|c)ab", 5, prompt=(0, 2, 1, 2, 0, 2, 1, 2)),
+    "open": Case("c(ab|bc)*", 4),
+    "open, repeated": Case("c(ab|bc)*", 4, prompt=(3, 2, 1, 3, 2, 1)),
+}
+
+
+def logits_of(seed: int, spread: float = 1.2) -> Logits:
+    """A fixed random function of the last two tokens and of the length."""
+
+    @cache
+    def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([seed, len(prefix), *prefix[-2:]])
+        return rng.normal(0, spread, len(PIECES)).astype(np.float32)
+
+    return logits_after
+
+
+TARGET, DRAFT = logits_of(1), logits_of(2)  # they are far from each other, so all verdicts happen
+
+
+@cache
+def sampled(case: Case, logits: Logits, text: tuple[int, ...], top_k: int = 0) -> np.ndarray:
+    """The distribution of the next token: masked, truncated, renormalised."""
+    row = np.full(len(PIECES), -np.inf)
+    allowed = case.allowed(text)
+    row[allowed] = logits((*case.prompt, *text))[allowed]
+    if top_k:
+        row[np.argsort(-row)[top_k:]] = -np.inf
+    weights = np.exp((row - row.max()) / TEMPERATURE)
+    return weights / weights.sum()
+
+
+def target_distribution(case: Case, top_k: int = 0) -> Distribution:
+    """The probability of every text of the target alone; it ends where only the end can follow."""
+    ended: Distribution = {}
+    going: Distribution = {(): 1.0}
+    while going:
+        longer: Distribution = {}
+        for text, p in going.items():
+            is_over = bool(text) and (text[-1] == END or case.allowed(text) == [END])
+            if is_over or len(text) == case.n_tokens:
+                ended[text] = p
+                continue
+            for token, q in enumerate(sampled(case, TARGET, text, top_k)):
+                if q > 0:
+                    longer[(*text, token)] = p * float(q)
+        going = longer
+    return ended
+
+
+# All that can happen
+
+
+class Choices:
+    """Runs a program once for each way through its choices."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[int, list[float]]] = []  # of this run
+        self._planned: list[int] = []
+        self.probability = 1.0
+
+    def runs(self) -> Iterator[None]:
+        while True:
+            self._taken, self.probability = [], 1.0
+            yield
+            while self._taken and not any(self._taken[-1][1][self._taken[-1][0] + 1 :]):
+                self._taken.pop()
+            if not self._taken:
+                return
+            last, probs = self._taken[-1]
+            after = next(i for i in range(last + 1, len(probs)) if probs[i] > 0)
+            self._planned = [taken for taken, _ in self._taken[:-1]] + [after]
+
+    def choose(self, probs: Sequence[float]) -> int:
+        probs = list(map(float, probs))
+        n = len(self._taken)
+        first = next(i for i, p in enumerate(probs) if p > 0)
+        taken = self._planned[n] if n < len(self._planned) else first
+        self._taken.append((taken, probs))
+        self.probability *= probs[taken]
+        return taken
+
+
+@dataclass
+class DraftUniforms:
+    """A uniform is looked up when its token is drawn: then it is known what it can draw."""
+
+    choices: Choices
+    case: Case
+    session: FakeSession
+    temperature: float
+    top_k: int
+    scored: list[tuple[int, ...]]
+    drawn: list[int] = field(default_factory=list)
+
+    def __call__(self, n: int) -> Uniforms:
+        return self  # type: ignore[return-value]
+
+    def __getitem__(self, i: int) -> float:
+        text = self.scored[-1][len(self.case.prompt) :]
+        probs = tempered(sampled(self.case, DRAFT, text, self.top_k), self.temperature)
+        token = self.choices.choose(probs)
+        self.drawn.append(token)
+        return float(probs[:token].sum() + probs[token] / 2)
+
+
+def tempered(probs: np.ndarray, temperature: float) -> np.ndarray:
+    weights = probs ** (TEMPERATURE / temperature)
+    return weights / weights.sum()
+
+
+def judged(name: str, choices: Choices) -> Verify:
+    """Any verdict of a rule, by its twin; the rule itself gives it for the right uniforms."""
+
+    def rule(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        tokens = list(draft.tokens)
+        target = np.asarray(target_probs).astype(float)
+        probs = None if draft.probs is None else np.asarray(draft.probs).astype(float)
+        twin = TWINS[name](tokens, probs, target)
+        outcomes, weights = [], []
+        for n, chance in enumerate(twin.length_probs()):
+            for token, q in enumerate(twin.rests[n]):
+                outcomes.append(Verdict(n, token))
+                weights.append(chance * q)
+            if chance > 0 and not twin.rests[n].any():  # behind the end of a text
+                outcomes.append(Verdict(n, -1))
+                weights.append(chance)
+        found = outcomes[choices.choose(weights)]
+        passing = uniforms_for(name, twin, tokens, target, found)
+        if passing is not None:
+            assert verify.rule(name)(draft, target_probs, passing) == found
+        return found
+
+    return rule
+
+
+def uniforms_for(
+    name: str,
+    twin: reference.Judgement,
+    tokens: Sequence[int],
+    target: np.ndarray,
+    verdict: Verdict,
+) -> list[float] | None:
+    """Uniforms with which a rule gives that verdict; None if they are too close to an edge."""
+    n, token = verdict
+    if token < 0:
+        return None
+
+    def within(probs: np.ndarray, x: int) -> tuple[float, float]:
+        total = probs.sum()
+        return float(probs[:x].sum() / total), float(probs[: x + 1].sum() / total)
+
+    if name == "match":
+        drawn = [*tokens[:n], token]
+        edges = [within(target[i], x) for i, x in enumerate(drawn)]
+        edges += [(0.0, 1.0)] * (len(tokens) - n)
+    else:
+        edges = [(0.0, chance) for chance in twin.chances]
+        failing = range(n, len(tokens)) if twin.from_behind else [n] if n < len(tokens) else []
+        for i in failing:
+            edges[i] = (twin.chances[i], 1.0)
+        edges.append(within(twin.rests[n], token))
+    if any(high - low < 1e-4 for low, high in edges):
+        return None
+    return [(low + high) / 2 for low, high in edges]
+
+
+def speculative_distribution(
+    case: Case,
+    drafter: str,
+    rule: str,
+    policy: Callable[[], LengthPolicy] = FixedLength,
+    *,
+    top_k: int = 0,
+    changed: Callable[[Verify, ForcedText], Verify] = lambda rule, forced: rule,
+    constraint: Constraint | None = None,
+) -> tuple[Distribution, Counter[str]]:
+    """The probability of every text, and in how many rounds of all runs something happened."""
+    constraint = case.constraint() if constraint is None else constraint
+    sampling = Sampling(
+        temperature=TEMPERATURE, top_k=top_k, top_p=1, min_p=0, constraint=constraint
+    )
+    choices, distribution = Choices(), Distribution()
+    seen: Counter[str] = Counter()
+    for _ in choices.runs():
+        scored: list[tuple[int, ...]] = []
+
+        def draft_logits(prefix: tuple[int, ...], scored: list[tuple[int, ...]] = scored) -> object:
+            scored.append(prefix)
+            return DRAFT(prefix)
+
+        session = FakeSession(draft_logits)  # type: ignore[arg-type]
+        uniforms = DraftUniforms(choices, case, session, 0.6, top_k, scored)
+        forced = ForcedText(constraint)
+        materials = drafters.Materials(
+            sampling,
+            uniforms,
+            (END,),
+            session,
+            draft_temperature=0.6,
+            n_draft_max=3,
+            policy=policy(),
+            forced=forced,
+        )
+        tokens = array("i", case.prompt)
+        judge = changed(judged(rule, choices), forced)
+
+        def watched(
+            draft: Draft,
+            target_probs: Probs,
+            given: Uniforms,
+            judge: Verify = judge,
+            forced: ForcedText = forced,
+            uniforms: DraftUniforms = uniforms,
+        ) -> Verdict:
+            verdict = judge(draft, target_probs, given)
+            others = [i for i in range(len(draft.tokens)) if i not in forced.positions]
+            if draft.probs is not None:
+                assert [draft.tokens[i] for i in others] == uniforms.drawn[: len(others)]
+            uniforms.drawn.clear()
+            seen["forced first"] += 0 in forced.positions
+            seen["forced behind others"] += any(
+                i < max(forced.positions, default=0) for i in others
+            )
+            seen["others"] += bool(others)
+            seen["partly accepted"] += 0 < verdict.n_accepted < len(draft.tokens)
+            return verdict
+
+        for _ in speculated(
+            tokens,
+            target=FakeSession(TARGET),
+            drafter=drafters.make(drafter, materials),
+            verify=watched,
+            sampling=sampling,
+            uniforms=lambda n: [0.5] * n,
+            n_draft=3,
+            n_end=len(case.prompt) + case.n_tokens,
+            stop_tokens=(END,),
+        ):
+            pass
+        text = tuple(tokens[len(case.prompt) :])
+        if case.allowed(text[:-1]) == [END]:
+            text = text[:-1]  # a round may add the end that a complete text does not need
+        distribution[text] = distribution.get(text, 0.0) + choices.probability
+    return distribution, seen
+
+
+def distance(one: Distribution, other: Distribution) -> float:
+    """Total variation."""
+    return sum(abs(one.get(text, 0.0) - other.get(text, 0.0)) for text in {*one, *other}) / 2
+
+
+def by_gaps() -> LengthPolicy:
+    """Goes on only where the draft model is sure enough, and has been so far."""
+    policy = FixedLength()
+    policy.rule = _native.LengthRule(intercept=0.8, slope=1.0)
+    policy.rule.update([1.0, 1.2, 1.5, 1.9], 0.01, [0.2, 0.5, 1.0, 2.0])
+    return policy
+
+
+def by_costs() -> LengthPolicy:
+    """Learns from verdicts, at known costs."""
+    costs = CostModel(4)
+    for _ in range(3):
+        for n, seconds in enumerate([1.0, 1.1, 1.3, 1.5]):
+            costs.observe_target(n + 1, seconds)
+        costs.observe_draft(1, 0.02)
+    costs.is_frozen = True
+    prior = AcceptancePrior(0.4, 1.0)
+    return AutoLength(costs, prior, is_measured=True, block_bonus=0.05)
+
+
+@pytest.mark.parametrize("rule", TWINS)
+@pytest.mark.parametrize("drafter", drafters.names())
+def test_every_text_has_the_targets_probability(drafter: str, rule: str) -> None:
+    seen: Counter[str] = Counter()
+    for case in CASES.values():
+        found, happened = speculative_distribution(case, drafter, rule)
+        assert distance(found, target_distribution(case)) < 1e-6
+        seen += happened
+    if drafter != "none":
+        assert seen["forced first"] > 50
+        assert seen["partly accepted"] > 5
+    if drafter in ("ngram", "model", "auto"):
+        assert seen["others"] > 30
+    if drafter in ("model", "auto"):
+        assert seen["forced behind others"] > 30
+
+
+@pytest.mark.parametrize("rule", TWINS)
+@pytest.mark.parametrize("policy", [by_gaps, by_costs])
+@pytest.mark.parametrize("drafter", ["forced", "ngram", "model", "auto"])
+def test_so_it_does_if_a_policy_ends_drafts(
+    drafter: str, policy: Callable[[], LengthPolicy], rule: str
+) -> None:
+    """By what was drawn, and what was learned from the rounds before."""
+    for case in CASES.values():
+        found, _ = speculative_distribution(case, drafter, rule, policy)
+        assert distance(found, target_distribution(case)) < 1e-6
+
+
+@pytest.mark.parametrize("rule", TWINS)
+def test_so_it_does_where_the_samplers_cut_what_the_grammar_allows(rule: str) -> None:
+    """What is allowed is kept, however unlikely it is among all."""
+    for top_k in (1, 2):
+        for case in CASES.values():
+            expected = target_distribution(case, top_k)
+            assert (len(expected) == 1) == (top_k == 1)
+            for drafter in ("forced", "auto"):
+                found, _ = speculative_distribution(case, drafter, rule, top_k=top_k)
+                assert distance(found, expected) < 1e-6
+
+
+def test_there_are_many_texts_and_many_tokenizations() -> None:
+    for name, case in CASES.items():
+        distribution = target_distribution(case)
+        assert sum(distribution.values()) == pytest.approx(1)
+        texts = {b"".join(PIECES[token] for token in tokens) for tokens in distribution}
+        assert len(texts) >= 2
+        assert len(distribution) >= 2 * len(texts) or name.startswith("open")
+
+
+# Known mistakes
+
+
+def accepts_forced(rule: Verify, forced: ForcedText) -> Verify:
+    """Takes forced tokens in front of a draft without a judgement."""
+
+    def changed(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        n = next((i for i in range(len(draft.tokens)) if i not in forced.positions), None)
+        n_forced = len(draft.tokens) if n is None else n
+        verdict = rule(draft, target_probs, uniforms)
+        if verdict.n_accepted >= n_forced:
+            return verdict
+        row = np.asarray(target_probs)[n_forced]
+        return Verdict(n_forced, int(row.argmax()))
+
+    return changed
+
+
+class OneTokenization:
+    """Allows only the usual tokens of forced text, as llguidance's masks do by default."""
+
+    def __init__(self, constraint: Constraint) -> None:
+        self._constraint = constraint
+        self.n_allowed, self.is_over = constraint.n_allowed, constraint.is_over
+        self.forced = constraint.forced
+
+    def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Masks:
+        masks = self._constraint.masks(tokens, draft).copy()
+        for i in range(len(masks)):
+            forced = self.forced([*tokens, *draft[:i]])
+            if len(forced) and masks[i].any():
+                masks[i] = 0
+                masks[i, 0] = 1 << forced[0]
+        return masks
+
+
+@pytest.mark.parametrize("rule", TWINS)
+@pytest.mark.parametrize("name", ["in front", "between"])
+def test_known_mistakes_change_the_distribution(name: str, rule: str) -> None:
+    case = CASES[name]
+    expected = target_distribution(case)
+    found, _ = speculative_distribution(case, "forced", rule, changed=accepts_forced)
+    assert distance(found, expected) > 0.01
+    narrow = OneTokenization(case.constraint())
+    found, _ = speculative_distribution(case, "forced", rule, constraint=narrow)
+    assert distance(found, expected) > 0.01

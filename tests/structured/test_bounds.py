@@ -1,0 +1,230 @@
+"""What is too large or too complex is an error , never a crash or a stall."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ggufspec.errors import GgufspecError
+from ggufspec.structured import grammar
+from ggufspec.structured.constraint import GrammarConstraint, TokenTable
+
+MAX_SECONDS = 2.5  # 1.5 on a machine that does nothing else
+END = 256
+
+
+def nested(n: int) -> str:
+    return '{"items": ' * n + "{}" + "}" * n
+
+
+def properties(n: int) -> dict[str, object]:
+    return {"properties": {f"p{i}": {"type": "string"} for i in range(n)}}
+
+
+REFS = {
+    "$ref": "#/$defs/d0",
+    "$defs": {
+        **{f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)},
+        "d3000": {"type": "boolean"},
+    },
+}
+
+JSON_SCHEMAS = {
+    "brackets": "[" * 100_000 + "]" * 100_000,
+    "nested 100000": nested(100_000),
+    "nested 8000": nested(8_000),
+    "nested 900": nested(900),
+    "nested 200": nested(200),
+    "one megabyte": json.dumps(properties(30_000)),
+    "stalling pattern": json.dumps({"type": "string", "pattern": "(a|a)*" * 6000}),
+    "references": json.dumps(REFS),
+    "1000 optional": json.dumps(properties(1_000)),
+    "3000 optional": json.dumps(properties(3_000)),
+    "1000 patterns": json.dumps(
+        {"patternProperties": {f"^a{i}b.*c": {"type": "null"} for i in range(1000)}}
+    ),
+    "all of 200 patterns": json.dumps(
+        {"allOf": [{"type": "string", "pattern": f"a.*b.*c{i}"} for i in range(200)]}
+    ),
+    "all of anyOf": json.dumps(
+        {"allOf": [{"anyOf": [{"minimum": i}, {"maximum": -i}]} for i in range(30)]}
+    ),
+    "large multipleOf": json.dumps({"type": "integer", "multipleOf": 9_999_991}),
+    "many multipleOf": json.dumps({"allOf": [{"multipleOf": n} for n in (2, 3, 5, 7, 11, 13, 17)]}),
+    "many items": json.dumps({"type": "array", "minItems": 10**6, "maxItems": 10**12}),
+    "long string": json.dumps({"type": "string", "maxLength": 10**9}),
+    "too long string": json.dumps({"type": "string", "maxLength": 10**12}),
+    "5000 digits": '{"type": "integer", "maximum": 1' + "0" * 5000 + "}",
+    "error among 300": json.dumps({"anyOf": [{}] * 300 + [{"not": {}}]}),
+}
+GRAMMARS = {
+    "brackets": "root ::= " + "(" * 60_000 + '"a"' + ")" * 60_000,
+    "Lark brackets": "start: " + "(" * 60_000 + '"a"' + ")" * 60_000,
+    "comment": "#" + "c" * 120_000 + '\nroot ::= "a"',
+    "name": "n" * 120_000,
+    "empty lines": "\n" * 120_000,
+    "open": "root ::= " + "[" * 120_000,
+    "alternatives": "root ::= " + " | ".join(f'"abc{i}"' for i in range(9_000)),
+    "many rules": "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(4_000)),
+    "900 rules": "root ::= r0\n" + "".join(f'r{i} ::= "a" r{i + 1}\n' for i in range(900)),
+    "terminals": "start: R0\n" + "\n".join(f'R{i}: "a" R{i + 1} "b"' for i in range(5000)),
+    "doubled terminals": "start: R0\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(40)),
+    "doubled rules": "start: r0\n"
+    + "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(40))
+    + '\nr40: "x" | ""',
+    "repetition": 'root ::= (("a"{1000}){1000}){1000}',
+    "repeated rule": 'start: x{1000}\nx: y{1000}\ny: "a" | "(" start ")"',
+    "ambiguous": 'start: s\ns: s s s s | "a" | "b" s | /[a-z]+/ | /[a-z]/ s',
+    "huge number": 'root ::= "a"{' + "9" * 5000 + "}",
+}
+REGEXES = {
+    "stalling": "(a|a)*" * 6000,
+    "brackets": "(" * 60_000 + "a" + ")" * 60_000,
+    "repetition": "(((a{100}){100}){100}){100}",
+    "backtracking": "(x+x+)+y",
+    "window": ".*a.{100}",
+    "optional": "a?" * 5000 + "a" * 5000,
+    "long": "a" * 120_000,
+    "large number": "a{4294967295}",
+    "too large number": "a{99999999999999}",
+    "words": "(" + "|".join(f"word{i * 7919}" for i in range(9000)) + ")*",
+}
+MAKERS: list[tuple[str, str, Callable[[str], str]]] = [
+    *((f"schema {name}", source, grammar.of_json_schema) for name, source in JSON_SCHEMAS.items()),
+    *((f"grammar {name}", source, grammar.of_grammar) for name, source in GRAMMARS.items()),
+    *((f"regex {name}", source, grammar.of_regex) for name, source in REGEXES.items()),
+]
+
+
+def try_all() -> None:
+    """Prints how long each takes, and its complaint: in a process of its own."""
+    table = TokenTable(
+        [bytes([byte]) for byte in range(256)] + [b"<end>", b"aaa", b"abab", b'{"p1'],
+        special=[END],
+        stop_tokens=[END],
+        tokenize=lambda before, text: list(text),
+    )
+
+    def work(name: str, source: str, make: Callable[[str], str]) -> None:
+        began, complaint = time.monotonic(), ""
+        try:
+            constraint = GrammarConstraint(table, make(source), 0)
+            tokens: list[int] = []
+            for _ in range(5):
+                allowed = constraint.masks(tokens)[0]
+                constraint.forced(tokens)
+                possible = [i for i in range(260) if allowed[i // 32] >> i % 32 & 1]
+                if not possible or possible[0] == END:
+                    break
+                tokens.append(possible[0])
+        except GgufspecError as error:
+            complaint = str(error)
+        sys.stdout.write(json.dumps([name, time.monotonic() - began, complaint]) + "\n")
+        sys.stdout.flush()
+
+    threading.stack_size(512 * 1024)
+    for case in MAKERS:
+        child = os.fork()  # of its own, because what is given up goes on for a while
+        if child == 0:
+            thread = threading.Thread(target=work, args=case)
+            thread.start()
+            thread.join()
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        if status:
+            sys.stdout.write(json.dumps([case[0], 0, f"panic: ended with {status}"]) + "\n")
+
+
+@pytest.fixture(scope="module")
+def tried() -> dict[str, tuple[float, str]]:
+    program = "import test_bounds; test_bounds.try_all()"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        cwd=__file__.rpartition("/")[0],
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.returncode == 0
+    rows = map(json.loads, done.stdout.splitlines())
+    return {name: (seconds, complaint) for name, seconds, complaint in rows}
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in MAKERS])
+def test_nothing_stalls_or_crashes(name: str, tried: dict[str, tuple[float, str]]) -> None:
+    """On a thread with little stack, and without anything that a library prints."""
+    seconds, complaint = tried[name]
+    assert seconds < MAX_SECONDS
+    assert "\n" not in complaint
+    assert len(complaint) < 500
+    assert not any(word in complaint.lower() for word in ("panic", "backtrace", "<state>"))
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("schema one megabyte", "it may have 131,072"),
+        ("schema nested 8000", "nested too deeply"),
+        ("schema stalling pattern", "too complex|longer than"),
+        ("regex stalling", "too complex|longer than"),
+        ("schema error among 300", "at #/anyOf/300: .not. cannot be guaranteed"),
+        ("grammar many rules", "4,000 rules; it may have 1,000"),
+        ("schema references", "^$"),
+        ("schema 1000 optional", "^$"),
+        ("grammar alternatives", "^$"),
+        ("schema many items", "^$"),
+        ("regex words", "^$"),
+    ],
+)
+def test_what_is_too_much_is_said(
+    name: str, complaint: str, tried: dict[str, tuple[float, str]]
+) -> None:
+    assert re.search(complaint, tried[name][1])
+
+
+def test_a_thread_with_little_stack_can_generate() -> None:
+    program = f"""
+import threading, ggufspec
+from ggufspec.standin.embedded import embedded_draft, embedded_target
+def work():
+    with ggufspec.load(target=embedded_target(), draft=embedded_draft(), n_threads=1) as engine:
+        print(engine.generate("It is ", json_schema={REFS!r}, max_tokens=20).text, flush=True)
+threading.stack_size(512 * 1024)
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout in ("true\n", "false\n")
+
+
+def test_what_was_given_up_cannot_take_all_of_a_machine() -> None:
+    program = """
+from ggufspec.errors import OptionError
+from ggufspec.structured import grammar
+schema = {"allOf": [{"type": "string", "pattern": f"a.*b.*c{i}"} for i in range(200)]}
+for i in range(9):
+    try:
+        grammar.of_json_schema(schema)
+    except OptionError as error:
+        complaint = str(error)
+import sys
+sys.stdout.write(complaint)
+"""
+    done = subprocess.run(
+        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False
+    )
+    assert "8 grammars that took too long are still being compiled" in done.stdout, done.stderr
