@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from ggufspec.batch.journal import Journal, line_of, write_error
-from ggufspec.batch.settings import differences, run_name
+from ggufspec.batch.settings import run_name
+from ggufspec.common.facts import differences
 from ggufspec.errors import CacheError, GgufspecError, OptionError
 
 BatchRecord = dict[str, Any]
@@ -182,7 +183,7 @@ class FileResults:
         return records
 
     def _check_settings(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        found = differences(before, now)
+        found = list(differences(before, now))
         if found:
             raise OptionError(
                 f"{self._journal.path} is from a batch with other settings: {'; '.join(found)}. "
@@ -226,12 +227,12 @@ class BatchTotals:
 
     @property
     def acceptance(self) -> float:
-        return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
+        return self.n_accepted / max(self.n_drafted, 1)
 
     @property
     def mean_length(self) -> float:
         """Generated tokens per round."""
-        return self.n_generated / self.n_rounds if self.n_rounds else 0.0
+        return self.n_generated / max(self.n_rounds, 1)
 
 
 def _check_folder(path: Path) -> None:

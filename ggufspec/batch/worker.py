@@ -197,20 +197,14 @@ def _as_choice(completions: Sequence[Completion]) -> dict[str, Any]:
 
 def _counts(stats: Sequence[Stats]) -> dict[str, Any]:
     """Sums over the texts of a prompt, and rates."""
-    n_generated, n_rounds, n_drafted, n_accepted = (
-        sum(getattr(each, name) for each in stats)
-        for name in ("n_generated", "n_rounds", "n_drafted", "n_accepted")
-    )
+    names = ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted")
+    found = {name: sum(getattr(each, name) for each in stats) for name in names}
     seconds = sum(each.seconds.generation for each in stats)
     return {
-        "n_prompt": sum(each.n_prompt for each in stats),
-        "n_generated": n_generated,
-        "n_rounds": n_rounds,
-        "n_drafted": n_drafted,
-        "n_accepted": n_accepted,
-        "acceptance": n_accepted / n_drafted if n_drafted else 0.0,
-        "mean_length": n_generated / n_rounds if n_rounds else 0.0,
-        "tokens_per_second": n_generated / seconds if seconds > 0 else 0.0,
+        **found,
+        "acceptance": found["n_accepted"] / max(found["n_drafted"], 1),
+        "mean_length": found["n_generated"] / max(found["n_rounds"], 1),
+        "tokens_per_second": found["n_generated"] / seconds if seconds > 0 else 0.0,
     }
 
 

@@ -142,22 +142,20 @@ def supported(
     """
     given: dict[str, Any] = dict(options)
     request, usual = CheckedOptions.of(given), CheckedOptions()  # type: ignore[arg-type]
-    missing = [each for each in _UNSUPPORTED if getattr(request, each) != getattr(usual, each)]
     breakers = tuple(request.dry_sequence_breakers)
-    if available is not None:
-        missing += [
-            each
-            for each in _SAMPLING
-            if each not in available
-            and getattr(request.sampling, each) != getattr(Sampling(), each)
-        ]
-        if _BREAKERS not in available and breakers != tuple(usual.dry_sequence_breakers):
-            missing.append(_BREAKERS)
+    used = _changed(request.sampling, Sampling(), _SAMPLING)
+    used += [_BREAKERS] if breakers != tuple(usual.dry_sequence_breakers) else []
+    missing = _changed(request, usual, _UNSUPPORTED)
+    missing += [each for each in used if available is not None and each not in available]
     if missing:
         raise OptionError(
             f"{name} does not support {', '.join(missing)}; leave that out, or {name}"
         )
     return request.sampling, breakers
+
+
+def _changed(given: object, usual: object, names: Sequence[str]) -> list[str]:
+    return [name for name in names if getattr(given, name) != getattr(usual, name)]
 
 
 # Opening -----------------------------------------------------------------------------------------

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ggufspec.bench.records import BenchResults, Contender
 from ggufspec.bench.summary import (
@@ -17,12 +15,12 @@ from ggufspec.bench.summary import (
     warnings_of,
 )
 from ggufspec.bench.tables import NONE, Table, acceptance_cell, interval
+from ggufspec.common.facts import differences
 
 _COLUMNS = (
     *("", "tokens/s before", "tokens/s after", "ratio", "95 % interval"),
     *("ratio of speed-ups", "its 95 % interval", "accepted before", "accepted after", "verdict"),
 )
-_N_SHOWN = 60
 _N_DECIMALS = 3  # changes may be small
 
 
@@ -151,29 +149,3 @@ def _plain_changes(found: Sequence[Change]) -> Iterator[str]:
                 f"{name} itself is {change.ratio.ratio:.2f} times as fast as before: the machine "
                 "or llama.cpp changed; the other verdicts use speed-ups over it"
             )
-
-
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """What differs between two JSON objects, such as 'n_tokens was 64, is 96'."""
-    then, now = dict(_flat(before)), dict(_flat(after))
-    for name in dict.fromkeys([*then, *now]):
-        old, new = (_shown(each, name) for each in (then, now))
-        if old != new:
-            yield f"{name} was {_short(old)}, is {_short(new)}"
-
-
-def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested values with their path as name."""
-    for name, value in facts.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield f"{above}{name}", value
-
-
-def _shown(facts: Mapping[str, Any], name: str) -> str:
-    return json.dumps(facts[name], ensure_ascii=False) if name in facts else "not given"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _N_SHOWN else f"{text[: _N_SHOWN - 3]}..."

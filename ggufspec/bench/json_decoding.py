@@ -26,34 +26,34 @@ def text(where: str, value: object) -> str:
     return value
 
 
-def count(where: str, value: object) -> int:
-    """A whole number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX:
-        raise _wrong(where, value, "a whole number of at least 0")
-    return value
+def _kind(needed: str, is_valid: Callable[[Any], bool]) -> Kind:
+    """The values that pass a test; errors say what is `needed`."""
+
+    def check(where: str, value: object) -> Any:
+        if not is_valid(value):
+            raise _wrong(where, value, needed)
+        return value
+
+    return check
 
 
-def seconds(where: str, value: object) -> float:
-    """A duration, or 0."""
-    found = _number(where, value)
-    if found != 0 and not _MIN_SECONDS <= found <= _MAX_SECONDS:
-        raise _wrong(where, value, "a number of seconds, of at least 0")
-    return found
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number that JSON can hold exactly."""
+    return type(value) in (int, float) and abs(value) <= _MAX  # type: ignore[arg-type]
 
 
-def amount(where: str, value: object) -> float:
-    """A number of at least 0."""
-    found = _number(where, value)
-    if not 0 <= found <= _MAX_NUMBER:
-        raise _wrong(where, value, "a number of at least 0")
-    return found
-
-
-def switch(where: str, value: object) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise _wrong(where, value, "true or false")
-    return value
+switch = _kind("true or false", lambda value: isinstance(value, bool))
+count = _kind(
+    "a whole number of at least 0",
+    lambda value: _is_number(value) and isinstance(value, int) and value >= 0,
+)
+amount = _kind(
+    "a number of at least 0", lambda value: _is_number(value) and 0 <= value <= _MAX_NUMBER
+)
+seconds = _kind(
+    "a number of seconds, of at least 0",
+    lambda value: _is_number(value) and (value == 0 or _MIN_SECONDS <= value <= _MAX_SECONDS),
+)
 
 
 def plain(where: str, value: object, level: int = 0) -> Any:
@@ -104,14 +104,6 @@ def record(kinds: Mapping[str, Kind], where: str, value: object) -> dict[str, An
         raise ValueError(f"{where or 'it'} has no {missing!r}")
     within = f"{where}." if where else ""
     return {name: kind(f"{within}{name}", value[name]) for name, kind in kinds.items()}
-
-
-def _number(where: str, value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _MAX:
-        raise _wrong(where, value, "a number")
-    if not math.isfinite(value):
-        raise _wrong(where, value, "a number")
-    return float(value)
 
 
 def _wrong(where: str, value: object, needed: str) -> ValueError:

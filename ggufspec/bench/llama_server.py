@@ -8,7 +8,7 @@ import shlex
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -49,6 +49,28 @@ class LlamaServer:
         self._process = process
         self._log = log
 
+    def wait_until_ready(self, seconds: float) -> None:
+        """Raises OptionError, with the end of its log, if it ends or does not become ready."""
+        until = monotonic() + seconds
+        while True:
+            if (code := self._process.poll()) is not None:
+                what = f"ended with exit code {code} before it was ready"
+                break
+            try:
+                if _request(self._port, "GET", "/health", None, _HEALTH_SECONDS)[0] == _READY:
+                    return
+            except (OSError, HTTPException):
+                pass  # not listening yet
+            if monotonic() > until:
+                what = f"was not ready within {seconds:g} s"
+                break
+            sleep(_POLL_SECONDS)
+        arguments = command(self._program, self._port)
+        raise OptionError(
+            f"{arguments[0]} {what}; its log ends with:\n{self._log_tail()}\n"
+            f"Run it by hand: {shlex.join(arguments)}"
+        )
+
     def write(self, request: BaselineRequest) -> BaselineText:
         """One text. Raises OptionError."""
         return self.complete(request_body(request, self._program.n_ctx))
@@ -62,7 +84,7 @@ class LlamaServer:
             code = self._process.poll()
             ended = "does not respond" if code is None else f"ended with exit code {code}"
             raise OptionError(
-                f"{name} {ended} ({error}); its log ends with:\n{_log_tail(self._log)}"
+                f"{name} {ended} ({error}); its log ends with:\n{self._log_tail()}"
             ) from error
         if status != _READY:
             raise OptionError(
@@ -70,6 +92,9 @@ class LlamaServer:
                 f"{answer.decode('utf-8', 'replace')[:800]}"
             )
         return parse(answer)
+
+    def _log_tail(self) -> str:
+        return llama_cpp_runner.log_tail(self._log.read_text(errors="replace"))
 
 
 def command(program: LlamaCppProgram, port: int) -> list[str]:
@@ -167,38 +192,11 @@ def running(
                 f"{arguments[0]} cannot be run: {error.strerror}; give the folder of a llama-server"
             ) from error
         try:
-            _wait_until_ready(process, port, start_seconds, arguments, log)
-            yield LlamaServer(program, port, process, log)
+            server = LlamaServer(program, port, process, log)
+            server.wait_until_ready(start_seconds)
+            yield server
         finally:
             _stop(process, stop_seconds)
-
-
-def _wait_until_ready(
-    process: subprocess.Popen[bytes],
-    port: int,
-    start_seconds: float,
-    arguments: Sequence[str],
-    log: Path,
-) -> None:
-    until = monotonic() + start_seconds
-    while True:
-        code = process.poll()
-        if code is not None:
-            what = f"ended with exit code {code} before it was ready"
-            break
-        try:
-            if _request(port, "GET", "/health", None, _HEALTH_SECONDS)[0] == _READY:
-                return
-        except (OSError, HTTPException):
-            pass  # not listening yet
-        if monotonic() > until:
-            what = f"was not ready within {start_seconds:g} s"
-            break
-        sleep(_POLL_SECONDS)
-    raise OptionError(
-        f"{arguments[0]} {what}; its log ends with:\n{_log_tail(log)}\n"
-        f"Run it by hand: {shlex.join(arguments)}"
-    )
 
 
 def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -226,7 +224,3 @@ def _request(
         return answer.status, answer.read()
     finally:
         connection.close()
-
-
-def _log_tail(log: Path) -> str:
-    return llama_cpp_runner.log_tail(log.read_text(errors="replace"))

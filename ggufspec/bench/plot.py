@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggufspec.bench import plot_data, subplots
 from ggufspec.bench.records import BenchResults
@@ -140,9 +140,7 @@ def _figure(results: BenchResults) -> Figure:
 
 def _title(figure: Figure, results: BenchResults, height: float) -> None:
     """The models, and where they were measured."""
-    facts = next(iter(results.models.values()), None)
-    known = facts if isinstance(facts, Mapping) else {}
-    files = [known.get(whose) for whose in ("target", "draft")]
+    files = [_first_models(results).get(whose) for whose in ("target", "draft")]
     names = [short(file.removesuffix(".gguf"), _N_NAME) for file in files if isinstance(file, str)]
     title = " with ".join(filter(None, names)) or "Speculative decoding"
     size = 13 if len(title) < 60 else 11 if len(title) < 80 else 9.5
@@ -175,22 +173,27 @@ def _legend(figure: Figure, names: Sequence[str], height: float) -> None:
 
 def _circumstances(results: BenchResults) -> str:
     """The subtitle: processor, threads, prompts, version."""
-    machine, parts = results.machine, []
-    if isinstance(machine.get("cpu"), str):
-        parts.append(short(machine["cpu"], 60))
-    facts = next(iter(results.models.values()), None)
-    if isinstance(facts, Mapping) and isinstance(facts.get("target_threads"), int):
-        parts.append(_count(facts["target_threads"], "thread"))
+    cpu, n_threads = results.machine.get("cpu"), _first_models(results).get("target_threads")
+    version = results.versions.get("ggufspec")
     n_prompts = len({text.prompt for text in results.measurements})
     n_runs = len({text.run for text in results.measurements})
-    parts.append(f"{_count(n_prompts, 'prompt')}, {_count(n_runs, 'run')}")
-    version = results.versions.get("ggufspec")
-    parts += [f"ggufspec {short(version, 20)}"] if isinstance(version, str) else []
-    parts += ["interrupted"] if results.interrupted else []
-    return "  ·  ".join(parts)
+    parts = [
+        short(cpu, 60) if isinstance(cpu, str) else "",
+        _count(n_threads, "thread") if isinstance(n_threads, int) else "",
+        f"{_count(n_prompts, 'prompt')}, {_count(n_runs, 'run')}",
+        f"ggufspec {short(version, 20)}" if isinstance(version, str) else "",
+        "interrupted" if results.interrupted else "",
+    ]
+    return "  ·  ".join(filter(None, parts))
 
 
 # Helpers -----------------------------------------------------------------------------------------
+
+
+def _first_models(results: BenchResults) -> Mapping[str, Any]:
+    """The facts about the models of the first pair."""
+    facts = next(iter(results.models.values()), None)
+    return facts if isinstance(facts, Mapping) else {}
 
 
 def _count(n: int, what: str) -> str:

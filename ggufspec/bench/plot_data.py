@@ -107,7 +107,7 @@ def acceptances(results: BenchResults) -> list[Acceptance]:
 
     With a single series also half its length, and half of that: more lines would coincide.
     """
-    ranked: list[tuple[int, int, Acceptance]] = []
+    ranked: list[tuple[int, Acceptance]] = []
     series = _series(results)
     for number, (_, members) in enumerate(series):
         known = [row for row in members if row.by_position]
@@ -121,11 +121,9 @@ def acceptances(results: BenchResults) -> list[Acceptance]:
         for rank, row in enumerate([*chosen, *kept[:_MAX_LENGTHS]]):
             shares = _shares(results.of(row.contender.name))
             label = str(row.contender.options.get(_LENGTH, row.contender.name))
-            line = Acceptance(number, label, row in chosen, shares)
-            ranked.append((rank, number, line))
-    ranked.sort(key=lambda each: each[:2])
-    in_order = sorted(ranked[:MAX_LINES], key=lambda each: (each[1], each[0]))
-    return [line for _, _, line in in_order]
+            ranked.append((rank, Acceptance(number, label, row in chosen, shares)))
+    ranked.sort(key=lambda each: (each[0], each[1].number))
+    return sorted((line for _, line in ranked[:MAX_LINES]), key=lambda line: line.number)
 
 
 def pass_costs(results: BenchResults) -> tuple[list[int], list[float]]:
@@ -163,14 +161,10 @@ def timelines(results: BenchResults) -> TimelinePair | None:
     """
     compared = [row for row in summarize(results) if row.speedup]
     for row in sorted(compared, key=_ratio, reverse=True):
-        assert row.contender.baseline is not None
-        others = {(text.prompt, text.run): text for text in results.of(row.contender.baseline)}
         pairs = [
             (ours, other)
-            for ours in results.of(row.contender.name)
-            if (other := others.get((ours.prompt, ours.run)))
-            and _seconds(ours)[-1] > 0
-            and _seconds(other)[-1] > 0
+            for ours, other in results.with_plain(row.contender)
+            if _seconds(ours)[-1] > 0 and _seconds(other)[-1] > 0
         ]
         if not pairs:
             continue

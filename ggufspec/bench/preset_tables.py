@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from statistics import NormalDist
+from typing import Any
 
 from ggufspec.bench.contenders import DRAFT_ALONE, PLAIN
 from ggufspec.bench.records import BenchResults
@@ -18,34 +18,36 @@ from ggufspec.bench.tables import (
 )
 
 _CONFIDENCE = 0.95
+_SAME_RULE = (
+    "Google's and DeepMind's papers describe the same rule: their columns differ by chance only."
+)
 
 
 def general(results: BenchResults) -> list[Table]:
     """All general tables: speeds, categories, acceptance by position."""
-    return _not_empty([overview(results), by_category(results), positions(results)])
+    found = (overview(results), by_category(results), positions(results))
+    return [table for table in found if table is not None]
 
 
 def notebook(results: BenchResults) -> list[Table]:
     """Model | GPU layers | tokens/s | gain %."""
     made: list[Table] = []
-    for pair, of_pair in _by_pair(results):
-        facts = results.models.get(pair, {})
+    for _, of_pair, facts in _by_pair(results):
         names = {"target": facts.get("target_label", ""), "draft": facts.get("draft_label", "")}
         layers = {whose: facts.get(f"{whose}_layers", "") for whose in names}
         cells = []
         for row in of_pair:
             label = row.contender.label
-            if label == PLAIN:
-                cells.append([names["target"], layers["target"], f"{row.median:.2f}", "-"])
-            elif label == DRAFT_ALONE:
-                cells.append([names["draft"], layers["draft"], f"{row.median:.2f}", "-"])
+            whose = {PLAIN: "target", DRAFT_ALONE: "draft"}.get(label)
+            if whose is not None:
+                cells.append([names[whose], layers[whose], f"{row.median:.2f}", "-"])
             else:
                 accepted = f" ({row.accepted:.1%} accepted)" if row.accepted is not None else ""
                 gain = f"{row.speedup.ratio - 1:.0%}" if row.speedup else "-"
                 where = " and ".join(filter(None, layers.values()))
                 cells.append([f"speculative, {label}{accepted}", where, f"{row.median:.2f}", gain])
         made.append(Table("", ["Model", "GPU layers", "tokens/s", "gain %"], cells))
-    return _not_empty(made)
+    return made
 
 
 def llama_ssp(results: BenchResults) -> list[Table]:
@@ -53,8 +55,7 @@ def llama_ssp(results: BenchResults) -> list[Table]:
     alone: dict[str, str] = {}
     pairs = []
     lengths: list[str] = []
-    for pair, of_pair in _by_pair(results):
-        facts = results.models.get(pair, {})
+    for pair, of_pair, facts in _by_pair(results):
         known = {row.contender.label: row for row in of_pair}
         for label, whose in ((DRAFT_ALONE, "draft"), (PLAIN, "target")):
             if label in known:
@@ -68,19 +69,16 @@ def llama_ssp(results: BenchResults) -> list[Table]:
     columns = ["Target / draft", "regular", *lengths, "speed-up"]
     whole = [row for row in pairs if len(row) == len(columns)]
     models = [list(each) for each in alone.items()]
-    return _not_empty(
-        [
-            Table("Regular sampling", ["Model_type", "Ms/token"], models),
-            Table("Speculative sampling", columns, whole),
-        ]
-    )
+    return [
+        Table("Regular sampling", ["Model_type", "Ms/token"], models),
+        Table("Speculative sampling", columns, whole),
+    ]
 
 
 def llmss(results: BenchResults) -> list[Table]:
     """speed(tokens/sec): draft | target | each variant; then acceptance rates."""
     made: list[Table] = []
-    for pair, of_pair in _by_pair(results):
-        facts = results.models.get(pair, {})
+    for pair, of_pair, facts in _by_pair(results):
         known = {row.contender.label: row for row in of_pair}
         order = [known[name] for name in (DRAFT_ALONE, PLAIN) if name in known]
         order += [row for row in of_pair if row.contender.baseline is not None]
@@ -88,24 +86,14 @@ def llmss(results: BenchResults) -> list[Table]:
         names = [str(called.get(row.contender.label, row.contender.label)) for row in order]
         speeds = ["speed(tokens/sec)", *(f"{row.median:.2f}" for row in order)]
         accepted = ["accepted, 95 % interval", *(_accepted(row, results) for row in order)]
-        made.append(
-            Table(
-                pair,
-                ["", *names],
-                [speeds, accepted],
-                [
-                    "Google's and DeepMind's papers describe the same rule: their columns differ "
-                    "by chance only."
-                ],
-            )
-        )
-    return _not_empty(made)
+        made.append(Table(pair, ["", *names], [speeds, accepted], [_SAME_RULE]))
+    return made
 
 
 def gpt2(results: BenchResults) -> list[Table]:
     """Method | num_runs | time | +/- std | speedup, in seconds per text."""
     made: list[Table] = []
-    for pair, of_pair in _by_pair(results):
+    for pair, of_pair, _ in _by_pair(results):
         plain = next((row for row in of_pair if row.contender.baseline is None), None)
         cells, notes = [], []
         for row in of_pair:
@@ -118,7 +106,7 @@ def gpt2(results: BenchResults) -> list[Table]:
                 notes.append(f"{row.accepted:.1%} of the drafted tokens were accepted.")
         columns = ["Method", "num_runs", "time", "+/- std", "speedup"]
         made.append(Table(pair, columns, cells, notes))
-    return _not_empty(made)
+    return made
 
 
 def temperatures(results: BenchResults) -> list[Table]:
@@ -137,17 +125,16 @@ def temperatures(results: BenchResults) -> list[Table]:
             lines.append([rule, *(cell(of_rule.get(each)) for each in temperatures)])
         columns = ["rule", *(f"T {each:g}" for each in temperatures)]
         made.append(Table(f"{title} by temperature", columns, lines))
-    return _not_empty(made)
+    return made
 
 
-def _not_empty(tables: Sequence[Table | None]) -> list[Table]:
-    return [table for table in tables if table is not None and table.rows]
-
-
-def _by_pair(results: BenchResults) -> list[tuple[str, list[Summary]]]:
+def _by_pair(results: BenchResults) -> list[tuple[str, list[Summary], dict[str, Any]]]:
+    """Each pair with its contenders, and the facts about its models."""
     made = summarize(results)
-    pairs = dict.fromkeys(row.contender.pair for row in made)
-    return [(pair, [row for row in made if row.contender.pair == pair]) for pair in pairs]
+    return [
+        (pair, [row for row in made if row.contender.pair == pair], results.models.get(pair, {}))
+        for pair in dict.fromkeys(row.contender.pair for row in made)
+    ]
 
 
 def _milliseconds(row: Summary) -> str:

@@ -122,7 +122,9 @@ def _lane(
         *([Span(run.text, "drafted" if run.drafted else "text") for run in line] for line in text),
         *([] for _ in range(layout.n_text_rows - len(text))),
     ]
-    return [_top(layout, lane), *(_walled(row, inner, glyphs) for row in rows), _bottom(layout)]
+    bottom = glyphs.corners[2] + glyphs.across * (inner + 2) + glyphs.corners[3]
+    walled = (_walled(row, inner, glyphs) for row in rows)
+    return [_top(layout, lane), *walled, [Span(bottom, "border")]]
 
 
 def _walled(row: SpanRow, inner: int, glyphs: Glyphs) -> SpanRow:
@@ -143,12 +145,6 @@ def _top(layout: RaceLayout, lane: Lane) -> SpanRow:
         Span(about + " ", "faint"),
         Span(glyphs.across * rest + glyphs.corners[1], "border"),
     ]
-
-
-def _bottom(layout: RaceLayout) -> SpanRow:
-    glyphs = layout.glyphs
-    across = glyphs.across * (layout.lane_width - 2)
-    return [Span(glyphs.corners[2] + across + glyphs.corners[3], "border")]
 
 
 def _foot(layout: RaceLayout, seconds: float, states: Sequence[LaneState]) -> SpanRow:

@@ -35,22 +35,21 @@ monospace;fill:#d4dbe3;white-space:pre}
 
 def svg(race: Race, speed: float = 1.0) -> str:
     """The document; it plays in a loop, at `speed` times the original speed."""
-    clock = _Clock(race, speed)
+    each = max(_COUNTERS_EACH * speed, race.seconds / _MOST_COUNTERS)
+    clock = _Clock(race, speed, frame_times(race, each))
     lines = [lines_of(lane.pieces, _N_CELLS) for lane in race.lanes]
     n_rows = min(max(*map(len, lines), 1), _MOST_ROWS)
     lane_height = _TEXT_TOP + n_rows * _ROW + 8
     height = _TOP + lane_height + 48
-    each = max(_COUNTERS_EACH * speed, race.seconds / _MOST_COUNTERS)
-    moments = frame_times(race, each)
     body = [_prompt(race)]
     for i, lane in enumerate(race.lanes):
         body.append(f'<g transform="translate({_EDGE + i * (_LANE + _GAP)},{_TOP})">')
         body += _card(lane, lane_height, drafted=lane is race.speculative)
-        body += _counters(lane, moments, clock)
-        body += _bar(lane, moments, clock, drafted=lane is race.speculative)
+        body += _counters(lane, clock)
+        body += _bar(lane, clock, drafted=lane is race.speculative)
         body += _text(lane, lines[i], n_rows, clock)
         body.append("</g>")
-    body += _foot(race, moments, clock, height, speed)
+    body += _foot(race, clock, height, speed)
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
@@ -71,10 +70,11 @@ def svg(race: Race, speed: float = 1.0) -> str:
 class _Clock:
     """Converts times of the race into CSS animations, each as long as the whole loop.
 
-    Equal animations are shared.
+    Equal animations are shared. `moments`: the times at which numbers may change.
     """
 
-    def __init__(self, race: Race, speed: float) -> None:
+    def __init__(self, race: Race, speed: float, moments: Sequence[float]) -> None:
+        self.moments = moments
         self._speed = speed
         self._loop = _LEAD_IN + race.seconds / speed + _PAUSE
         self._names: dict[str, str] = {}
@@ -129,18 +129,18 @@ def _card(lane: Lane, height: int, *, drafted: bool) -> list[str]:
     ]
 
 
-def _counters(lane: Lane, moments: Sequence[float], clock: _Clock) -> list[str]:
+def _counters(lane: Lane, clock: _Clock) -> list[str]:
     """The speed and the number of tokens, whenever they change."""
-    numbers_at = [numbers(lane, state_at(lane, at)) for at in moments]
+    numbers_at = [numbers(lane, state_at(lane, at)) for at in clock.moments]
     return [
-        *_changing([speed for speed, _ in numbers_at], moments, clock, _LANE - _PAD, 30, "n h r"),
-        *_changing([amount for _, amount in numbers_at], moments, clock, _LANE - _PAD, 50, "f r"),
+        *_changing([speed for speed, _ in numbers_at], clock, _LANE - _PAD, 30, "n h r"),
+        *_changing([amount for _, amount in numbers_at], clock, _LANE - _PAD, 50, "f r"),
     ]
 
 
-def _bar(lane: Lane, moments: Sequence[float], clock: _Clock, *, drafted: bool) -> list[str]:
+def _bar(lane: Lane, clock: _Clock, *, drafted: bool) -> list[str]:
     changes = [(-1.0, "transform:scaleX(0)")]
-    changes += [(at, f"transform:scaleX({state_at(lane, at).share:.3f})") for at in moments]
+    changes += [(at, f"transform:scaleX({state_at(lane, at).share:.3f})") for at in clock.moments]
     return [
         f'<g transform="translate({_PAD},58)"><rect class="{clock.steps(_changes(changes))}" '
         f'width="{_LANE - 2 * _PAD}" height="5" rx="2.5" '
@@ -183,13 +183,10 @@ def _text(lane: Lane, lines: Sequence[TextLine], n_rows: int, clock: _Clock) -> 
     ]
 
 
-def _foot(
-    race: Race, moments: Sequence[float], clock: _Clock, height: int, speed: float
-) -> list[str]:
+def _foot(race: Race, clock: _Clock, height: int, speed: float) -> list[str]:
     """The meaning of the colour, the replay speed, the time and the speed-up."""
-    states = [[state_at(lane, at) for lane in race.lanes] for at in moments]
-    leads = [lead(race, now) for now in states]
-    seconds = [f"{at:.1f} s" for at in moments]
+    leads = [lead(race, [state_at(lane, at) for lane in race.lanes]) for at in clock.moments]
+    seconds = [f"{at:.1f} s" for at in clock.moments]
     how_fast = "" if speed == 1 else f", played at {speed:g} times their speed"
     legend = "drafted, and accepted by the target"
     y = height - 19
@@ -198,24 +195,17 @@ def _foot(
         _letters(
             f"ran one after the other{how_fast}", _EDGE + 2 + (len(legend) + 2) * _CELL, y, "f"
         ),
-        *_changing(seconds, moments, clock, _WIDTH - _EDGE - 245, y, "f r"),
-        *_changing(leads, moments, clock, _WIDTH - _EDGE - 2, y, "n r"),
+        *_changing(seconds, clock, _WIDTH - _EDGE - 245, y, "f r"),
+        *_changing(leads, clock, _WIDTH - _EDGE - 2, y, "n r"),
     ]
 
 
-def _changing(
-    texts: Sequence[str],
-    moments: Sequence[float],
-    clock: _Clock,
-    x: float,
-    y: float,
-    style: str,
-) -> list[str]:
+def _changing(texts: Sequence[str], clock: _Clock, x: float, y: float, style: str) -> list[str]:
     """Texts that replace each other in one place, right-aligned; empty ones are left out."""
-    changes = _changes(list(zip(moments, texts, strict=True)))
-    ends: list[float | None] = [at for at, _ in changes[1:]]
+    changes = _changes(list(zip(clock.moments, texts, strict=True)))
+    ends = [*(at for at, _ in changes[1:]), None]
     made = []
-    for i, ((at, text), end) in enumerate(zip(changes, [*ends, None], strict=True)):
+    for i, ((at, text), end) in enumerate(zip(changes, ends, strict=True)):
         if text:
             seen = clock.seen(-1.0 if i == 0 else at, end)
             made.append(f'<text class="t {style} {seen}" x="{x:g}" y="{y:g}">{escape(text)}</text>')

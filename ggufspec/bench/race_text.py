@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 from ggufspec.bench.race import TimedText
 
@@ -13,6 +15,7 @@ _JOINERS = "\u200c\u200d"  # needed by some scripts and emoji
 _SPACES = str.maketrans(
     {"\t": "    ", "\r": None, "\v": "\n", "\f": "\n", "\u2028": "\n", "\u2029": "\n"}
 )
+_WORD_OR_SPACE = re.compile(r"\n| |[^\n ]+")
 _REPLACEMENT = "\ufffd"
 
 
@@ -49,13 +52,8 @@ def cropped(text: str, n_cells: int, *, mark: str = "…") -> str:
     flat = " ".join(text.split())
     if n_cells_of(flat) <= n_cells:
         return flat
-    kept, room = "", n_cells - n_cells_of(mark)
-    for letter in flat:
-        room -= _width(letter)
-        if room < 0:
-            break
-        kept += letter
-    return (kept.rstrip() + mark) if n_cells >= n_cells_of(mark) else ""
+    room = n_cells - n_cells_of(mark)
+    return flat[: _n_fitting(flat, room)].rstrip() + mark if room >= 0 else ""
 
 
 def lines_of(pieces: Sequence[TimedText], n_cells: int) -> list[TextLine]:
@@ -64,40 +62,39 @@ def lines_of(pieces: Sequence[TimedText], n_cells: int) -> list[TextLine]:
     The whole text at once, so that no word moves to another line later.
     """
     n_cells = max(n_cells, 2)  # the widest character
+    texts = [harmless(piece.text) for piece in pieces]
+    whole = "".join(texts)
+    owners = [i for i, text in enumerate(texts) for _ in text]  # the piece of each character
     lines: list[TextLine] = []
-    line: list[_Cell] = []
-    word: list[_Cell] = []
+    start = 0  # of the current line
 
-    def end_line() -> None:
-        nonlocal line
-        lines.append(_runs(line))
-        line = []
+    def break_at(end: int) -> None:
+        nonlocal start
+        runs: list[TextRun] = []
+        column = 0
+        shown = range(start, start + len(whole[start:end].rstrip(" ")))
+        for i, places in groupby(shown, key=owners.__getitem__):
+            text = "".join(whole[place] for place in places)
+            runs.append(TextRun(text, column, n_cells_of(text), i, pieces[i].drafted))
+            column += runs[-1].n_cells
+        lines.append(tuple(runs))
+        start = end
 
-    def end_word() -> None:
-        nonlocal word
-        if line and _size(line) + _size(word) > n_cells:
-            end_line()
-        while _size(word) > n_cells:
-            fits = _fitting(word, n_cells)
-            lines.append(_runs(word[:fits]))
-            word = word[fits:]
-        line.extend(word)
-        word = []
-
-    for cell in _cells(pieces):
-        if cell.letter == "\n":
-            end_word()
-            end_line()
-        elif cell.letter == " ":
-            end_word()
-            # Not at the start of the text, nor where a line breaks.
-            if (line or lines) and _size(line) < n_cells:
-                line.append(cell)
+    for match in _WORD_OR_SPACE.finditer(whole):
+        first, last = match.span()
+        if match[0] == "\n":
+            break_at(first)
+            start = last
+        elif match[0] == " ":
+            if first == start and not lines:  # not at the start of the text
+                start = last
         else:
-            word.append(cell)
-    end_word()
-    if line:
-        end_line()
+            if start < first and n_cells_of(whole[start:last]) > n_cells:
+                break_at(first)
+            while n_cells_of(whole[start:last]) > n_cells:
+                break_at(start + _n_fitting(whole[start:last], n_cells))
+    if start < len(whole):
+        break_at(len(whole))
     return lines
 
 
@@ -122,47 +119,9 @@ def tail(lines: Sequence[TextLine], height: int) -> Sequence[TextLine]:
     return lines[-height:] if height > 0 else ()
 
 
-@dataclass(frozen=True)
-class _Cell:
-    letter: str
-    piece: int
-    drafted: bool
-
-
-def _cells(pieces: Sequence[TimedText]) -> Iterable[_Cell]:
-    for i, piece in enumerate(pieces):
-        for letter in harmless(piece.text):
-            yield _Cell(letter, i, piece.drafted)
-
-
-def _size(cells: Sequence[_Cell]) -> int:
-    return sum(_width(cell.letter) for cell in cells)
-
-
-def _fitting(cells: Sequence[_Cell], n_cells: int) -> int:
+def _n_fitting(text: str, n_cells: int) -> int:
     """How many characters fit; those without width stay with the one before."""
-    ends = []
-    total = 0
-    for cell in cells:
-        total += _width(cell.letter)
-        ends.append(total)
-    return bisect_right(ends, n_cells)
-
-
-def _runs(cells: Sequence[_Cell]) -> TextLine:
-    """Adjacent characters of one piece together; trailing spaces are dropped."""
-    runs: list[TextRun] = []
-    column = 0
-    end = max((i + 1 for i, cell in enumerate(cells) if cell.letter != " "), default=0)
-    for cell in cells[:end]:
-        width = _width(cell.letter)
-        last = runs[-1] if runs else None
-        if last is not None and last.piece == cell.piece:
-            runs[-1] = replace(last, text=last.text + cell.letter, n_cells=last.n_cells + width)
-        else:
-            runs.append(TextRun(cell.letter, column, width, cell.piece, cell.drafted))
-        column += width
-    return tuple(runs)
+    return bisect_right(list(accumulate(map(_width, text))), n_cells)
 
 
 def _harmless(letter: str) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ggufspec.bench import json_decoding
+from ggufspec.common.facts import plain
 from ggufspec.decoding.stats import Stats
 from ggufspec.errors import OptionError
 
@@ -154,6 +155,17 @@ class BenchResults:
         """Its measurements, in the order of time."""
         return [found for found in self.measurements if found.contender == contender]
 
+    def with_plain(self, contender: Contender) -> list[tuple[Measurement, Measurement]]:
+        """Its measurements that have one of its baseline by prompt and run, and that one."""
+        others = {
+            (text.prompt, text.run): text for text in self.of(contender.baseline or contender.name)
+        }
+        return [
+            (text, others[text.prompt, text.run])
+            for text in self.of(contender.name)
+            if (text.prompt, text.run) in others
+        ]
+
     def to_document(self) -> dict[str, Any]:
         """For JSON: see of_document."""
         whole = {"format": FORMAT, **asdict(self)}
@@ -187,19 +199,6 @@ def sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
     """Sums by position, of counts of different lengths."""
     n = max(map(len, counts), default=0)
     return [sum(each[i] for each in counts if i < len(each)) for i in range(n)]
-
-
-def plain(value: object) -> Any:
-    """The value as JSON can hold it: no infinite numbers, no surrogates."""
-    if isinstance(value, Mapping):
-        return {str(plain(str(name))): plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, (str, Path)):  # a path may have bytes that are not UTF-8
-        return str(value).encode("utf-8", "backslashreplace").decode()
-    return value
 
 
 def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
@@ -319,8 +318,6 @@ def _check_counts(where: str, n_accepted: int, n_drafted: int) -> None:
 
 
 def _check_once(what: str, names: Sequence[object]) -> None:
-    seen: set[object] = set()
-    for name in names:
-        if name in seen:
+    for name, n in Counter(names).items():
+        if n > 1:
             raise ValueError(f"{what} {name!r:.80} occurs twice; it must be unique")
-        seen.add(name)

@@ -329,11 +329,9 @@ def divergences(
     for contender in experiment.contenders:
         if contender.baseline is None or contender.temperature > 0:
             continue
-        plain = {each.key._replace(contender=""): each for each in results.of(contender.baseline)}
         seen: set[str] = set()
-        for text in results.of(contender.name):
-            other = plain.get(text.key._replace(contender=""))
-            if other is None or text.prompt not in prompts or text.prompt in seen:
+        for text, other in results.with_plain(contender):
+            if text.prompt not in prompts or text.prompt in seen:
                 continue
             n_same = first_difference(text.tokens, other.tokens)
             if n_same is None or n_same == min(len(text.tokens), len(other.tokens)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ggufspec.bench import plot_data
 
@@ -85,14 +85,7 @@ def draw_bars(axes: Axes, bars: Sequence[plot_data.RateBar], n_more: int) -> Non
             axes.plot([bar.low, bar.high], [place, place], color=INK, linewidth=1)
             reach = max(reach, bar.high)
         faster = f"  ({bar.speedup.ratio:.2f}{_TIMES})" if bar.speedup else ""
-        axes.annotate(
-            f"{bar.rate:.3g}{faster}",
-            (reach, place),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            annotation_clip=False,
-        )
+        _annotate(axes, f"{bar.rate:.3g}{faster}", (reach, place))
     margin = max(_FEW_BARS - len(bars), 0) / 2
     axes.set_ylim(-0.6 - margin, len(bars) - 0.4 + margin)
     axes.set_yticks(list(places), [short(bar.name, N_BAR) for bar in bars], color=INK)
@@ -120,7 +113,7 @@ def draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> No
     axes.set_ylabel("relative to one token")
     axes.set_xlabel("draft length (the pass has one token more)")
     axes.text(
-        *(0.02, 0.9, f"1{_TIMES} = {_ms(one)}"),
+        *(0.02, 0.9, f"1{_TIMES} = {1e3 * one:.3g} ms"),
         color=QUIET,
         size=8,
         transform=axes.transAxes,
@@ -197,34 +190,33 @@ def _label(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     """Names at the right edge, from (height, name, colour)."""
     places = _apart(axes, [y for y, _, _ in labels])
     for place, (_, name, colour) in zip(places, labels, strict=True):
-        axes.annotate(
-            *(short(name, 22), (1, place)),
-            xytext=(4, 0),
-            xycoords=axes.get_yaxis_transform(),
-            textcoords="offset points",
-            va="center",
-            color=colour,
-            annotation_clip=False,
-        )
+        right_edge = axes.get_yaxis_transform()
+        _annotate(axes, short(name, 22), (1, place), color=colour, xycoords=right_edge)
 
 
 def _label_ends(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
     """Names at the ends of lines, from (place, height, name, colour)."""
     from matplotlib.patheffects import withStroke
 
+    outline = [withStroke(linewidth=2.5, foreground="white")]
     for end in sorted({x for x, _, _, _ in labels}):
         here = [label for label in labels if label[0] == end]
         places = _apart(axes, [y for _, y, _, _ in here])
         for place, (x, _, name, colour) in zip(places, here, strict=True):
-            axes.annotate(
-                *(short(name, 12), (x, place)),
-                xytext=(5, 0),
-                textcoords="offset points",
-                va="center",
-                color=colour,
-                annotation_clip=False,
-                path_effects=[withStroke(linewidth=2.5, foreground="white")],
-            )
+            _annotate(axes, short(name, 12), (x, place), color=colour, path_effects=outline)
+
+
+def _annotate(axes: Axes, text: str, at: tuple[float, float], **style: Any) -> None:
+    """A text to the right of a point."""
+    axes.annotate(
+        text,
+        at,
+        xytext=(4, 0),
+        textcoords="offset points",
+        va="center",
+        annotation_clip=False,
+        **style,
+    )
 
 
 def _apart(axes: Axes, heights: Sequence[float]) -> list[float]:
@@ -244,7 +236,3 @@ def _whole_ticks(axes: Axes) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9, steps=[1, 2, 4, 5, 10]))
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.3g} ms"

@@ -9,9 +9,9 @@ from typing import Any
 
 from ggufspec.bench import machine
 from ggufspec.bench.baselines import Baseline
-from ggufspec.bench.difference import differences
-from ggufspec.bench.records import BenchResults, TextKey, plain
+from ggufspec.bench.records import BenchResults, TextKey
 from ggufspec.bench.run import Experiment, OnTokens, Warn, divergences, measure
+from ggufspec.common.facts import differences, plain
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError
 from ggufspec.llama import devices

@@ -171,17 +171,8 @@ def _divergence_warnings(results: BenchResults) -> list[str]:
     for contender in results.contenders:
         if contender.baseline is None or contender.temperature > 0:
             continue
-        plain = {
-            (text.prompt, text.run): text.tokens
-            for text in results.of(contender.baseline)
-            if _has_tokens(text)
-        }
-        pairs = [
-            (text.tokens, plain[text.prompt, text.run])
-            for text in results.of(contender.name)
-            if (text.prompt, text.run) in plain and _has_tokens(text)
-        ]
-        n_different = sum(list(ours) != list(others) for ours, others in pairs)
+        pairs = [pair for pair in results.with_plain(contender) if all(map(_has_tokens, pair))]
+        n_different = sum(list(ours.tokens) != list(other.tokens) for ours, other in pairs)
         if not n_different:
             continue
         margins = [each.margin for each in results.divergences if each.contender == contender.name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -199,12 +199,8 @@ def forget(target: Path | None = None, draft: Path | None = None) -> int:
         for name, path in (("target", target), ("draft", draft))
         if path is not None
     }
-    keys = [
-        record.key
-        for record in profile_store.records()
-        if _is_about(record.facts.get("pair"), wanted)
-    ]
-    return sum(profile_store.forget(key) for key in keys)
+    found = [each for each in profile_store.records() if _is_about(each.facts, wanted)]
+    return sum(profile_store.forget(record.key) for record in found)
 
 
 # When drafting pays off
@@ -419,11 +415,11 @@ def _fingerprint(path: Path) -> str:
     return found
 
 
-def _is_about(pair: object, fingerprints: Mapping[str, str]) -> bool:
-    if not isinstance(pair, dict):
+def _is_about(facts: Mapping[str, Any], fingerprints: Mapping[str, str]) -> bool:
+    try:
+        return all(facts["pair"][of]["fingerprint"] == each for of, each in fingerprints.items())
+    except (KeyError, TypeError):  # of another kind, or without a draft
         return False
-    models: Iterable[tuple[object, str]] = ((pair.get(n), f) for n, f in fingerprints.items())
-    return all(isinstance(m, dict) and m.get("fingerprint") == wanted for m, wanted in models)
 
 
 def _named(progress: OnMeasurement | None, what: str) -> Callable[[int, int], None] | None:

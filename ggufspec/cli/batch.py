@@ -16,7 +16,7 @@ from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.process import LocalProcess, StartWorker
 from ggufspec.batch.results import BatchResults, BatchTotals, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan
-from ggufspec.batch.settings import as_json, model_identity
+from ggufspec.batch.settings import model_identity
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED
@@ -26,6 +26,7 @@ from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, opti
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import check_needs_no_draft, checked, text_options
+from ggufspec.common.facts import plain
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, parse_prompts
 
@@ -149,8 +150,8 @@ def command(
     plan = BatchPlan(
         target=str(target),
         draft=None if draft is None else str(draft),
-        load=as_json(load_settings),
-        settings=as_json(settings),
+        load=plain(load_settings),
+        settings=plain(settings),
         chat=chat,
         system=system,
         seed=seed,

@@ -17,7 +17,7 @@ from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 from ggufspec.bench.preset_tables import general
 from ggufspec.bench.presets import Preset, PresetPair, preset
 from ggufspec.bench.prompts import own_prompts, spread
-from ggufspec.bench.records import BenchResults, Contender, plain
+from ggufspec.bench.records import BenchResults, Contender
 from ggufspec.bench.run import Experiment
 from ggufspec.bench.suite import PairBenchmark
 from ggufspec.bench.tables import Table
@@ -26,6 +26,7 @@ from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
+from ggufspec.common.facts import plain
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
 from ggufspec.engine.engine import Engine
@@ -119,10 +120,9 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
 
 def tables_of(preset_name: str | None, results: BenchResults) -> tuple[list[Table], list[Table]]:
     """The tables of a preset, or the general ones, and those that its source published."""
-    if preset_name is None:
-        return general(results), []
-    chosen = preset(preset_name)
-    return chosen.tables(results), list(chosen.published)
+    chosen = None if preset_name is None else preset(preset_name)
+    made = (chosen.tables if chosen else general)(results)
+    return [table for table in made if table.rows], list(chosen.published) if chosen else []
 
 
 def opened_baselines(

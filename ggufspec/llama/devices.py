@@ -206,7 +206,4 @@ def _sysctl(key: str) -> str:
 def _siblings(cpu: int) -> str:
     """Identifies the core of a logical processor; its own number if unknown."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return str(cpu)
+    return next(iter(_lines(path)), str(cpu))

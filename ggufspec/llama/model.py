@@ -119,9 +119,8 @@ class Model:
         )
 
     def _check_writes_text(self) -> None:
-        if llama_cpp.llama_model_has_encoder(self.pointer) or not llama_cpp.llama_model_has_decoder(
-            self.pointer
-        ):
+        has_encoder = llama_cpp.llama_model_has_encoder(self.pointer)
+        if has_encoder or not llama_cpp.llama_model_has_decoder(self.pointer):
             raise ModelError(
                 f"{self.path} is an encoder ({self.description}); "
                 "speculative decoding needs a model that only decodes"

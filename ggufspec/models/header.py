@@ -36,6 +36,7 @@ _STRING, _ARRAY = 8, 9
 _SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 _KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
+_ALIGNMENTS = [2**i for i in range(21)]
 _LAYER = re.compile(r"blk\.(\d+)\.")
 _PADDING = b"[PAD"  # the beginning of the names of padding tokens
 
@@ -139,10 +140,10 @@ class Header:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name. Raises ModelError."""
-        for tensor in self.tensors:
-            if tensor.name == name:
-                return tensor
-        raise ModelError(f"{self.name} has no tensor {name}, so it cannot write text")
+        found = next((tensor for tensor in self.tensors if tensor.name == name), None)
+        if found is None:
+            raise ModelError(f"{self.name} has no tensor {name}, so it cannot write text")
+        return found
 
     def number(self, key: str, default: int | None = None) -> int:
         """A whole number by its key without the architecture. Raises ModelError."""
@@ -285,36 +286,31 @@ class _Parser:
         version = self._number("I")
         if version not in _VERSIONS:
             known = " and ".join(map(str, _VERSIONS))
-            raise _damaged(
-                self._path, f"it has version {version} of the format; {known} are supported"
-            )
+            raise self._damaged(f"it has version {version} of the format; {known} are supported")
         n_tensors, n_keys = self._number("Q"), self._number("Q")
         if n_tensors > _N_MOST_TENSORS or n_keys > _N_MOST_KEYS:
-            raise _damaged(self._path, f"it claims {n_tensors:,} tensors and {n_keys:,} keys")
+            raise self._damaged(f"it claims {n_tensors:,} tensors and {n_keys:,} keys")
         values: dict[str, Any] = {}
         for _ in range(n_keys):
             key = self._text()
             if not key or key in values:
-                raise _damaged(self._path, f"the key {_shown(key)} is empty or duplicate")
+                raise self._damaged(f"the key {_shown(key)} is empty or duplicate")
             values[key] = self._value(self._number("I"))
         if not isinstance(values.get("general.architecture"), str) and "split.no" not in values:
-            raise _damaged(self._path, "it names no architecture")
+            raise self._damaged("it names no architecture")
         tensors = tuple(self._tensor() for _ in range(n_tensors))
         if len({tensor.name for tensor in tensors}) < len(tensors):
-            raise _damaged(self._path, "two of its tensors have the same name")
+            raise self._damaged("two of its tensors have the same name")
         self._check_complete(tensors, values.get("general.alignment", _DEFAULT_ALIGNMENT))
         return Header((self._path,), self._n_bytes, values, tensors)
 
     def _check_complete(self, tensors: Sequence[Tensor], alignment: object) -> None:
-        is_whole = isinstance(alignment, int) and not isinstance(alignment, bool)
-        if not is_whole or not 1 <= alignment <= 2**20 or alignment & (alignment - 1):  # type: ignore[operator]
-            raise _damaged(self._path, f"it aligns its tensors to {_shown(alignment)} bytes")
-        assert isinstance(alignment, int)
+        if type(alignment) is not int or alignment not in _ALIGNMENTS:
+            raise self._damaged(f"it aligns its tensors to {_shown(alignment)} bytes")
         start = -(-self._at // alignment) * alignment
         needed = start + self._n_data
         if tensors and needed > self._n_bytes:
-            raise _damaged(
-                self._path,
+            raise self._damaged(
                 f"it is truncated: its tensors end at byte {needed:,}, the file at "
                 f"{self._n_bytes:,}. Download it again",
             )
@@ -323,17 +319,16 @@ class _Parser:
         name = self._text()
         n_dimensions = self._number("I")
         if not 1 <= n_dimensions <= _N_MOST_DIMENSIONS:
-            raise _damaged(self._path, f"{_shown(name)} has {n_dimensions} dimensions")
+            raise self._damaged(f"{_shown(name)} has {n_dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(n_dimensions))
         kind, offset = self._number("I"), self._number("Q")
         type_ = TYPES_BY_NUMBER.get(kind)
         if type_ is None:
-            raise _damaged(self._path, f"{_shown(name)} has the unknown type {kind}")
+            raise self._damaged(f"{_shown(name)} has the unknown type {kind}")
         n_values = math.prod(shape)
         if not 0 < n_values < _MOST_BYTES or shape[0] % type_.n_values or offset >= _MOST_BYTES:
-            raise _damaged(
-                self._path,
-                f"{_shown(name)} of type {type_.name} has the shape {shape} at byte {offset}",
+            raise self._damaged(
+                f"{_shown(name)} of type {type_.name} has the shape {shape} at byte {offset}"
             )
         tensor = Tensor(name, shape, type_.name)
         self._n_data = max(self._n_data, offset + tensor.n_bytes)
@@ -345,14 +340,14 @@ class _Parser:
         if kind == _ARRAY:
             return self._array(self._number("I"), self._number("Q"))
         if kind not in _SCALARS:
-            raise _damaged(self._path, f"a value has the unknown type {kind}")
+            raise self._damaged(f"a value has the unknown type {kind}")
         return self._number(_SCALARS[kind])
 
     def _array(self, kind: int, n: int) -> list[Any] | None:
         if kind == _STRING:
             return self._texts(n)
         if kind not in _SCALARS:
-            raise _damaged(self._path, f"an array has elements of the invalid type {kind}")
+            raise self._damaged(f"an array has elements of the invalid type {kind}")
         code = _SCALARS[kind]
         raw = self._take(n * struct.calcsize("<" + code))
         return list(struct.unpack(f"<{n}{code}", raw)) if n <= _KEPT_NUMBERS else None
@@ -396,6 +391,9 @@ class _Parser:
     def _check_room(self, n: int) -> None:
         if n > self._n_bytes - self._at:
             raise _broken_off(self._path)
+
+    def _damaged(self, what: str) -> ModelError:
+        return _damaged(self._path, what)
 
 
 def _damaged(path: Path, what: str) -> ModelError:

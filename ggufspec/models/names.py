@@ -74,8 +74,7 @@ def parse(name: str, registry: Registry) -> Named:
     """
     if (path := local_file(name)) is not None:
         return LocalFile(path)
-    if registry.knows(name):
-        entry = registry.find(name)
+    if (entry := registry.get(name)) is not None:
         return HubFiles(entry.repo, entry.files, entry.revision, entry)
     if match := _URL.fullmatch(name):
         return _files(match["repo"], unquote(match["path"]), match["revision"])

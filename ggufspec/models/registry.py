@@ -90,19 +90,19 @@ class Registry:
     models: Mapping[str, ModelEntry]
     pairs: Mapping[str, ModelPair]
 
+    def get(self, alias: str) -> ModelEntry | None:
+        """The model of that name, if there is one."""
+        by_lower = {name.lower(): entry for name, entry in self.models.items()}
+        return by_lower.get(alias.lower())
+
     def find(self, alias: str) -> ModelEntry:
         """The model of that name. Raises ModelError, which suggests similar ones."""
-        by_lower = {name.lower(): entry for name, entry in self.models.items()}
-        if (entry := by_lower.get(alias.lower())) is not None:
+        if (entry := self.get(alias)) is not None:
             return entry
         raise ModelError(
             f"no model is registered as {alias!r}{_did_you_mean(alias, self.models)}; "
             "`ggufspec models list` lists the registered names"
         )
-
-    def knows(self, alias: str) -> bool:
-        """Whether a model has that name."""
-        return alias.lower() in {name.lower() for name in self.models}
 
     def pairs_of(self, alias: str) -> tuple[ModelPair, ...]:
         """The pairs of this model, as a target or as a draft."""
@@ -112,13 +112,13 @@ class Registry:
     def draft_for(self, alias: str) -> ModelEntry | None:
         """The draft of the pair of this model, or of another quantization of it."""
         target = self.find(alias)
-        for pair in self.pairs.values():
-            if pair.target == target.alias:
-                return self.models[pair.draft]
-        for pair in self.pairs.values():
-            if target.shape is not None and self.models[pair.target].shape == target.shape:
-                return self.models[pair.draft]
-        return None
+        own = [pair for pair in self.pairs.values() if pair.target == target.alias]
+        alike = [
+            pair
+            for pair in self.pairs.values()
+            if target.shape is not None and self.models[pair.target].shape == target.shape
+        ]
+        return next((self.models[pair.draft] for pair in (*own, *alike)), None)
 
 
 def load_registry() -> Registry:

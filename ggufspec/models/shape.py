@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
 from ggufspec.models.header import Header, layer_of, read_header
 from ggufspec.models.pull import locate
+from ggufspec.models.quantization import file_type_of, header_of
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, load_registry
-from ggufspec.models.tensors import TYPES, Tensor
+from ggufspec.models.tensors import Tensor
 
 _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
 _EXPERTS = "_exps."
 _STATE_VALUE_BYTES = 4
+_USUAL_MIX = "Q4_K_M"  # for the proportions of a quantization that is not in FILE_TYPES
 
 
 @dataclass(frozen=True)
@@ -196,27 +198,6 @@ def _state_bytes(header: Header, n_embd: int) -> int:
     return n_values * _STATE_VALUE_BYTES
 
 
-# Bits of a weight in a layer, by names of llama-quantize that are not names of a type; the mean of
-# the types that its rules choose for a model of the Llama family.
-_LAYER_BITS = {
-    "Q5_K_M": 5.67,
-    "Q5_K_S": 5.5,
-    "Q4_K_M": 4.84,
-    "Q4_K_S": 4.56,
-    "Q3_K_L": 4.28,
-    "Q3_K_M": 3.93,
-    "Q3_K_S": 3.46,
-    "Q2_K": 3.1,
-    "IQ4_XS": 4.26,
-    "IQ3_M": 3.66,
-    "IQ3_XS": 3.3,
-    "IQ2_M": 2.7,
-}
-_PLAIN_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q6_K", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")
-_UNGATED = ("bloom", "gpt2")  # their feed-forward networks are two matrices, not three
-_OUTPUT_BITS, _MANY_BITS = 6.5625, 8.0  # Q6_K, unless the layers have more bits anyway
-
-
 def estimated_shape(entry: ModelEntry) -> ModelShape:
     """The shape of a registered model that is not on this machine, from its dimensions.
 
@@ -230,47 +211,27 @@ def estimated_shape(entry: ModelEntry) -> ModelShape:
             f"the registry has no dimensions for {entry.alias}: download it first, with "
             f"`ggufspec models pull {entry.alias}`"
         )
-    type_ = quantization.upper()
-    bits = _LAYER_BITS.get(type_)
-    if type_ in _PLAIN_TYPES:
-        bits = 8 * TYPES[type_].n_bytes / TYPES[type_].n_values
-    if bits is None and entry.size is None:
+    mix = file_type_of(quantization)
+    if mix is None and entry.size is None:
         raise ModelError(
             f"neither the bits of {quantization} nor the size of {entry.alias} are known: download "
             f"it first, with `ggufspec models pull {entry.alias}`"
         )
-    n_queries, n_keys = (n * known.n_embd_head for n in (known.n_heads, known.n_heads_kv))
-    n_experts = known.n_experts or 1
-    n_attention = known.n_embd * (2 * n_queries + 2 * n_keys)
-    n_matrices = 2 if known.architecture in _UNGATED else 3
-    n_expert = known.n_embd * n_matrices * known.n_ff
-    n_weights = n_attention + n_experts * n_expert
-    n_active = n_attention + (known.n_experts_used or n_experts) * n_expert
-    embedding = known.n_embd * known.n_vocab
-    n_params = known.n_layers * n_weights + embedding * (1 if known.tied else 2)
-    of_layers = bits or 8 * (entry.size or 0) / n_params
-    of_ends = of_layers if of_layers >= _MANY_BITS else _OUTPUT_BITS
-    n_input = round(embedding * (of_ends if known.tied else of_layers) / 8)
-    n_output = round(embedding * of_ends / 8)
-    n_layer = round(n_weights * of_layers / 8)
+    made = shape_of(header_of(entry.alias, known, mix or _USUAL_MIX))
+    n_layer_bytes = sum(layer.n_bytes for layer in made.layers)
+    scale = 1.0  # of the layers, so that the file has its registered size
     if entry.size is not None:
-        n_layer = (entry.size - n_input - (0 if known.tied else n_output)) // known.n_layers
-    layer = Layer(n_layer, round(n_layer * n_active / n_weights), 2 * n_keys)
-    return ModelShape(
-        name=entry.alias,
-        layers=(layer,) * known.n_layers,
-        n_input_bytes=n_input,
-        n_output_bytes=n_output,
-        n_embd=known.n_embd,
-        n_ff=known.n_ff,
-        n_heads=known.n_heads,
-        n_embd_head=known.n_embd_head,
-        n_vocab=known.n_vocab,
-        n_ctx_train=known.n_ctx,
-        n_params=n_params,
-        is_tied=bool(known.tied),
-        is_exact=entry.size is not None,
-    )
+        scale = (entry.size - made.n_bytes + n_layer_bytes) / n_layer_bytes
+    layers = [
+        replace(
+            layer,
+            n_bytes=round(layer.n_bytes * scale),
+            n_active_bytes=round(layer.n_active_bytes * scale),
+        )
+        for layer in made.layers
+    ]
+    is_exact = entry.size is not None
+    return replace(made, layers=tuple(layers), n_vocab=known.n_vocab, is_exact=is_exact)
 
 
 def shape_of_name(name: str) -> ModelShape:

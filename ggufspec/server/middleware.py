@@ -29,11 +29,8 @@ class RequestMiddleware:
         self._app = app
         self._options = options
         self._metrics = metrics
-        self._key_hash = (
-            None
-            if options.api_key is None
-            else _hash(options.api_key.encode("utf-8", "surrogateescape"))
-        )
+        key = options.api_key
+        self._key_hash = None if key is None else _hash(key.encode("utf-8", "surrogateescape"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

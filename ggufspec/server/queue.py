@@ -57,34 +57,28 @@ RequestEvent = ChoiceDelta | ChoiceFinished | RequestEnded
 
 
 @dataclass(eq=False)
-class QueuedRequest:
-    """A request in the queue. `on_event` is called on the worker's thread."""
-
-    parsed: ParsedRequest
-    on_event: Callable[[RequestEvent], None]
-    arrived_at: float = field(default_factory=perf_counter)
-    is_cancelled: bool = False
-
-
-@dataclass(eq=False)
 class RunningChoice:
     """A choice that is being generated."""
 
-    owner: RunningRequest
+    owner: TextRequest
     index: int
     generation: Generation
     tokens: list[int] = field(default_factory=list)
 
 
-class RunningRequest:
-    """A request that has left the queue: its choices in progress, and those not yet started."""
+class TextRequest:
+    """A request in the queue, then running: its choices in progress, and those not yet started.
 
-    def __init__(self, queued: QueuedRequest) -> None:
-        self.queued = queued
-        self.parsed = queued.parsed
-        self.started_at = perf_counter()
+    `on_event` is called on the worker's thread.
+    """
+
+    def __init__(self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]) -> None:
+        self.parsed = parsed
+        self.on_event = on_event
+        self.arrived_at = self.started_at = perf_counter()
+        self.is_cancelled = False
         self.choices: list[RunningChoice] = []
-        self.pending = deque(range(len(self.parsed.prompts) * self.parsed.n))
+        self.pending = deque(range(len(parsed.prompts) * parsed.n))
 
     def prompt_of(self, index: int) -> Sequence[int]:
         """The prompt of one of its choices."""

@@ -119,16 +119,9 @@ def _template_message(message: ChatMessage) -> dict[str, Any]:
     if message.tool_call_id is not None:
         made["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        made["tool_calls"] = [
-            {
-                "type": "function",
-                "function": {
-                    "name": call.function.name,
-                    "arguments": _arguments_of(call.function.arguments),
-                },
-            }
-            for call in message.tool_calls
-        ]
+        called = [call.function for call in message.tool_calls]
+        functions = [{"name": f.name, "arguments": _arguments_of(f.arguments)} for f in called]
+        made["tool_calls"] = [{"type": "function", "function": each} for each in functions]
     return made
 
 

@@ -23,6 +23,7 @@ FINGERPRINT = f"ggufspec-{__version__}"
 class _Choice:
     """What has been generated of one choice."""
 
+    index: int
     parser: ToolCallParser | None
     text: str = ""
     has_role: bool = False  # whether a chunk with the role was made
@@ -44,8 +45,8 @@ class ResponseBuilder:
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._n = parsed.n
         self._choices = [
-            _Choice(ToolCallParser() if parsed.has_tools else None)
-            for _ in range(len(parsed.prompts) * parsed.n)
+            _Choice(i, ToolCallParser() if parsed.has_tools else None)
+            for i in range(len(parsed.prompts) * parsed.n)
         ]
         self._head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{secrets.token_hex(12)}",
@@ -70,21 +71,21 @@ class ResponseBuilder:
             offset = len(choice.text)
             choice.text += text
             if text or self._with_drafted or self._with_logprobs:
-                return [self._chunk(event.choice_index, text, event, offset=offset)]
+                return [self._chunk(choice, text, event, offset)]
             return []
         chunks = []
         if choice.parser:
             text, choice.calls = choice.parser.finish()
             choice.text += text
             if text or choice.calls:
-                chunks.append(self._chunk(event.choice_index, text, None, calls=choice.calls))
+                chunks.append(self._chunk(choice, text))
         choice.stats = event.completion.stats
         choice.finish_reason = "tool_calls" if choice.calls else event.completion.finish_reason
-        return [*chunks, self._last_chunk(event.choice_index, choice)]
+        return [*chunks, self._last_chunk(choice)]
 
     def body(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
-        choices = [self._body_of(i, choice) for i, choice in enumerate(self._choices)]
+        choices = [self._body_of(choice) for choice in self._choices]
         body = {**self._head, "choices": choices, "usage": self._usage()}
         if self._with_drafted:
             body["ggufspec"] = [self._statistics(choice) for choice in self._choices]
@@ -119,9 +120,9 @@ class ResponseBuilder:
             },
         }
 
-    def _body_of(self, index: int, choice: _Choice) -> dict[str, Any]:
+    def _body_of(self, choice: _Choice) -> dict[str, Any]:
         body: dict[str, Any] = {
-            "index": index,
+            "index": choice.index,
             "logprobs": self._logprobs(choice.logprobs, 0),
             "finish_reason": choice.finish_reason,
         }
@@ -134,33 +135,27 @@ class ResponseBuilder:
         return {**body, "message": message}
 
     def _chunk(
-        self,
-        index: int,
-        text: str,
-        delta: ChoiceDelta | None,
-        *,
-        offset: int = 0,
-        calls: Sequence[dict[str, Any]] = (),
+        self, choice: _Choice, text: str, delta: ChoiceDelta | None = None, offset: int = 0
     ) -> dict[str, Any]:
         logprobs = self._logprobs(delta.logprobs if delta else [], offset)
-        body: dict[str, Any] = {"index": index, "logprobs": logprobs, "finish_reason": None}
+        body: dict[str, Any] = {"index": choice.index, "logprobs": logprobs, "finish_reason": None}
         if self._is_chat:
-            body["delta"] = {**self._role(index), "content": text}
-            if calls:
-                body["delta"]["tool_calls"] = [{"index": i, **c} for i, c in enumerate(calls)]
+            body["delta"] = {**self._role(choice), "content": text}
+            if choice.calls:
+                calls = [{"index": i, **call} for i, call in enumerate(choice.calls)]
+                body["delta"]["tool_calls"] = calls
         else:
             body["text"] = text
         return self._chunk_of([body], {"drafted": list(delta.drafted)} if delta else None)
 
-    def _last_chunk(self, index: int, choice: _Choice) -> dict[str, Any]:
-        body: dict[str, Any] = {"index": index, "logprobs": None}
-        body.update({"delta": self._role(index)} if self._is_chat else {"text": ""})
+    def _last_chunk(self, choice: _Choice) -> dict[str, Any]:
+        body: dict[str, Any] = {"index": choice.index, "logprobs": None}
+        body.update({"delta": self._role(choice)} if self._is_chat else {"text": ""})
         body["finish_reason"] = choice.finish_reason
         return self._chunk_of([body], self._statistics(choice) | {"drafted": []})
 
-    def _role(self, index: int) -> dict[str, str]:
+    def _role(self, choice: _Choice) -> dict[str, str]:
         """The first chunk of a choice has the role."""
-        choice = self._choices[index]
         is_first, choice.has_role = not choice.has_role, True
         return {"role": "assistant"} if is_first else {}
 

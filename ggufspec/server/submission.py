@@ -48,7 +48,7 @@ async def submit(
         with suppress(RuntimeError):  # the loop is closed, and with it the connection
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-    queued = worker.submit(parsed, put)
+    submitted = worker.submit(parsed, put)
     disconnected = asyncio.ensure_future(_disconnect(receive))
     pending: asyncio.Future[RequestEvent] = asyncio.ensure_future(events.get())
     try:
@@ -77,7 +77,7 @@ async def submit(
             pending = asyncio.ensure_future(events.get())
             yield event
     finally:
-        worker.cancel(queued)
+        worker.cancel(submitted)
         disconnected.cancel()
         pending.cancel()
 

@@ -28,11 +28,10 @@ from ggufspec.server.queue import (
     ChoiceDelta,
     ChoiceFinished,
     ParsedRequest,
-    QueuedRequest,
     RequestEnded,
     RequestEvent,
     RunningChoice,
-    RunningRequest,
+    TextRequest,
 )
 
 _MAX_RETRY = 60.0  # seconds, in Retry-After
@@ -50,8 +49,8 @@ class EngineWorker:
         self._engine = engine
         self._n_waiting_max = n_waiting_max
         self._metrics = metrics
-        self._waiting: deque[QueuedRequest] = deque()
-        self._running: list[RunningRequest] = []
+        self._waiting: deque[TextRequest] = deque()
+        self._running: list[TextRequest] = []
         self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
         self._changed = threading.Condition()
         self._n_ended = 0
@@ -83,9 +82,9 @@ class EngineWorker:
 
     def submit(
         self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]
-    ) -> QueuedRequest:
+    ) -> TextRequest:
         """Queue a request. Raises ApiError where the queue is full or closed."""
-        queued = QueuedRequest(parsed, on_event)
+        request = TextRequest(parsed, on_event)
         with self._changed:
             if self._refuse is not None:
                 raise self._refuse()
@@ -93,16 +92,16 @@ class EngineWorker:
             if n_waiting >= self._n_waiting_max + max(n_slots - len(self._running), 0):
                 mean = self._ended_seconds / self._n_ended if self._n_ended else 1.0
                 raise queue_full(n_waiting, min(mean * (n_waiting + 1) / n_slots, _MAX_RETRY))
-            self._waiting.append(queued)
+            self._waiting.append(request)
             self._changed.notify_all()
-        return queued
+        return request
 
-    def cancel(self, queued: QueuedRequest) -> None:
+    def cancel(self, request: TextRequest) -> None:
         """Drop a request: from the queue at once, otherwise at the end of the round."""
         with self._changed:
-            queued.is_cancelled = True
-            if queued in self._waiting:
-                self._waiting.remove(queued)
+            request.is_cancelled = True
+            if request in self._waiting:
+                self._waiting.remove(request)
                 self._metrics.generations.labels("cancelled").inc()
 
     def finish(self) -> None:
@@ -113,9 +112,9 @@ class EngineWorker:
         """Do what `finish` does, and fail the running requests too."""
         self.finish()
         for request in list(self._running):
-            if not request.queued.is_cancelled:
-                request.queued.is_cancelled = True
-                self._send_end(request.queued, server_stopping())
+            if not request.is_cancelled:
+                request.is_cancelled = True
+                self._send_end(request, server_stopping())
 
     def join(self, seconds: float | None = None) -> bool:
         """Wait for the thread to end, after `finish` or `abort`; returns whether it has."""
@@ -140,8 +139,8 @@ class EngineWorker:
             waiting = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
-        for queued in waiting:
-            self._send_end(queued, reason())
+        for request in waiting:
+            self._send_end(request, reason())
 
     def _start_requests(self) -> bool:
         """Wait until something runs; False once the queue is closed and nothing does."""
@@ -150,12 +149,14 @@ class EngineWorker:
                 self._changed.wait()
             n_free = self._engine.n_slots - len(self._running)
             for _ in range(min(n_free, len(self._waiting))):
-                self._running.append(RunningRequest(self._waiting.popleft()))
+                request = self._waiting.popleft()
+                request.started_at = perf_counter()
+                self._running.append(request)
             return bool(self._running)
 
     def _round(self, scheduler: Scheduler) -> None:
         for request in list(self._running):
-            if request.queued.is_cancelled:
+            if request.is_cancelled:
                 self._end(request, "cancelled")
         self._start_choices()
         choices = [choice for request in self._running for choice in request.choices]
@@ -183,7 +184,7 @@ class EngineWorker:
             n_free -= 1
             self._start_choice(left[0])
 
-    def _start_choice(self, request: RunningRequest) -> None:
+    def _start_choice(self, request: TextRequest) -> None:
         index = request.pending.popleft()
         seed = request.parsed.seed
         if seed is not None:
@@ -197,19 +198,19 @@ class EngineWorker:
         """Report what the last round has added to a choice, and whether it is complete."""
         if error is not None:
             raise error
-        queued = choice.owner.queued
+        request = choice.owner
         chunks = choice.generation.chunks
         while chunks:
             chunk = chunks.popleft()
             if not choice.index and not choice.tokens:
-                self._metrics.time_to_first_token.observe(perf_counter() - queued.arrived_at)
+                self._metrics.time_to_first_token.observe(perf_counter() - request.arrived_at)
             logprobs = self._logprobs(choice, chunk.tokens)
             choice.tokens += chunk.tokens
             delta = ChoiceDelta(choice.index, chunk.text, chunk.tokens, chunk.drafted, logprobs)
-            queued.on_event(delta)
+            request.on_event(delta)
         if choice.generation.is_over:
             self._release(choice)
-            queued.on_event(ChoiceFinished(choice.index, choice.generation.completion))
+            request.on_event(ChoiceFinished(choice.index, choice.generation.completion))
 
     def _logprobs(self, choice: RunningChoice, tokens: Sequence[int]) -> list[TokenLogprobs]:
         """The target's log-probabilities before sampling; it scores the tokens again for them."""
@@ -233,7 +234,7 @@ class EngineWorker:
         self._metrics.observe(choice.generation.completion.stats, self._engine.plain_seconds)
 
     @contextmanager
-    def _ends_on_error(self, request: RunningRequest) -> Iterator[None]:
+    def _ends_on_error(self, request: TextRequest) -> Iterator[None]:
         """An exception in the block ends this request, and no other."""
         try:
             yield
@@ -242,9 +243,7 @@ class EngineWorker:
                 log_error("a request failed", error)
             self._end(request, "failed", error)
 
-    def _end(
-        self, request: RunningRequest, outcome: str, error: BaseException | None = None
-    ) -> None:
+    def _end(self, request: TextRequest, outcome: str, error: BaseException | None = None) -> None:
         """Release a request and send its last event. Raises no Exception."""
         request.pending.clear()
         for choice in list(request.choices):
@@ -257,11 +256,11 @@ class EngineWorker:
         self._n_ended += 1
         self._ended_seconds += perf_counter() - request.started_at
         self._metrics.generations.labels(outcome).inc()
-        if not request.queued.is_cancelled:
-            self._send_end(request.queued, None if error is None else api_error_of(error))
+        if not request.is_cancelled:
+            self._send_end(request, None if error is None else api_error_of(error))
 
-    def _send_end(self, queued: QueuedRequest, error: ApiError | None) -> None:
+    def _send_end(self, request: TextRequest, error: ApiError | None) -> None:
         try:
-            queued.on_event(RequestEnded(error))
+            request.on_event(RequestEnded(error))
         except Exception as failure:
             log_error("a client could not be notified", failure)

@@ -5,7 +5,7 @@ The layouts: ggml-quants.c of llama.cpp.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +23,13 @@ _WEIGHT = 0.02  # root mean square of a random weight, as in an untrained model
 class BlockLayout(NamedTuple):
     """How a block is written.
 
-    pack: signs (n_blocks, n_values) -> bytes (n_blocks, n_bytes) without the scales.
+    pack: signs (n_blocks, n_values) -> the fields of a block in order, each (n_blocks, n), or bytes
+    that are the same in every block.
     scales: offsets of half-precision numbers, and which multiple of the scale each is.
     n_steps: about the root mean square of random quants, in multiples of the scale.
     """
 
-    pack: Callable[[Signs], Bytes]
+    pack: Callable[[Signs], Sequence[NDArray[Any] | bytes]]
     scales: tuple[tuple[int, float], ...]
     n_steps: float
 
@@ -38,7 +39,7 @@ def encode(kind: str, signs: Signs, scale: float) -> Bytes:
     if kind in _FLOATS:
         return _as_floats(kind, signs * np.float32(scale))
     layout = LAYOUTS[kind]
-    blocks = layout.pack(signs.reshape(-1, TYPES[kind].n_values))
+    blocks = _joined(layout.pack(signs.reshape(-1, TYPES[kind].n_values)))
     _set_scales(blocks, layout, scale)
     return blocks.reshape(len(signs), -1)
 
@@ -70,103 +71,70 @@ def _set_scales(blocks: Bytes, layout: BlockLayout, scale: float) -> None:
         blocks[:, at : at + 2] = np.array([scale * factor], "<f2").view(np.uint8)
 
 
-def _nibbles(quants: Bytes, half: int) -> Bytes:
-    """Four bits each: of 2 * half values, the first half goes into the lower bits."""
-    parts = quants.reshape(len(quants), -1, 2, half)
-    packed: Bytes = parts[:, :, 0] | parts[:, :, 1] << 4
-    return packed.reshape(len(quants), -1)
-
-
-def _crumbs(quants: Bytes) -> Bytes:
-    """Two bits each: of 128 values, each quarter goes two bits higher."""
-    parts = quants.reshape(len(quants), 2, 4, 32)
-    packed: Bytes = parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6
-    return packed.reshape(len(quants), -1)
-
-
-def _shifted(signs: Signs, zero: int) -> Bytes:
-    """-1, 0 and 1 as the numbers around `zero`."""
-    quants: Bytes = (signs + np.int8(zero)).view(np.uint8)
-    return quants
-
-
-def _joined(n_blocks: int, *parts: Bytes | bytes) -> Bytes:
-    """The fields of a block side by side; those given as bytes are the same in each."""
+def _joined(fields: Sequence[NDArray[Any] | bytes]) -> Bytes:
+    """The fields of each block side by side."""
+    n_blocks = max(len(field) for field in fields if not isinstance(field, bytes))
     wide = [
-        np.broadcast_to(np.frombuffer(part, np.uint8), (n_blocks, len(part)))
-        if isinstance(part, bytes)
-        else part
-        for part in parts
+        np.broadcast_to(np.frombuffer(field, np.uint8), (n_blocks, len(field)))
+        if isinstance(field, bytes)
+        else field.view(np.uint8)
+        for field in fields
     ]
     return np.concatenate(wide, axis=1)
 
 
+def _nibbles(quants: Signs, half: int) -> Bytes:
+    """Four bits each: of 2 * half values, the first half goes into the lower bits."""
+    parts = quants.view(np.uint8).reshape(len(quants), -1, 2, half)
+    packed: Bytes = parts[:, :, 0] | parts[:, :, 1] << 4
+    return packed.reshape(len(quants), -1)
+
+
+def _crumbs(quants: Signs) -> Bytes:
+    """Two bits each: of 128 values, each quarter goes two bits higher."""
+    parts = quants.view(np.uint8).reshape(len(quants), 2, 4, 32)
+    packed: Bytes = parts[:, :, 0] | parts[:, :, 1] << 2 | parts[:, :, 2] << 4 | parts[:, :, 3] << 6
+    return packed.reshape(len(quants), -1)
+
+
+def _bits(are_set: NDArray[np.bool_]) -> Bytes:
+    """One bit each, of eight values along the second axis."""
+    return np.packbits(are_set, axis=1, bitorder="little").reshape(len(are_set), -1)
+
+
 _SCALE = bytes(2)  # set afterwards
+_ONES = b"\x01" * 8 + b"\x11" * 4  # scales and minimums of six bits
+_ONES_OF_Q3_K = b"\x11" * 8 + b"\xaa" * 4  # scales of 33, less 32
 
-
-def _q4_0(signs: Signs) -> Bytes:
-    return _joined(len(signs), _SCALE, _nibbles(_shifted(signs, 8), 16))
-
-
-def _q4_1(signs: Signs) -> Bytes:
-    return _joined(len(signs), _SCALE, _SCALE, _nibbles(_shifted(signs, 1), 16))
-
-
-def _q5_0(signs: Signs) -> Bytes:
-    quants = _shifted(signs, 16)
-    high = np.packbits(quants >> 4, axis=1, bitorder="little")
-    return _joined(len(signs), _SCALE, high, _nibbles(quants & 15, 16))
-
-
-def _q5_1(signs: Signs) -> Bytes:
-    return _joined(len(signs), _SCALE, _SCALE, bytes(4), _nibbles(_shifted(signs, 1), 16))
-
-
-def _q8_0(signs: Signs) -> Bytes:
-    return _joined(len(signs), _SCALE, _shifted(signs, 0))
-
-
-def _q2_k(signs: Signs) -> Bytes:
-    return _joined(len(signs), b"\x11" * 16, _crumbs(_shifted(signs, 1)), _SCALE, _SCALE)
-
-
-def _q3_k(signs: Signs) -> Bytes:
-    is_high = (signs >= 0).reshape(len(signs), 8, 32)
-    mask = np.packbits(is_high, axis=1, bitorder="little").reshape(len(signs), 32)
-    low = _crumbs(_shifted(signs, 4) & 3)
-    ones = b"\x11" * 8 + b"\xaa" * 4  # scales of 33, less 32
-    return _joined(len(signs), mask, low, ones, _SCALE)
-
-
-_ONES = b"\x01" * 8 + b"\x11" * 4  # of scales and minimums of six bits
-
-
-def _q4_k(signs: Signs) -> Bytes:
-    return _joined(len(signs), _SCALE, _SCALE, _ONES, _nibbles(_shifted(signs, 1), 32))
-
-
-def _q5_k(signs: Signs) -> Bytes:
-    low = _nibbles(_shifted(signs, 1), 32)
-    return _joined(len(signs), _SCALE, _SCALE, _ONES, bytes(32), low)
-
-
-def _q6_k(signs: Signs) -> Bytes:
-    quants = _shifted(signs, 32)
-    low = _nibbles(quants & 15, 64)
-    return _joined(len(signs), low, _crumbs(quants >> 4), b"\x01" * 16, _SCALE)
-
-
+# The numbers in a block are the signs plus the zero of the type; `s & 15` and `s & 3` are the lower
+# bits of numbers around 16, 32 and 4.
 LAYOUTS = {
-    "Q4_0": BlockLayout(_q4_0, ((0, 1),), 4.6),
-    "Q4_1": BlockLayout(_q4_1, ((0, 1), (2, -1)), 7.9),
-    "Q5_0": BlockLayout(_q5_0, ((0, 1),), 9.2),
-    "Q5_1": BlockLayout(_q5_1, ((0, 1), (2, -1)), 17.2),
-    "Q8_0": BlockLayout(_q8_0, ((0, 1),), 74),
-    "Q2_K": BlockLayout(_q2_k, ((80, 1), (82, 1)), 12),
-    "Q3_K": BlockLayout(_q3_k, ((108, 1),), 42),
-    "Q4_K": BlockLayout(_q4_k, ((0, 1), (2, 1)), 300),
-    "Q5_K": BlockLayout(_q5_k, ((0, 1), (2, 1)), 620),
-    "Q6_K": BlockLayout(_q6_k, ((208, 1),), 1360),
+    "Q4_0": BlockLayout(lambda s: [_SCALE, _nibbles(s + 8, 16)], ((0, 1),), 4.6),
+    "Q4_1": BlockLayout(lambda s: [_SCALE, _SCALE, _nibbles(s + 1, 16)], ((0, 1), (2, -1)), 7.9),
+    "Q5_0": BlockLayout(lambda s: [_SCALE, _bits(s >= 0), _nibbles(s & 15, 16)], ((0, 1),), 9.2),
+    "Q5_1": BlockLayout(
+        lambda s: [_SCALE, _SCALE, bytes(4), _nibbles(s + 1, 16)], ((0, 1), (2, -1)), 17.2
+    ),
+    "Q8_0": BlockLayout(lambda s: [_SCALE, s], ((0, 1),), 74),
+    "Q2_K": BlockLayout(
+        lambda s: [b"\x11" * 16, _crumbs(s + 1), _SCALE, _SCALE], ((80, 1), (82, 1)), 12
+    ),
+    "Q3_K": BlockLayout(
+        lambda s: [_bits(s.reshape(-1, 8, 32) >= 0), _crumbs(s & 3), _ONES_OF_Q3_K, _SCALE],
+        ((108, 1),),
+        42,
+    ),
+    "Q4_K": BlockLayout(
+        lambda s: [_SCALE, _SCALE, _ONES, _nibbles(s + 1, 32)], ((0, 1), (2, 1)), 300
+    ),
+    "Q5_K": BlockLayout(
+        lambda s: [_SCALE, _SCALE, _ONES, bytes(32), _nibbles(s + 1, 32)], ((0, 1), (2, 1)), 620
+    ),
+    "Q6_K": BlockLayout(
+        lambda s: [_nibbles(s & 15, 64), _crumbs((s + 32) >> 4), b"\x01" * 16, _SCALE],
+        ((208, 1),),
+        1360,
+    ),
 }
 
 

@@ -6,21 +6,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Any
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
+from ggufspec.models.architectures import ARCHITECTURES
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.pull import locate
+from ggufspec.models.quantization import FILE_TYPES, file_type_of, header_of
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import Dimensions, Registry, load_registry
-from ggufspec.standin.architectures import ARCHITECTURES
-from ggufspec.standin.quantization import FILE_TYPES, tensors_of
 
-_EPSILON = 1e-5
-_GEMMA_4B_WIDTH = 2560  # smaller models of Gemma 3 have a smaller window
 _KNOWN_QUANTIZATIONS = f"; supported are {', '.join(FILE_TYPES)}"
-_OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}
 
 
 def source_of(name: str, registry: Registry | None = None) -> Header:
@@ -33,7 +29,7 @@ def source_of(name: str, registry: Registry | None = None) -> Header:
     known = {entry.shape.name: entry.shape for entry in registry.models.values() if entry.shape}
     stem, _, quantization = name.rpartition(":")
     if stem in known:
-        return source_from_dimensions(name, known[stem], quantization.upper())
+        return source_from_dimensions(name, known[stem], quantization)
     try:
         paths = locate(name, registry)
         named = names.parse(name, registry)
@@ -53,10 +49,10 @@ def source_of(name: str, registry: Registry | None = None) -> Header:
         )
     if wanted is None:
         raise ModelError(f"the name of {name} has no quantization{_KNOWN_QUANTIZATIONS}")
-    made = source_from_dimensions(name, found, wanted.upper())
+    made = source_from_dimensions(name, found, wanted)
     if found.tied and entry is not None and entry.size is not None:
         # Some files have an output matrix of their own all the same; the size shows it.
-        untied = source_from_dimensions(name, replace(found, tied=False), wanted.upper())
+        untied = source_from_dimensions(name, replace(found, tied=False), wanted)
         if untied.n_tensor_bytes <= entry.size:
             return untied
     return made
@@ -67,36 +63,13 @@ def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> Head
 
     Raises ModelError for an architecture or a quantization that is not supported.
     """
-    quantization = _OTHER_NAMES.get(quantization, quantization)
     _check_architecture(name, of.architecture)
-    if quantization not in FILE_TYPES:
+    known = file_type_of(quantization)
+    if known is None:
         raise ModelError(
             f"{name} is quantized as {quantization or 'nothing'}{_KNOWN_QUANTIZATIONS}"
         )
-    values: dict[str, Any] = {
-        "context_length": of.n_ctx,
-        "embedding_length": of.n_embd,
-        "block_count": of.n_layers,
-        "feed_forward_length": of.n_ff,
-        "attention.head_count": of.n_heads,
-        "attention.head_count_kv": of.n_heads_kv,
-    }
-    if ARCHITECTURES[of.architecture].is_gated:
-        values["attention.key_length"] = values["attention.value_length"] = of.n_embd_head
-        values["rope.dimension_count"] = of.n_embd_head
-        values["attention.layer_norm_rms_epsilon"] = _EPSILON
-    else:
-        values["attention.layer_norm_epsilon"] = _EPSILON
-    if of.architecture == "gemma3":
-        values["attention.sliding_window"] = 512 if of.n_embd < _GEMMA_4B_WIDTH else 1024
-    if of.n_experts:
-        values["expert_count"] = of.n_experts
-        values["expert_used_count"] = of.n_experts_used or 1
-        values["expert_feed_forward_length"] = of.n_ff
-    named = {f"{of.architecture}.{key}": value for key, value in values.items()}
-    named |= {"general.architecture": of.architecture, "general.name": name}
-    named["general.file_type"] = FILE_TYPES[quantization][0]
-    return Header((), 0, named, tensors_of(of, quantization))
+    return header_of(name, of, known)
 
 
 _LAYERED = re.compile(

@@ -249,8 +249,8 @@ def test_presets_name_registered_models() -> None:
     registry = load_registry()
     for name in presets.PRESETS:
         for pair in presets.preset(name).pairs:
-            assert registry.knows(pair.target), pair.target
-            assert registry.knows(pair.draft), pair.draft
+            assert registry.get(pair.target), pair.target
+            assert registry.get(pair.draft), pair.draft
 
 
 @pytest.mark.parametrize(

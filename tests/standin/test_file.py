@@ -25,10 +25,10 @@ from ggufspec import standin
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import CacheError, ModelError, OptionError
 from ggufspec.models.header import read_header
+from ggufspec.models.quantization import FILE_TYPES
 from ggufspec.models.registry import Dimensions
 from ggufspec.models.shape import shape_of
 from ggufspec.standin.next_token_table import codes, successors
-from ggufspec.standin.quantization import FILE_TYPES
 
 MAP = successors(N_VOCAB, 1.0)
 ONLY_TIED = ("gemma2", "gemma3")

@@ -9,10 +9,10 @@ import pytest
 from small import small
 
 from ggufspec import standin
+from ggufspec.models.architectures import ARCHITECTURES
 from ggufspec.models.header import read_header
+from ggufspec.models.quantization import FILE_TYPES
 from ggufspec.models.registry import Dimensions, load_registry
-from ggufspec.standin.architectures import ARCHITECTURES
-from ggufspec.standin.quantization import FILE_TYPES
 
 REGISTRY = load_registry()
 MIXES = [mix for mix in FILE_TYPES if mix not in ("F32", "F16", "BF16")]

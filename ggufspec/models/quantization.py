@@ -1,14 +1,16 @@
-"""Chooses the type of each tensor as llama-quantize does without an importance matrix.
+"""Makes the header of a model from its dimensions, quantized without an importance matrix.
 
-The rules: llama_tensor_get_type in llama.cpp's llama-quant.cpp.
+The rules of llama-quantize: llama_tensor_get_type in llama.cpp's llama-quant.cpp.
 """
 
 from __future__ import annotations
 
-from ggufspec.models.header import layer_of
+from typing import Any
+
+from ggufspec.models.architectures import ARCHITECTURES, Architecture, shapes_of
+from ggufspec.models.header import Header, layer_of
 from ggufspec.models.registry import Dimensions
 from ggufspec.models.tensors import TYPES, Tensor
-from ggufspec.standin.architectures import shapes_of
 
 # Names of quantizations: (llama_ftype, the type of most tensors).
 FILE_TYPES = {
@@ -31,10 +33,47 @@ FILE_TYPES = {
     "Q6_K": (18, "Q6_K"),
 }
 
+_OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}
 _FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")  # never quantized
 _FEW_EXPERTS = 8  # Mixtral, for which llama-quantize has rules of its own
 _LAYERS_OF_70B = 80
+_EPSILON = 1e-5
+_GEMMA_4B_WIDTH = 2560  # smaller models of Gemma 3 have a smaller window
+
+
+def file_type_of(quantization: str) -> str | None:
+    """The key of FILE_TYPES for a quantization in the name of a file; None: not supported."""
+    name = _OTHER_NAMES.get(quantization.upper(), quantization.upper())
+    return name if name in FILE_TYPES else None
+
+
+def header_of(name: str, of: Dimensions, quantization: str) -> Header:
+    """The header of a model of these dimensions; `quantization` is a key of FILE_TYPES."""
+    values: dict[str, Any] = {
+        "context_length": of.n_ctx,
+        "embedding_length": of.n_embd,
+        "block_count": of.n_layers,
+        "feed_forward_length": of.n_ff,
+        "attention.head_count": of.n_heads,
+        "attention.head_count_kv": of.n_heads_kv,
+    }
+    if ARCHITECTURES.get(of.architecture, Architecture()).is_gated:
+        values["attention.key_length"] = values["attention.value_length"] = of.n_embd_head
+        values["rope.dimension_count"] = of.n_embd_head
+        values["attention.layer_norm_rms_epsilon"] = _EPSILON
+    else:
+        values["attention.layer_norm_epsilon"] = _EPSILON
+    if of.architecture == "gemma3":
+        values["attention.sliding_window"] = 512 if of.n_embd < _GEMMA_4B_WIDTH else 1024
+    if of.n_experts:
+        values["expert_count"] = of.n_experts
+        values["expert_used_count"] = of.n_experts_used or 1
+        values["expert_feed_forward_length"] = of.n_ff
+    named = {f"{of.architecture}.{key}": value for key, value in values.items()}
+    named |= {"general.architecture": of.architecture, "general.name": name}
+    named["general.file_type"] = FILE_TYPES[quantization][0]
+    return Header((), 0, named, tensors_of(of, quantization))
 
 
 def tensors_of(of: Dimensions, quantization: str) -> tuple[Tensor, ...]:
@@ -96,17 +135,13 @@ def _of_values(layer: int, mix: str, base: str, of: Dimensions) -> str:
 
 def _of_down(layer: int, mix: str, base: str, of: Dimensions) -> str:
     n = of.n_layers
-    if mix == "Q2_K":
-        return "Q3_K"
     if mix == "Q3_K_M":
         return "Q5_K" if layer < n // 16 else "Q4_K"
-    if mix == "Q3_K_L":
-        return "Q5_K"
     if mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, n):
         return "Q6_K"
     if mix == "Q4_K_S" and layer < n // 8:
         return "Q5_K"
-    return base
+    return {"Q2_K": "Q3_K", "Q3_K_L": "Q5_K"}.get(mix, base)
 
 
 def _more_bits(layer: int, n: int) -> bool:

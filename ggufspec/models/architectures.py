@@ -41,8 +41,8 @@ ARCHITECTURES = {
 
 
 def shapes_of(of: Dimensions) -> Iterator[Named]:
-    """All tensors in the order of the file; the architecture must be one of ARCHITECTURES."""
-    kind = ARCHITECTURES[of.architecture]
+    """All tensors in the order of the file; unknown architectures are taken for Llama's."""
+    kind = ARCHITECTURES.get(of.architecture, Architecture())
     yield "token_embd.weight", (of.n_embd, of.n_vocab)
     if kind.has_positions:
         yield "position_embd.weight", (of.n_embd, of.n_ctx)
