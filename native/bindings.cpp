@@ -350,13 +350,6 @@ NB_MODULE(_native, m) {
             "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
             "masks (n_draft + 1, n_words): bit i % 32 of word i // 32 says whether token i is allowed there. The logits are read in place, also later: the rows are valid as long as the logits.")
         .def(
-            "append",
-            [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const std::optional<ConstMasks> & masks) {
-                self.add(logits, sampling, tokens, {}, masks, true);
-            },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(),
-            "Add the distribution of logits (1, n_vocab) after tokens; the logits may change afterwards.")
-        .def(
             "draw",
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const std::optional<ConstMasks> & masks,
                ggufspec::LengthRule & length_rule, double uniform) -> int32_t {

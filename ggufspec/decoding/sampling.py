@@ -183,17 +183,6 @@ def to_probs(
     return rows
 
 
-def append_probs(rows: Rows, logits: Logits, sampling: Sampling, tokens: Sequence[int]) -> None:
-    """Add the distribution of logits (1, n_vocab) after `tokens`; they may change afterwards.
-
-    Raises DecodeError as to_probs does.
-    """
-    try:
-        rows.append(logits, sampling.native, token_array(tokens), _masks(sampling, tokens))  # type: ignore[arg-type]
-    except ValueError as error:
-        raise unusable(str(error), sampling) from error
-
-
 def draw(
     rows: Rows,
     logits: Logits,

@@ -13,7 +13,7 @@ from decoding.test_sampling import OPTIONS, PLAIN
 
 from ggufspec import _native
 from ggufspec.decoding import verify
-from ggufspec.decoding.sampling import Rows, Sampling, append_probs, draw, to_probs
+from ggufspec.decoding.sampling import Rows, Sampling, draw, to_probs
 from ggufspec.decoding.types import Draft, Masks
 from ggufspec.errors import DecodeError
 
@@ -109,7 +109,7 @@ def test_samplers_see_the_allowed_tokens_alone(options: dict[str, Any], n_allowe
         constrained = masked(options, allowed)
         found = to_probs(logits, constrained, text)
         copied = Rows(1, N_VOCAB)
-        append_probs(copied, logits, constrained, text)
+        draw(copied, logits, constrained, text, _native.LengthRule(), 0.0)
         drawn = Rows(1, N_VOCAB)
         uniform = rng.random()
         token = draw(drawn, logits, constrained, text, _native.LengthRule(), uniform)
@@ -223,7 +223,7 @@ def test_a_row_that_allows_nothing_is_an_error_only_if_a_text_gets_there(
             to_probs(row, hopeless)
         appended = Rows(2, 40)
         with pytest.raises(DecodeError, match="the grammar or schema requires"):
-            append_probs(appended, row, hopeless, ())
+            draw(appended, row, hopeless, (), _native.LengthRule(), 0.0)
         with pytest.raises(DecodeError, match="the grammar or schema requires"):
             draw(appended, row, hopeless, (), _native.LengthRule(), 0.5)
         assert len(appended) == 0
@@ -253,7 +253,7 @@ def test_certain_rows_stand_beside_drawn_ones() -> None:
     rows = Rows(4, 6)
     logits = np.random.default_rng(0).normal(0, 1, (1, 6)).astype(np.float32)
     rows.append_certain(3)
-    append_probs(rows, logits, Sampling(temperature=1, **PLAIN), ())
+    draw(rows, logits, Sampling(temperature=1, **PLAIN), (), _native.LengthRule(), 0.0)
     rows.append_certain(5)
     token = draw(rows, logits, Sampling(temperature=0), (), _native.LengthRule(), 0.5)
     assert token == logits.argmax()

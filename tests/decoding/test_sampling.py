@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import reference
 
-from ggufspec.decoding.sampling import Rows, Sampling, append_probs, as_rows, to_probs
+from ggufspec import _native
+from ggufspec.decoding.sampling import Rows, Sampling, as_rows, draw, to_probs
 from ggufspec.errors import DecodeError, OptionError
 
 PLAIN = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -75,7 +76,7 @@ def test_rows_that_are_appended_outlive_their_logits() -> None:
         for _ in range(3):
             logits = rng.normal(0, 3, (1, 50)).astype(np.float32)
             expected.append(np.asarray(to_probs(logits, sampling))[0])
-            append_probs(rows, logits, sampling, ())
+            draw(rows, logits, sampling, (), _native.LengthRule(), 0.0)
             logits.fill(np.nan)
         np.testing.assert_array_equal(np.asarray(rows), expected)
 
