@@ -191,7 +191,7 @@ class Engine:
         what = "texts" if model is self.target.model else "drafts"
         return (
             f"the context of {self.n_ctx:,} tokens exceeds the {model.n_ctx_train:,} that "
-            f"{model.path} was trained for: {what} beyond them get worse; use at most "
+            f"{model.path.name} was trained for: {what} beyond them get worse; use at most "
             f"{model.n_ctx_train} (n_ctx, -c), or another model"
         )
 
