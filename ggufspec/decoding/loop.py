@@ -62,6 +62,8 @@ def speculate(
         if stops:
             del added[next(i for i, token in enumerate(added, 1) if token in ends) :]
         elif verdict.next_token < 0:
+            if constraint is not None:
+                constraint.masks([*tokens, *added[:-1]])  # raises the reason, if it knows one
             raise unusable("no token is allowed after an accepted draft", sampling)
         tokens.extend(added)
         yield Round(
