@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any, TypeVar
 
 from ggufspec.bench.records import Contender
@@ -31,28 +32,20 @@ def contenders(
     all. Names contain only what differs: "draft 3", "draft auto, ngram, rejection, T 0.7".
     """
     made: list[Contender] = []
-    common = dict(sampling or {})
     for temperature in temperatures:
         suffix = _temperature_suffix(temperature, temperatures)
-        options = {**common, "temperature": temperature}
-        plain = Contender(f"{PLAIN}{suffix}", {**options, "drafter": "none"})
+        options = {**(sampling or {}), "temperature": temperature}
+        undrafted = {**options, "drafter": "none"}
+        plain = Contender(f"{PLAIN}{suffix}", undrafted)
         made.append(plain)
         if has_draft:
-            alone = {**options, "drafter": "none"}
-            made.append(Contender(f"{DRAFT_ALONE}{suffix}", alone, "draft"))
-        for rule in rules:
-            for drafter in drafters:
-                for length in lengths:
-                    named = [f"draft {length}"]
-                    named += [drafter] if drafter is not None and len(drafters) > 1 else []
-                    named += [rule] if len(rules) > 1 else []
-                    made.append(
-                        Contender(
-                            ", ".join(named) + suffix,
-                            {**options, "n_draft": length, "drafter": drafter, "verify": rule},
-                            baseline=plain.name,
-                        )
-                    )
+            made.append(Contender(f"{DRAFT_ALONE}{suffix}", undrafted, "draft"))
+        for rule, drafter, length in product(rules, drafters, lengths):
+            named = [f"draft {length}"]
+            named += [drafter] if drafter is not None and len(drafters) > 1 else []
+            named += [rule] if len(rules) > 1 else []
+            own = {**options, "n_draft": length, "drafter": drafter, "verify": rule}
+            made.append(Contender(", ".join(named) + suffix, own, baseline=plain.name))
     return made
 
 

@@ -156,11 +156,9 @@ def _legend(figure: Figure, names: Sequence[str], height: float) -> None:
         Line2D([], [], color=COLOURS[i], marker=MARKERS[i], label=short(name, 34))
         for i, name in enumerate(names)
     ]
+    auto = Line2D([], [], color=QUIET, linestyle=DASHES, label="auto of that colour")
     figure.legend(
-        handles=[
-            *entries,
-            Line2D([], [], color=QUIET, linestyle=DASHES, label="auto of that colour"),
-        ],
+        handles=[*entries, auto],
         loc="upper left",
         bbox_to_anchor=(0.012, 1 - 0.66 / height),
         ncols=_N_COLUMNS,

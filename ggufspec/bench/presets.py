@@ -118,14 +118,11 @@ def _variants(temperature: float, **sampling: Any) -> Sequence[Contender]:
     plain, alone, *_ = _compared(temperature, [4], **sampling)
     rules = {_GOOGLE: "rejection", _DEEPMIND: "rejection", _BLOCK: "block"}
     options = {**sampling, "temperature": temperature, "n_draft": 4}
-    return [
-        plain,
-        alone,
-        *(
-            Contender(name, {**options, "verify": rule}, baseline=plain.name)
-            for name, rule in rules.items()
-        ),
+    variants = [
+        Contender(name, {**options, "verify": rule}, baseline=plain.name)
+        for name, rule in rules.items()
     ]
+    return [plain, alone, *variants]
 
 
 _LLMSS = _from_source(
