@@ -175,8 +175,7 @@ def _print_sequences(report: AuditReport) -> None:
         f"p is the probability of such an effect by chance; if p <= {found.alpha:g} (--alpha), it "
         "counts as a difference."
     )
-    n_impossible = sum(found.n_impossible)
-    if n_impossible:
+    if n_impossible := sum(found.n_impossible):
         is_one = n_impossible == 1
         click.echo(
             f"{n_impossible} token{' has' if is_one else 's have'} probability 0 in batched "

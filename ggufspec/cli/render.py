@@ -214,8 +214,7 @@ def echo_columns(values: Sequence[float], names: Sequence[str]) -> None:
 
 def tolerate_letters() -> None:
     """Replace characters that stdout cannot encode, rather than fail on them."""
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure:
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):
         reconfigure(errors="replace")
 
 
