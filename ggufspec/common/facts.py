@@ -24,6 +24,11 @@ def plain(value: object) -> Any:
     return value
 
 
+def counted(n: int, what: str) -> str:
+    """Such as "1 token" and "2 tokens"."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
 def json_object(text: str | bytes) -> dict[str, Any] | None:
     """The JSON object that a text is; None for any other text."""
     try:
