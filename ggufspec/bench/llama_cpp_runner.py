@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,8 +68,9 @@ class SpeculativeSimple:
 def run(arguments: Sequence[str]) -> BaselineText:
     """Run a command of `text_command`; its `text` begins with the prompt. Raises OptionError."""
     for _ in range(_N_TRIES - 1):
-        if found := _parse(*_output(arguments)):
-            return found
+        log, printed = _output(arguments)
+        with suppress(OptionError):
+            return parse(log, printed)
     return parse(*_output(arguments))
 
 
@@ -177,19 +179,13 @@ def _layers(n: int) -> str:
 
 def parse(log: str, printed: str = "") -> BaselineText:
     """The numbers in a log. Raises OptionError if it does not have the expected lines."""
-    if (found := _parse(log, printed)) is None:
+    lines = (_PROMPT_LINE, _TEXT_LINE, _DRAFTED_LINE, _ACCEPTED_LINE)
+    prompt, text, drafted, accepted = (line.search(log) for line in lines)
+    if not (prompt and text and drafted and accepted):
         raise OptionError(
             "the log has no lines 'encoded ...', 'decoded ... speed ...', 'n_drafted', 'n_accept' "
             f"as llama-speculative-simple writes them; it ends with:\n{log_tail(log)}"
         )
-    return found
-
-
-def _parse(log: str, printed: str) -> BaselineText | None:
-    lines = (_PROMPT_LINE, _TEXT_LINE, _DRAFTED_LINE, _ACCEPTED_LINE)
-    prompt, text, drafted, accepted = (line.search(log) for line in lines)
-    if not (prompt and text and drafted and accepted):
-        return None
     n_generated, n_accepted = int(text[1]), int(accepted[1])
     prompt_seconds, seconds = float(prompt[2]), float(text[2])
     return BaselineText(

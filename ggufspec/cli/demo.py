@@ -84,9 +84,8 @@ def command(
     shared.show_log(verbose)
     target, draft = PairOptions(None, None, True, size, cache_dir).find()
     settings |= {**_SAMPLING, "ignore_eos": True}
-    room = shared.room_for(settings["n_draft"])
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
-    with load(target, draft, n_threads=n_threads, **room) as engine:
+    with load(target, draft, n_threads=n_threads, **shared.room_for(settings["n_draft"])) as engine:
         demo = _Demo(engine, settings, writer)
         interrupted = not demo.run(runs)
     if demo.pairs:

@@ -252,19 +252,13 @@ def layer_of(tensor_name: str) -> int | None:
 def _joined(parts: Sequence[Header]) -> Header:
     """One header from those of all files: the first has the metadata, each has other tensors."""
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
-    whole = Header(
-        tuple(path for part in parts for path in part.paths),
-        sum(part.n_bytes for part in parts),
-        parts[0].values,
-        tensors,
-    )
+    paths = tuple(path for part in parts for path in part.paths)
+    whole = Header(paths, sum(part.n_bytes for part in parts), parts[0].values, tensors)
     if len({tensor.name for tensor in tensors}) < len(tensors):
-        raise _damaged(parts[0].paths[0], "two of its files hold the same tensor")
+        raise _damaged(paths[0], "two of its files hold the same tensor")
     n_tensors = whole.values.get("split.tensors.count", len(tensors))
     if n_tensors != len(tensors):
-        raise _damaged(
-            parts[0].paths[0], f"its files hold {len(tensors)} tensors together, not {n_tensors}"
-        )
+        raise _damaged(paths[0], f"its files hold {len(tensors)} tensors together, not {n_tensors}")
     return whole
 
 

@@ -66,11 +66,8 @@ def remove(paths: Iterable[Path]) -> int:
         content = path.resolve()
         snapshots = next(parent for parent in path.parents if parent.name == "snapshots")
         blobs = (snapshots.parent / "blobs").resolve()
-        links = [
-            other
-            for other in snapshots.rglob("*")
-            if other.is_symlink() and other.resolve() == content
-        ]
+        others = filter(Path.is_symlink, snapshots.rglob("*"))
+        links = [other for other in others if other.resolve() == content]
         for gone in {path, *links, *([content] if content.parent == blobs else [])}:
             with contextlib.suppress(FileNotFoundError):
                 n_freed += 0 if gone.is_symlink() else gone.stat().st_size
