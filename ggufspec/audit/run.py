@@ -145,9 +145,8 @@ class _Audit:
             texts.append(plain)
             if at is not None:
                 tokens = (plain[at], speculative[at])
-                (rows,) = scoring.logits(
-                    self._engine, [*prompt, *plain[:at]], [tokens[0]], whose="target"
-                )
+                before = [*prompt, *plain[:at]]
+                (rows,) = scoring.logits(self._engine, before, [tokens[0]], whose="target")
                 gap = float(rows[0].max() - rows[0][list(tokens)].min())
                 divergences.append(Divergence(i, at, tokens, gap))
             self._report("Generating at temperature 0", i + 1, len(prompts))
@@ -195,9 +194,8 @@ class _Audit:
             found.append(rule_error(verify, target_probs, draft_probs))
             self._report("Testing the rule", i, len(pairs))
         errors, resolutions = zip(*found, strict=True)
-        return RuleDistributions(
-            len(pairs), float(np.median(errors)), max(errors), max(resolutions)
-        )
+        median = float(np.median(errors))
+        return RuleDistributions(len(pairs), median, max(errors), max(resolutions))
 
     def _generate(
         self, prompt: list[int], texts: _TextSet, drafter: str, seed: int, *, greedy: bool = False

@@ -203,8 +203,7 @@ class _WorkerActor:
         import ray
 
         node = socket.gethostname()
-        refusal = _missing(node, models, version)
-        if refusal is not None:
+        if (refusal := _missing(node, models, version)) is not None:
             self._events.put(WorkerEvent(number, refusal))
             self._events.put(WorkerEvent(number, None))
             return node, 0
@@ -219,8 +218,7 @@ class _WorkerActor:
 
     def receive(self) -> dict[str, Any]:
         """Wait for the next message; the last one is {"ended": reason}."""
-        message = self._events.get().message
-        if message is not None:
+        if (message := self._events.get().message) is not None:
             return message
         if self._process is None:
             return {"ended": "its worker could not be started"}
@@ -282,8 +280,7 @@ def _quiet(verbose: bool) -> Iterator[Any]:
 
 def _check_connection(address: str, seconds: float) -> None:
     """Raises ClusterError where no Ray cluster accepts a connection."""
-    match = _ADDRESS.fullmatch(address)
-    if match is not None:
+    if (match := _ADDRESS.fullmatch(address)) is not None:
         try:
             endpoint = (match["host"], int(match["port"]))
             socket.create_connection(endpoint, timeout=_SOCKET_SECONDS).close()

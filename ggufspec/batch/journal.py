@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from ggufspec.common.facts import json_object
+from ggufspec.common.files import write_all
 from ggufspec.errors import CacheError, OptionError
 
 if sys.platform != "win32":
@@ -61,7 +63,7 @@ class Journal:
         self._file.seek(0)
         data = self._file.readall()
         n_whole = data.rfind(b"\n") + 1
-        documents = [_parsed(line) for line in data[:n_whole].splitlines(keepends=True)]
+        documents = [json_object(line) for line in data[:n_whole].splitlines(keepends=True)]
         if documents and documents[-1] is None:  # its end was written to the disk, its middle not
             n_whole = data.rfind(b"\n", 0, n_whole - 1) + 1
             documents.pop()
@@ -79,7 +81,8 @@ class Journal:
         if lines and len(lines) <= lines[0]["n_at_first"]:  # `begin` was interrupted
             lines, n_whole = [], 0
         if n_whole < len(data):
-            self._do(lambda: os.ftruncate(self._file.fileno(), n_whole))
+            with write_errors(self.path):
+                os.ftruncate(self._file.fileno(), n_whole)
         return (lines[0]["settings"], lines[1:]) if lines else None
 
     def begin(self, settings: Mapping[str, Any], lines: Sequence[bytes] = ()) -> None:
@@ -93,10 +96,9 @@ class Journal:
 
     def append(self, line: bytes) -> None:
         """Write a line and sync it. Raises CacheError; the line may then be there in part."""
-        rest = memoryview(line)
-        while rest:
-            rest = rest[self._do(lambda: os.write(self._file.fileno(), rest)) :]  # noqa: B023
-        self._do(lambda: os.fsync(self._file.fileno()))
+        with write_errors(self.path):
+            write_all(self._file, line)
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close and unlock the file, and keep it."""
@@ -108,27 +110,17 @@ class Journal:
             self.path.unlink()
         self._file.close()
 
-    def _do(self, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except OSError as error:
-            raise write_error(self.path, error) from error
 
-
-def write_error(path: Path, error: OSError) -> CacheError:
-    """What to do where the journal or the output cannot be written."""
-    return CacheError(
-        f"cannot write {path}: {error.strerror or error}; finished prompts are kept: free some "
-        "space, then run again with --resume"
-    )
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
+@contextlib.contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Turns an OSError of the block into a CacheError: finished prompts are not lost."""
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+        yield
+    except OSError as error:
+        raise CacheError(
+            f"cannot write {path}: {error.strerror or error}; finished prompts are kept: free some "
+            "space, then run again with --resume"
+        ) from error
 
 
 def _sync_folder(folder: Path) -> None:

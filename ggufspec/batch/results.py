@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ggufspec.batch.journal import Journal, line_of, write_error
+from ggufspec.batch.journal import Journal, line_of, write_errors
 from ggufspec.batch.settings import run_name
 from ggufspec.common.facts import differences
 from ggufspec.errors import CacheError, GgufspecError, OptionError
@@ -113,7 +113,7 @@ class FileResults:
             if retry_failed:
                 self.records = {i: each for i, each in self.records.items() if not each["error"]}
             self._was_empty = is_new and not self.records
-            with self._write_errors():
+            with write_errors(self.path):
                 self._output: IO[bytes] = path.open("wb")
             for index in sorted(self.records):
                 self._write(index)
@@ -139,7 +139,7 @@ class FileResults:
     def close(self) -> None:
         """Remove the journal if the output is complete or still empty, else keep both."""
         try:
-            with self._write_errors(), self._output:  # which is flushed again as it is closed
+            with write_errors(self.path), self._output:  # which is flushed again as it is closed
                 self._output.flush()
                 os.fsync(self._output.fileno())
         except CacheError:
@@ -155,7 +155,7 @@ class FileResults:
             self._journal.close()
 
     def _write(self, index: int) -> None:
-        with self._write_errors():
+        with write_errors(self.path):
             for line in self._lines.push(index, line_of(self.records[index])):
                 self._output.write(line)
             self._output.flush()
@@ -183,19 +183,11 @@ class FileResults:
         return records
 
     def _check_settings(self, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-        found = list(differences(before, now))
-        if found:
+        if found := list(differences(before, now)):
             raise OptionError(
                 f"{self._journal.path} is from a batch with other settings: {'; '.join(found)}. "
                 "Give the same settings to --resume, or another output to -o"
             )
-
-    @contextlib.contextmanager
-    def _write_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise write_error(self.path, error) from error
 
 
 BatchResults = StreamResults | FileResults

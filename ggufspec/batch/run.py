@@ -216,8 +216,7 @@ class Batch:
         del self._workers[worker.number]
         reason = worker.process.end_reason()
         worker.process.close()
-        index = worker.index
-        if index is not None:
+        if (index := worker.index) is not None:
             will_retry = not worker.was_killed and self._queue.retry(index)
             self._report(BatchEvent("ended", *worker.identity, index, reason, will_retry))
             if not will_retry:

@@ -195,8 +195,7 @@ def _runner(
 
 def _binary(folder: Path, name: str) -> Path:
     places = os.pathsep.join(str(folder / place) for place in _FOLDERS)
-    found = shutil.which(name, path=places)
-    if found is None:
+    if (found := shutil.which(name, path=places)) is None:
         raise OptionError(
             f"there is no program {name} in {folder}; build it "
             f"(cmake --build build --target {name}), or give the folder where it is"

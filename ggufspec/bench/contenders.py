@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any, TypeVar
 
 from ggufspec.bench.records import Contender
@@ -31,28 +32,18 @@ def contenders(
     all. Names contain only what differs: "draft 3", "draft auto, ngram, rejection, T 0.7".
     """
     made: list[Contender] = []
-    common = dict(sampling or {})
-    for temperature in temperatures:
-        suffix = _temperature_suffix(temperature, temperatures)
-        options = {**common, "temperature": temperature}
-        plain = Contender(f"{PLAIN}{suffix}", {**options, "drafter": "none"})
+    for suffix, options in _by_temperature(temperatures, sampling):
+        undrafted = {**options, "drafter": "none"}
+        plain = Contender(f"{PLAIN}{suffix}", undrafted)
         made.append(plain)
         if has_draft:
-            alone = {**options, "drafter": "none"}
-            made.append(Contender(f"{DRAFT_ALONE}{suffix}", alone, "draft"))
-        for rule in rules:
-            for drafter in drafters:
-                for length in lengths:
-                    named = [f"draft {length}"]
-                    named += [drafter] if drafter is not None and len(drafters) > 1 else []
-                    named += [rule] if len(rules) > 1 else []
-                    made.append(
-                        Contender(
-                            ", ".join(named) + suffix,
-                            {**options, "n_draft": length, "drafter": drafter, "verify": rule},
-                            baseline=plain.name,
-                        )
-                    )
+            made.append(Contender(f"{DRAFT_ALONE}{suffix}", undrafted, "draft"))
+        for rule, drafter, length in product(rules, drafters, lengths):
+            named = [f"draft {length}"]
+            named += [drafter] if drafter is not None and len(drafters) > 1 else []
+            named += [rule] if len(rules) > 1 else []
+            own = {**options, "n_draft": length, "drafter": drafter, "verify": rule}
+            made.append(Contender(", ".join(named) + suffix, own, baseline=plain.name))
     return made
 
 
@@ -64,9 +55,7 @@ def baseline_contenders(
 ) -> list[Contender]:
     """Other programs by name, compared with our plain decoding at the same temperature."""
     made = []
-    for temperature in temperatures:
-        suffix = _temperature_suffix(temperature, temperatures)
-        options = {**(sampling or {}), "temperature": temperature}
+    for suffix, options in _by_temperature(temperatures, sampling):
         compared = f"{PLAIN}{suffix}"
         made += [
             Contender(f"{name}{suffix}", options, "baseline", compared, program=name)
@@ -75,12 +64,16 @@ def baseline_contenders(
     return made
 
 
-def _temperature_suffix(temperature: float, temperatures: Sequence[float]) -> str:
-    """The end of a name: empty if there is only one temperature."""
-    shown = f"{temperature:g}"
-    if float(shown) != temperature:  # nearly equal ones need different names
-        shown = repr(temperature)
-    return f", T {shown}" if len(temperatures) > 1 else ""
+def _by_temperature(
+    temperatures: Sequence[float], sampling: Mapping[str, Any] | None
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The end of the names (empty if there is one temperature), and the options."""
+    for temperature in temperatures:
+        shown = f"{temperature:g}"
+        if float(shown) != temperature:  # nearly equal ones need different names
+            shown = repr(temperature)
+        suffix = f", T {shown}" if len(temperatures) > 1 else ""
+        yield suffix, {**(sampling or {}), "temperature": temperature}
 
 
 def rotated(items: Sequence[Item], turn: int) -> list[Item]:

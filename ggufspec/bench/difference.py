@@ -127,8 +127,7 @@ def _absent(before: BenchResults, after: BenchResults, found: Sequence[Change]) 
 
 def _circumstances(before: BenchResults, after: BenchResults) -> Iterator[str]:
     for what in ("machine", "versions", "models", "settings"):
-        found = list(differences(getattr(before, what), getattr(after, what)))
-        if found:
+        if found := list(differences(getattr(before, what), getattr(after, what))):
             yield f"{what} differ: {'; '.join(found)}"
     texts = [{(each.prompt, each.run) for each in both.measurements} for both in (before, after)]
     if texts[0] != texts[1] and texts[0] & texts[1]:

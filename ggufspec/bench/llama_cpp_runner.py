@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,30 +55,22 @@ class SpeculativeSimple:
 
     def write(self, request: BaselineRequest) -> BaselineText:
         """Raises PromptError for tokens that no text has, and OptionError if the program fails."""
-        text = request.text
+        text, breakers = request.text, request.dry_sequence_breakers
         if text is None or "\0" in text:
             raise PromptError(
                 f"it takes a text, and no text has these {len(request.tokens):,} tokens"
             )
-        found = run(
-            text_command(
-                self.program,
-                text,
-                sampling_flags(request.sampling, request.dry_sequence_breakers, self.program.n_ctx),
-                n_tokens=request.n_tokens,
-                seed=request.seed,
-                ignore_eos=request.ignore_eos,
-                n_prompt=len(request.tokens),
-            )
-        )
+        flags = sampling_flags(request.sampling, breakers, self.program.n_ctx)
+        found = run(text_command(self.program, request, flags))
         return replace(found, text=found.text.partition(text)[2])
 
 
 def run(arguments: Sequence[str]) -> BaselineText:
     """Run a command of `text_command`; its `text` begins with the prompt. Raises OptionError."""
     for _ in range(_N_TRIES - 1):
-        if found := _parse(*_output(arguments)):
-            return found
+        log, printed = _output(arguments)
+        with suppress(OptionError):
+            return parse(log, printed)
     return parse(*_output(arguments))
 
 
@@ -112,22 +105,17 @@ def log_tail(log: str) -> str:
 
 
 def text_command(
-    program: LlamaCppProgram,
-    prompt: str,
-    options: Sequence[str],
-    *,
-    n_tokens: int,
-    seed: int,
-    ignore_eos: bool,
-    n_prompt: int = 0,
+    program: LlamaCppProgram, request: BaselineRequest, options: Sequence[str]
 ) -> list[str]:
-    """The command line of one text. `n_prompt`: its tokens, if they may exceed a batch."""
+    """The command line of one text; `options`: the sampling."""
+    n_prompt = len(request.tokens)
     return [
         str(program.binary),
         *loading_options(program),
-        *("-p", prompt, "--no-escape", *(["--ignore-eos"] if ignore_eos else [])),
-        *("--seed", str(seed)),
-        *("-n", str(n_tokens - 1)),  # it stops after the round that writes more than n
+        *("-p", request.text or "", "--no-escape"),
+        *(["--ignore-eos"] if request.ignore_eos else []),
+        *("--seed", str(request.seed)),
+        *("-n", str(request.n_tokens - 1)),  # it stops after the round that writes more than n
         *(["-b", str(n_prompt)] if n_prompt > _N_BATCH else []),
         *options,
         *("--log-colors", "off"),
@@ -191,20 +179,13 @@ def _layers(n: int) -> str:
 
 def parse(log: str, printed: str = "") -> BaselineText:
     """The numbers in a log. Raises OptionError if it does not have the expected lines."""
-    found = _parse(log, printed)
-    if found is None:
+    lines = (_PROMPT_LINE, _TEXT_LINE, _DRAFTED_LINE, _ACCEPTED_LINE)
+    prompt, text, drafted, accepted = (line.search(log) for line in lines)
+    if not (prompt and text and drafted and accepted):
         raise OptionError(
             "the log has no lines 'encoded ...', 'decoded ... speed ...', 'n_drafted', 'n_accept' "
             f"as llama-speculative-simple writes them; it ends with:\n{log_tail(log)}"
         )
-    return found
-
-
-def _parse(log: str, printed: str) -> BaselineText | None:
-    lines = (_PROMPT_LINE, _TEXT_LINE, _DRAFTED_LINE, _ACCEPTED_LINE)
-    prompt, text, drafted, accepted = (line.search(log) for line in lines)
-    if not (prompt and text and drafted and accepted):
-        return None
     n_generated, n_accepted = int(text[1]), int(accepted[1])
     prompt_seconds, seconds = float(prompt[2]), float(text[2])
     return BaselineText(

@@ -8,8 +8,9 @@ import shlex
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from time import monotonic, sleep
@@ -17,6 +18,7 @@ from typing import Any
 
 from ggufspec.bench import llama_cpp_runner
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest, BaselineText
 
@@ -27,37 +29,29 @@ _HEALTH_SECONDS = 5.0
 _WRITE_SECONDS = 3600.0
 _POLL_SECONDS = 0.05
 _READY = 200
-_NUMBERS = (  # sampling options by our names, which are the server's too
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma"),
-    *("repeat_penalty", "frequency_penalty", "presence_penalty"),
-    *("dry_multiplier", "dry_base", "dry_allowed_length"),
-)
 _WINDOWS = ("repeat_last_n", "dry_penalty_last_n")
 
 
+@dataclass(frozen=True)
 class LlamaServer:
     """A server that is ready. Valid until its `running` block ends."""
 
-    sampling_options = None  # all of them
-    is_resident = True
-
-    def __init__(
-        self, program: LlamaCppProgram, port: int, process: subprocess.Popen[bytes], log: Path
-    ) -> None:
-        self._program = program
-        self._port = port
-        self._process = process
-        self._log = log
+    program: LlamaCppProgram
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    sampling_options: Sequence[str] | None = None  # all of them
+    is_resident: bool = True
 
     def wait_until_ready(self, seconds: float) -> None:
         """Raises OptionError, with the end of its log, if it ends or does not become ready."""
         until = monotonic() + seconds
         while True:
-            if (code := self._process.poll()) is not None:
+            if (code := self.process.poll()) is not None:
                 what = f"ended with exit code {code} before it was ready"
                 break
             try:
-                if _request(self._port, "GET", "/health", None, _HEALTH_SECONDS)[0] == _READY:
+                if _request(self.port, "GET", "/health", None, _HEALTH_SECONDS)[0] == _READY:
                     return
             except (OSError, HTTPException):
                 pass  # not listening yet
@@ -65,7 +59,7 @@ class LlamaServer:
                 what = f"was not ready within {seconds:g} s"
                 break
             sleep(_POLL_SECONDS)
-        arguments = command(self._program, self._port)
+        arguments = command(self.program, self.port)
         raise OptionError(
             f"{arguments[0]} {what}; its log ends with:\n{self._log_tail()}\n"
             f"Run it by hand: {shlex.join(arguments)}"
@@ -73,15 +67,15 @@ class LlamaServer:
 
     def write(self, request: BaselineRequest) -> BaselineText:
         """One text. Raises OptionError."""
-        return self.complete(request_body(request, self._program.n_ctx))
+        return self.complete(request_body(request, self.program.n_ctx))
 
     def complete(self, body: Mapping[str, Any]) -> BaselineText:
         """The result of one request to /completion. Raises OptionError."""
-        name = self._program.binary.name
+        name = self.program.binary.name
         try:
-            status, answer = _request(self._port, "POST", "/completion", body, _WRITE_SECONDS)
+            status, answer = _request(self.port, "POST", "/completion", body, _WRITE_SECONDS)
         except (OSError, HTTPException) as error:
-            code = self._process.poll()
+            code = self.process.poll()
             ended = "does not respond" if code is None else f"ended with exit code {code}"
             raise OptionError(
                 f"{name} {ended} ({error}); its log ends with:\n{self._log_tail()}"
@@ -94,7 +88,7 @@ class LlamaServer:
         return parse(answer)
 
     def _log_tail(self) -> str:
-        return llama_cpp_runner.log_tail(self._log.read_text(errors="replace"))
+        return llama_cpp_runner.log_tail(self.log.read_text(errors="replace"))
 
 
 def command(program: LlamaCppProgram, port: int) -> list[str]:
@@ -115,7 +109,8 @@ def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
     also in the server's own rate.
     """
     sampling = request.sampling
-    made: dict[str, Any] = {name: getattr(sampling, name) for name in _NUMBERS}
+    # Our names of sampling options are the server's too.
+    made: dict[str, Any] = {each.name: getattr(sampling, each.name) for each in fields(Sampling)}
     for name in _WINDOWS:
         made[name] = llama_cpp_runner.penalty_window(getattr(sampling, name), n_ctx)
     if request.dry_sequence_breakers:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ggufspec.bench import plot_data, subplots
 from ggufspec.bench.records import BenchResults
 from ggufspec.bench.subplots import COLOURS, DASHES, FAINT, INK, MARKERS, N_BAR, QUIET, short
+from ggufspec.common.facts import counted
 from ggufspec.common.files import check_writable, write_file
 from ggufspec.errors import OptionError
 
@@ -156,11 +157,9 @@ def _legend(figure: Figure, names: Sequence[str], height: float) -> None:
         Line2D([], [], color=COLOURS[i], marker=MARKERS[i], label=short(name, 34))
         for i, name in enumerate(names)
     ]
+    auto = Line2D([], [], color=QUIET, linestyle=DASHES, label="auto of that colour")
     figure.legend(
-        handles=[
-            *entries,
-            Line2D([], [], color=QUIET, linestyle=DASHES, label="auto of that colour"),
-        ],
+        handles=[*entries, auto],
         loc="upper left",
         bbox_to_anchor=(0.012, 1 - 0.66 / height),
         ncols=_N_COLUMNS,
@@ -179,8 +178,8 @@ def _circumstances(results: BenchResults) -> str:
     n_runs = len({text.run for text in results.measurements})
     parts = [
         short(cpu, 60) if isinstance(cpu, str) else "",
-        _count(n_threads, "thread") if isinstance(n_threads, int) else "",
-        f"{_count(n_prompts, 'prompt')}, {_count(n_runs, 'run')}",
+        counted(n_threads, "thread") if isinstance(n_threads, int) else "",
+        f"{counted(n_prompts, 'prompt')}, {counted(n_runs, 'run')}",
         f"ggufspec {short(version, 20)}" if isinstance(version, str) else "",
         "interrupted" if results.interrupted else "",
     ]
@@ -194,7 +193,3 @@ def _first_models(results: BenchResults) -> Mapping[str, Any]:
     """The facts about the models of the first pair."""
     facts = next(iter(results.models.values()), None)
     return facts if isinstance(facts, Mapping) else {}
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"

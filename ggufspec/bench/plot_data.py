@@ -86,16 +86,9 @@ def speedup_lines(results: BenchResults) -> list[SpeedupLine]:
     """Speed-ups by length; empty if no series has two lengths to compare."""
     made = []
     for number, (name, members) in enumerate(_series(results)):
-        fixed: dict[int, Speedup] = {}
-        auto = None
-        for row in members:
-            length = row.contender.options.get(_LENGTH)
-            if row.speedup is None:
-                continue
-            if length == AUTO:
-                auto = row.speedup
-            elif isinstance(length, int) and not isinstance(length, bool):
-                fixed[length] = row.speedup
+        found = [(row.contender.options.get(_LENGTH), row.speedup) for row in members]
+        fixed = {n: speedup for n, speedup in found if speedup and type(n) is int}
+        auto = next((speedup for n, speedup in reversed(found) if speedup and n == AUTO), None)
         if fixed or auto:
             lengths = sorted(fixed)
             made.append(SpeedupLine(number, name, lengths, [fixed[n] for n in lengths], auto))

@@ -38,8 +38,7 @@ def notebook(results: BenchResults) -> list[Table]:
         cells = []
         for row in of_pair:
             label = row.contender.label
-            whose = {PLAIN: "target", DRAFT_ALONE: "draft"}.get(label)
-            if whose is not None:
+            if (whose := {PLAIN: "target", DRAFT_ALONE: "draft"}.get(label)) is not None:
                 cells.append([names[whose], layers[whose], f"{row.median:.2f}", "-"])
             else:
                 accepted = f" ({row.accepted:.1%} accepted)" if row.accepted is not None else ""

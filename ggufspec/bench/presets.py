@@ -118,14 +118,11 @@ def _variants(temperature: float, **sampling: Any) -> Sequence[Contender]:
     plain, alone, *_ = _compared(temperature, [4], **sampling)
     rules = {_GOOGLE: "rejection", _DEEPMIND: "rejection", _BLOCK: "block"}
     options = {**sampling, "temperature": temperature, "n_draft": 4}
-    return [
-        plain,
-        alone,
-        *(
-            Contender(name, {**options, "verify": rule}, baseline=plain.name)
-            for name, rule in rules.items()
-        ),
+    variants = [
+        Contender(name, {**options, "verify": rule}, baseline=plain.name)
+        for name, rule in rules.items()
     ]
+    return [plain, alone, *variants]
 
 
 _LLMSS = _from_source(
@@ -159,13 +156,12 @@ def _own(
     **variants: Any,
 ) -> Preset:
     """An experiment of our own."""
+    pair = PresetPair("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
     competing = contenders(temperatures=temperatures, has_draft=False, **variants)
     return Preset(
         name=name,
         about=about,
-        pairs=[
-            PresetPair("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
-        ],
+        pairs=[pair],
         experiment=Experiment(competing, own_prompts()[:n_prompts], n_runs=3, n_tokens=96),
         tables=tables,
     )

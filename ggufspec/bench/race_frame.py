@@ -77,9 +77,7 @@ def frame(layout: RaceLayout, seconds: float) -> list[SpanRow]:
         for lane, lines, now in zip(race.lanes, layout.lines, states, strict=True)
     )
     prompt = "Prompt: " + harmless(race.prompt)
-    head: SpanRow = [
-        Span(" " + cropped(prompt, layout.width - 2, mark=layout.glyphs.ellipsis), "faint")
-    ]
+    head = " " + cropped(prompt, layout.width - 2, mark=layout.glyphs.ellipsis)
     if layout.stacked:
         lanes = [*plain, *speculative]
     else:
@@ -87,7 +85,7 @@ def frame(layout: RaceLayout, seconds: float) -> list[SpanRow]:
             [*left, Span(" ", "text"), *right]
             for left, right in zip(plain, speculative, strict=True)
         ]
-    return [head, *lanes, _foot(layout, min(seconds, race.seconds), states)]
+    return [[Span(head, "faint")], *lanes, _foot(layout, min(seconds, race.seconds), states)]
 
 
 def numbers(lane: Lane, now: LaneState) -> tuple[str, str]:
@@ -155,8 +153,6 @@ def _foot(layout: RaceLayout, seconds: float, states: Sequence[LaneState]) -> Sp
     used, legend = len(left) + len(middle), "drafted and accepted"
     row = [Span(left, "faint"), Span(middle, "number")]
     if used + len(legend) + 2 <= layout.width:
-        row += [
-            Span(" " * (layout.width - 1 - used - len(legend)), "text"),
-            Span(legend, "drafted"),
-        ]
+        gap = " " * (layout.width - 1 - used - len(legend))
+        row += [Span(gap, "text"), Span(legend, "drafted")]
     return row

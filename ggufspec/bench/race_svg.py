@@ -81,9 +81,7 @@ class _Clock:
 
     def steps(self, changes: Iterable[tuple[float, str]]) -> str:
         """The class of what has these declarations from these seconds of the race on."""
-        return self._name(
-            "".join(f"{self._share(at)}{{{declaration}}}" for at, declaration in changes)
-        )
+        return self._name("".join(f"{self._share(at)}{{{style}}}" for at, style in changes))
 
     def seen(self, start: float, end: float | None = None) -> str:
         """The class of what is seen from `start` to `end`; None: to the end of the loop."""
@@ -189,12 +187,10 @@ def _foot(race: Race, clock: _Clock, height: int, speed: float) -> list[str]:
     seconds = [f"{at:.1f} s" for at in clock.moments]
     how_fast = "" if speed == 1 else f", played at {speed:g} times their speed"
     legend = "drafted, and accepted by the target"
-    y = height - 19
+    x, y = _EDGE + 2, height - 19
     return [
-        _letters(legend, _EDGE + 2, y, "d"),
-        _letters(
-            f"ran one after the other{how_fast}", _EDGE + 2 + (len(legend) + 2) * _CELL, y, "f"
-        ),
+        _letters(legend, x, y, "d"),
+        _letters(f"ran one after the other{how_fast}", x + (len(legend) + 2) * _CELL, y, "f"),
         *_changing(seconds, clock, _WIDTH - _EDGE - 245, y, "f r"),
         *_changing(leads, clock, _WIDTH - _EDGE - 2, y, "n r"),
     ]

@@ -102,11 +102,8 @@ def shown(lines: Iterable[TextLine], n_pieces: int) -> list[TextLine]:
     """The lines up to the first `n_pieces` pieces."""
     found = []
     for line in lines:
-        if not line:
-            found.append(line)
-            continue
         kept = tuple(run for run in line if run.piece < n_pieces)
-        if not kept:
+        if line and not kept:
             break
         found.append(kept)
     while found and not found[-1]:

@@ -247,8 +247,7 @@ class _Writer:
     def _by_baseline(
         self, contender: Contender, tokens: list[int], n_tokens: int, seed: int
     ) -> _Timed:
-        baseline = self._baselines.get(contender.program or "")
-        if baseline is None:
+        if (baseline := self._baselines.get(contender.program or "")) is None:
             raise OptionError(f"{contender.name!r} needs {contender.program!r}, which is not open")
         done = baseline.write(
             tokens,
@@ -275,8 +274,7 @@ class _Writer:
 
     def read(self, engine: Engine, prompt: Prompt, said: Sequence[str]) -> list[int]:
         """The tokens of a prompt: as a chat if the model has a template, else as text."""
-        chat = self._experiment.chat
-        if chat is None:
+        if (chat := self._experiment.chat) is None:
             wants = prompt.system is not None or bool(prompt.category)
             chat = wants and engine.target.model.chat_template is not None
         if not chat:

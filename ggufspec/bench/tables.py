@@ -55,8 +55,7 @@ def overview(results: BenchResults) -> Table:
 
 def positions(results: BenchResults) -> Table | None:
     """Acceptance by position; None if nothing was drafted."""
-    made = [row for row in summarize(results) if row.by_position]
-    if not made:
+    if not (made := [row for row in summarize(results) if row.by_position]):
         return None
     n = max(len(row.by_position) for row in made)
     cells = [[row.contender.name, *(_at(row, i) for i in range(n))] for row in made]

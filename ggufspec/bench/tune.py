@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -118,7 +118,7 @@ def tune(
         )
     target, draft = engine.target, engine.draft
     depth = max(min(depth, target.n_ctx - n_most - 1), 0)
-    trials = _Trials(depth, n_runs, n_most, progress)
+    trials = _Trials(depth, max(n_runs, 2), n_most, progress)
     with ExitStack() as stack:
         trials.fill(target, "target")
         if given.flash_attention is None:
@@ -237,26 +237,24 @@ def break_even_acceptance(costs: CostModel, n_draft: int) -> float | None:
 # Trials
 
 
+@dataclass
 class _Trials:
     """Tries settings, and records the trials."""
 
-    def __init__(
-        self, depth: int, n_runs: int, n_most: int, progress: OnMeasurement | None
-    ) -> None:
-        self.made: list[Trial] = []
-        self._depth = depth
-        self._n_runs = max(n_runs, 2)
-        self._n_most = n_most
-        self._progress = progress
+    depth: int
+    n_runs: int
+    n_most: int
+    progress: OnMeasurement | None
+    made: list[Trial] = field(default_factory=list)
 
     def sizes(self, draft: Context | None) -> list[int]:
         """The pass sizes of the target that are measured in trials."""
-        return [1, min(defaults.N_DRAFT_FIXED, self._n_most) + 1] if draft else [1]
+        return [1, min(defaults.N_DRAFT_FIXED, self.n_most) + 1] if draft else [1]
 
     def fill(self, context: Context, whose: str) -> FilledContext:
         """Fill the cache to the depth at which passes are timed."""
-        progress = _named(self._progress, f"Filling the cache of the {whose}")
-        return FilledContext(context, depth=self._depth, n_most=self._n_most + 1, progress=progress)
+        progress = _named(self.progress, f"Filling the cache of the {whose}")
+        return FilledContext(context, depth=self.depth, n_most=self.n_most + 1, progress=progress)
 
     def threads(self, whose: str, context: Context, sizes: Sequence[int], n_most: int) -> None:
         """Find and set the number of threads that is fastest for passes of these sizes."""
@@ -265,10 +263,10 @@ class _Trials:
             context,
             thread_ladders(usual, n_most),
             sizes,
-            depth=self._depth,
-            n_repeats=self._n_runs,
+            depth=self.depth,
+            n_repeats=self.n_runs,
             at_least=MIN_SECONDS / 2,
-            progress=_named(self._progress, f"Trying threads of the {whose}"),
+            progress=_named(self.progress, f"Trying threads of the {whose}"),
         )
         medians = {n: {size: median(times[n][size]) for size in sizes} for n in sorted(times)}
         chosen = choose({n: sum(found.values()) for n, found in medians.items()}, usual)
@@ -319,7 +317,7 @@ class _Trials:
             n_sequences=1,
             n_threads=like.n_threads,
         )
-        progress = _named(self._progress, f"Trying n_batch {n_batch} of the {whose}")
+        progress = _named(self.progress, f"Trying n_batch {n_batch} of the {whose}")
         with closing(Context(like.model, options)) as context:
             return min(time_reading(context, n_tokens, _N_PROMPTS, progress))
 
@@ -343,9 +341,9 @@ class _Trials:
                 return target, draft
             times = time_interleaved(
                 passes,
-                self._n_runs,
+                self.n_runs,
                 at_least=MIN_SECONDS / 2,
-                progress=_named(self._progress, "Trying flash attention"),
+                progress=_named(self.progress, "Trying flash attention"),
             )
             seconds: dict[str, float] = {}
             for way in (usual, "off"):
@@ -375,7 +373,7 @@ class _Trials:
 
     def _without(self, context: Context) -> Context:
         """A context of the same model without flash attention, as small as possible."""
-        n_ctx = min(self._depth + self._n_most + 1, context.n_ctx)
+        n_ctx = min(self.depth + self.n_most + 1, context.n_ctx)
         options = replace(context.options, flash_attention="off", n_ctx=n_ctx)
         return Context(context.model, options)
 
@@ -406,8 +404,7 @@ def _summed_up(n_tokens: int, seconds: Sequence[float]) -> Pass:
 
 
 def _fingerprint(path: Path) -> str:
-    found = profile_store.fingerprint(path)
-    if found is None:
+    if (found := profile_store.fingerprint(path)) is None:
         raise ModelError(
             f"{path} cannot be read, so its records cannot be found; give a model file that can be "
             "read, or none to delete all records"

@@ -23,6 +23,7 @@ from ggufspec.common.prompts import TEXTS, parse_prompts
 
 if TYPE_CHECKING:
     from ggufspec.audit import AuditReport
+    from ggufspec.audit.report import Sequences
 
 
 @click.command(name="audit", cls=SectionedCommand)
@@ -138,7 +139,7 @@ def _print_report(report: AuditReport) -> None:
             "Resolution is what numerical error alone makes; of batches: rounding, in the median.\n"
         )
     if report.sequences is not None:
-        _print_sequences(report)
+        _print_sequences(report.sequences, report.settings.seed)
     greedy = report.greedy
     n_same = greedy.n_texts - len(greedy.divergences)
     line = f"Temperature 0: {n_same} of {greedy.n_texts} texts are identical"
@@ -151,9 +152,7 @@ def _print_report(report: AuditReport) -> None:
     click.echo(f"{line}.\n\n{report.verdict}")
 
 
-def _print_sequences(report: AuditReport) -> None:
-    found = report.sequences
-    assert found is not None
+def _print_sequences(found: Sequences, seed: int | None) -> None:
     interval = f"{100 * (1 - found.alpha):.4g} % interval"
     render.echo_table(
         ["Sampled texts, speculative - plain", "effect", interval, "p (Holm)"],
@@ -171,12 +170,11 @@ def _print_sequences(report: AuditReport) -> None:
     click.echo(
         f"{found.n_texts} texts of each kind, {found.n_tokens_plain:,} and "
         f"{found.n_tokens_speculative:,} tokens; {share:.0%} of {found.n_drafted:,} drafted tokens "
-        f"accepted; seed {report.settings.seed}.\n"
+        f"accepted; seed {seed}.\n"
         f"p is the probability of such an effect by chance; if p <= {found.alpha:g} (--alpha), it "
         "counts as a difference."
     )
-    n_impossible = sum(found.n_impossible)
-    if n_impossible:
+    if n_impossible := sum(found.n_impossible):
         is_one = n_impossible == 1
         click.echo(
             f"{n_impossible} token{' has' if is_one else 's have'} probability 0 in batched "

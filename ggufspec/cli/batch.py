@@ -22,7 +22,7 @@ from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import check_needs_no_draft, checked, text_options
@@ -43,11 +43,40 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
     type=click.Path(path_type=Path),
 )
 @shared.pair_options
-@option(
-    "--num-processes n_workers",
-    "Number of worker processes; without -t they share the cores.",
-    type=click.IntRange(1, 1024),
-    default=1,
+@gathered(
+    "planned",
+    option(
+        "--num-processes n_workers",
+        "Number of worker processes; without -t they share the cores.",
+        type=click.IntRange(1, 1024),
+        default=1,
+    ),
+    option(
+        "--retries n_retries",
+        "Retries of a prompt whose process crashed.",
+        type=COUNT,
+        default=2,
+    ),
+    option(
+        "--timeout",
+        "Time limit of a prompt; beyond it, the prompt has failed.  [default: none]",
+        type=POSITIVE,
+        metavar="SECONDS",
+    ),
+    option(
+        "--chat/--no-chat",
+        "Apply the target's chat template, or do not.  [default: for messages, and for turns if "
+        "it has a template]",
+        default=None,
+        show_default=False,
+    ),
+    option("-sys --system", "System message of conversations without one; implies --chat."),
+    option(
+        "-s --seed",
+        "Seed; each text has its own, derived from this one and its place in the file.",
+        type=COUNT,
+        default=0,
+    ),
 )
 @option(
     "--cluster address",
@@ -67,29 +96,8 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 )
 @option("--resume", "Continue an interrupted batch; finished prompts are kept.", is_flag=True)
 @option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
-@option("--retries n_retries", "Retries of a prompt whose process crashed.", type=COUNT, default=2)
-@option(
-    "--timeout",
-    "Time limit of a prompt; beyond it, the prompt has failed.  [default: none]",
-    type=POSITIVE,
-    metavar="SECONDS",
-)
 @option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)
-@option(
-    "--chat/--no-chat",
-    "Apply the target's chat template, or do not.  [default: for messages, and for turns if "
-    "it has a template]",
-    default=None,
-    show_default=False,
-)
-@option("-sys --system", "System message of conversations without one; implies --chat.")
 @text_options(shared.max_tokens_option)
-@option(
-    "-s --seed",
-    "Seed; each text has its own, derived from this one and its place in the file.",
-    type=COUNT,
-    default=0,
-)
 @shared.load_options
 @option(
     "-v --verbose",
@@ -100,18 +108,13 @@ def command(
     prompt_file: Path,
     output: Path,
     pair: PairOptions,
-    n_workers: int,
+    planned: dict[str, Any],
     address: str | None,
     n_gpus: float,
     resume: bool,
     retry_failed: bool,
-    n_retries: int,
-    timeout: float | None,
     limit: int | None,
-    chat: bool | None,
-    system: str | None,
     settings: dict[str, Any],
-    seed: int,
     load_settings: dict[str, Any],
     verbose: bool,
 ) -> int:
@@ -130,13 +133,13 @@ def command(
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf --num-processes 16 --cluster auto
     """
     checked(settings)
-    if chat is False and system is not None:
+    if planned["chat"] is False and planned["system"] is not None:
         raise click.UsageError("--system needs the chat template; leave --no-chat or --system out")
     if retry_failed and not resume:
         raise click.UsageError("--retry-failed needs --resume")
     if n_gpus and address is None:
         raise click.UsageError("--cluster-gpus needs --cluster")
-    if load_settings["rpc"] and n_workers > 1:
+    if load_settings["rpc"] and planned["n_workers"] > 1:
         raise click.UsageError(
             "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
         )
@@ -152,13 +155,8 @@ def command(
         draft=None if draft is None else str(draft),
         load=plain(load_settings),
         settings=plain(settings),
-        chat=chat,
-        system=system,
-        seed=seed,
-        n_workers=n_workers,
-        n_retries=n_retries,
-        timeout=timeout,
         verbose=verbose,
+        **planned,
     )
     with (
         closing(

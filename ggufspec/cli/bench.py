@@ -308,9 +308,8 @@ class _Progress:
 
 def _save(results: BenchResults, path: Path | None) -> None:
     """Write the document atomically."""
-    if path is None:
-        return
-    write_file(path, json.dumps(results.to_document()).encode() + b"\n")
+    if path is not None:
+        write_file(path, json.dumps(results.to_document()).encode() + b"\n")
 
 
 def _print(preset: str | None, title: str, results: BenchResults, form: str) -> None:

@@ -282,8 +282,7 @@ def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
 def _refuse_with_preset(preset_name: str, names: Sequence[str]) -> None:
     """Raise UsageError if the user gave an option that the preset sets."""
     options = {each.name: each.opts[0] for each in click.get_current_context().command.params}
-    given = [options[name] for name in names if name in options and was_given(name)]
-    if given:
+    if given := [options[name] for name in names if name in options and was_given(name)]:
         raise click.UsageError(
             f"--preset {preset_name} sets {given[0]} itself; leave one of them out"
         )

@@ -219,7 +219,6 @@ def _overwrite(line: str) -> None:
 
 def _show(race: Race, speed: float, color: str) -> bool:
     """Show both texts, replayed on a terminal; whether the user interrupted the replay."""
-    interrupted = False
     if not render.is_terminal(sys.stdout):
         from ggufspec.bench.race_text import harmless
 
@@ -227,17 +226,18 @@ def _show(race: Race, speed: float, color: str) -> bool:
         for lane in race.lanes:
             text = race.prompt + lane.text
             click.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
-        return interrupted
+        return False
     from ggufspec.cli.race_view import RaceView
 
     view = RaceView(race, color=render.wants_color(color, sys.stdout))
-    if speed:
-        try:
+    try:
+        if speed:
             view.replay(speed)
-        except KeyboardInterrupt:
-            interrupted = True
-    view.end()
-    return interrupted
+    except KeyboardInterrupt:
+        return True
+    finally:
+        view.end()
+    return False
 
 
 def _print_result(race: Race) -> None:

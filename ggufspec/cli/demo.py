@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +15,7 @@ from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, gathered, option
 from ggufspec.cli.run import Run, generate
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import checked
@@ -39,20 +40,23 @@ _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
 
 @click.command(name="demo", cls=SectionedCommand)
 @shared.size_option
-@shared.draft_n_option
-@option(
-    "-n --n-predict max_tokens",
-    "Tokens to generate for each prompt.",
-    type=AT_LEAST_1,
-    default=defaults.DEMO_TOKENS,
+@gathered(
+    "settings",
+    shared.draft_n_option,
+    option(
+        "-n --n-predict max_tokens",
+        "Tokens to generate for each prompt.",
+        type=AT_LEAST_1,
+        default=defaults.DEMO_TOKENS,
+    ),
+    option(
+        "--temp temperature",
+        "Temperature of the texts that are measured; 0: greedy.",
+        type=NOT_NEGATIVE,
+        default=defaults.TEMPERATURE,
+    ),
+    option("-s --seed", "Seed.", type=COUNT, default=0),
 )
-@option(
-    "--temp temperature",
-    "Temperature of the texts that are measured; 0: greedy.",
-    type=NOT_NEGATIVE,
-    default=defaults.TEMPERATURE,
-)
-@option("-s --seed", "Seed.", type=COUNT, default=0)
 @option("--runs", "Texts for each prompt and mode.", type=click.IntRange(1, 100), default=1)
 @option("-t --threads n_threads", "Threads for the target.", type=AT_LEAST_1)
 @shared.cache_dir_option
@@ -61,10 +65,7 @@ _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
 @shared.verbose_option
 def command(
     size: str,
-    n_draft: int | str,
-    max_tokens: int,
-    temperature: float,
-    seed: int,
+    settings: dict[str, Any],
     runs: int,
     n_threads: int | None,
     cache_dir: Path | None,
@@ -82,16 +83,9 @@ def command(
 
     shared.show_log(verbose)
     target, draft = PairOptions(None, None, True, size, cache_dir).find()
-    settings: dict[str, Any] = {
-        "max_tokens": max_tokens,
-        "n_draft": n_draft,
-        "temperature": temperature,
-        **_SAMPLING,
-        "seed": seed,
-        "ignore_eos": True,
-    }
+    settings |= {**_SAMPLING, "ignore_eos": True}
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
-    with load(target, draft, n_threads=n_threads, **shared.room_for(n_draft)) as engine:
+    with load(target, draft, n_threads=n_threads, **shared.room_for(settings["n_draft"])) as engine:
         demo = _Demo(engine, settings, writer)
         interrupted = not demo.run(runs)
     if demo.pairs:
@@ -108,17 +102,15 @@ def command(
     return INTERRUPTED if interrupted else 0
 
 
+@dataclass
 class _Demo:
     """Generates the texts of both modes, and keeps what was measured."""
 
-    def __init__(
-        self, engine: Engine, settings: dict[str, Any], writer: render.TextWriter | None
-    ) -> None:
-        self._engine = engine
-        self._settings = settings
-        self._writer = writer
-        self.pairs: list[tuple[Stats, Stats]] = []  # plain, speculative
-        self.greedy: dict[str, Any] | None = None
+    engine: Engine
+    settings: dict[str, Any]
+    writer: render.TextWriter | None
+    pairs: list[tuple[Stats, Stats]] = field(default_factory=list)  # plain, speculative
+    greedy: dict[str, Any] | None = None
 
     def run(self, n_runs: int) -> bool:
         """All texts; False if the user interrupted it. The modes alternate, so that a machine that
@@ -128,7 +120,7 @@ class _Demo:
             return False
         for run in range(n_runs):
             for prompt in PROMPTS:
-                both = self._both(prompt, {"seed": self._settings["seed"] + run})
+                both = self._both(prompt, {"seed": self.settings["seed"] + run})
                 if both is None:
                     return False
                 self.pairs.append((both[0].completion.stats, both[1].completion.stats))
@@ -159,13 +151,13 @@ class _Demo:
         self, prompt: str, changed: dict[str, Any], label: str = "", *, shown: bool = True
     ) -> list[Run] | None:
         """The prompt continued in both modes; None if the user interrupted it."""
-        writer = self._writer if shown else None
+        writer = self.writer if shown else None
         runs: list[Run] = []
         for mode, drafter in _DRAFTERS.items():
             if writer is not None:
                 writer.heading(f"{mode}{label}: ", prompt)
-            options = checked({**self._settings, **changed, "drafter": drafter})
-            runs.append(generate(self._engine, prompt, options, writer))
+            options = checked({**self.settings, **changed, "drafter": drafter})
+            runs.append(generate(self.engine, prompt, options, writer))
             if writer is not None:
                 click.echo(f"[{render.stats_line(runs[-1].completion.stats)}]\n", err=True)
             if runs[-1].interrupted:

@@ -90,12 +90,9 @@ def run() -> int:
     except BrokenPipeError:
         # The reader of the output has ended (`ggufspec run ... | head`).
         return ERROR
-    except OptionError as error:
-        render.note(str(error))
-        return USAGE
     except GgufspecError as error:
         render.note(str(error))
-        return ERROR
+        return USAGE if isinstance(error, OptionError) else ERROR
     except OSError as error:
         if error.errno == errno.ENOSPC and not error.filename:
             render.note("cannot write the output: no space left on that disk; make room there")

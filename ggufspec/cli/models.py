@@ -16,6 +16,7 @@ from ggufspec.cli import render
 from ggufspec.cli.exits import DIFFERENCE
 from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars
+from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import hashes, local
@@ -55,8 +56,7 @@ def list_models(as_json: bool) -> None:
     from ggufspec.llama.devices import gpus, physical_memory
 
     registry = load_registry()
-    n_memory = physical_memory()
-    if n_memory is not None:
+    if (n_memory := physical_memory()) is not None:
         n_memory += sum(gpu.n_free for gpu in gpus())
     facts = [_entry_facts(entry, n_memory) for entry in registry.models.values()]
     if as_json:
@@ -218,7 +218,7 @@ def rm(name: str, yes: bool) -> None:
     if not all(cache in path.parents and "snapshots" in path.parts for path in paths):
         raise ModelError(f"{name} is not in the hub's cache {cache}; remove other files yourself")
     size = format_bytes(sum(path.stat().st_size for path in paths))
-    files = "1 file" if len(paths) == 1 else f"{len(paths)} files"
+    files = counted(len(paths), "file")
     if not yes:
         click.confirm(f"Remove {files} of {name}, {size}?", abort=True, err=True)
     click.echo(f"Freed {format_bytes(local.remove(paths))}.")

@@ -73,8 +73,7 @@ def stand_in(size: str, cache_dir: Path | None) -> Path:
         "would, only slower.\n",
         err=True,
     )
-    found = padded.cached_target(n_params, folder)
-    if found is not None:
+    if (found := padded.cached_target(n_params, folder)) is not None:
         return found
     click.echo(f"Writing it once: {file.n_bytes / 1e6:,.0f} MB in {folder} ...", err=True)
     with late_bars() as bars:

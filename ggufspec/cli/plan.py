@@ -12,7 +12,7 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.names import AUTO_DRAFT, proposed_draft
-from ggufspec.cli.options import SHARE, option
+from ggufspec.cli.options import SHARE, gathered, option
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
@@ -34,28 +34,21 @@ _LEAST_BANDWIDTH = 10**6
 
 def parse_bytes(value: str) -> int:
     """Bytes of "24GiB", "24G" (the same), "25.7GB". Raises BadParameter."""
-    matched = _SIZE.fullmatch(value)
-    if matched:
+    if matched := _SIZE.fullmatch(value):
         found = float(matched[1]) * _FACTORS[(matched[2] or "").lower()]
         if 0 <= found <= _MOST_BYTES:
             return round(found)
     raise click.BadParameter(f"{value!r} is not a size; write it like 24GiB")
 
 
-def _bandwidth(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-    found = _optional_size(context, option, value)
-    if found is not None and found < _LEAST_BANDWIDTH:
+def _bandwidth(value: str) -> int:
+    if (found := parse_bytes(value)) < _LEAST_BANDWIDTH:
         raise click.BadParameter(f"{value!r} is not a bandwidth; write it like 60GB")
     return found
 
 
-def _optional_size(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-    return None if value is None else parse_bytes(value)
-
-
-def _sizes(context: click.Context, option: click.Parameter, value: str | None) -> Any:
-    parts = (value or "").split(",")
-    return None if value is None else [parse_bytes(part) for part in parts if part.strip()]
+def _sizes(value: str) -> list[int]:
+    return [parse_bytes(part) for part in value.split(",") if part.strip()]
 
 
 @click.command(name="plan", cls=SectionedCommand)
@@ -65,31 +58,35 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
     "Draft, likewise; auto: one that fits the target.  [default: none]",
     metavar="MODEL",
 )
-@option(
-    "--vram",
-    "Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
-    "0: no GPU.  [default: free memory of this machine]",
-    metavar="SIZE,...",
-    callback=_sizes,
-)
-@option(
-    "--ram",
-    "Main memory.  [default: free memory of this machine; with --vram, unlimited]",
-    metavar="SIZE",
-    callback=_optional_size,
-)
-@option(
-    "--gpu-bandwidth",
-    "Nominal bytes/s of the GPUs, such as 1008GB.  [default: by name]",
-    metavar="SIZE",
-    callback=_bandwidth,
-)
-@option(
-    "--ram-bandwidth",
-    "Effective bytes/s of main memory, such as 45GB.  [default: as measured here with other "
-    "models, or 40GB]",
-    metavar="SIZE",
-    callback=_bandwidth,
+@gathered(
+    "hardware",
+    option(
+        "--vram",
+        "Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
+        "0: no GPU.  [default: free memory of this machine]",
+        metavar="SIZE,...",
+        type=_sizes,
+    ),
+    option(
+        "--ram",
+        "Main memory.  [default: free memory of this machine; with --vram, unlimited]",
+        metavar="SIZE",
+        type=parse_bytes,
+    ),
+    option(
+        "--gpu-bandwidth",
+        "Nominal bytes/s of the GPUs, such as 1008GB.  [default: by name]",
+        metavar="SIZE",
+        type=_bandwidth,
+    ),
+    option(
+        "--ram-bandwidth",
+        "Effective bytes/s of main memory, such as 45GB.  [default: as measured here with other "
+        "models, or 40GB]",
+        metavar="SIZE",
+        type=_bandwidth,
+    ),
+    shared.rpc_option,
 )
 @option(
     "--acceptance",
@@ -101,21 +98,16 @@ def _sizes(context: click.Context, option: click.Parameter, value: str | None) -
 @shared.context_option
 @shared.type_k_option
 @shared.type_v_option
-@shared.rpc_option
 @shared.json_option
 def command(
     target: str,
     draft: str | None,
-    vram: list[int] | None,
-    ram: int | None,
-    gpu_bandwidth: int | None,
-    ram_bandwidth: int | None,
+    hardware: dict[str, Any],
     acceptance: float,
     n_draft: int | str,
     n_ctx: int | None,
     type_k: str,
     type_v: str,
-    rpc: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Predict the speed of a pair for several placements of its layers. Loads no model.
@@ -128,14 +120,14 @@ def command(
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB
       ggufspec plan --target large.gguf --draft small.gguf --vram 24GiB,12GiB --acceptance 0.7
     """
-    if rpc and vram is not None:
+    if hardware["rpc"] and hardware["vram"] is not None:
         raise click.UsageError("--vram is for another machine, --rpc for this one: leave one out")
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
     shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
     if shape_draft:
         _check_vocabularies(shape, shape_draft)
-    machine = _machine(vram, ram, gpu_bandwidth, ram_bandwidth, rpc)
+    machine = _machine(**hardware)
     wishes = PlacementOptions(
         n_ctx=n_ctx,
         type_k=type_k,
@@ -158,7 +150,7 @@ def command(
         }
         render.echo_json(document)
     else:
-        _print(plans, shape, shape_draft, machine, acceptance, rpc)
+        _print(plans, shape, shape_draft, machine, acceptance, hardware["rpc"])
 
 
 def _check_vocabularies(target: ModelShape, draft: ModelShape) -> None:

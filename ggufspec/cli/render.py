@@ -13,6 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.common.facts import counted
+
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
     from ggufspec.decoding.types import Round
@@ -69,7 +71,7 @@ class TextWriter:
 
 def stats_line(stats: Stats, speedup: float | None = None) -> str:
     """One line for stderr."""
-    parts = [f"{_n_tokens(stats.n_generated)} at {stats.tokens_per_second:.1f} tokens/s"]
+    parts = [f"{counted(stats.n_generated, 'token')} at {stats.tokens_per_second:.1f} tokens/s"]
     if speedup is not None:
         parts.append(f"{speedup:.2f} times as fast as plain decoding")
     if stats.n_drafted:
@@ -80,12 +82,8 @@ def stats_line(stats: Stats, speedup: float | None = None) -> str:
     if 0 < stats.n_rounds_without_draft < stats.n_rounds:
         share = stats.n_rounds_without_draft / stats.n_rounds
         parts.append(f"{share:.0%} of rounds without a draft")
-    parts.append(f"prompt {_n_tokens(stats.n_prompt)} in {stats.seconds.prompt:.2f} s")
+    parts.append(f"prompt {counted(stats.n_prompt, 'token')} in {stats.seconds.prompt:.2f} s")
     return "; ".join(parts)
-
-
-def _n_tokens(n: int) -> str:
-    return "1 token" if n == 1 else f"{n} tokens"
 
 
 def rounds_text(rounds: Sequence[Round]) -> str:
@@ -115,7 +113,7 @@ def details_text(stats: Stats) -> str:
     if "n_forced" in stats.notes:
         share = stats.notes["forced_acceptance"]
         n = int(stats.notes["n_forced"])
-        lines.append(f"forced by the constraint: {_n_tokens(n)}, {share:.1%} accepted")
+        lines.append(f"forced by the constraint: {counted(n, 'token')}, {share:.1%} accepted")
     if stats.n_expected is not None and stats.n_drafted:
         lines.append(
             f"expected to be accepted: {stats.n_expected:.1f}; accepted: {stats.n_accepted}"
@@ -214,8 +212,7 @@ def echo_columns(values: Sequence[float], names: Sequence[str]) -> None:
 
 def tolerate_letters() -> None:
     """Replace characters that stdout cannot encode, rather than fail on them."""
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure:
+    if reconfigure := getattr(sys.stdout, "reconfigure", None):
         reconfigure(errors="replace")
 
 

@@ -19,6 +19,7 @@ from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import check_needs_no_draft, checked, conditions, text_options
+from ggufspec.common.prompts import decoded
 from ggufspec.errors import PromptError
 
 if TYPE_CHECKING:
@@ -150,15 +151,9 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
     if where == "stdin" and sys.stdin.isatty():
         raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
     data = read_prompt_file(path or Path("-"))
-    try:
-        # Editors and echo end a file with a newline, some begin it with a byte order mark: neither
-        # is part of the prompt.
-        return data.decode("utf-8-sig").removesuffix("\n").removesuffix("\r")
-    except UnicodeDecodeError as error:
-        raise PromptError(
-            f"the prompt from {where} is not UTF-8: byte {error.start} is "
-            f"0x{data[error.start]:02x}; convert it to UTF-8 first"
-        ) from error
+    # Editors and echo end a file with a newline, some begin it with a byte order mark: neither
+    # is part of the prompt.
+    return decoded(data, f"the prompt from {where}").removesuffix("\n").removesuffix("\r")
 
 
 def prompt_of(engine: Engine, text: str, asked: dict[str, Any]) -> str | list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ggufspec.cli.files import read_file
-from ggufspec.cli.options import COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
+from ggufspec.cli.options import COUNT, NOT_NEGATIVE, POSITIVE, Option, gathered, option
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
@@ -20,8 +20,7 @@ def _biases(context: click.Context, option: click.Parameter, given: tuple[str, .
     """15043+1, 15043-0.5, 15043-inf -> {token: bias}."""
     found = {}
     for text in given:
-        match = _BIAS.fullmatch(text.strip())
-        if match is None:
+        if (match := _BIAS.fullmatch(text.strip())) is None:
             raise click.BadParameter(
                 f"{text!r} is not a token id with a bias, such as 15043+1 or 15043-inf"
             )
@@ -46,25 +45,18 @@ def _breakers(
     return tuple(text for text in given if text != "none")
 
 
-def _read(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return read_file(path, "the file", OptionError).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path} is not UTF-8 at byte {error.start}") from error
+def _from_file(names: str, help_text: str, end: str = "") -> Option:
+    """An option whose value is the text of a file, without the characters `end` at its end."""
 
+    def read(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
+        if path is None:
+            return None
+        try:
+            return read_file(path, "the file", OptionError).decode("utf-8-sig").rstrip(end)
+        except UnicodeDecodeError as error:
+            raise OptionError(f"{path} is not UTF-8 at byte {error.start}") from error
 
-def _read_line(context: click.Context, option: click.Parameter, path: Path | None) -> str | None:
-    """A file without the line break at its end, which most editors write."""
-    text = _read(context, option, path)
-    return None if text is None else text.rstrip("\r\n")
-
-
-def _choices(
-    context: click.Context, option: click.Parameter, given: tuple[str, ...]
-) -> tuple[str, ...] | None:
-    return given or None
+    return option(names, help_text, type=click.Path(path_type=Path), callback=read)
 
 
 def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
@@ -183,31 +175,17 @@ _BESIDE_TEMPERATURE = (
         "JSON schema of the text (oneOf is treated as anyOf); {}: any JSON.",
         metavar="SCHEMA",
     ),
-    option(
-        "-jf --json-schema-file",
-        "Read the schema from a file.",
-        type=click.Path(path_type=Path),
-        callback=_read,
-    ),
+    _from_file("-jf --json-schema-file", "Read the schema from a file."),
     option("--grammar", "Grammar of the text, in Lark or GBNF.", metavar="GRAMMAR"),
-    option(
-        "--grammar-file",
-        "Read the grammar from a file.",
-        type=click.Path(path_type=Path),
-        callback=_read,
-    ),
+    _from_file("--grammar-file", "Read the grammar from a file."),
     option("--regex", "Regular expression that matches the whole text.", metavar="REGEX"),
-    option(
-        "--regex-file",
-        "Read the regular expression from a file.",
-        type=click.Path(path_type=Path),
-        callback=_read_line,
-    ),
+    # Most editors write a line break at the end of a file.
+    _from_file("--regex-file", "Read the regular expression from a file.", end="\r\n"),
     option(
         "--choice choices",
         "The whole text is TEXT; several times: one of them.",
         multiple=True,
-        callback=_choices,
+        callback=lambda context, option, given: given or None,
     ),
     *(
         click.option(name, hidden=True, expose_value=False, callback=_refused)

@@ -17,6 +17,7 @@ from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
+from ggufspec.common.facts import counted
 
 if TYPE_CHECKING:
     from ggufspec.bench.tune import Trial, Tuned
@@ -138,7 +139,7 @@ def _forget(target: Path | None, draft: Path | None, *, as_json: bool) -> None:
     if as_json:
         render.echo_json({"forgotten": n_forgotten})
     else:
-        click.echo(f"Deleted {n_forgotten} record{'' if n_forgotten == 1 else 's'}.")
+        click.echo(f"Deleted {counted(n_forgotten, 'record')}.")
 
 
 def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
@@ -206,8 +207,7 @@ def _print_report(tuned: Tuned) -> None:
         ]
         for row in document["target"]
     ]
-    draft = document["draft"]
-    if draft:
+    if draft := document["draft"]:
         header += ["break-even acceptance"]
         needed = [f"{c:.0%}" if c else "never" for c in draft["break_even_acceptance"].values()]
         for row, text in zip(rows, ["", *needed], strict=True):

@@ -24,6 +24,20 @@ def plain(value: object) -> Any:
     return value
 
 
+def counted(n: int, what: str) -> str:
+    """Such as "1 token" and "2 tokens"."""
+    return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object that a text is; None for any other text."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
     """What differs between two JSON objects, such as 'n_tokens was 64, is 96'."""
     then, now = dict(_flat(before)), dict(_flat(after))

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ggufspec.common.facts import json_object
 from ggufspec.errors import PromptError
 
 _FORMS = {
@@ -63,7 +64,10 @@ def parse_prompts(data: bytes, where: str, forms: Sequence[str] = tuple(_FORMS))
     empty line, else for each line. Raises PromptError.
     """
     lines = _Lines(where, forms)
-    prompts = list(lines.parse(_decode(data, where)))
+    text = decoded(data, where)
+    if "\0" in text:
+        raise PromptError(f"{where} is not text: it has zero bytes; give JSON lines or plain text")
+    prompts = list(lines.parse(text))
     if not prompts:
         raise PromptError(f"{where} has no prompts: it is empty; give at least one")
     first: dict[str, int] = {}
@@ -82,17 +86,15 @@ def digest(prompts: Sequence[Prompt]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _decode(data: bytes, where: str) -> str:
+def decoded(data: bytes, where: str) -> str:
+    """The text of a file without a byte order mark. Raises PromptError if it is not UTF-8."""
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PromptError(
             f"{where} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}; "
             "convert it to UTF-8 first"
         ) from error
-    if "\0" in text:
-        raise PromptError(f"{where} is not text: it has zero bytes; give JSON lines or plain text")
-    return text
 
 
 class _Lines:
@@ -106,7 +108,8 @@ class _Lines:
 
     def parse(self, text: str) -> Iterator[Prompt]:
         lines = [line for line in text.splitlines() if line.strip()]
-        if self._where.endswith((".jsonl", ".ndjson")) or (lines and _is_object(lines[0])):
+        is_json = self._where.endswith((".jsonl", ".ndjson"))
+        if is_json or (lines and json_object(lines[0]) is not None):
             numbered = [each for each in enumerate(text.split("\n"), 1) if each[1].strip()]
             for index, (number, line) in enumerate(numbered):
                 yield self._prompt(line, f"line {number} of {self._where}", index)
@@ -166,10 +169,3 @@ def _messages(messages: object, where: str) -> tuple[dict[str, str], ...]:
         if not isinstance(message, dict) or not all(isinstance(message.get(n), str) for n in names):
             raise PromptError(f"message {i} of {where} cannot be used; {_MESSAGE_FORM}")
     return tuple({name: message[name] for name in names} for message in messages)
-
-
-def _is_object(line: str) -> bool:
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False

@@ -106,13 +106,12 @@ class Engine:
                 f"prompts is of type {type(prompts).__name__}; give a list of prompts"
             )
         checked = CheckedOptions.of(options)
+        seed = checked.seed
         all_tokens = [self.tokenize(prompt) for prompt in prompts]
-
-        def generation(i: int, tokens: Sequence[int]) -> Generation:
-            seed = None if checked.seed is None else checked.seed + i
-            return Generation(self, tokens, checked, seed=seed)
-
-        generations = (generation(i, tokens) for i, tokens in enumerate(all_tokens))
+        generations = (
+            Generation(self, tokens, checked, seed=None if seed is None else seed + i)
+            for i, tokens in enumerate(all_tokens)
+        )
         return Scheduler(self).write_all(generations)
 
     def render(

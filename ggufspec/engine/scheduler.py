@@ -87,10 +87,9 @@ class Scheduler:
         """A piece of the first prompt that is being read; its generation, if that was the last."""
         # Two generations in one slot would process their texts again at each round: one without a
         # slot waits until one is free.
-        waits = bool(writing) and self._engine.slots.are_taken
+        waits = bool(writing) and all(slot.n_users for slot in self._engine.slots)
         reads = (each for each in alive if each.is_reading and (each.has_begun or not waits))
-        generation = next(reads, None)
-        if generation is None:
+        if (generation := next(reads, None)) is None:
             return ()
         start = perf_counter()
         try:

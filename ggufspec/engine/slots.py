@@ -51,11 +51,6 @@ class Slots:
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._all)
 
-    @property
-    def are_taken(self) -> bool:
-        """Whether each slot is in use."""
-        return all(slot.n_users for slot in self._all)
-
     def take(self, lease: SlotLease, tokens: Sequence[int]) -> Slot:
         """Choose a slot for a prompt: a free one if there is one.
 

@@ -33,8 +33,7 @@ class Stream(Iterator[Chunk]):
         generation = self._generation
         while generation.is_reading:
             generation.read()
-        ask = generation.ask()
-        if ask is None:
+        if (ask := generation.ask()) is None:
             return
         try:
             scored = timed(generation.session.score, ask)

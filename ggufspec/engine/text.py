@@ -52,12 +52,12 @@ class TextStream:
             self.stopped = True
             self._held = ""
             return text[:first]
-        n_held = max(_overlap(text, stop) for stop in self._stop)
+        n_held = max(overlap(text, stop) for stop in self._stop)
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """How many characters at the end of `text` are the start of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from ggufspec.common.facts import json_object
 from ggufspec.common.files import default_cache_dir, write_whole
 from ggufspec.errors import CacheError
 
@@ -17,10 +18,10 @@ _CHUNK = 2**20
 def known_sha256(path: Path) -> str | None:
     """The stored hash of a file, if the file has not changed since."""
     try:
-        content = json.loads(_record_path(path).read_bytes())
-    except (CacheError, OSError, ValueError, RecursionError):
+        content = json_object(_record_path(path).read_bytes())
+    except (CacheError, OSError):
         return None
-    if not isinstance(content, dict) or content.get("file") != _identity(path):
+    if content is None or content.get("file") != _identity(path):
         return None
     digest = content.get("sha256")
     return digest if isinstance(digest, str) else None

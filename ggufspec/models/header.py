@@ -207,8 +207,7 @@ def open_gguf(path: Path) -> Iterator[BinaryIO]:
         if is_stream(path):
             raise ModelError(f"{path} is not a regular file; name a GGUF model")
         with path.open("rb") as file:
-            start = file.read(len(_MAGIC))
-            if not start:
+            if not (start := file.read(len(_MAGIC))):
                 raise ModelError(
                     f"{path} is empty; a GGUF model was expected (an incomplete download?)"
                 )
@@ -236,8 +235,7 @@ def shards_of(path: Path, n_files: int) -> list[Path]:
             f"like model-00001-of-{n_files:05}.gguf"
         )
     paths = [path.with_name(name) for name in names]
-    missing = [at.name for at in paths if not at.exists()]
-    if missing:
+    if missing := [at.name for at in paths if not at.exists()]:
         raise ModelError(
             f"{path} is one of {n_files} files of a model; missing beside it are "
             f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}. Download them too"
@@ -254,19 +252,13 @@ def layer_of(tensor_name: str) -> int | None:
 def _joined(parts: Sequence[Header]) -> Header:
     """One header from those of all files: the first has the metadata, each has other tensors."""
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
-    whole = Header(
-        tuple(path for part in parts for path in part.paths),
-        sum(part.n_bytes for part in parts),
-        parts[0].values,
-        tensors,
-    )
+    paths = tuple(path for part in parts for path in part.paths)
+    whole = Header(paths, sum(part.n_bytes for part in parts), parts[0].values, tensors)
     if len({tensor.name for tensor in tensors}) < len(tensors):
-        raise _damaged(parts[0].paths[0], "two of its files hold the same tensor")
+        raise _damaged(paths[0], "two of its files hold the same tensor")
     n_tensors = whole.values.get("split.tensors.count", len(tensors))
     if n_tensors != len(tensors):
-        raise _damaged(
-            parts[0].paths[0], f"its files hold {len(tensors)} tensors together, not {n_tensors}"
-        )
+        raise _damaged(paths[0], f"its files hold {len(tensors)} tensors together, not {n_tensors}")
     return whole
 
 
@@ -322,8 +314,7 @@ class _Parser:
             raise self._damaged(f"{_shown(name)} has {n_dimensions} dimensions")
         shape = tuple(self._number("Q") for _ in range(n_dimensions))
         kind, offset = self._number("I"), self._number("Q")
-        type_ = TYPES_BY_NUMBER.get(kind)
-        if type_ is None:
+        if (type_ := TYPES_BY_NUMBER.get(kind)) is None:
             raise self._damaged(f"{_shown(name)} has the unknown type {kind}")
         n_values = math.prod(shape)
         if not 0 < n_values < _MOST_BYTES or shape[0] % type_.n_values or offset >= _MOST_BYTES:

@@ -233,8 +233,7 @@ def _refusal(what: str, repo: str, response: object) -> DownloadError:
         )
     if status >= 500 or status == 408:
         return Transient(
-            f"the hub failed (status {status} for {what}): try again later; {KEPT}",
-            wait,
+            f"the hub failed (status {status} for {what}): try again later; {KEPT}", wait
         )
     return DownloadError(f"the hub refused {what} with status {status}")
 

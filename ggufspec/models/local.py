@@ -21,11 +21,9 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 def hub_cache() -> Path:
     """The hub's cache folder: HF_HUB_CACHE, else HF_HOME/hub, else ~/.cache/huggingface/hub."""
-    chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    if chosen:
+    if chosen := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
         return _expanded(chosen)
-    home = os.environ.get("HF_HOME")
-    if home:
+    if home := os.environ.get("HF_HOME"):
         return _expanded(home) / "hub"
     return _expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface" / "hub"
 
@@ -37,8 +35,7 @@ def repo_folder(repo: str) -> Path:
 
 def find(wanted: HubFiles | HubQuant) -> tuple[Path, ...] | None:
     """The files of a model, if all of them are in the cache."""
-    folder = _snapshot(repo_folder(wanted.repo), wanted.revision)
-    if folder is None:
+    if (folder := _snapshot(repo_folder(wanted.repo), wanted.revision)) is None:
         return None
     if isinstance(wanted, HubFiles):
         files = wanted.files
@@ -69,11 +66,8 @@ def remove(paths: Iterable[Path]) -> int:
         content = path.resolve()
         snapshots = next(parent for parent in path.parents if parent.name == "snapshots")
         blobs = (snapshots.parent / "blobs").resolve()
-        links = [
-            other
-            for other in snapshots.rglob("*")
-            if other.is_symlink() and other.resolve() == content
-        ]
+        others = filter(Path.is_symlink, snapshots.rglob("*"))
+        links = [other for other in others if other.resolve() == content]
         for gone in {path, *links, *([content] if content.parent == blobs else [])}:
             with contextlib.suppress(FileNotFoundError):
                 n_freed += 0 if gone.is_symlink() else gone.stat().st_size

@@ -77,8 +77,7 @@ def _remote_files(named: HubFiles | HubQuant, name: str) -> list[RemoteFile]:
         files = named.files
         if not set(files) & set(there):
             listing.file(files[0])  # raises, and suggests similar names
-    missing = [file for file in files if file not in there]
-    if missing:
+    if missing := [file for file in files if file not in there]:
         raise DownloadError(
             f"{named.repo} has only {len(files) - len(missing)} of the {len(files)} files of this "
             f"model: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, so it "
@@ -144,8 +143,7 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
     draft = entry and known.draft_for(entry.alias)
     if entry is not None and draft is not None:
         return DraftProposal(draft.alias, f"the registry pairs it with {entry.alias}")
-    paths = locate(target, known)
-    if paths is not None:
+    if (paths := locate(target, known)) is not None:
         wanted = read_header(paths[0])
         models = local.cached_models()
         sizes = {model: sum(path.stat().st_size for path in model) for model in models}

@@ -98,8 +98,7 @@ def _type(name: str, shape: tuple[int, ...], mix: str, of: Dimensions) -> str:
 def _chosen(name: str, n_columns: int, mix: str, base: str, of: Dimensions) -> str:
     if name == "output.weight" or (name == "token_embd.weight" and of.tied):
         return "Q8_0" if base == "Q8_0" or n_columns % TYPES[base].n_values else "Q6_K"
-    layer = layer_of(name)
-    if layer is None:
+    if (layer := layer_of(name)) is None:
         return base
     if "attn_v." in name or "attn_qkv." in name:
         return _of_values(layer, mix, base, of)

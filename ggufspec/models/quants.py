@@ -29,8 +29,7 @@ class ModelFiles:
 
 def whole_split(path: str) -> tuple[str, ...]:
     """All files of the split model that a file belongs to; else the file alone."""
-    match = _SPLIT.fullmatch(path)
-    if match is None:
+    if (match := _SPLIT.fullmatch(path)) is None:
         return (path,)
     count = int(match["count"])
     return tuple(

@@ -163,15 +163,15 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
             content = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise OptionError(f"the registry {file} is not TOML: {error}") from error
-        root = _Table(file)
-        root.check_keys(content, {"models", "shapes", "pairs"})
-        for name, table in root.tables(content, "shapes"):
+        root = _Table(file, "", content)
+        root.check_keys({"models", "shapes", "pairs"})
+        for name, table in root.tables("shapes"):
             shapes[name] = table.fill(Dimensions, name=name)
-        for name, table in root.tables(content, "models"):
+        for name, table in root.tables("models"):
             replaced = next((known for known in models if known.lower() == name.lower()), name)
             models.pop(replaced, None)
             models[name] = _entry(name, table, shapes)
-        for name, table in root.tables(content, "pairs"):
+        for name, table in root.tables("pairs"):
             pairs[name] = _pair(name, table, models)
     return Registry(MappingProxyType(models), MappingProxyType(pairs))
 
@@ -206,7 +206,7 @@ _SETTINGS = {"draft_n", "temp", "ctx_size", "gpu_layers", "gpu_layers_draft"}
 
 def _pair(name: str, table: _Table, models: Mapping[str, ModelEntry]) -> ModelPair:
     settings = table.take("settings", dict, required=False) or {}
-    _Table(table.file, f"{table.key}.settings", settings).check_keys(settings, _SETTINGS)
+    _Table(table.file, f"{table.key}.settings", settings).check_keys(_SETTINGS)
     for option, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise table.wrong(f"settings.{option} is {value!r}; it must be a number")
@@ -230,25 +230,22 @@ Record = TypeVar("Record")
 class _Table:
     """A table of a registry file, with its place for error messages."""
 
-    def __init__(self, file: str, key: str = "", table: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, file: str, key: str, table: object) -> None:
         self.file = file
         self.key = key
-        self._table = dict(table or {})
+        if not isinstance(table, dict):
+            raise self.wrong("must be a table")
+        self._table = dict(table)
 
-    def tables(self, content: Mapping[str, Any], name: str) -> Iterable[tuple[str, _Table]]:
-        found = content.get(name, {})
-        if not isinstance(found, dict):
-            raise _Table(self.file, name).wrong("must be a table")
-        for key, table in found.items():
-            where = _Table(self.file, f'{name}."{key}"', table if isinstance(table, dict) else {})
-            if not isinstance(table, dict):
-                raise where.wrong("must be a table")
-            yield key, where
+    def tables(self, name: str) -> Iterable[tuple[str, _Table]]:
+        found = _Table(self.file, name, self._table.get(name, {}))
+        for key, table in found._table.items():
+            yield key, _Table(self.file, f'{name}."{key}"', table)
 
     def fill(self, record: type[Record], **known: object) -> Record:
         """A dataclass with this table's values, checked against the types of its fields."""
         declared = {each.name: each for each in fields(record)}  # type: ignore[arg-type]
-        self.check_keys(self._table, set(declared) - set(known))
+        self.check_keys(set(declared) - set(known))
         for name, each in declared.items():
             if name in known:
                 continue
@@ -260,8 +257,7 @@ class _Table:
 
     def take(self, name: str, kind: type, *, required: bool) -> Any:
         """Take a value out of the table; None where there is none."""
-        value = self._table.pop(name, None)
-        if value is None:
+        if (value := self._table.pop(name, None)) is None:
             if required:
                 raise self.wrong(f"has no {name}; it needs one")
             return None
@@ -276,8 +272,8 @@ class _Table:
             raise self.wrong(f"{name} is {value}; it must be at least 1")
         return value
 
-    def check_keys(self, table: Mapping[str, Any], known: set[str]) -> None:
-        for key in table:
+    def check_keys(self, known: set[str]) -> None:
+        for key in self._table:
             if key not in known:
                 raise self.wrong(f"has an unknown key {key!r}", key, known)
 

@@ -90,8 +90,7 @@ def shape_of(header: Header) -> ModelShape:
     by_layer: list[list[Tensor]] = [[] for _ in range(n_layers)]
     n_input = n_output = 0
     for tensor in header.tensors:
-        layer = layer_of(tensor.name)
-        if layer is not None:
+        if (layer := layer_of(tensor.name)) is not None:
             by_layer[min(layer, n_layers - 1)].append(tensor)
         elif tensor.name.startswith(_INPUT):
             n_input += tensor.n_bytes

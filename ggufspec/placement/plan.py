@@ -226,9 +226,7 @@ def _best(
     times = PassTimes(target, machine.bandwidths)
     draft_times = PassTimes(draft, machine.bandwidths) if draft else None
     for n_gpu_layers_draft, draft_gpu in _draft_places(draft_memory, machine, options):
-        on_gpu = on_host = 0
-        if draft_memory:
-            on_gpu, on_host = draft_memory.use(n_gpu_layers_draft)
+        on_gpu, on_host = draft_memory.use(n_gpu_layers_draft) if draft_memory else (0, 0)
         rooms = [
             gpu.n_free - _SPARE - (on_gpu if i == draft_gpu else 0)
             for i, gpu in enumerate(machine.gpus)

@@ -125,8 +125,7 @@ def _receive(connection: socket.socket, n_bytes: int, deadline: float) -> bytes:
     found = b""
     while len(found) < n_bytes:
         connection.settimeout(max(deadline - monotonic(), 1e-3))
-        more = connection.recv(n_bytes - len(found))
-        if not more:
+        if not (more := connection.recv(n_bytes - len(found))):
             raise ConnectionError("the connection was closed")
         found += more
     return found

@@ -228,9 +228,7 @@ def _add_information(router: APIRouter, service: Service) -> None:
 
 
 async def _respond(
-    body: CompletionRequest | ChatRequest,
-    request: Request,
-    service: Service,
+    body: CompletionRequest | ChatRequest, request: Request, service: Service
 ) -> Response:
     parsed = await run_in_threadpool(parse_request, body, service.engine, service.options)
     builder = ResponseBuilder(body, parsed, service.options.alias)
@@ -245,8 +243,7 @@ async def _respond(
 async def _collect(
     builder: ResponseBuilder, parsed: ParsedRequest, request: Request, service: Service
 ) -> None:
-    events = submit(service.worker, parsed, service.options, request.receive)
-    async with aclosing(events):
+    async with aclosing(submit(service.worker, parsed, service.options, request.receive)) as events:
         async for event in events:
             if not isinstance(event, KeepAlive):
                 builder.add(event)
@@ -267,8 +264,7 @@ async def _frames(
                 for data in frames:
                     has_begun = True
                     yield data
-        usage = builder.usage_chunk()
-        if usage is not None:
+        if (usage := builder.usage_chunk()) is not None:
             yield frame(usage)
         yield DONE
     except ApiError as error:

@@ -50,8 +50,7 @@ def parse_request(
 
 
 def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
-    template = engine.target.model.chat_template
-    if template is None:
+    if (template := engine.target.model.chat_template) is None:
         raise PromptError("this model has no chat template; use /v1/completions")
     if tools and not supports_tools(template):
         raise PromptError(
@@ -79,10 +78,8 @@ def _options_of(body: GenerationBody, server: ServerOptions) -> CheckedOptions:
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if body.stop is not None:
         options["stop"] = body.stop
-    if body.response_format is not None:
-        schema = _schema_of(body.response_format)
-        if schema is not None:
-            options["json_schema"] = schema
+    if body.response_format and (schema := _schema_of(body.response_format)) is not None:
+        options["json_schema"] = schema
     if not body.speculative:
         options["drafter"] = "none"
     max_tokens = body.max_tokens

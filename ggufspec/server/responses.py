@@ -170,8 +170,7 @@ class ResponseBuilder:
         return chunk
 
     def _statistics(self, choice: _Choice) -> dict[str, Any]:
-        stats = choice.stats
-        if stats is None:
+        if (stats := choice.stats) is None:
             return {"drafted": choice.drafted}
         return {
             "drafted": choice.drafted,

@@ -82,8 +82,7 @@ class GenerationBody(_Body):
     response_format: ResponseFormat | None = None
     speculative: bool = Field(True, description="false: decode without drafts.")
     report_drafted: bool = Field(
-        False,
-        description="Add `ggufspec`: which tokens were accepted drafts, and statistics.",
+        False, description="Add `ggufspec`: which tokens were accepted drafts, and statistics."
     )
 
 

@@ -7,6 +7,9 @@ import re
 import secrets
 from typing import Any
 
+from ggufspec.common.facts import json_object
+from ggufspec.engine.text import overlap
+
 OPENING = "<tool_call>"
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*(?:</tool_call>|\Z)", re.DOTALL)
 
@@ -30,7 +33,7 @@ class ToolCallParser:
             return ""
         at = self._held.find(OPENING)
         if at < 0:
-            at = len(self._held) - _overlap(self._held)
+            at = len(self._held) - overlap(self._held, OPENING)
         else:
             self._has_opening = True
         content, self._held = self._held[:at], self._held[at:]
@@ -46,9 +49,7 @@ class ToolCallParser:
 
 
 def _call_of(text: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
+    if (found := json_object(text)) is None:
         return None
     name, arguments = found.get("name"), found.get("arguments", {})
     if not isinstance(name, str):
@@ -57,9 +58,3 @@ def _call_of(text: str) -> dict[str, Any] | None:
         arguments = json.dumps(arguments, ensure_ascii=False)
     function = {"name": name, "arguments": arguments}
     return {"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": function}
-
-
-def _overlap(text: str) -> int:
-    """The length of the longest end of the text that begins OPENING."""
-    longest = min(len(text), len(OPENING) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(OPENING[:n])), 0)

@@ -184,8 +184,7 @@ class ImpatientProtocol(H11Protocol):
         then()
 
     def _stop_timer(self, name: str) -> None:
-        timer = self._timers.pop(name, None)
-        if timer is not None:
+        if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
 
 

@@ -186,8 +186,7 @@ class EngineWorker:
 
     def _start_choice(self, request: TextRequest) -> None:
         index = request.pending.popleft()
-        seed = request.parsed.seed
-        if seed is not None:
+        if (seed := request.parsed.seed) is not None:
             seed = (seed + index) % _N_SEEDS
         with self._ends_on_error(request):
             prompt, options = request.prompt_of(index), request.parsed.options

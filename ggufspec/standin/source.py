@@ -64,8 +64,7 @@ def source_from_dimensions(name: str, of: Dimensions, quantization: str) -> Head
     Raises ModelError for an architecture or a quantization that is not supported.
     """
     _check_architecture(name, of.architecture)
-    known = file_type_of(quantization)
-    if known is None:
+    if (known := file_type_of(quantization)) is None:
         raise ModelError(
             f"{name} is quantized as {quantization or 'nothing'}{_KNOWN_QUANTIZATIONS}"
         )

@@ -48,9 +48,8 @@ def test_the_command_line_has_all_of_the_sampling() -> None:
 
 
 def test_the_command_line_of_a_text() -> None:
-    line = llama_cpp_runner.text_command(
-        PROGRAM, "a b", ["--temp", "0"], n_tokens=9, seed=3, ignore_eos=False, n_prompt=3000
-    )
+    request = BaselineRequest(range(3000), GREEDY, 9, seed=3, ignore_eos=False, text="a b")
+    line = llama_cpp_runner.text_command(PROGRAM, request, ["--temp", "0"])
     assert _after(line, "-p") == ["a b"]
     assert _after(line, "-n") == ["8"]
     assert _after(line, "-b") == ["3000"], "longer prompts than its batch need a larger one"

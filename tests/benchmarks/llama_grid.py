@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from ggufspec.bench import llama_cpp_runner
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
-from ggufspec.llama.lookup import BaselineText
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.llama.lookup import BaselineRequest, BaselineText
 
 
 class GridPoint(NamedTuple):
@@ -47,9 +48,8 @@ def command(
     if point := _BY_NAME.get(name):
         options += ["--spec-draft-n-max", str(point.n_max)]
         options += ["--spec-draft-p-min", f"{point.p_min:g}"]
-    return llama_cpp_runner.text_command(
-        program, prompt, options, n_tokens=n_tokens, seed=seed, ignore_eos=True
-    )
+    request = BaselineRequest((), Sampling(), n_tokens, seed, ignore_eos=True, text=prompt)
+    return llama_cpp_runner.text_command(program, request, options)
 
 
 def _sampling(sampling: str) -> Sequence[str]:
