@@ -140,12 +140,15 @@ class GrammarConstraint:
             is_left = not begun or len(begun) < len(forced)
             if is_left and self._text[: len(text)] == text and forced[: len(begun)] == begun:
                 return forced[len(begun) :]
-        data = self._matcher.compute_ff_bytes().partition(b"\xff")[0]  # 0xff: a special token
+        text = self._text[:]
+        data, special, _ = self._matcher.compute_ff_bytes().partition(b"\xff")
+        if special:  # llguidance then expects the name of the token instead of the token
+            self._start_again()
+            self._read(text)
         data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
-        before = self._table.pieces[self._text[-1]] if self._text else b""
+        before = self._table.pieces[text[-1]] if text else b""
         forced = list(self._table.tokenize(before, data)) if data else []
         del forced[self._matcher.validate_tokens(forced) :]
-        text = self._text[:]
         if forced and self._merges_last(forced, before, data):
             del forced[-1]
         self._forced = text, forced
@@ -177,9 +180,7 @@ class GrammarConstraint:
 
     def _read(self, text: array[int]) -> bool:
         if self._matcher.is_error():  # for good, but other texts may go on
-            self._matcher = self._new_matcher()
-            del self._text[:]
-            self._masks = {}
+            self._start_again()
         n_common = self._n_common(text)
         if n_common < len(self._text):
             self._matcher.rollback(len(self._text) - n_common)
@@ -188,6 +189,11 @@ class GrammarConstraint:
         n = self._matcher.try_consume_tokens(text[n_common:].tolist())
         self._text.extend(text[n_common : n_common + n])
         return len(self._text) == len(text) and not self._matcher.is_error()
+
+    def _start_again(self) -> None:
+        self._matcher = self._new_matcher()
+        del self._text[:]
+        self._masks = {}
 
     def _n_common(self, text: array[int]) -> int:
         n = min(len(text), len(self._text))
