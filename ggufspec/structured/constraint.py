@@ -96,7 +96,10 @@ class GrammarConstraint:
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
         mask = self._mask()
         if self._matcher.is_error() or not mask.any():
-            raise OptionError(f"no text can match the grammar: {self._failure()}")
+            raise OptionError(
+                f"no text can match the constraint ({self._complaint()}): it may contradict "
+                "itself, never end, or require what no token of this vocabulary has; change it"
+            )
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.uint32]:
         """Which tokens may follow `tokens`, then each of `draft`: (n_draft + 1, n_words).
@@ -208,8 +211,11 @@ class GrammarConstraint:
         return mask
 
     def _failure(self) -> DecodeError:
-        complaint = summary(self._matcher.get_error())
         return DecodeError(
-            f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
-            "requires what no token of this vocabulary has; simplify it"
+            f"the text cannot continue ({self._complaint()}): the grammar or schema is too "
+            "complex, or requires what no token of this vocabulary has; simplify it"
         )
+
+    def _complaint(self) -> str:
+        complaint = summary(self._matcher.get_error())
+        return "no token is allowed" if complaint in ("", "NoExtensionBias") else complaint

@@ -430,7 +430,7 @@ def test_a_grammar_of_llama_cpp_allows_what_it_says(
         ('root ::= <think> "a"', "write Lark, where <think>"),
         ("root ::= !<[12]>", "write Lark, where <think>"),
         ('root ::= "a"{3,2}', "range end"),
-        ("root ::= root", "no text can match"),
+        ("root ::= root", "no text can match the constraint .no token is allowed."),
         ("start: other", "unknown name|not defined|unknown"),
         ('start: "a', "line 1, column 10: lexer error"),
         ("start.2: /a/", "priority not supported"),
