@@ -96,10 +96,7 @@ class GrammarConstraint:
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
         mask = self._mask()
         if self._matcher.is_error() or not mask.any():
-            raise OptionError(
-                f"no text can match the constraint ({self._complaint()}): it may contradict "
-                "itself, never end, or require what no token of this vocabulary has; change it"
-            )
+            raise OptionError("no text can match the constraint, which may contradict itself")
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.uint32]:
         """Which tokens may follow `tokens`, then each of `draft`: (n_draft + 1, n_words).
@@ -146,8 +143,7 @@ class GrammarConstraint:
         text = self._text[:]
         data, special, _ = self._matcher.compute_ff_bytes().partition(b"\xff")
         if special:  # llguidance then expects the name of the token instead of the token
-            self._start_again()
-            self._read(text)
+            self._read(text, again=True)
         data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
         before = self._table.pieces[text[-1]] if text else b""
         forced = list(self._table.tokenize(before, data)) if data else []
@@ -181,9 +177,11 @@ class GrammarConstraint:
         """Move to the end of `tokens`. False if they are not allowed."""
         return self._read(array("i", tokens[self._n_start :]))
 
-    def _read(self, text: array[int]) -> bool:
-        if self._matcher.is_error():  # for good, but other texts may go on
-            self._start_again()
+    def _read(self, text: array[int], *, again: bool = False) -> bool:
+        if again or self._matcher.is_error():  # for good, but other texts may go on
+            self._matcher = self._new_matcher()
+            del self._text[:]
+            self._masks = {}
         n_common = self._n_common(text)
         if n_common < len(self._text):
             self._matcher.rollback(len(self._text) - n_common)
@@ -192,11 +190,6 @@ class GrammarConstraint:
         n = self._matcher.try_consume_tokens(text[n_common:].tolist())
         self._text.extend(text[n_common : n_common + n])
         return len(self._text) == len(text) and not self._matcher.is_error()
-
-    def _start_again(self) -> None:
-        self._matcher = self._new_matcher()
-        del self._text[:]
-        self._masks = {}
 
     def _n_common(self, text: array[int]) -> int:
         n = min(len(text), len(self._text))
@@ -211,11 +204,8 @@ class GrammarConstraint:
         return mask
 
     def _failure(self) -> DecodeError:
-        return DecodeError(
-            f"the text cannot continue ({self._complaint()}): the grammar or schema is too "
-            "complex, or requires what no token of this vocabulary has; simplify it"
-        )
-
-    def _complaint(self) -> str:
         complaint = summary(self._matcher.get_error())
-        return "no token is allowed" if complaint in ("", "NoExtensionBias") else complaint
+        return DecodeError(
+            f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
+            "requires what no token of this vocabulary has; simplify it"
+        )

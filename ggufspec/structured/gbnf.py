@@ -63,10 +63,7 @@ def _rewritten(gbnf: str, spaces_are_rules: bool) -> Iterator[str]:
     words = [match[0] for match in tokens if match.lastgroup not in ("blank", "comment")]
     defined = {word for word, after in pairwise(words) if after == "::="}
     if "root" not in defined:
-        raise OptionError(
-            "the grammar has neither a rule root (GBNF) nor start (Lark); write "
-            'root ::= "yes" | "no", or start: "yes" | "no"'
-        )
+        raise OptionError('the grammar needs a rule start (Lark) or root (GBNF): start: "a" | "b"')
     spaces: list[str] = []
     before = ""
     for match in tokens:

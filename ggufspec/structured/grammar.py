@@ -34,9 +34,7 @@ _MAX_GIVEN_UP = 8  # some never end, and each takes a core from the rest
 _given_up: list[threading.Thread] = []
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
 
-_LARK = re.compile(
-    r"^[ \t]*(?:%llguidance\b|[?!]?start[ \t]*(?:[\[{.][^:\n]*)?:(?!:=))", re.MULTILINE
-)
+_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|[?!]?start\b[^:\n]*:(?!:=))", re.MULTILINE)
 _NOT_ROLLED_BACK = re.compile(r"^[ \t]*\w+\[[^\]\n]*\b(max_tokens|stop)[ \t]*=", re.MULTILINE)
 
 # JSON in one form, so the text between two values is forced.
@@ -178,6 +176,7 @@ def summary(complaint: str) -> str:
     if "limits." in first or "limit for this grammar" in first:  # names llguidance's options
         return "it is too complex; simplify it"
     first = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", first)
+    first = first.replace("NoExtensionBias", "no token is allowed")
     if len(first) > _MAX_COMPLAINT:
         first = f"{first[:_MAX_COMPLAINT]} ..."
     # A regular expression's error is in a line of its own.
@@ -226,8 +225,7 @@ def _prepared(schema: Any, text: str) -> Any:
         if not _DRAFTS.fullmatch(str(part.get("$schema", ""))):
             part.pop("$schema", None)  # llguidance would have to download it
         properties, required = part.get("properties"), part.get("required")
-        names = required if isinstance(required, list) else []
-        names = [name for name in names if isinstance(name, str)]  # llguidance refuses others
+        names = [n for n in required if isinstance(n, str)] if isinstance(required, list) else []
         is_open = not {"additionalProperties", "patternProperties"}.isdisjoint(part)
         if isinstance(properties, dict) and not is_open and id(part) not in combined:
             part["additionalProperties"] = False
@@ -244,9 +242,7 @@ def _prepared(schema: Any, text: str) -> Any:
             bound = part.get(name)
             if isinstance(bound, (int, float)) and abs(bound) > _MAX_BOUND:
                 if sign * bound < 0:
-                    raise OptionError(
-                        f"the JSON schema at {at}: {name} beyond 2^53 cannot be guaranteed"
-                    )
+                    raise OptionError(f"the JSON schema at {at}: {name} is beyond 2^53 (9e15)")
                 part[name] = sign * _MAX_BOUND  # llguidance would round it, or refuse it
         exact = _EXACT_FORMATS.get(str(part.get("format")), ())
         if exact and isinstance(part.get("allOf", []), list):
