@@ -241,8 +241,8 @@ def unusable(complaint: str, sampling: Sampling) -> DecodeError:
     """The error for rows from which no token can be drawn."""
     if sampling.constraint is not None:
         return DecodeError(
-            f"the text cannot continue ({complaint}): the grammar or schema requires what no token "
-            "of this vocabulary has, or what logit_bias bans; change it"
+            f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
+            "requires what no token of this vocabulary has or what logit_bias bans; change it"
         )
     if sampling.logit_bias:
         return DecodeError(

@@ -96,7 +96,7 @@ class GrammarConstraint:
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
         mask = self._mask()
         if self._matcher.is_error() or not mask.any():
-            raise OptionError(f"no text can match the grammar: {self._failure()}")
+            raise OptionError("no text can match the constraint, which may contradict itself")
 
     def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> NDArray[np.uint32]:
         """Which tokens may follow `tokens`, then each of `draft`: (n_draft + 1, n_words).
@@ -140,12 +140,14 @@ class GrammarConstraint:
             is_left = not begun or len(begun) < len(forced)
             if is_left and self._text[: len(text)] == text and forced[: len(begun)] == begun:
                 return forced[len(begun) :]
-        data = self._matcher.compute_ff_bytes().partition(b"\xff")[0]  # 0xff: a special token
+        text = self._text[:]
+        data, special, _ = self._matcher.compute_ff_bytes().partition(b"\xff")
+        if special:  # llguidance then expects the name of the token instead of the token
+            self._read(text, again=True)
         data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
-        before = self._table.pieces[self._text[-1]] if self._text else b""
+        before = self._table.pieces[text[-1]] if text else b""
         forced = list(self._table.tokenize(before, data)) if data else []
         del forced[self._matcher.validate_tokens(forced) :]
-        text = self._text[:]
         if forced and self._merges_last(forced, before, data):
             del forced[-1]
         self._forced = text, forced
@@ -175,8 +177,8 @@ class GrammarConstraint:
         """Move to the end of `tokens`. False if they are not allowed."""
         return self._read(array("i", tokens[self._n_start :]))
 
-    def _read(self, text: array[int]) -> bool:
-        if self._matcher.is_error():  # for good, but other texts may go on
+    def _read(self, text: array[int], *, again: bool = False) -> bool:
+        if again or self._matcher.is_error():  # for good, but other texts may go on
             self._matcher = self._new_matcher()
             del self._text[:]
             self._masks = {}

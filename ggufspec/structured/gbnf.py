@@ -63,7 +63,7 @@ def _rewritten(gbnf: str, spaces_are_rules: bool) -> Iterator[str]:
     words = [match[0] for match in tokens if match.lastgroup not in ("blank", "comment")]
     defined = {word for word, after in pairwise(words) if after == "::="}
     if "root" not in defined:
-        raise OptionError("the grammar has no rule root; write root ::= and what the text matches")
+        raise OptionError('the grammar needs a rule start (Lark) or root (GBNF): start: "a" | "b"')
     spaces: list[str] = []
     before = ""
     for match in tokens:

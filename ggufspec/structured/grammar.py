@@ -34,7 +34,8 @@ _MAX_GIVEN_UP = 8  # some never end, and each takes a core from the rest
 _given_up: list[threading.Thread] = []
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
 
-_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
+_LARK = re.compile(r"^[ \t]*(?:%llguidance\b|[?!]?start\b[^:\n]*:(?!:=))", re.MULTILINE)
+_NOT_ROLLED_BACK = re.compile(r"^[ \t]*\w+\[[^\]\n]*\b(max_tokens|stop)[ \t]*=", re.MULTILINE)
 
 # JSON in one form, so the text between two values is forced.
 _JSON_FORM = {
@@ -56,6 +57,9 @@ _EXACT_FORMATS = {
     "date-time": (_DATE, "^0{0,3}[1-9]", "^.{17}[0-5]"),
     "time": ("^.{6}[0-5]",),
 }
+
+_MAX_BOUND = 2**53 - 1
+_BOUNDS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
 
 _NAMED_PARTS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
 _LISTED_PARTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
@@ -87,6 +91,9 @@ def of_grammar(text: str) -> str:
     """
     _check_size(text, "grammar")
     made = text if _LARK.search(text) else limited(lambda: lark_of_gbnf(text), "grammar")
+    refused = _NOT_ROLLED_BACK.search(text)
+    if refused:
+        raise OptionError(f"the grammar has {refused[1]}=, which is not supported; leave it out")
     complaint = limited(lambda: _complaint_of_grammar(made), "grammar")
     if complaint:
         raise OptionError(f"the grammar cannot be used: {summary(complaint)}")
@@ -168,6 +175,8 @@ def summary(complaint: str) -> str:
     first = first.partition("<")[0] if "backtrace" in first else first
     if "limits." in first or "limit for this grammar" in first:  # names llguidance's options
         return "it is too complex; simplify it"
+    first = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", first)
+    first = first.replace("NoExtensionBias", "no token is allowed")
     if len(first) > _MAX_COMPLAINT:
         first = f"{first[:_MAX_COMPLAINT]} ..."
     # A regular expression's error is in a line of its own.
@@ -179,7 +188,8 @@ def _of_json_schema(schema: object) -> str:
         parsed = (
             json.loads(schema, parse_constant=_no_number) if isinstance(schema, str) else schema
         )
-        text = json.dumps(dict(parsed) if isinstance(parsed, Mapping) else parsed, allow_nan=False)
+        made = dict(parsed) if isinstance(parsed, Mapping) else parsed
+        text = json.dumps(made, allow_nan=False, ensure_ascii=False)
         _check_size(text, "JSON schema")
         made = json.loads(text, parse_float=_number)  # a copy
         made = _prepared({} if made is True else made, text)
@@ -214,19 +224,26 @@ def _prepared(schema: Any, text: str) -> Any:
             del part["uniqueItems"]
         if not _DRAFTS.fullmatch(str(part.get("$schema", ""))):
             part.pop("$schema", None)  # llguidance would have to download it
-        properties, required = part.get("properties"), part.get("required", ())
+        properties, required = part.get("properties"), part.get("required")
+        names = [n for n in required if isinstance(n, str)] if isinstance(required, list) else []
         is_open = not {"additionalProperties", "patternProperties"}.isdisjoint(part)
         if isinstance(properties, dict) and not is_open and id(part) not in combined:
             part["additionalProperties"] = False
-            for name in required if isinstance(required, list) else ():
+            for name in names:
                 properties.setdefault(name, {})
         # Additional properties may come twice, and JSON then counts them once.
         n_least, is_closed = part.get("minProperties", 0), part.get("additionalProperties") is False
-        if isinstance(n_least, int) and n_least > len(required) + 1 and not is_closed:
+        if isinstance(n_least, int) and n_least > len(set(names)) + 1 and not is_closed:
             raise OptionError(
                 f"the JSON schema at {at}: minProperties above the number of required properties "
                 "+ 1 cannot be guaranteed; name them in required"
             )
+        for name, sign in _BOUNDS.items():
+            bound = part.get(name)
+            if isinstance(bound, (int, float)) and abs(bound) > _MAX_BOUND:
+                if sign * bound < 0:
+                    raise OptionError(f"the JSON schema at {at}: {name} is beyond 2^53 (9e15)")
+                part[name] = sign * _MAX_BOUND  # llguidance would round it, or refuse it
         exact = _EXACT_FORMATS.get(str(part.get("format")), ())
         if exact and isinstance(part.get("allOf", []), list):
             part["allOf"] = [*part.get("allOf", []), *({"pattern": regex} for regex in exact)]

@@ -112,7 +112,7 @@ def test_forced_tokens_are_reported(drafter: str, run: Command) -> None:
         (("--regex", "("), "the regular expression cannot be used: unclosed group."),
         (("--regex", "(?=a)b"), "look-around"),
         (("--grammar", 'start: "yes" no'), 'unknown name: "no"'),
-        (("--grammar", "yes or no"), "the grammar has no rule root"),
+        (("--grammar", "yes or no"), "the grammar needs a rule start"),
         (("--json-schema", '{"not": {}}'), 'at #: "not" cannot be guaranteed; leave it out'),
     ],
     ids=str,

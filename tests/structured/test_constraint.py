@@ -254,6 +254,19 @@ def test_a_special_token_is_not_its_name() -> None:
     assert allowed(constraint.masks([0, 1, 2])[0], table) == {0, end_of(table)}
 
 
+@pytest.mark.parametrize("text", [[0], [3, 0], [0, 3, 1], [0, 3, 3, 1]])
+def test_forced_special_tokens_may_follow(text: list[int]) -> None:
+    table = table_of("a", "b", "ab", special=["<tool>"])
+    names = {3: "<tool>", 0: '"a"', 1: '"b"'}
+    source = grammar.of_grammar("start: " + " ".join(names[token] for token in text))
+    constraint = GrammarConstraint(table, source, 0)
+    for n in range(len(text)):
+        assert 3 not in constraint.forced(text[:n])
+        assert text[n] in allowed(constraint.masks(text[:n])[0], table)
+    assert constraint.is_over(text)
+    assert constraint.n_allowed([], text) == len(text)
+
+
 def forced_text(constraint: GrammarConstraint, table: TokenTable, *text: int) -> bytes:
     return b"".join(table.pieces[token] for token in constraint.forced(text))
 

@@ -256,7 +256,7 @@ def test_properties_of_other_objects_are_closed_where_some_are_combined() -> Non
         ({"items": {"multipleOf": 0}}, "#/items", "multiple"),
         ({"minItems": 3, "maxItems": 2, "type": "array"}, "#", "minItems"),
         ({"type": "object", "minProperties": 2}, "#", "minProperties"),
-        ({"type": "integer", "minimum": 10**40}, "#", "integer range"),
+        ({"type": "integer", "minimum": 10**40}, "#", "minimum is beyond 2.53"),
         ({"x-guidance": {"unknown": 1}}, "#", "unknown field"),
         ({"x-guidance": 1}, "#/x-guidance", "not a JSON object"),
         ({"properties": 5}, "#", "properties|type"),
@@ -332,6 +332,44 @@ def test_formats_that_jsonschema_leaves_out_are_exact(
     assert not any(allows(source, f'"{text}"') for text in bad)
 
 
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", "minimum": -(2**63), "maximum": 2**64 - 1}, "-7", "1.5"),
+        ({"type": "integer", "exclusiveMinimum": 5, "exclusiveMaximum": 1e300}, "6", "5"),
+        ({"type": "number", "minimum": 0, "maximum": 2**63}, "0.5", "-1"),
+        ({"type": "number", "minimum": -1e300}, "-10.5", '"a"'),
+    ],
+    ids=str,
+)
+def test_bounds_beyond_exact_numbers_may_be_stricter(
+    schema: dict[str, object], good: str, bad: str
+) -> None:
+    source = grammar.of_json_schema(schema)
+    assert allows(source, good)
+    assert not allows(source, bad)
+
+
+@pytest.mark.parametrize("name", ["minimum", "exclusiveMinimum"])
+def test_bounds_that_no_exact_number_meets_are_refused(name: str) -> None:
+    part = {"type": "integer", name: 10**30, "maximum": 10**31}
+    with pytest.raises(OptionError, match=f"#/properties/a: {name} is beyond"):
+        grammar.of_json_schema({"type": "object", "properties": {"a": part}})
+
+
+@pytest.mark.parametrize("required", ["a", 3, [1], [["a"]], {"a": 1}, None])
+def test_required_must_be_a_list_of_names(required: object) -> None:
+    schema = {"type": "object", "properties": {"a": {}}, "required": required}
+    for more in ({}, {"minProperties": 1}):
+        with pytest.raises(OptionError, match=r"at #: (Expected|.*required)"):
+            grammar.of_json_schema({**schema, **more})
+
+
+def test_a_schema_of_no_characters_is_refused() -> None:
+    with pytest.raises(OptionError, match="not valid Unicode"):
+        grammar.of_json_schema({"const": "\ud800"})
+
+
 # Grammar, texts that it allows, texts that it does not allow.
 GBNF: list[tuple[str, list[str], list[str]]] = [
     ('root ::= "yes" | "no"', ["yes", "no"], ["", "yesno", "y"]),
@@ -378,8 +416,8 @@ def test_a_grammar_of_llama_cpp_allows_what_it_says(
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "no rule root"),
-        ('first ::= "a"', "no rule root"),
+        ("", "needs a rule start .Lark. or root .GBNF."),
+        ('first ::= "a"', "needs a rule start .Lark. or root .GBNF."),
         ("root ::= other", "the rule other, which it does not define"),
         ('root ::= "a', 'a " that nothing closes'),
         ("root ::= [a", "a \\[ that nothing closes"),
@@ -392,9 +430,12 @@ def test_a_grammar_of_llama_cpp_allows_what_it_says(
         ('root ::= <think> "a"', "write Lark, where <think>"),
         ("root ::= !<[12]>", "write Lark, where <think>"),
         ('root ::= "a"{3,2}', "range end"),
-        ("root ::= root", "no text can match"),
+        ("root ::= root", "no text can match the constraint, which may"),
         ("start: other", "unknown name|not defined|unknown"),
-        ('start: "a', "lexer error"),
+        ('start: "a', "line 1, column 10: lexer error"),
+        ("start.2: /a/", "priority not supported"),
+        ('start: a "b"\na[max_tokens=3]: /[a-z]+/', "max_tokens=, which is not supported"),
+        ('start: a\na[capture, stop = "b"]: /[a-z]+/', "stop=, which is not supported"),
         ("start: /a(/", "unclosed group"),
         ('root ::= "\ud800"', "Unicode"),
         ('start: "\ud800"', "Unicode"),
@@ -412,6 +453,8 @@ def test_a_grammar_may_be_lark() -> None:
     assert allows(source, "ab,c")
     assert not allows(source, "ab,")
     assert allows(grammar.of_grammar('start: %json {"type": "null"}'), "null")
+    for start in ("?start", "!start", "start[capture]", "  start [lazy] "):
+        assert allows(grammar.of_grammar(f'{start}: "[stop=" /b/'), "[stop=b")
 
 
 @pytest.mark.parametrize(
