@@ -199,3 +199,38 @@ def test_drafters_are_found_by_file_name() -> None:
         drafters.make("oracle", materials)
     with pytest.raises(OptionError, match="needs a draft model"):
         drafters.make("model", materials)
+
+
+class OneThenTwo:
+    """A constraint: only the text 1 2, then a token that ends it."""
+
+    def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> np.ndarray:
+        n = len(tokens) - 2
+        return np.array([[1 << (1, 2, 0)[i]] for i in range(n, n + len(draft) + 1)], np.uint32)
+
+    def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
+        return len(draft)
+
+    def forced(self, tokens: Sequence[int]) -> Sequence[int]:
+        return (1, 2)[len(tokens) - 2 :]
+
+    def is_over(self, tokens: Sequence[int]) -> bool:
+        return list(tokens[2:]) == [1, 2]
+
+
+class WholeText:
+    """Drafts all that OneThenTwo allows."""
+
+    def draft(self, tokens: Sequence[int], n: int) -> Draft:
+        return Draft((1, 2)[len(tokens) - 2 :])
+
+    def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
+        pass
+
+
+def test_a_text_that_a_constraint_ends_has_the_same_tokens_with_a_draft() -> None:
+    sampling = Sampling(temperature=0, constraint=OneThenTwo())
+    nothing = drafters.make("none", drafters.Materials(sampling, uniform_streams(0)[1], [0], None))
+    for drafter in (nothing, WholeText()):
+        target = FakeSession(hashed_logits(N_VOCAB, 0))
+        assert run(target, drafter, (3, 3), sampling=sampling, stop_tokens=[0])[0] == [1, 2]
