@@ -44,9 +44,8 @@ class ForcedText:
 
     def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
         """How many of `draft` may follow `tokens`."""
-        if self._constraint is None:
-            return len(draft)
-        return self._constraint.n_allowed(tokens, draft)
+        constraint = self._constraint
+        return len(draft) if constraint is None else constraint.n_allowed(tokens, draft)
 
     def is_over(self, tokens: Sequence[int]) -> bool:
         """Whether nothing but the end can follow."""
