@@ -26,8 +26,7 @@ class ForcedText:
         self._was_rejected = False  # a forced token, in the last round
         self._first: int | None = None  # the forced token at the start of this round
         self._has_asked = False  # for it
-        self._n_drafted = 0
-        self._n_accepted = 0.0
+        self._n_drafted = self._n_accepted = 0
 
     def start_round(self) -> None:
         self.positions = []
@@ -78,7 +77,7 @@ class ForcedText:
                 break
             acceptance = as_rows(target_probs).of(i, draft.tokens[i])
             self._n_drafted += 1
-            self._n_accepted += acceptance
+            self._n_accepted += i < verdict.n_accepted
             mean = self._after_rejection if i == 0 and after_rejection else self._acceptance
             mean.observe(acceptance)
             self._was_rejected = i == verdict.n_accepted
