@@ -61,7 +61,7 @@ def speculate(
         stops = not ends.isdisjoint(added)
         if stops:
             del added[next(i for i, token in enumerate(added, 1) if token in ends) :]
-            if constraint and added[1:] and constraint.is_over([*tokens, *added[:-1]]):
+            if constraint is not None and added[1:] and constraint.is_over([*tokens, *added[:-1]]):
                 del added[-1]  # as without a draft, where the text has ended before it
         elif verdict.next_token < 0:
             if constraint is not None:

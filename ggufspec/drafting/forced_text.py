@@ -1,7 +1,4 @@
-"""Drafts the text that a constraint leaves no choice about, and learns how often it is accepted.
-
-The text is certain, but not its tokens: the target may write it in others.
-"""
+"""Drafts the text that a constraint leaves no choice about, and learns how often it is accepted."""
 
 from __future__ import annotations
 
@@ -11,11 +8,14 @@ from ggufspec.decoding.sampling import as_rows
 from ggufspec.decoding.types import Constraint, Draft, Probs, Verdict
 from ggufspec.drafting import constants
 
-CHOICE_FOLLOWS = "forced text: what follows is a choice"
+CHOICE_FOLLOWS = "the constraint allows a choice after the forced text"
 
 
 class ForcedText:
-    """The forced tokens of one text, of which the drafters propose those that are worth a pass."""
+    """The forced tokens of one text, of which the drafters propose those that are worth a pass.
+
+    The text is certain, but not its tokens: the target may write it in others.
+    """
 
     def __init__(self, constraint: Constraint | None = None) -> None:
         self.positions: list[int] = []  # of the forced tokens in the draft of this round

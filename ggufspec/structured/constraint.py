@@ -1,4 +1,4 @@
-"""Which tokens may follow a text under a grammar, and which text is the only one that may."""
+"""Computes which tokens may follow a text under a grammar, and which text must follow."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ MAX_SECONDS = 0.7  # twice for a schema; terminals that each name the next take 
 _STACK_BYTES = 64 * 1024 * 1024  # 4,000 references in a row overflow 8 MB
 _MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
 _MAX_COMPLAINT = 200
-_PATIENCE_AT_EXIT = 1.0  # seconds
+_EXIT_SECONDS = 1.0  # that the exit waits for a compilation
 _MAX_GIVEN_UP = 8  # some never end, and each takes a core from the rest
 _given_up: list[threading.Thread] = []
 _stack_size = threading.Lock()  # threading.stack_size is of the whole process
@@ -160,7 +160,7 @@ def limited(work: Callable[[], Made], what: str) -> Made:
         thread.join(MAX_SECONDS)
     finally:
         if thread.is_alive():  # native code crashes if it returns while Python ends
-            atexit.register(thread.join, _PATIENCE_AT_EXIT)
+            atexit.register(thread.join, _EXIT_SECONDS)
     if errors:
         raise errors[0]
     if not results:
@@ -242,7 +242,9 @@ def _prepared(schema: Any, text: str) -> Any:
             bound = part.get(name)
             if isinstance(bound, (int, float)) and abs(bound) > _MAX_BOUND:
                 if sign * bound < 0:
-                    raise OptionError(f"the JSON schema at {at}: {name} is beyond 2^53 (9e15)")
+                    raise OptionError(
+                        f"the JSON schema at {at}: {name} is beyond 2^53; leave it out"
+                    )
                 part[name] = sign * _MAX_BOUND  # llguidance would round it, or refuse it
         exact = _EXACT_FORMATS.get(str(part.get("format")), ())
         if exact and isinstance(part.get("allOf", []), list):

@@ -1,4 +1,4 @@
-"""Texts of real models under schemas: valid whenever they are complete."""
+"""Texts of real models under schemas are valid whenever they are complete."""
 
 from __future__ import annotations
 

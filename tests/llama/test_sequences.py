@@ -137,7 +137,7 @@ def test_a_shared_pass_gives_the_logits_of_separate_passes(
     context: Context, alone: Callable[[Tokens, Tokens], Logits], seed: int
 ) -> None:
     if not context.can_share_passes:
-        pytest.skip("nobody shares passes of such a model")
+        pytest.skip("texts share no passes of such a model")
     writers = Writers(seed)
     for _ in range(25):
         for rows, text, draft in scored_together(context, writers.turn()):
@@ -188,7 +188,7 @@ def test_a_failed_pass_leaves_no_sequence_with_tokens_that_it_does_not_hold(
     context: Context, alone: Callable[[Tokens, Tokens], Logits]
 ) -> None:
     if not context.can_share_passes:
-        pytest.skip("nobody shares passes of such a model")
+        pytest.skip("texts share no passes of such a model")
     a, b = LlamaSession(context, 0), LlamaSession(context, 1)
     text = Writers(5).some(10)
     a.feed(text)

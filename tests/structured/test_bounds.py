@@ -1,4 +1,4 @@
-"""What is too large or too complex is an error , never a crash or a stall."""
+"""What is too large or too complex is an error, never a crash or a stall."""
 
 from __future__ import annotations
 

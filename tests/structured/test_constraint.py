@@ -1,4 +1,4 @@
-"""Masks allow what can still become a match, in all tokenizations, in any order of questions."""
+"""Masks allow what can still become a match, in all tokenizations, in any order of calls."""
 
 from __future__ import annotations
 
