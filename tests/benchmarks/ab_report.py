@@ -99,7 +99,7 @@ def reports(
             named = replace(text, kind=(merged or {}).get(text.kind, text.kind))
             by_cell.setdefault(named.cell, []).append(named)
     order = {target: i for i, target in enumerate(dict.fromkeys(c.target for c in by_cell))}
-    cells = sorted(by_cell, key=lambda c: (order[c.target], c.temperature, c.sampling))
+    cells = sorted(by_cell, key=lambda c: (order[c.target], c.temperature, c[1:]))
     return [report(cell, by_cell[cell]) for cell in cells]
 
 
@@ -246,14 +246,14 @@ def _remarks(texts: Sequence[Text], least: int) -> list[str]:
         any(text.n_generated < least for text in turn.values()) for turn in by_turn.values()
     )
     if n_short:
-        found.append(f"- {n_short} turns are left out: a text has fewer than {least} tokens")
+        found.append(f"- turns left out, with a text of fewer than {least} tokens: {n_short}")
     n_uneven = sum(
         len({text.n_generated for text in turn.values() if not is_llama(text.contender)}) > 1
         for turn in by_turn.values()
         if next(iter(turn.values())).cell.temperature == 0
     )
     if n_uneven:
-        found.append(f"- in {n_uneven} turns at temperature 0 our texts have different lengths")
+        found.append(f"- turns at temperature 0 where our texts have different lengths: {n_uneven}")
     return found
 
 

@@ -89,21 +89,23 @@ def schedule(
 ) -> Iterator[PromptTurn]:
     """One prompt of each kind after another, the kinds in random order.
 
-    Targets and samplings alternate with different kinds, so `auto` never gets a text twice in a
-    row, and any beginning of the run has about equally many texts of each.
+    Targets and samplings alternate, each with another kind, so that `auto` gets no text twice in a
+    row (with three kinds or more); any beginning of the run has about as many texts of each.
     """
     rng = random.Random(_SEED)
     by_kind: dict[str, list[KindPrompt]] = {}
     for prompt in prompts:
         by_kind.setdefault(prompt.kind, []).append(prompt)
-    cells = [(target, sampling) for sampling in samplings for target in range(n_targets)]
     for run in range(n_runs):
         for rank in range(max(map(len, by_kind.values()), default=0)):
             kinds = [kind for kind, some in by_kind.items() if rank < len(some)]
-            orders = [rng.sample(kinds, len(kinds)) for _ in cells]
-            for row in zip(*orders, strict=True):
-                for (target, sampling), kind in zip(cells, row, strict=True):
-                    yield PromptTurn(target, sampling, by_kind[kind][rank], run, rank)
+            rng.shuffle(kinds)
+            step = -(-len(kinds) // len(samplings))
+            for i in range(len(kinds)):
+                for j, sampling in enumerate(samplings):
+                    prompt = by_kind[kinds[(i + j * step) % len(kinds)]][rank]
+                    for target in range(n_targets):
+                        yield PromptTurn(target, sampling, prompt, run, rank)
 
 
 # Measuring ---------------------------------------------------------------------------------------

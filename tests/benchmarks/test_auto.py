@@ -98,8 +98,8 @@ def test_a_turn_with_a_short_text_does_not_count() -> None:
     texts = _texts({"plain": [10.0, 10.0], "auto": [12.0, 30.0]})
     texts[1] = Text(**{**vars(texts[1]), "n_generated": 9})
     assert _only(texts, least=10).against["plain"] == [1.2]
-    assert "1 turns are left out: a text has fewer than 10 tokens" in render(texts, least=10)
-    assert "at temperature 0 our texts have different lengths" in render(texts)
+    assert "turns left out, with a text of fewer than 10 tokens: 1" in render(texts, least=10)
+    assert "turns at temperature 0 where our texts have different lengths: 1" in render(texts)
 
 
 def test_kinds_are_merged() -> None:
@@ -161,6 +161,9 @@ def test_any_beginning_of_a_run_is_balanced() -> None:
         assert set(counted.values()) == {n_rounds}
     kinds = [turn.prompt.kind for turn in turns if (turn.target, turn.sampling) == (0, "0")]
     assert len({tuple(kinds[i : i + 3]) for i in range(0, 24, 3)}) > 2
+    for target in (0, 1):
+        own = [turn.prompt for turn in turns if turn.target == target]
+        assert all(one != next_ for one, next_ in zip(own, own[1:], strict=False))
     assert turns == list(auto.schedule(prompts, 2, ["0", "0.7"], 2))
 
 
