@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def pairs(options: argparse.Namespace) -> list[tuple[str, Path, Path]]:
-    """Names, targets and drafts. The name is the quantization, with the file's if needed."""
+    """Names, targets and drafts. The name is the quantization, with the files' if needed."""
     targets = options.target
     drafts = options.draft or [embedded_draft()]
     if not targets:
@@ -81,7 +81,10 @@ def pairs(options: argparse.Namespace) -> list[tuple[str, Path, Path]]:
     drafts = drafts * len(targets) if len(drafts) == 1 else drafts
     names = [read_header(target).quantization for target in targets]
     if len(set(names)) < len(names):
-        names = [f"{path.stem} {name}" for path, name in zip(targets, names, strict=True)]
+        names = [
+            f"{target.stem} {name} ({draft.stem})"
+            for name, target, draft in zip(names, targets, drafts, strict=True)
+        ]
     return list(zip(names, targets, drafts, strict=True))
 
 

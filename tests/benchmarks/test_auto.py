@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 from collections import Counter
 from pathlib import Path
@@ -163,7 +164,7 @@ def test_any_beginning_of_a_run_is_balanced() -> None:
     assert len({tuple(kinds[i : i + 3]) for i in range(0, 24, 3)}) > 2
     for target in (0, 1):
         own = [turn.prompt for turn in turns if turn.target == target]
-        assert all(one != next_ for one, next_ in zip(own, own[1:], strict=False))
+        assert all(one != next_ for one, next_ in itertools.pairwise(own))
     assert turns == list(auto.schedule(prompts, 2, ["0", "0.7"], 2))
 
 
@@ -371,6 +372,7 @@ def test_the_budget_and_the_contenders_of_the_survey(
     auto.main(_arguments(path, *more, "--resume"))
     counted = Counter(text.contender for text in read_texts(path)[1])
     assert counted == {"plain": 4, "fixed 1": 2}
+    assert not list((tmp_path / "texts.jsonl.cache").rglob("*.json")), "only auto learns"
 
 
 def test_a_turn_ends_with_a_short_text(tmp_path: Path) -> None:
@@ -411,6 +413,16 @@ def test_an_interrupted_benchmark_reports_what_is_done(
     assert ended.value.code == 130
     assert len(read_texts(tmp_path / "texts.jsonl")[1]) == 1
     assert "| 0 | " in capsys.readouterr().out
+
+
+def test_pairs_are_named_by_quantization_and_if_needed_by_files(tmp_path: Path) -> None:
+    target, other = embedded_target(), write_shuffled(embedded_draft(), tmp_path)
+    given = ["--target", str(target), "--draft", str(embedded_draft())]
+    (one,) = auto_options.pairs(auto_options.parser().parse_args(given))
+    assert one == ("Q8_0", target, embedded_draft())
+    given += ["--target", str(target), "--draft", str(other)]
+    names = [name for name, *_ in auto_options.pairs(auto_options.parser().parse_args(given))]
+    assert names == [f"{target.stem} Q8_0 ({draft.stem})" for draft in (embedded_draft(), other)]
 
 
 def test_unknown_kinds_and_missing_drafts_are_refused(tmp_path: Path) -> None:
