@@ -50,6 +50,7 @@ class SpeculativeSimple:
     """
 
     program: LlamaCppProgram
+    draft_options: Sequence[str] = ()  # such as --spec-draft-n-max 7
     sampling_options: Sequence[str] | None = None  # all of them
     is_resident: bool = False
 
@@ -61,7 +62,7 @@ class SpeculativeSimple:
                 f"it takes a text, and no text has these {len(request.tokens):,} tokens"
             )
         flags = sampling_flags(request.sampling, breakers, self.program.n_ctx)
-        found = run(text_command(self.program, request, flags))
+        found = run(text_command(self.program, request, [*self.draft_options, *flags]))
         return replace(found, text=found.text.partition(text)[2])
 
 
@@ -124,16 +125,14 @@ def text_command(
 
 def loading_options(program: LlamaCppProgram) -> list[str]:
     """The model options that all of llama.cpp's programs share."""
-    made = ["-m", str(program.target)]
-    if program.draft is not None:
-        made += ["-md", str(program.draft), "--spec-type", "draft-simple"]
-    made += ["-c", str(program.n_ctx), "-t", str(program.n_threads)]
-    if program.draft is not None:
-        made += ["-td", str(program.n_threads_draft)]
+    made = ["-m", str(program.target), "-c", str(program.n_ctx), "-t", str(program.n_threads)]
     if program.n_gpu_layers is not None:
         made += ["-ngl", _layers(program.n_gpu_layers)]
-    if program.draft is not None and program.n_gpu_layers_draft is not None:
-        made += ["-ngld", _layers(program.n_gpu_layers_draft)]
+    if program.draft is not None:
+        made += ["-md", str(program.draft), "--spec-type", "draft-simple"]
+        made += ["-td", str(program.n_threads_draft)]
+        if program.n_gpu_layers_draft is not None:
+            made += ["-ngld", _layers(program.n_gpu_layers_draft)]
     return made
 
 

@@ -1,226 +1,106 @@
-"""Computes speed-ups from timed texts, by condition, and checks them against thresholds.
+"""Computes ratios of speeds from timed texts, and renders them as Markdown tables.
 
-A condition is a target, a draft, a sampling and a kind of prompt. In a turn each contender
-generates the same number of tokens after the same prompt; ratios are taken turn by turn. The
-*survey* measures all lengths (and llama.cpp's grid); the *finals* measure the best of them again,
-so that the best is not chosen by chance.
+In a turn all contenders continue one prompt with the same target and sampling; ratios are taken
+turn by turn. A cell of the tables is a target, a sampling and a kind of prompt.
 """
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
+from statistics import geometric_mean, median
 from typing import NamedTuple
 
-PLAIN, AUTO, LLAMA = "plain", "auto", "llama default"
-FIXED, GRID = "fixed ", "llama n "  # and what follows
-SURVEY, FINALS = "survey", "finals"
+from tests.benchmarks.contender_options import (
+    AUTO,
+    FIXED,
+    GRID,
+    LLAMA,
+    NGRAM,
+    PLAIN,
+    is_llama,
+)
+from tests.benchmarks.text_file import Cell, Text
+
+_ALL = "all, geometric mean"
+_HEAD = (
+    *("file", "temperature", "text", "turns", "plain, t/s", "auto, t/s", "auto / plain"),
+    *("/ best fixed setting", "/ llama.cpp's defaults", "/ its best of a grid"),
+)
+_LEGEND = (
+    "Medians over turns; of the ratios to llama.cpp, and in the last row of each block, geometric "
+    "means. In brackets: the best setting of that cell."
+)
 
 
-class Condition(NamedTuple):
-    """Where contenders are compared. `sampling` is a temperature, or "default"."""
+_Speeds = Mapping[str, float]  # tokens per second by contender: the texts of a turn
 
-    target: str
-    draft: str
-    sampling: str
-    prompts: str
-    adversarial: bool
 
-    @property
-    def name(self) -> str:
-        """Its name in the tables."""
-        draft = f" ({self.draft})" if self.adversarial else ""
-        return f"{self.target}{draft}, {self.sampling}, {self.prompts}"
+def turns_of(texts: Iterable[Text]) -> list[_Speeds]:
+    """The turns, in order."""
+    found: dict[object, dict[str, float]] = defaultdict(dict)
+    for text in texts:
+        if text.tokens_per_second > 0:
+            found[text.turn][text.contender] = text.tokens_per_second
+    return list(found.values())
+
+
+def ratios(turns: Iterable[_Speeds], contender: str, base: str) -> list[float]:
+    """The ratios of their speeds in the turns that have both."""
+    return [each[contender] / each[base] for each in turns if contender in each and base in each]
+
+
+def best_of(turns: Sequence[_Speeds], names: Sequence[str]) -> str | None:
+    """The contender with the largest median speed-up over plain; None: none was measured.
+
+    In the turns that have all of them, so that a setting measured on few prompts has no advantage.
+    """
+    measured = [name for name in names if ratios(turns, name, PLAIN)]
+    common = [each for each in turns if all(name in each for name in (PLAIN, *measured))] or turns
+    return max(measured, key=lambda name: median(ratios(common, name, PLAIN) or [0]), default=None)
 
 
 @dataclass(frozen=True)
-class Text:
-    """One timed text. `turn`, which it shares with the others, is "run.prompt"."""
+class CellReport:
+    """The results of a cell. `against` are auto's ratios to the others, turn by turn."""
 
-    condition: Condition
-    stage: str
-    turn: str
-    contender: str
-    tokens_per_second: float
-    n_generated: int
-    n_drafted: int
-    n_accepted: int
-
-    @property
-    def prompt(self) -> str:
-        """The number of the prompt."""
-        return self.turn.rpartition(".")[2]
-
-
-class MedianRange(NamedTuple):
-    """A median with minimum and maximum; with several prompts, the geometric mean of medians.
-
-    (Prompts differ far more than turns of one prompt.)
-    """
-
-    median: float
-    low: float
-    high: float
-    n: int
-
-    @staticmethod
-    def of(values: Sequence[float]) -> MedianRange | None:
-        """The range of one prompt; None without values."""
-        return MedianRange.of_prompts({"": values})
-
-    @staticmethod
-    def of_prompts(by_prompt: Mapping[str, Sequence[float]]) -> MedianRange | None:
-        """None without values."""
-        values = [value for some in by_prompt.values() for value in some]
-        if not values:
-            return None
-        found_range = geometric_mean(median(some) for some in by_prompt.values() if some)
-        return MedianRange(found_range, min(values), max(values), len(values))
-
-
-@dataclass(frozen=True)
-class Report:
-    """The results of a condition. `ours` is auto if it was measured, else the best fixed length.
-
-    `rates` are tokens/s, `speedups` are ratios to plain, of the finals if there were any, else of
-    the survey; `surveyed` are speed-ups of the survey. `against` are ratios of ours to the others.
-    """
-
-    condition: Condition
-    ours: str | None
+    cell: Cell
+    turns: Sequence[_Speeds]
     best_fixed: str | None
-    best_grid: str | None
-    rates: Mapping[str, MedianRange]
-    speedups: Mapping[str, MedianRange]
-    surveyed: Mapping[str, float]
-    against: Mapping[str, MedianRange]  # "plain", "fixed", "llama default", "llama best"
+    best_llama: str | None
+    against: Mapping[str, Sequence[float]]  # "plain", "fixed", "llama", "grid"
 
 
-def geometric_mean(values: Iterable[float]) -> float:
-    """The geometric mean of positive numbers; nan without numbers."""
-    known = list(values)
-    return statistics.geometric_mean(known) if known else math.nan
+def report(cell: Cell, texts: Iterable[Text]) -> CellReport:
+    """The report of one cell."""
+    turns = turns_of(texts)
+    names = list(dict.fromkeys(name for each in turns for name in each))
+    fixed = best_of(turns, [name for name in names if name.startswith((PLAIN, NGRAM, FIXED))])
+    grid = [name for name in names if name == LLAMA or name.startswith(GRID)]
+    best = best_of(turns, grid) if len(grid) > 1 else None
+    others = {"plain": PLAIN, "fixed": fixed, "llama": LLAMA, "grid": best}
+    against = {name: ratios(turns, AUTO, other) for name, other in others.items() if other}
+    against = {name: found for name, found in against.items() if found}
+    return CellReport(cell, turns, fixed, best, against)
 
 
-def best(speedups: Mapping[str, float], prefix: str, n: int = 1) -> list[str]:
-    """The n contenders of a kind with the largest speed-up, best first."""
-    names = [name for name in speedups if name.startswith(prefix)]
-    return sorted(names, key=lambda name: -speedups[name])[:n]
+def reports(
+    texts: Sequence[Text], *, least: int = 1, merged: Mapping[str, str] | None = None
+) -> list[CellReport]:
+    """One for each cell, by target, temperature and kind.
 
-
-def ratios(texts: Sequence[Text], contender: str, base: str) -> MedianRange | None:
-    """Ratios of the speeds of two contenders, turn by turn."""
-    bases = {
-        (text.stage, text.turn): text.tokens_per_second
-        for text in texts
-        if text.contender == base and text.tokens_per_second > 0
-    }
-    found = defaultdict(list)
+    Turns with a text of fewer than `least` tokens are left out. `merged`: kinds by new names.
+    """
+    short = {text.turn for text in texts if text.n_generated < least}
+    by_cell: dict[Cell, list[Text]] = {}
     for text in texts:
-        turn = text.stage, text.turn
-        if text.contender == contender and turn in bases:
-            found[text.prompt].append(text.tokens_per_second / bases[turn])
-    return MedianRange.of_prompts(found)
-
-
-def rates_of(texts: Sequence[Text], contender: str) -> MedianRange | None:
-    """Tokens per second."""
-    found = defaultdict(list)
-    for text in texts:
-        if text.contender == contender:
-            found[text.prompt].append(text.tokens_per_second)
-    return MedianRange.of_prompts(found)
-
-
-def speedups_of(texts: Sequence[Text]) -> dict[str, float]:
-    """The ratio of each contender to plain."""
-    return {name: found_range.median for name, found_range in _of_each(texts).items()}
-
-
-def _of_each(texts: Sequence[Text]) -> dict[str, MedianRange]:
-    names = dict.fromkeys(text.contender for text in texts)
-    return {name: found_range for name in names if (found_range := ratios(texts, name, PLAIN))}
-
-
-def report(condition: Condition, texts: Sequence[Text]) -> Report:
-    """The report of one condition."""
-    surveyed = [text for text in texts if text.stage == SURVEY]
-    decisive = [text for text in texts if text.stage == FINALS] or surveyed
-    speedups = speedups_of(decisive)
-    fixed = next(iter(best(speedups, FIXED)), None)
-    program = next(iter(best(speedups, GRID)), None)
-    ours = AUTO if AUTO in speedups else fixed
-    others = {"plain": PLAIN, "fixed": fixed, "llama default": LLAMA, "llama best": program}
-    if ours == fixed:
-        del others["fixed"]
-    against = {
-        name: ratios(decisive, ours, other) for name, other in others.items() if ours and other
-    }
-    names = dict.fromkeys(text.contender for text in decisive)
-    return Report(
-        condition=condition,
-        ours=ours,
-        best_fixed=fixed,
-        best_grid=program,
-        rates={name: found_range for name in names if (found_range := rates_of(decisive, name))},
-        speedups=_of_each(decisive),
-        surveyed=speedups_of(surveyed),
-        against={
-            name: found_range for name, found_range in against.items() if found_range is not None
-        },
-    )
-
-
-def reports(texts: Iterable[Text]) -> list[Report]:
-    """One for each condition, in order."""
-    by_condition: dict[Condition, list[Text]] = {}
-    for text in texts:
-        by_condition.setdefault(text.condition, []).append(text)
-    return [report(condition, of) for condition, of in by_condition.items()]
-
-
-class SingleBest(NamedTuple):
-    """The best single length for all conditions, by geometric means of speed-ups."""
-
-    fixed: str
-    fixed_speedup: float
-    auto_speedup: float | None  # None: auto was not measured
-
-    @property
-    def ratio(self) -> float:
-        """Auto / it; nan without auto."""
-        return math.nan if self.auto_speedup is None else self.auto_speedup / self.fixed_speedup
-
-
-def single_best(conditions: Sequence[Report]) -> SingleBest | None:
-    """Chosen by the survey, which has all lengths; measured by the finals, if all have it."""
-    decisive = [
-        {name: at.median for name, at in condition.speedups.items()} for condition in conditions
-    ]
-    surveyed = [
-        condition.surveyed or speedups
-        for condition, speedups in zip(conditions, decisive, strict=True)
-    ]
-    found = _means(surveyed)
-    names = best(found, FIXED)
-    if not names:
-        return None
-    chosen = names[0]
-    finals = _means(decisive)
-    if chosen in finals:
-        found = finals
-    return SingleBest(chosen, found[chosen], found.get(AUTO))
-
-
-def _means(tables: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Geometric means of the names that are in all tables."""
-    first, *others = tables or [{}]
-    common = [name for name in first if all(name in table for table in others)]
-    return {name: geometric_mean(table[name] for table in tables) for name in common}
+        if text.turn not in short:
+            named = replace(text, kind=(merged or {}).get(text.kind, text.kind))
+            by_cell.setdefault(named.cell, []).append(named)
+    order = {target: i for i, target in enumerate(dict.fromkeys(c.target for c in by_cell))}
+    cells = sorted(by_cell, key=lambda c: (order[c.target], c.temperature, c[1:]))
+    return [report(cell, by_cell[cell]) for cell in cells]
 
 
 class Verdict(NamedTuple):
@@ -236,49 +116,168 @@ class Verdict(NamedTuple):
         return self.found >= self.needed
 
 
-# Geometric means over conditions at temperature 0, and at each other sampling.
-_NEEDED = {"llama default": (1.2, 1.7), "llama best": (1.1, 1.25)}
-_WORST = {"fixed": 0.97, "plain": 0.97, "llama best": 0.97}
+# Thresholds: the worst cell; medians of cells by quantization and kind; geometric means over all
+# prompts by quantization, greedy and not. The latter two for prompts with code and edits.
+_WORST = {"plain": 0.97, "fixed": 0.97}
+_CELLS = {("Q4_0", "code"): 1.22, ("Q4_0", "edit"): 1.35, ("Q4_K_M", "edit"): 1.1}
+_LLAMA = {"Q4_0": (1.65, 1.5), "Q4_K_M": (2.1, 2.0)}
+_GRID = 1.3
 _LABELS = {
     "plain": "plain",
-    "fixed": "best fixed length",
-    "llama default": "llama.cpp's defaults",
-    "llama best": "llama.cpp's best of the grid",
+    "fixed": "best fixed setting",
+    "llama": "llama.cpp's defaults",
+    "grid": "llama.cpp's best of a grid",
 }
-_SINGLE = 1.05
 
 
-def verdicts(conditions: Sequence[Report]) -> list[Verdict]:
+def verdicts(cells: Sequence[CellReport]) -> list[Verdict]:
     """All thresholds for which there are measurements."""
     found = []
     for name, needed in _WORST.items():
-        measured = [
-            (condition.against[name].median, condition)
-            for condition in conditions
-            if name in condition.against
-        ]
+        measured = [(median(each.against[name]), each) for each in cells if name in each.against]
         if measured:
             least, where = min(measured, key=lambda pair: pair[0])
-            what = f"worst condition / {_LABELS[name]}: {where.condition.name}"
+            what = f"worst cell / {_LABELS[name]}: {where.cell.name}"
             found.append(Verdict(what, least, needed))
-    single = single_best(conditions)
-    if single and not math.isnan(single.ratio):
-        what = f"geometric mean / best single length ({single.fixed})"
-        found.append(Verdict(what, single.ratio, _SINGLE))
-    for name, (at_zero, elsewhere) in _NEEDED.items():
-        by_sampling: dict[str, list[float]] = {}
-        for condition in conditions:
-            if name in condition.against:
-                by_sampling.setdefault(condition.condition.sampling, []).append(
-                    condition.against[name].median
-                )
-        for sampling, values in by_sampling.items():
-            what = f"geometric mean / {_LABELS[name]}, sampling {sampling}"
-            needed = at_zero if is_greedy(sampling) else elsewhere
-            found.append(Verdict(what, geometric_mean(values), needed))
+    for each in cells:
+        for (quantization, kind), needed in _CELLS.items():
+            if quantization in each.cell.target and kind == each.cell.kind and each.against:
+                what = f"{each.cell.name} / plain"
+                found.append(Verdict(what, median(each.against["plain"]), needed))
+    if not {"code", "edit"} <= {each.cell.kind for each in cells}:
+        return found
+    for (target, sampling), block in _blocks(cells).items():
+        is_sampled = block[0].cell.temperature > 0
+        needed_of = {"grid": _GRID}
+        for quantization, by_sampling in _LLAMA.items():
+            if quantization in target:
+                needed_of["llama"] = by_sampling[is_sampled]
+        for name, needed in needed_of.items():
+            if values := _joined(block, name):
+                what = f"{target}, {sampling}: geometric mean / {_LABELS[name]}"
+                found.append(Verdict(what, geometric_mean(values), needed))
     return found
 
 
-def is_greedy(sampling: str) -> bool:
-    """Whether this is temperature 0."""
-    return sampling != "default" and float(sampling) == 0
+def render(
+    texts: Sequence[Text], *, least: int = 1, merged: Mapping[str, str] | None = None
+) -> str:
+    """Everything as Markdown."""
+    cells = reports(texts, least=least, merged=merged)
+    if not cells:
+        return "No texts to report.\n"
+    parts = [_table(_HEAD, _main_rows(cells)), _LEGEND, _settings_table(cells)]
+    parts += ["\n".join(_remarks(texts, least))]
+    parts += [
+        "\n".join(
+            f"- {'holds' if verdict.holds else 'FAILS'}: {verdict.found:.3f} (needed "
+            f"{verdict.needed:.2f}), {verdict.what}"
+            for verdict in verdicts(cells)
+        )
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _main_rows(cells: Sequence[CellReport]) -> list[list[str]]:
+    rows = []
+    for (target, _), block in _blocks(cells).items():
+        temperature = f"{block[0].cell.temperature:g}"
+        for each in block:
+            named = {"fixed": each.best_fixed, "grid": each.best_llama}
+            rows.append(
+                [
+                    *(target, temperature, each.cell.kind, str(len(each.turns))),
+                    *(_speed([each], name) for name in (PLAIN, AUTO)),
+                    *(
+                        _shown(
+                            # As llama.cpp is compared over all prompts by geometric means.
+                            geometric_mean(values) if name in ("llama", "grid") else median(values),
+                            named.get(name),
+                        )
+                        if (values := each.against.get(name))
+                        else ""
+                        for name in _LABELS
+                    ),
+                ]
+            )
+        if len(block) > 1:
+            rows.append(
+                [
+                    *(target, temperature, _ALL, str(sum(len(each.turns) for each in block))),
+                    *(_speed(block, name) for name in (PLAIN, AUTO)),
+                    *(
+                        _shown(geometric_mean(values)) if (values := _joined(block, name)) else ""
+                        for name in _LABELS
+                    ),
+                ]
+            )
+    return rows
+
+
+def _settings_table(cells: Sequence[CellReport]) -> str:
+    """The median speed-up over plain of every contender, with the number of turns if it differs."""
+    names = list(dict.fromkeys(name for each in cells for turn in each.turns for name in turn))
+    names = sorted((name for name in names if name != PLAIN), key=lambda name: is_llama(name))
+    rows = []
+    for each in cells:
+        row = [each.cell.target, f"{each.cell.temperature:g}", each.cell.kind]
+        for name in names:
+            values = ratios(each.turns, name, PLAIN)
+            n = f" ({len(values)})" if len(values) != len(each.turns) else ""
+            row.append(f"{median(values):.2f}{n}" if values else "")
+        rows.append(row)
+    return _table(("file", "temperature", "text, x plain", *names), rows)
+
+
+def _remarks(texts: Sequence[Text], least: int) -> list[str]:
+    """The first text of each pair; texts that were left out; greedy texts of other lengths."""
+    found = []
+    by_turn: dict[object, dict[str, Text]] = defaultdict(dict)
+    for text in texts:
+        by_turn[text.turn][text.contender] = text
+    seen: set[str] = set()
+    for text in sorted(texts, key=lambda text: text.at):
+        plain = by_turn[text.turn].get(PLAIN)
+        if text.contender == AUTO and text.target not in seen and plain:
+            seen.add(text.target)
+            ratio = text.tokens_per_second / plain.tokens_per_second
+            found.append(f"- first text of {text.target} ({text.cell.name}): {ratio:.3f} of plain")
+    n_short = sum(
+        any(text.n_generated < least for text in turn.values()) for turn in by_turn.values()
+    )
+    if n_short:
+        found.append(f"- turns left out, with a text of fewer than {least} tokens: {n_short}")
+    n_uneven = sum(
+        len({text.n_generated for text in turn.values() if not is_llama(text.contender)}) > 1
+        for turn in by_turn.values()
+        if next(iter(turn.values())).cell.temperature == 0
+    )
+    if n_uneven:
+        found.append(f"- turns at temperature 0 where our texts have different lengths: {n_uneven}")
+    return found
+
+
+def _blocks(cells: Sequence[CellReport]) -> dict[tuple[str, str], list[CellReport]]:
+    found: dict[tuple[str, str], list[CellReport]] = {}
+    for each in cells:
+        found.setdefault((each.cell.target, each.cell.sampling), []).append(each)
+    return found
+
+
+def _joined(cells: Sequence[CellReport], name: str) -> list[float]:
+    return [value for each in cells for value in each.against.get(name, ())]
+
+
+def _speed(cells: Sequence[CellReport], contender: str) -> str:
+    speeds = [turn[contender] for each in cells for turn in each.turns if contender in turn]
+    return f"{median(speeds):.1f}" if speeds else ""
+
+
+def _shown(ratio: float, setting: str | None = None) -> str:
+    named = "defaults" if setting == LLAMA else (setting or "").removeprefix("llama ")
+    return f"{ratio:.2f} ({named})" if named else f"{ratio:.2f}"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

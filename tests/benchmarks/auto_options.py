@@ -1,59 +1,109 @@
-"""The command line of tests.benchmarks.auto."""
+"""The command line of tests.benchmarks.auto, and the prompts and files that it names."""
 
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Callable
 from pathlib import Path
 
 from ggufspec.bench.prompts import KINDS
-from ggufspec.standin.embedded import embedded_draft, embedded_target
-from tests.benchmarks.ab_report import AUTO, PLAIN
+from ggufspec.decoding.sampling import Sampling
+from ggufspec.errors import OptionError
+from ggufspec.models.header import read_header
+from ggufspec.standin.embedded import embedded_draft
+from tests.benchmarks import contender_options, prompt_sets
+from tests.benchmarks.prompt_sets import KindPrompt
+
+_CONTENDERS = "plain,auto,ngram 3,fixed 3,llama"
+_ALSO = "fixed 1,fixed 7,llama n 3 p 0.75,llama n 7 p 0,llama n 7 p 0.75"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser; lists are parsed, temperatures remain texts."""
+    """The command line; lists are parsed, samplings remain texts."""
     whole = argparse.ArgumentParser(prog="python -m tests.benchmarks.auto")
     add = whole.add_argument
     add("--target", type=Path, action="append", default=[], help="may be given several times")
-    add("--draft", type=Path, default=embedded_draft(), help="default: the embedded one")
-    add("--adversarial", action="store_true", help="also measure a draft of random weights")
-    add("--temps", type=_samplings, default="0,0.7,1.0,default", help="default: llama.cpp's own")
-    add("--prompts", type=_one_of(*KINDS), default="open,repetitive")
-    add("--n-prompts", type=_count, default=3, help="of each kind, at most")
-    add("--lengths", type=_lengths, default="1-16", help="fixed ones: 1-16, or 2,4,8")
-    add("--contenders", type=_one_of(PLAIN, "fixed", AUTO), default="plain,fixed,auto")
-    add("--tokens", type=_count, default=96, help="of a text")
-    add("--warm-up", type=_count, default=32, help="tokens of each contender in each condition")
-    add("--survey-runs", type=_count, default=1, help="of every length")
+    add("--draft", type=Path, action="append", help="one for all, or one for each target")
     add(
-        "--runs",
-        type=_whole,
-        default=3,
-        help="finals: of the best three lengths and grid points again",
+        "--temps",
+        type=_parsed(_sampling),
+        default="0,0.7",
+        help="a temperature with top-k 20, top-p 0.8, min-p 0; others: 0.7/40/0.95/0.05",
     )
-    add("--threads", type=_count, help="of the target, ours and llama.cpp's")
-    add("--llama", type=Path, help="path of llama-speculative-simple")
-    add("--grid", action="store_true", help="measure a grid of its draft lengths and p-mins too")
     add(
-        "--replay",
+        "--prompts",
         type=Path,
-        nargs="?",
-        const=embedded_target(),
-        metavar="MODEL",
-        help="write with MODEL (default: the embedded target), and count each pass with a measured "
-        "time of the target: many more texts in the same time",
+        help='lines of {"kind": ..., "prompt": ...}, for the chat template; see prompt_sets. '
+        "Default: a few texts to continue",
     )
+    add("--kinds", type=_parsed(str), help="of the prompts; default: all")
+    add("--per-kind", type=_count, help="prompts of each kind, at most")
+    add("--contenders", type=_parsed(_contender), default=_CONTENDERS, help="default: %(default)s")
     add(
-        "--cold-start",
-        action="store_true",
-        help="instead: new processes with an empty cache folder",
+        "--also",
+        type=_parsed(_contender),
+        default=_ALSO,
+        help="contenders after the first prompts of each kind (--survey); default: %(default)s",
     )
-    add("--cold-start-tokens", type=_count, default=64)
-    add("--json", type=Path, help="write all raw data here, after each condition")
-    add("--report", type=Path, nargs="+", help="measure nothing; print the report of such files")
+    add("--survey", type=_whole, help="how many of each kind; default: all")
+    add("--tokens", type=_count, default=128, help="of a text, at most")
+    add("--least", type=_count, default=32, help="turns with a shorter text do not count")
+    add("--runs", type=_count, default=1, help="of each prompt")
+    add("--ctx", type=_count, default=2048, help="longer prompts are left out")
+    add("--threads", type=_count, help="ours and llama.cpp's")
+    add("--llama", type=Path, help="folder of llama.cpp's programs; default: without them")
+    add("--llama-draft-threads", type=_count, help="of its draft; default: as --threads")
+    add("-o", "--output", type=Path, help="append each text here; beside it is auto's cache folder")
+    add("--resume", action="store_true", help="leave out the texts that the output has")
+    add("--budget", type=_count, metavar="SECONDS", help="begin no turn that would end later")
+    add("--report", type=Path, nargs="+", help="measure nothing; print the report of such outputs")
+    add(
+        "--merge",
+        type=_merge,
+        default={},
+        metavar="NEW=KIND,KIND",
+        help="report these kinds as one: prose=writing,qa,math,summary",
+    )
     return whole
+
+
+def pairs(options: argparse.Namespace) -> list[tuple[str, Path, Path]]:
+    """Names, targets and drafts. The name is the quantization, with the files' if needed."""
+    targets = options.target
+    drafts = options.draft or [embedded_draft()]
+    if not targets:
+        raise OptionError("no target to measure; give --target large.gguf")
+    if len(drafts) not in (1, len(targets)):
+        raise OptionError(
+            f"{len(targets)} targets have {len(drafts)} drafts; give one --draft for all, or one "
+            "for each"
+        )
+    drafts = drafts * len(targets) if len(drafts) == 1 else drafts
+    names = [read_header(target).quantization for target in targets]
+    if len(set(names)) < len(names):
+        names = [
+            f"{target.stem} {name} ({draft.stem})"
+            for name, target, draft in zip(names, targets, drafts, strict=True)
+        ]
+    return list(zip(names, targets, drafts, strict=True))
+
+
+def prompts(options: argparse.Namespace) -> list[KindPrompt]:
+    """At most --per-kind of each of --kinds."""
+    if options.prompts:
+        found = prompt_sets.read(options.prompts)
+    else:
+        found = [KindPrompt(kind, text) for kind, texts in KINDS.items() for text in texts]
+    kinds = dict.fromkeys(prompt.kind for prompt in found)
+    if missing := set(options.kinds or ()) - set(kinds):
+        raise OptionError(
+            f"no prompt is of kind {', '.join(sorted(missing))}; there are {', '.join(kinds)}"
+        )
+    return [
+        prompt
+        for kind in options.kinds or kinds
+        for prompt in [each for each in found if each.kind == kind][: options.per_kind]
+    ]
 
 
 def _whole(text: str) -> int:
@@ -68,37 +118,31 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _lengths(text: str) -> list[int]:
-    found: list[int] = []
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        found += range(_count(low), _count(high or low) + 1)
-    return sorted(set(found))
+def _parsed(check: Callable[[str], str]) -> Callable[[str], list[str]]:
+    """A list, each item checked; a repeated one counts once."""
 
-
-def _samplings(text: str) -> list[str]:
-    found = text.split(",")
-    for each in found:
-        if each != "default":
-            _check_temperature(each)
-    return found
-
-
-def _check_temperature(text: str) -> None:
-    try:
-        good = 0 <= float(text) < math.inf
-    except ValueError:
-        good = False
-    if not good:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a temperature, nor 'default'")
-
-
-def _one_of(*names: str) -> Callable[[str], list[str]]:
     def parse(text: str) -> list[str]:
-        found = text.split(",")
-        for each in found:
-            if each not in names:
-                raise argparse.ArgumentTypeError(f"{each!r} is not one of {', '.join(names)}")
-        return found
+        return list(dict.fromkeys(check(each.strip()) for each in text.split(",") if each.strip()))
 
     return parse
+
+
+def _sampling(text: str) -> str:
+    try:
+        Sampling(**contender_options.sampling_options(text))
+    except (ValueError, OptionError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no sampling: {error}") from error
+    return text
+
+
+def _contender(text: str) -> str:
+    try:
+        contender_options.check(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def _merge(text: str) -> dict[str, str]:
+    name, _, kinds = text.partition("=")
+    return dict.fromkeys(kinds.split(","), name)

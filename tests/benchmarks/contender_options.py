@@ -1,53 +1,129 @@
-"""Generation options of contenders by name: "plain", "fixed 3", "auto"; writes one text."""
+"""Options of the contenders of a benchmark, by their names: "auto", "fixed 3", "llama"."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
+from ggufspec.bench import llama_server
+from ggufspec.bench.baselines import Baseline, BaselineRunner
+from ggufspec.bench.llama_cpp_runner import LlamaCppProgram, SpeculativeSimple
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError
-from tests.benchmarks.ab_report import AUTO, FIXED, PLAIN
 
-__all__ = ["AUTO", "FIXED", "PLAIN", "options", "options_of", "sampling_options", "write"]
+PLAIN, AUTO = "plain", "auto"
+AUTO_NEW = "auto new"  # auto with an engine of its own, which has measured nothing yet
+NGRAM, FIXED = "ngram ", "fixed "  # and the draft length; fixed: of the draft model
+LLAMA, GRID = "llama", "llama n "  # llama-speculative-simple: its defaults, "llama n 7 p 0.75"
+SERVER, SERVER_PLAIN = "llama-server", "llama-server plain"  # with the draft, and without
+
+_DRAFTERS = {NGRAM: "ngram", FIXED: "model"}
+_GRID_POINT = re.compile(rf"{GRID}(\d+) p ([\d.]+)")
+_TRUNCATION = ("20", "0.8", "0")  # top-k, top-p, min-p, as Qwen2.5 recommends
+
+
+def is_llama(contender: str) -> bool:
+    """Whether it is a program of llama.cpp."""
+    return contender.startswith(LLAMA)
 
 
 def options_of(contender: str) -> dict[str, Any]:
-    """The generation options of a contender. Raises OptionError for an unknown name."""
+    """The generation options of one of ours. Raises OptionError for an unknown name."""
     if contender == PLAIN:
         return {"drafter": "none"}
-    if contender == AUTO:
+    if contender in (AUTO, AUTO_NEW):
         # Without a seed, as it is mostly used: a text with a seed updates no measured costs.
         return {"drafter": "auto", "n_draft": "auto", "seed": None}
-    n_draft = contender.removeprefix(FIXED)
-    if contender.startswith(FIXED) and n_draft.isdecimal():
-        return {"drafter": "model", "n_draft": int(n_draft)}
+    for prefix, drafter in _DRAFTERS.items():
+        n_draft = contender.removeprefix(prefix)
+        if contender.startswith(prefix) and n_draft.isdecimal():
+            return {"drafter": drafter, "n_draft": int(n_draft)}
     raise OptionError(
-        f"unknown contender {contender!r}; there are '{PLAIN}', '{AUTO}' and '{FIXED}3'"
+        f"unknown contender {contender!r}; there are '{PLAIN}', '{AUTO}', '{AUTO_NEW}', "
+        f"'{NGRAM}3', '{FIXED}3', '{LLAMA}', '{GRID}7 p 0.75', '{SERVER}' and '{SERVER_PLAIN}'"
     )
 
 
 def sampling_options(sampling: str) -> dict[str, Any]:
-    """A temperature without truncation, or "default": llama.cpp's and ours."""
-    if sampling == "default":
-        return {}
-    return {"temperature": float(sampling), "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    """A temperature; with top-k, top-p and min-p where they differ: "0.7", "0.7/40/0.95/0.05"."""
+    temperature, *given = sampling.split("/")
+    top_k, top_p, min_p = [*given, *_TRUNCATION[len(given) :]]
+    return {
+        "temperature": float(temperature),
+        "top_k": int(top_k),
+        "top_p": float(top_p),
+        "min_p": float(min_p),
+    }
 
 
 def options(contender: str, *, sampling: str, n_tokens: int, seed: int) -> dict[str, Any]:
-    """The generation options for a text of exactly n_tokens."""
+    """The generation options for a text of at most n_tokens."""
     return {
         "seed": seed,
         **options_of(contender),
         **sampling_options(sampling),
         "max_tokens": n_tokens,
-        "ignore_eos": True,
     }
 
 
 def write(
-    engine: Engine, contender: str, prompt: str, *, sampling: str, n_tokens: int, seed: int
+    engine: Engine,
+    contender: str,
+    prompt: str | Sequence[int],
+    *,
+    sampling: str,
+    n_tokens: int,
+    seed: int,
 ) -> Stats:
-    """Continue a prompt by exactly n_tokens."""
+    """Continue a prompt by at most n_tokens."""
     how = options(contender, sampling=sampling, n_tokens=n_tokens, seed=seed)
     return engine.generate(prompt, **how).stats
+
+
+@contextmanager
+def llama_programs(
+    loaded: LlamaCppProgram, names: Sequence[str]
+) -> Iterator[Mapping[str, Baseline]]:
+    """llama.cpp's contenders by name; servers run during the block. Raises OptionError.
+
+    `loaded`: the models; its `binary` is the folder of llama.cpp's programs.
+    """
+    folder = loaded.binary
+    with ExitStack() as stack:
+        found = {}
+        for name in names:
+            runner: BaselineRunner
+            if name in (SERVER, SERVER_PLAIN):
+                draft = loaded.draft if name == SERVER else None
+                program = replace(loaded, binary=folder / "llama-server", draft=draft)
+                runner = stack.enter_context(llama_server.running(program))
+            else:
+                program = replace(loaded, binary=folder / "llama-speculative-simple")
+                runner = SpeculativeSimple(program, draft_options(name))
+            found[name] = Baseline(name, runner)
+        yield found
+
+
+def draft_options(contender: str) -> list[str]:
+    """What llama-speculative-simple gets of a point of the grid. Raises OptionError."""
+    if contender == LLAMA:
+        return []
+    point = _GRID_POINT.fullmatch(contender)
+    if point is None:
+        options_of(contender)  # raises
+    assert point is not None
+    return ["--spec-draft-n-max", point[1], "--spec-draft-p-min", point[2]]
+
+
+def check(contender: str) -> None:
+    """Raises OptionError for an unknown name."""
+    if contender in (SERVER, SERVER_PLAIN):
+        return
+    if is_llama(contender):
+        draft_options(contender)
+    else:
+        options_of(contender)

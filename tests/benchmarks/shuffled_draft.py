@@ -1,8 +1,12 @@
-"""Writes a useless draft: a model's own header and vocabulary, with shuffled weights."""
+"""Writes a useless draft: a model's own header and vocabulary, with shuffled weights.
+
+python -m tests.benchmarks.shuffled_draft small.gguf FOLDER
+"""
 
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,3 +32,7 @@ def write_shuffled(source: Path, folder: Path, seed: int = 0) -> Path:
             file.seek(int(tensor.data_offset))
             file.write(random.permutation(blocks).tobytes())
     return path
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{write_shuffled(Path(sys.argv[1]), Path(sys.argv[2]))}\n")

@@ -1,51 +1,29 @@
-"""tests.benchmarks.auto: the order of contenders, the report, and llama.cpp's log."""
+"""tests.benchmarks.auto: the order of texts, the report, and what is resumed."""
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
-import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ggufspec.bench import llama_cpp_runner, prompts
+from ggufspec.bench import llama_cpp_runner
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
-from ggufspec.drafting import profile_store
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
-from ggufspec.llama.lookup import BaselineText
+from ggufspec.llama.lookup import BaselineRequest
 from ggufspec.standin.embedded import embedded_draft, embedded_target
-from tests.benchmarks import auto, cold_start, contender_options, llama_grid
-from tests.benchmarks.ab_report import (
-    FINALS,
-    SURVEY,
-    Condition,
-    Text,
-    best,
-    geometric_mean,
-    ratios,
-    report,
-    reports,
-    single_best,
-    speedups_of,
-    verdicts,
-)
-from tests.benchmarks.ab_report_text import (
-    condition_lines,
-    document,
-    overview_lines,
-    render,
-    texts_from,
-)
-from tests.benchmarks.auto_options import parser
-from tests.benchmarks.replay import Replay
+from tests.benchmarks import auto, auto_options, contender_options, prompt_sets
+from tests.benchmarks.ab_report import CellReport, render, reports, verdicts
+from tests.benchmarks.prompt_sets import KindPrompt
 from tests.benchmarks.shuffled_draft import write_shuffled
-
-CONDITION = Condition("large", "small", "0.7", "open", False)
-GREEDY = CONDITION._replace(sampling="0")
-ADVERSARIAL = CONDITION._replace(draft="small-shuffled", adversarial=True)
+from tests.benchmarks.text_file import Text, TextFile, read_texts
 
 N_FIRST_OPEN = 21  # tokens of the first open prompt
 LOG = """\
@@ -62,142 +40,175 @@ LOG = """\
 
 
 def _texts(
-    rates: dict[str, list[float]], condition: Condition = CONDITION, stage: str = SURVEY
+    rates: dict[str, list[float]],
+    *,
+    target: str = "Q4_0",
+    sampling: str = "0",
+    kind: str = "code",
+    n_generated: int = 96,
 ) -> list[Text]:
+    """Tokens per second of each contender after prompt 0, 1 ..."""
     return [
-        Text(condition, stage, f"{turn}.0", name, rate, 96, 0, 0)
+        Text(target, sampling, kind, f"{kind}{i}", 0, name, rate, n_generated, 0, 0, 1.0, float(i))
         for name, speeds in rates.items()
-        for turn, rate in enumerate(speeds)
+        for i, rate in enumerate(speeds)
+        if rate
     ]
 
 
-def test_geometric_mean() -> None:
-    assert geometric_mean([0.5, 2.0]) == pytest.approx(1)
-    assert geometric_mean([2.0, 2.0, 16.0]) == pytest.approx(4)
-    assert math.isnan(geometric_mean([]))
+def _only(texts: list[Text], **how: Any) -> CellReport:
+    (found,) = reports(texts, **how)
+    return found
+
+
+# The report --------------------------------------------------------------------------------------
 
 
 def test_ratios_are_of_the_same_turn() -> None:
-    texts = _texts({"plain": [100.0, 50.0], "auto": [150.0, 100.0, 999.0]})
-    assert ratios(texts, "auto", "plain") == (1.75, 1.5, 2.0, 2)
-    assert speedups_of(texts) == {"plain": 1.0, "auto": 1.75}
+    found = _only(_texts({"plain": [10.0, 5.0], "auto": [15.0, 10.0, 99.0]}))
+    assert found.against["plain"] == [1.5, 2.0]
+    assert len(found.turns) == 3
 
 
-def test_a_turn_of_the_finals_is_not_one_of_the_survey() -> None:
-    texts = _texts({"plain": [100.0]}) + _texts({"auto": [150.0]}, stage=FINALS)
-    assert ratios(texts, "auto", "plain") is None
-
-
-def test_prompts_count_alike_and_turns_of_one_by_their_median() -> None:
-    by_prompt = {"0": [1.0, 1.0, 9.0], "1": [4.0, 4.0, 0.1]}
-    texts = [
-        Text(CONDITION, SURVEY, f"{run}.{prompt}", name, rate, 96, 0, 0)
-        for prompt, speedups in by_prompt.items()
-        for run, speedup in enumerate(speedups)
-        for name, rate in (("plain", 10.0), ("auto", 10.0 * speedup))
-    ]
-    assert ratios(texts, "auto", "plain") == (pytest.approx(2.0), 0.1, 9.0, 6)
-    assert report(CONDITION, texts).rates["auto"].median == pytest.approx(20.0)
-
-
-def test_the_best_are_of_one_kind() -> None:
-    speedups = {"plain": 1.0, "fixed 2": 1.3, "fixed 10": 1.5, "llama n 2 p 0": 9.0, "auto": 2.0}
-    assert best(speedups, "fixed ", 3) == ["fixed 10", "fixed 2"]
-    assert best(speedups, "fixed ") == ["fixed 10"]
-
-
-def test_the_finals_decide_and_the_survey_remembers() -> None:
-    survey = _texts({"plain": [100.0], "fixed 1": [110.0], "fixed 2": [160.0], "auto": [100.0]})
-    finals = _texts(
+def test_the_best_fixed_setting_is_chosen_where_all_were_measured() -> None:
+    texts = _texts(
         {
-            "plain": [100.0, 100.0],
-            "fixed 1": [120.0, 120.0],
-            "fixed 2": [118.0, 118.0],
-            "auto": [126.0, 114.0],
-            "llama default": [60.0, 60.0],
-            "llama n 2 p 0.3": [80.0, 80.0],
-            "llama n 7 p 0.9": [100.0, 100.0],
-        },
-        stage=FINALS,
+            "plain": [10.0, 10.0, 10.0],
+            "ngram 3": [12.0, 30.0, 30.0],
+            "fixed 1": [14.0, 0.0, 0.0],
+            "auto": [14.0, 21.0, 28.0],
+        }
     )
-    found = report(CONDITION, survey + finals)
-    assert (found.best_fixed, found.best_grid) == ("fixed 1", "llama n 7 p 0.9")
-    assert found.surveyed["fixed 2"] == 1.6
-    assert found.against["fixed"].median == pytest.approx(1.0)
-    assert found.against["fixed"][1:] == (pytest.approx(0.95), pytest.approx(1.05), 2)
-    assert found.against["llama default"].median == pytest.approx(2.0)
-    assert found.against["llama best"].median == pytest.approx(1.2)
+    found = _only(texts)
+    assert found.best_fixed == "fixed 1"
+    assert found.against["fixed"] == [1.0]
+    found = _only([text for text in texts if text.contender != "fixed 1"])
+    assert found.best_fixed == "ngram 3"
+    assert found.against["fixed"] == pytest.approx([14 / 12, 0.7, 28 / 30])
 
 
-def test_without_auto_ours_is_the_best_fixed_length() -> None:
-    found = report(CONDITION, _texts({"plain": [100.0], "fixed 1": [110.0], "fixed 3": [130.0]}))
-    assert found.ours == "fixed 3"
-    assert set(found.against) == {"plain"}
-    assert [verdict.what.split(":")[0] for verdict in verdicts([found])] == [
-        "worst condition / plain"
+def test_plain_is_a_fixed_setting_and_the_defaults_are_a_point_of_the_grid() -> None:
+    rates = {"plain": [10.0], "fixed 3": [9.0], "auto": [10.0], "llama": [8.0]}
+    found = _only(_texts({**rates, "llama n 7 p 0.75": [5.0], "llama-server": [9.5]}))
+    assert (found.best_fixed, found.best_llama) == ("plain", "llama")
+    assert found.against["llama"] == found.against["grid"] == [1.25]
+    assert _only(_texts(rates)).best_llama is None, "the defaults alone are no grid"
+
+
+def test_a_turn_with_a_short_text_does_not_count() -> None:
+    texts = _texts({"plain": [10.0, 10.0], "auto": [12.0, 30.0]})
+    texts[1] = Text(**{**vars(texts[1]), "n_generated": 9})
+    assert _only(texts, least=10).against["plain"] == [1.2]
+    assert "turns left out, with a text of fewer than 10 tokens: 1" in render(texts, least=10)
+    assert "turns at temperature 0 where our texts have different lengths: 1" in render(texts)
+
+
+def test_kinds_are_merged() -> None:
+    texts = _texts({"plain": [10.0], "auto": [11.0]}, kind="qa")
+    texts += _texts({"plain": [10.0], "auto": [12.0]}, kind="math")
+    merged = auto_options.parser().parse_args(["--merge", "prose=qa,math"]).merge
+    found = _only(texts, merged=merged)
+    assert (found.cell.kind, found.against["plain"]) == ("prose", [1.1, 1.2])
+    assert len(reports(texts)) == 2
+
+
+def test_the_table_has_medians_and_geometric_means() -> None:
+    texts = _texts({"plain": [10.0, 10.0], "auto": [10.0, 40.0], "llama": [10.0, 10.0]})
+    texts += _texts({"plain": [10.0], "auto": [10.0], "llama": [10.0]}, kind="edit")
+    lines = render(texts).splitlines()
+    assert "| Q4_0 | 0 | code | 2 | 10.0 | 25.0 | 2.50 | 2.50 (plain) | 2.00 |  |" in lines
+    assert "| Q4_0 | 0 | all, geometric mean | 3 | 10.0 | 10.0 | 1.59 | 1.59 | 1.59 |  |" in lines
+    assert "| Q4_0 | 0 | code | 2.50 | 1.00 |" in lines
+    assert "- first text of Q4_0 (Q4_0, 0, code): 1.000 of plain" in lines
+
+
+def test_verdicts_of_the_prompts_with_code_and_edits() -> None:
+    rates = {"plain": [10.0], "auto": [13.0], "llama": [8.0], "llama n 7 p 0": [10.0]}
+    texts = [
+        *_texts(rates),
+        *_texts({**rates, "auto": [9.6]}, kind="edit"),
+        *_texts(rates, sampling="0.7", kind="edit", target="Q4_K_M"),
     ]
-
-
-def test_the_single_best_length_serves_all_cells() -> None:
-    one = _texts({"plain": [100.0], "fixed 1": [120.0], "fixed 8": [200.0], "auto": [195.0]})
-    other = _texts(
-        {"plain": [100.0], "fixed 1": [90.0], "fixed 8": [25.0], "auto": [99.0]}, ADVERSARIAL
-    )
-    single = single_best(reports(one + other))
-    assert single is not None
-    assert single.fixed == "fixed 1"
-    assert single.fixed_speedup == pytest.approx(math.sqrt(1.2 * 0.9))
-    assert single.ratio == pytest.approx(math.sqrt(1.95 * 0.99 / (1.2 * 0.9)))
-    lines = "\n".join(overview_lines(reports(one + other)))
-    assert (
-        "best single length over all conditions: fixed 1, 1.039 x plain; auto 1.389, 1.337" in lines
-    )
-    assert "over all but the adversarial conditions: fixed 8, 2.000 x plain; auto 1.950" in lines
-
-
-@pytest.mark.parametrize("is_finalist", [True, False])
-def test_the_survey_chooses_the_single_length_and_the_finals_tell_of_it(
-    *, is_finalist: bool
-) -> None:
-    survey = {"plain": [100.0], "fixed 1": [120.0], "fixed 2": [110.0], "auto": [130.0]}
-    finals = {"plain": [100.0], "fixed 2": [190.0], "auto": [140.0]}
-    if is_finalist:
-        finals["fixed 1"] = [105.0]
-    single = single_best(reports(_texts(survey) + _texts(finals, stage=FINALS)))
-    assert single == ("fixed 1", *((1.05, 1.4) if is_finalist else (1.2, 1.3)))
-
-
-def test_verdicts_name_the_worst_cell_and_the_sampling() -> None:
-    rates = {"plain": [100.0], "fixed 1": [150.0], "auto": [150.0], "llama default": [100.0]}
-    conditions = reports(
-        _texts(rates) + _texts(rates, GREEDY) + _texts({**rates, "auto": [96.0]}, ADVERSARIAL)
-    )
-    found = {verdict.what: verdict for verdict in verdicts(conditions)}
-    worst = found["worst condition / plain: large (small-shuffled), 0.7, open"]
+    found = {verdict.what: verdict for verdict in verdicts(reports(texts))}
+    worst = found["worst cell / plain: Q4_0, 0, edit"]
     assert (worst.found, worst.needed, worst.holds) == (pytest.approx(0.96), 0.97, False)
-    greedy = found["geometric mean / llama.cpp's defaults, sampling 0"]
-    assert (greedy.found, greedy.needed, greedy.holds) == (pytest.approx(1.5), 1.2, True)
-    warm = found["geometric mean / llama.cpp's defaults, sampling 0.7"]
-    assert (warm.found, warm.needed) == (pytest.approx(math.sqrt(1.5 * 0.96)), 1.7)
-    lines = overview_lines(conditions)
-    assert any(line.startswith("FAILS  0.960 (needed 0.97)") for line in lines)
-    assert any(line.startswith("holds  1.500 (needed 1.20)") for line in lines)
+    assert found["Q4_0, 0, code / plain"].holds
+    assert not found["Q4_0, 0, edit / plain"].holds
+    assert found["Q4_K_M, 0.7, edit / plain"].needed == 1.1
+    assert found["Q4_0, 0: geometric mean / llama.cpp's defaults"].needed == 1.65
+    assert found["Q4_K_M, 0.7: geometric mean / llama.cpp's defaults"].needed == 2.0
+    assert found["Q4_K_M, 0.7: geometric mean / llama.cpp's best of a grid"][1:] == (1.3, 1.3)
+    assert "- FAILS: 0.960 (needed 0.97), worst cell / plain: Q4_0, 0, edit" in render(texts)
+    whats = [verdict.what for verdict in verdicts(reports(_texts(rates)))]
+    assert not any("geometric mean" in what for what in whats), "code alone is another set"
 
 
-def test_the_document_is_json_and_keeps_every_text() -> None:
-    texts = _texts({"plain": [100.0, 90.0], "fixed 1": [150.0, 140.0]}) + _texts(
-        {"plain": [80.0]}, GREEDY
-    )
-    done = json.loads(json.dumps(document(texts, {"machine": {}}), allow_nan=False))
-    assert set(done) == {"machine", "conditions", "verdicts", "texts"}
-    assert done["conditions"][0]["best_fixed"] == "fixed 1"
-    assert texts_from(done) == texts
-    assert render(texts_from(done)) == render(texts)
+def test_an_unfinished_cell_is_reported_as_far_as_it_goes() -> None:
+    assert render([]) == "No texts to report.\n"
+    assert "| Q4_0 | 0 | code | 1 | 10.0 |  |  |  |  |  |" in render(_texts({"plain": [10.0]}))
+    assert render(_texts({"auto": [10.0]}))
 
 
-def test_an_unfinished_cell_is_told_as_far_as_it_goes() -> None:
-    assert condition_lines(report(CONDITION, _texts({"auto": [100.0]})))[0] == "large, 0.7, open"
-    assert render(_texts({"plain": [100.0]}))
+# The order ---------------------------------------------------------------------------------------
+
+
+def test_any_beginning_of_a_run_is_balanced() -> None:
+    prompts = [KindPrompt(kind, f"{kind} {i}") for kind in "abc" for i in range(4)]
+    turns = list(auto.schedule(prompts, 2, ["0", "0.7"], 2))
+    assert len(turns) == 12 * 4 * 2 == len(set(turns))
+    for n_rounds in (1, 2, 5):
+        beginning = turns[: n_rounds * 3 * 4]
+        counted = Counter((turn.target, turn.sampling, turn.prompt.kind) for turn in beginning)
+        assert set(counted.values()) == {n_rounds}
+    kinds = [turn.prompt.kind for turn in turns if (turn.target, turn.sampling) == (0, "0")]
+    assert len({tuple(kinds[i : i + 3]) for i in range(0, 24, 3)}) > 2
+    for target in (0, 1):
+        own = [turn.prompt for turn in turns if turn.target == target]
+        assert all(one != next_ for one, next_ in itertools.pairwise(own))
+    assert turns == list(auto.schedule(prompts, 2, ["0", "0.7"], 2))
+
+
+# Contenders --------------------------------------------------------------------------------------
+
+
+def test_contenders_by_name() -> None:
+    assert contender_options.options_of("fixed 12") == {"drafter": "model", "n_draft": 12}
+    assert contender_options.options_of("ngram 3") == {"drafter": "ngram", "n_draft": 3}
+    assert contender_options.options_of("auto")["seed"] is None
+    assert contender_options.draft_options("llama n 7 p 0.75") == [
+        *("--spec-draft-n-max", "7", "--spec-draft-p-min", "0.75")
+    ]
+    assert contender_options.draft_options("llama") == []
+    for name in ("fixed", "fixed x", "best", "llama n 7", "llama-cli"):
+        with pytest.raises(OptionError, match="unknown contender"):
+            contender_options.check(name)
+
+
+def test_samplings() -> None:
+    assert contender_options.sampling_options("0.7") == {
+        **{"temperature": 0.7, "top_k": 20},
+        **{"top_p": 0.8, "min_p": 0.0},
+    }
+    assert contender_options.sampling_options("1/0/1")["top_p"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--temps", "0,warm"),
+        ("--temps", "nan"),
+        ("--temps", "-1"),
+        ("--temps", "1/2/3/4/5"),
+        ("--contenders", "plain,fixed"),
+        ("--also", "llama n x p 0"),
+        ("--survey", "x"),
+        ("--runs", "0"),
+        ("--tokens", "0"),
+    ],
+)
+def test_wrong_options_are_refused(wrong: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit):
+        auto_options.parser().parse_args(wrong)
 
 
 def test_the_log_of_llama_cpp() -> None:
@@ -210,85 +221,81 @@ def test_the_log_of_llama_cpp() -> None:
         llama_cpp_runner.parse("error: invalid argument")
 
 
-def test_the_command_line_of_llama_cpp() -> None:
-    program = LlamaCppProgram(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1)
-    name = llama_grid.GridPoint(7, 0.75).name
-    at_default = llama_grid.command(
-        program, "llama default", "x", sampling="0", n_tokens=96, seed=3
-    )
-    at_grid = llama_grid.command(program, name, "x", sampling="0.7", n_tokens=96, seed=3)
-    as_theirs = llama_grid.command(program, name, "x", sampling="default", n_tokens=96, seed=3)
-    assert "--spec-draft-n-max" not in at_default
-    assert "--top-k" not in at_default
-    assert at_default[at_default.index("-n") + 1] == "95"
-    assert at_grid[at_grid.index("--spec-draft-n-max") + 1] == "7"
-    assert at_grid[at_grid.index("--spec-draft-p-min") + 1] == "0.75"
-    assert at_grid[at_grid.index("--temp") + 1] == "0.7"
-    assert at_grid[at_grid.index("--top-k") + 1] == "0"
-    assert "--temp" not in as_theirs
-    assert len({point.name for point in llama_grid.GRID}) == 30
+def _written_by(folder: Path, script: str, name: str = "llama") -> Any:
+    """What a script in place of llama-speculative-simple is read to have written."""
+    path = folder / "llama-speculative-simple"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    loaded = LlamaCppProgram(folder, Path("t.gguf"), Path("d.gguf"), 1024, 4, 1)
+    with contender_options.llama_programs(loaded, [name]) as found:
+        return found[name].write(
+            range(6),
+            "x",
+            options=contender_options.sampling_options("0.7"),
+            n_tokens=96,
+            seed=3,
+        )
 
 
-def test_a_rival_that_is_none_is_named(tmp_path: Path) -> None:
+def test_the_command_line_of_llama_cpp(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(LOG)
+    script = f'echo "$@" > "{tmp_path}/command"; cat "{tmp_path}/log"'
+    assert _written_by(tmp_path, script, "llama n 7 p 0.75").n_generated == 97
+    command = (tmp_path / "command").read_text()
+    assert "--spec-draft-n-max 7 --spec-draft-p-min 0.75 --temp 0.7 --top-k 20" in command
+    assert "-n 95 " in command
+    assert "--ignore-eos" not in command
+    _written_by(tmp_path, script)
+    assert "--spec-draft-n-max" not in (tmp_path / "command").read_text()
+
+
+def test_a_program_that_fails_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"code 3.*\n.*no such model"):
+        _written_by(tmp_path, "echo no such model >&2; exit 3")
+    request = BaselineRequest(range(6), Sampling(), 8, 0, False, text="x")
     program = LlamaCppProgram(tmp_path / "none", Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
     with pytest.raises(OptionError, match="give the path of a llama-speculative-simple"):
-        llama_grid.run(program, "llama default", "x", sampling="0", n_tokens=8, seed=0)
-    script = tmp_path / "fails"
-    script.write_text("#!/bin/sh\necho no such model >&2\nexit 3\n")
-    script.chmod(0o755)
-    program = LlamaCppProgram(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
-    with pytest.raises(OptionError, match=r"code 3.*\n.*no such model"):
-        llama_grid.run(program, "llama default", "x", sampling="0", n_tokens=8, seed=0)
+        llama_cpp_runner.SpeculativeSimple(program).write(request)
 
 
 def test_a_log_that_lost_its_end_is_asked_for_again(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(LOG)
-    script = tmp_path / "loses"
-    script.write_text(
-        f'#!/bin/sh\ncd "{tmp_path}"\nif [ -e tried ]; then cat log; else touch tried; fi\n'
-    )
-    script.chmod(0o755)
-    program = LlamaCppProgram(script, Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
-    found = llama_grid.run(program, "llama default", "x", sampling="0", n_tokens=8, seed=0)
-    assert found.n_generated == 97
+    script = f'cd "{tmp_path}"; if [ -e tried ]; then cat log; else touch tried; fi'
+    assert _written_by(tmp_path, script).n_generated == 97
 
 
-def test_contenders_by_name() -> None:
-    assert contender_options.options_of("fixed 12") == {"drafter": "model", "n_draft": 12}
-    assert contender_options.options_of("auto") == {
-        "drafter": "auto",
-        "n_draft": "auto",
-        "seed": None,
-    }
-    for name in ("fixed", "fixed x", "best"):
-        with pytest.raises(OptionError, match="unknown contender"):
-            contender_options.options_of(name)
+# Prompt sets -------------------------------------------------------------------------------------
 
 
-def test_options_are_parsed() -> None:
-    options = parser().parse_args([])
-    assert options.temps == ["0", "0.7", "1.0", "default"]
-    assert options.lengths == list(range(1, 17))
-    assert options.prompts == ["open", "repetitive"]
-    assert parser().parse_args(["--lengths", "8,2-4"]).lengths == [2, 3, 4, 8]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        ("--temps", "0,warm"),
-        ("--temps", "nan"),
-        ("--temps", "-1"),
-        ("--lengths", "0-3"),
-        ("--prompts", "open,closed"),
-        ("--runs", "x"),
-        ("--runs", "-1"),
-        ("--tokens", "0"),
-    ],
-)
-def test_wrong_options_are_refused(wrong: tuple[str, str]) -> None:
-    with pytest.raises(SystemExit):
-        parser().parse_args(wrong)
+def test_both_prompt_sets_have_all_kinds_and_share_nothing(tmp_path: Path) -> None:
+    categories = ("writing", "qa", "math", "summarization", "coding")
+    questions = [
+        {"category": category, "turns": [f"{category} {i}", "later"]}
+        for category in categories
+        for i in range(48)
+    ]
+    problems = [
+        {"prompt": f"def f{i}():\n" + "    # comment\n" * 25, "canonical_solution": "    pass\n"}
+        for i in range(100)
+    ]
+    spec_bench, humaneval = tmp_path / "spec_bench.jsonl", tmp_path / "humaneval.jsonl.gz"
+    spec_bench.write_text("".join(json.dumps(each) + "\n" for each in questions))
+    with gzip.open(humaneval, "wt") as file:
+        file.writelines(json.dumps(each) + "\n" for each in problems)
+    found = {}
+    for name in ("record", "show"):
+        path = tmp_path / f"{name}.jsonl"
+        prompt_sets.main(
+            [name, "--spec-bench", str(spec_bench), "--humaneval", str(humaneval), "-o", str(path)]
+        )
+        found[name] = prompt_sets.read(path)
+    assert [len(found[name]) for name in ("record", "show")] == [34 * 6, 12 * 6]
+    for prompts in found.values():
+        assert [prompt.kind for prompt in prompts[:7]] == [
+            *("writing", "qa", "math", "summary", "code", "edit", "writing")
+        ]
+    assert not {each.text for each in found["record"]} & {each.text for each in found["show"]}
+    assert len({prompt.name for prompt in found["show"]}) == 72
 
 
 def test_a_shuffled_draft_is_the_same_but_for_its_weights(tmp_path: Path) -> None:
@@ -316,142 +323,114 @@ def test_a_shuffled_draft_makes_a_pair_that_accepts_nearly_nothing(tmp_path: Pat
     assert done.stats.acceptance < 0.1
 
 
-def test_the_whole_bench_on_the_embedded_pair(
+# The whole benchmark -----------------------------------------------------------------------------
+
+
+def _arguments(path: Path, *more: str) -> list[str]:
+    return [
+        *("--target", str(embedded_target()), "--temps", "0", "--tokens", "8", "--least", "4"),
+        *("--per-kind", "1", "--threads", "1", "--ctx", "512", "-o", str(path), *more),
+    ]
+
+
+def test_the_whole_benchmark_and_its_continuation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "out.json"
-    auto.main(
-        [
-            *("--target", str(embedded_target()), "--adversarial"),
-            *("--contenders", "plain,fixed", "--lengths", "1,2", "--temps", "0"),
-            *("--prompts", "repetitive", "--n-prompts", "1", "--tokens", "8", "--runs", "1"),
-            *("--threads", "1", "--json", str(path)),
-        ]
-    )
+    path = tmp_path / "texts.jsonl"
+    short = ["--contenders", "plain,auto,auto new", "--also", "fixed 2"]
+    auto.main(_arguments(path, *short, "--kinds", "open"))
     shown = capsys.readouterr()
-    assert "classics-target (classics-draft-shuffled), 0, repetitive" in shown.out
-    assert "best single length over all conditions" in shown.out
-    assert "min left" in shown.err
-    done = json.loads(path.read_text())
-    assert [path] == list(tmp_path.iterdir())
-    assert done["interrupted"] is False
-    assert done["settings"]["lengths"] == [1, 2]
-    assert len(done["conditions"]) == 2
-    assert len(done["texts"]) == 2 * 2 * 3
-    assert all(text["n_generated"] == 8 for text in done["texts"])
-    auto.main(["--report", str(path)])
+    assert "min left] " in shown.err
+    assert "worst cell / plain" in shown.out
+    about, texts = read_texts(path)
+    assert about["settings"]["tokens"] == 8
+    assert [text.contender for text in texts] == ["plain", "auto", "auto new", "fixed 2"]
+    assert all(text.n_generated == 8 for text in texts)
+    assert texts[3].n_drafted > 0
+    auto.main(["--report", str(path), "--least", "4"])
     assert capsys.readouterr().out == shown.out
+    with pytest.raises(OptionError, match="exists; continue it with --resume"):
+        auto.main(_arguments(path, *short))
+    with pytest.raises(OptionError, match="with other models or settings"):
+        auto.main(_arguments(path, *short, "--resume", "--runs", "2", "--tokens", "9"))
+    with path.open("a") as file:
+        file.write('{"target": "Q4')  # killed while it wrote
+    auto.main(_arguments(path, *short, "--resume", "--survey", "0"))
+    assert read_texts(path)[1][:4] == texts
+    assert len(read_texts(path)[1]) == 4 + 3
+    assert len({text.at for text in read_texts(path)[1]}) == 7
 
 
-def test_the_best_of_the_grid_meets_ours_again(
+def test_the_budget_and_the_contenders_of_the_survey(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script, path = tmp_path / "llama", tmp_path / "out.json"
+    path = tmp_path / "texts.jsonl"
+    auto.main(_arguments(path, "--contenders", "plain", "--also", "fixed 1", "--budget", "1"))
+    assert "the budget ends here" in capsys.readouterr().err
+    assert not read_texts(path)[1]
+    more = ["--contenders", "plain", "--also", "fixed 1", "--survey", "1", "--per-kind", "2"]
+    auto.main(_arguments(path, *more, "--resume"))
+    counted = Counter(text.contender for text in read_texts(path)[1])
+    assert counted == {"plain": 4, "fixed 1": 2}
+    assert not list((tmp_path / "texts.jsonl.cache").rglob("*.json")), "only auto learns"
+
+
+def test_a_turn_ends_with_a_short_text(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    auto.main(_arguments(path, "--contenders", "plain,auto", "--also", "", "--least", "9"))
+    assert [text.contender for text in read_texts(path)[1]] == ["plain", "auto"]
+    assert len({text.turn for text in read_texts(path)[1]}) == 2
+
+
+def test_llama_cpp_reads_the_same_prompt_or_is_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, path = tmp_path / "llama-speculative-simple", tmp_path / "texts.jsonl"
     log = LOG.replace("encoded    6", f"encoded {N_FIRST_OPEN}")
     script.write_text(f"#!/bin/sh\ncat <<'END'\n{log}END\n")
     script.chmod(0o755)
-    common = [
-        *("--target", str(embedded_target()), "--llama", str(script), "--grid"),
-        *("--contenders", "fixed", "--lengths", "1", "--temps", "0", "--prompts", "open"),
-        *("--tokens", "4", "--runs", "2", "--threads", "1", "--json", str(path)),
-    ]
-    auto.main([*common, "--n-prompts", "1"])
+    more = ["--llama", str(tmp_path), "--contenders", "plain,auto,llama", "--kinds", "open"]
+    auto.main(_arguments(path, *more, "--also", "llama n 7 p 0.75", "--per-kind", "2"))
+    counted = Counter(text.contender for text in read_texts(path)[1])
+    assert counted == {"plain": 2, "auto": 2, "llama": 1, "llama n 7 p 0.75": 1}
     shown = capsys.readouterr()
-    assert "geometric mean / llama.cpp's best of the grid, sampling 0" in shown.out
-    assert "classics-target gets 1 threads" in shown.err
-    texts = texts_from(json.loads(path.read_text()))
-    by_stage = {
-        stage: [text.contender for text in texts if text.stage == stage]
-        for stage in (SURVEY, FINALS)
-    }
-    assert len(by_stage[SURVEY]) == 2 + len(llama_grid.GRID)
-    assert by_stage[FINALS].count("llama default") == 2
-    assert sum(name.startswith("llama n") for name in by_stage[FINALS]) == 2 * 3
-    with pytest.raises(OptionError, match=r"llama\.cpp read 21 tokens where we read"):
-        auto.main([*common, "--n-prompts", "2"])  # the log always tells of the first
-    assert json.loads(path.read_text())["texts"]
+    assert f"it is {N_FIRST_OPEN} tokens for llama" in shown.err
+    assert "(defaults)" in shown.out
 
 
-def test_a_replay_goes_at_the_pace_of_another_target() -> None:
-    after_others, again = ({(n, how): [0.1 * n] for n in (1, 2, 3)} for how in (False, True))
-    again[1, True] = [0.05]
-    how: dict[str, Any] = {"sampling": "0", "n_tokens": 24, "seed": 0}
-    with load(embedded_target(), embedded_draft(), n_draft_max=2, n_threads=1) as engine:
-        replay = Replay(engine, after_others | again)
-        plain = replay.write("plain", prompts.OPEN[0], **how)
-        fixed = replay.write("fixed 2", prompts.OPEN[0], **how)
-        real = contender_options.write(engine, "fixed 2", prompts.OPEN[0], **how)
-    assert plain.n_generated == 24
-    assert plain.seconds.target == pytest.approx(0.1 + 23 * 0.05)
-    assert (fixed.n_generated, fixed.n_accepted) == (24, real.n_accepted)
-    assert fixed.seconds.target == pytest.approx(0.1 * (fixed.n_rounds + fixed.n_drafted))
-    assert fixed.tokens_per_second < 24 / fixed.seconds.target
-
-
-def test_a_replay_measures_every_size_after_its_like_and_after_others(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "out.json"
-    common = ["--target", str(embedded_target()), "--replay", "--threads", "1"]
-    condition = ["--lengths", "2", "--temps", "0.7", "--prompts", "open", "--n-prompts", "1"]
-    auto.main([*common, *condition, "--tokens", "64", "--runs", "2", "--json", str(path)])
-    shown = capsys.readouterr()
-    assert "measuring passes of the target, 10 of 10" in shown.err
-    assert "auto / fixed (fixed 2)" in shown.out
-    assert len(json.loads(path.read_text())["texts"]) == 3 * 3
-    assert not list(profile_store.records()), "no pair is as slow as that"
-    with pytest.raises(OptionError, match="--replay cannot be combined"):
-        auto.main([*common, "--cold-start"])
-
-
-def test_an_interrupted_bench_keeps_what_is_done(
+def test_an_interrupted_benchmark_reports_what_is_done(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n_written = 0
+    add = TextFile.add
 
-    def write(*arguments: object, **options: object) -> object:
-        nonlocal n_written
-        n_written += 1
-        if n_written > 5:
-            raise KeyboardInterrupt
-        return BaselineText(1, 8, 0, 0, 0.1, 0.1, 0.08)
+    def add_one(file: TextFile, text: Text) -> None:
+        add(file, text)
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(contender_options, "write", write)
-    path = tmp_path / "out.json"
+    monkeypatch.setattr(TextFile, "add", add_one)
     with pytest.raises(SystemExit) as ended:
-        auto.main(
-            [
-                *("--target", str(embedded_target()), "--contenders", "plain,fixed"),
-                *("--lengths", "1,2", "--temps", "0", "--threads", "1", "--json", str(path)),
-            ]
-        )
+        auto.main(_arguments(tmp_path / "texts.jsonl", "--contenders", "plain,fixed 1"))
     assert ended.value.code == 130
-    done = json.loads(path.read_text())
-    assert done["interrupted"] is True
-    assert len(done["texts"]) == 2
-    assert "plain" in capsys.readouterr().out
+    assert len(read_texts(tmp_path / "texts.jsonl")[1]) == 1
+    assert "| 0 | " in capsys.readouterr().out
 
 
-def test_first_tells_ratios_of_the_same_turn() -> None:
-    texts = [
-        cold_start.ColdStartText("condition", turn, name, rate, rate / 2, 1.0)
-        for name, rates in {"plain": [100.0, 200.0], "auto": [90.0, 196.0]}.items()
-        for turn, rate in enumerate(rates)
-    ]
-    shown = cold_start.render(texts)
-    assert "condition: auto / plain, generation: 0.940 (0.900-0.980), 2 turns" in shown
-    assert "FAILS  0.940 (needed 0.95)  worst condition of auto / plain, whole call" in shown
+def test_pairs_are_named_by_quantization_and_if_needed_by_files(tmp_path: Path) -> None:
+    target, other = embedded_target(), write_shuffled(embedded_draft(), tmp_path)
+    given = ["--target", str(target), "--draft", str(embedded_draft())]
+    (one,) = auto_options.pairs(auto_options.parser().parse_args(given))
+    assert one == ("Q8_0", target, embedded_draft())
+    given += ["--target", str(target), "--draft", str(other)]
+    names = [name for name, *_ in auto_options.pairs(auto_options.parser().parse_args(given))]
+    assert names == [f"{target.stem} Q8_0 ({draft.stem})" for draft in (embedded_draft(), other)]
 
 
-def test_first_runs_fresh_processes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "first.json"
-    auto.main(
-        [
-            *("--cold-start", "--target", str(embedded_target()), "--cold-start-tokens", "4"),
-            *("--contenders", "fixed", "--lengths", "1", "--temps", "0", "--prompts", "open"),
-            *("--runs", "1", "--threads", "1", "--json", str(path)),
-        ]
-    )
-    assert "fixed 1 / plain, generation" in capsys.readouterr().out
-    done = json.loads(path.read_text())
-    assert [text["contender"] for text in done["texts"]] == ["plain", "fixed 1"]
+def test_unknown_kinds_and_missing_drafts_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="there are open, repetitive"):
+        auto.main(_arguments(tmp_path / "a", "--kinds", "code"))
+    with pytest.raises(OptionError, match="no target to measure"):
+        auto.main([])
+    with pytest.raises(OptionError, match="1 targets have 2 drafts"):
+        auto.main(_arguments(tmp_path / "a", "--draft", "a.gguf", "--draft", "b.gguf"))
+    with pytest.raises(OptionError, match="--resume needs the file"):
+        auto.main(["--target", str(embedded_target()), "--resume"])
