@@ -20,6 +20,7 @@ from ggufspec.common.files import format_bytes
 from ggufspec.errors import VocabError
 from ggufspec.models.shape import ModelShape, shape_of_name
 from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
+from ggufspec.placement.speeds import type_note
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
 _FACTORS: dict[str, int] = {"": 1, "b": 1} | {
@@ -239,6 +240,8 @@ def _print(
         )
     render.echo_rows(rows)
     chosen = plans[0][1]
+    if chosen.n_gpu_layers <= target.n_layers:
+        click.echo(f"\nThe target's weights are {type_note(target.matrix_type)}.")
     if not chosen.fits:
         click.echo("\nNone of these fits: use a smaller quantization or a smaller model.")
         return

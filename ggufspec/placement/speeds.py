@@ -22,6 +22,9 @@ _PACKED = 0.7  # share of its bandwidth that a CPU gets where weights must be un
 _PACKED_BITS = 7  # weights of fewer bits are unpacked
 _LAYER_SECONDS = 40e-6  # of a layer on a GPU, however small: kernel launches
 N_DRAFT_MOST = 16
+# Types that llama.cpp's CPU kernels compute for several tokens at once, as measured: see the guide
+# of models/ (IQ4_NL: by its source).
+BATCHED_TYPES = ("Q4_0", "Q5_0", "IQ4_NL", "F16", "BF16")
 
 # Nominal bytes/s by the names that drivers report; the longest name that matches is used.
 _KNOWN = {
@@ -83,6 +86,15 @@ def known_bandwidth(description: str) -> float | None:
     """Nominal bytes/s of a GPU by its name; None if it is not in the table."""
     found = [name for name in _KNOWN if name in description]
     return _KNOWN[max(found, key=len)] if found else None
+
+
+def type_note(matrix_type: str) -> str:
+    """A line on what the type of a target's matrices means for speculation on a CPU."""
+    if matrix_type in BATCHED_TYPES:
+        effect = "4 tokens in a pass cost little more than one, so speculation can pay"
+    else:
+        effect = "each token adds to a pass; a Q4_0 file gains more by speculation"
+    return f"mostly {matrix_type}: on a CPU, {effect}"
 
 
 def host_bandwidth(n_bytes: int, n_bits: float, seconds: float) -> float:
