@@ -148,7 +148,7 @@ def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
     """The context to load. Raises BadParameter if it is too small for the measurements."""
     asked = was_given("depth")
     needed = n_most + 1 + (depth if asked else 0)
-    if n_ctx is not None and n_ctx < needed:
+    if n_ctx and n_ctx < needed:
         tokens = f"{depth} tokens and " if asked else ""
         raise click.BadParameter(
             f"a context of {n_ctx} has no room for {tokens}a pass of {n_most + 1}: use at least "

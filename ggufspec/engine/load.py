@@ -52,7 +52,8 @@ def load(
     """Load a target GGUF model and, if given, a draft model for it.
 
     target, draft: paths of files; `ggufspec.models.resolve` returns them for names.
-    n_ctx: tokens of prompt and text together; None: the target's own context, at most 4096.
+    n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at
+    most 4096.
     n_batch: prompt tokens per batch; None: 512. n_draft_max: maximum drafted tokens per round.
     n_slots: texts that can be written at the same time; each has a context of n_ctx tokens.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;

@@ -121,7 +121,7 @@ def test_a_plan_without_a_gpu(pair: list[str]) -> None:
         ("--ram-bandwidth", "0.4"),
         ("--draft-n", "0"),
         ("--draft-n", "x"),
-        ("-c", "0"),
+        ("-c", "-1"),
         ("-ctk", "q9"),
     ],
 )
