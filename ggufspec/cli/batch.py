@@ -25,10 +25,17 @@ from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, checked, text_options
+from ggufspec.cli.text_settings import (
+    check_needs_no_draft,
+    checked,
+    text_options,
+    with_file_sampling,
+)
 from ggufspec.common.facts import plain
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, parse_prompts
+from ggufspec.engine.file_sampling import file_sampling
+from ggufspec.models.header import read_header
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
@@ -150,6 +157,8 @@ def command(
         check(address)
     prompts = parse_prompts(read_prompt_file(prompt_file), str(prompt_file))[:limit]
     target, draft = pair.find()
+    found = file_sampling(read_header(target).values)
+    settings = with_file_sampling(settings, found, verbose=verbose)
     plan = BatchPlan(
         target=str(target),
         draft=None if draft is None else str(draft),

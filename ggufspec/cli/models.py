@@ -226,7 +226,10 @@ def rm(name: str, yes: bool) -> None:
 
 def _header_text(header: Header) -> str:
     """The header of a file in a few lines."""
-    facts = _header_facts(header)
+    from ggufspec.engine.file_sampling import file_sampling, sampling_text
+    from ggufspec.placement.speeds import type_note
+
+    facts, own = _header_facts(header), file_sampling(header.values)
     layers = facts["layer_bytes"]
     span = ""
     if layers:
@@ -238,21 +241,26 @@ def _header_text(header: Header) -> str:
         "architecture": facts["architecture"],
         "parameters": f"{facts['n_params'] / 1e6:,.0f} M",
         "quantization": facts["quantization"],
+        "weights": type_note(facts["matrix_type"]),
         "layers": f"{facts['n_layers']}{span}",
         "context": f"{facts['n_ctx']} tokens",
         "vocabulary": f"{facts['n_vocab']} tokens, fingerprint {facts['vocabulary']}",
         "chat template": "yes" if facts["chat_template"] else "no",
+        "sampling": sampling_text(facts["sampling"]) or "not in the file: llama.cpp's defaults",
     }
-    return _lines(rows)
+    return "\n".join([_lines(rows), *own.notes])
 
 
 def _header_facts(header: Header) -> dict[str, Any]:
     names = (
         *("n_bytes", "architecture", "n_params", "quantization", "n_layers", "layer_bytes"),
-        *("n_ctx", "n_vocab", "vocabulary", "chat_template"),
+        *("matrix_type", "n_ctx", "n_vocab", "vocabulary", "chat_template"),
     )
-    paths = [str(path) for path in header.paths]
-    return {"paths": paths, **{name: getattr(header, name) for name in names}}
+    from ggufspec.engine.file_sampling import file_sampling
+
+    found = {name: getattr(header, name) for name in names}
+    sampling = file_sampling(header.values).options
+    return {"paths": [str(path) for path in header.paths], **found, "sampling": sampling}
 
 
 def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:

@@ -18,7 +18,13 @@ from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, checked, conditions, text_options
+from ggufspec.cli.text_settings import (
+    check_needs_no_draft,
+    checked,
+    conditions,
+    text_options,
+    with_file_sampling,
+)
 from ggufspec.common.prompts import decoded
 from ggufspec.errors import PromptError
 
@@ -57,7 +63,7 @@ def command(
       ggufspec run --target large.gguf --draft small.gguf --chat -p "Who was Napoleon?"
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
-    options = checked(settings)
+    checked(settings)
     text = read_prompt(asked["prompt"], asked["prompt_file"])
     shared.show_log(verbose)
     if pair.draft is None:
@@ -65,6 +71,8 @@ def command(
     paths = pair.find()
     load_settings |= shared.room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
+        settings = with_file_sampling(settings, engine.file_sampling, verbose=verbose)
+        options = checked(settings)
         prompt = prompt_of(engine, text, asked)
         without = replace(options, drafter="none")
         plain = generate(engine, prompt, without, None) if compare else None

@@ -13,6 +13,7 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine import fit
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions
@@ -99,18 +100,23 @@ def load(
         places.add(servers.gpus())
         first = places.first()
         try:
-            return _load(first, servers, progress)
+            return _load(first, servers, places.file_sampling, progress)
         except OutOfMemoryError:
             smaller = places.smaller(first)
             if smaller is None:
                 raise
-        return _load(smaller, servers, progress)
+        return _load(smaller, servers, places.file_sampling, progress)
     except BaseException:
         servers.close()
         raise
 
 
-def _load(options: LoadOptions, servers: RpcConnections, progress: LoadProgress | None) -> Engine:
+def _load(
+    options: LoadOptions,
+    servers: RpcConnections,
+    sampling: FileSampling,
+    progress: LoadProgress | None,
+) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
     with ExitStack() as stack:
         target_model = Model(
@@ -173,6 +179,7 @@ def _load(options: LoadOptions, servers: RpcConnections, progress: LoadProgress 
             stored_profile=StoredProfile(key) if options.tuned else None,
             placement=options.placement,
             resources=resources,
+            file_sampling=sampling,
         )
         resources.callback(servers.close)
         resources.push(stack.pop_all())  # last: until here, the stack closes them if this raises
