@@ -21,10 +21,10 @@ _NAMES = {
     "sequence": "samplers",
 }
 _UNSUPPORTED = {"xtc_probability": "xtc", "mirostat": "mirostat"}  # 0 is off
-# Other names that llama.cpp has for samplers, besides those with "-" or nothing for "_".
-_ALIASES = {"temp": "temperature", "nucleus": "top_p", "typ": "typical_p", "typ_p": "typical_p"}
-_SAMPLERS = _ALIASES | {
-    name.replace("_", between): name for name in defaults.SAMPLERS for between in ("_", "-", "")
+# Samplers by all names that llama.cpp has for them, without "-" and "_".
+_SAMPLERS = {
+    **{name.replace("_", ""): name for name in defaults.SAMPLERS},
+    **{"temp": "temperature", "nucleus": "top_p", "typ": "typical_p", "typp": "typical_p"},
 }
 
 
@@ -76,7 +76,7 @@ def _number(name: str, value: object) -> float:
 
 def _samplers(value: object, notes: list[str]) -> list[str]:
     """The samplers of a sequence, without those that are not supported."""
-    names = [name for name in str(value).split(";") if name]
+    names = [name.replace("_", "").replace("-", "") for name in str(value).split(";") if name]
     known = [_SAMPLERS[name] for name in names if name in _SAMPLERS]
     notes += [_not_applied(name[:40]) for name in names if name not in {*_SAMPLERS, "xtc"}]
     if not known:
@@ -85,7 +85,4 @@ def _samplers(value: object, notes: list[str]) -> list[str]:
 
 
 def _not_applied(sampler: str) -> str:
-    return (
-        f"the file asks for the sampler {sampler!r}, which is not supported, so texts are sampled "
-        "without it"
-    )
+    return f"the file asks for the sampler {sampler!r}, which is not supported and is left out"

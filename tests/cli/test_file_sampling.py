@@ -16,7 +16,7 @@ Command = Callable[..., Any]
 
 SAMPLING = {"temp": 0.7, "top_k": 20, "top_p": 0.8, "mirostat": 2}
 LINE = "sampling from the file: temperature 0.7, top-k 20, top-p 0.8"
-NOT_APPLIED = "the file asks for the sampler 'mirostat', which is not supported"
+NOT_APPLIED = "the file asks for the sampler 'mirostat', which is not supported and is left out"
 PROMPT = ("-p", "hi", "-n", "4")
 
 

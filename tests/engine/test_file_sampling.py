@@ -54,7 +54,7 @@ def test_values_are_read_from_numbers_and_texts_with_six_decimals() -> None:
 
 
 def test_a_sequence_names_the_samplers_in_all_spellings() -> None:
-    own = found(sequence="penalties;typ_p;nucleus;min-p;topk;xtc;temp")
+    own = found(sequence="penalties;typ-p;nucleus;min-p;topk;xtc;temp")
     wanted = ("penalties", "typical_p", "top_p", "min_p", "top_k", "temperature")
     assert own == ({"samplers": wanted}, ())
     assert sampling_text(own.options) == f"samplers {'; '.join(wanted)}"
