@@ -48,17 +48,9 @@ def _bandwidth(value: str) -> int:
     return found
 
 
-def _sizes(value: str) -> list[int]:
-    return [parse_bytes(part) for part in value.split(",") if part.strip()]
-
-
 @click.command(name="plan", cls=SectionedCommand)
-@option("-m --target", "Target: a file or a name.", metavar="MODEL", required=True)
-@option(
-    "-md --draft",
-    "Draft, likewise; auto: one that fits the target.  [default: none]",
-    metavar="MODEL",
-)
+@shared.target_option()
+@shared.draft_option()
 @gathered(
     "hardware",
     option(
@@ -66,7 +58,7 @@ def _sizes(value: str) -> list[int]:
         "Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
         "0: no GPU.  [default: free memory of this machine]",
         metavar="SIZE,...",
-        type=_sizes,
+        type=lambda value: [parse_bytes(part) for part in value.split(",") if part.strip()],
     ),
     option(
         "--ram",

@@ -135,16 +135,6 @@ class Header:
                 counted[tensor.type] += tensor.n_bytes
         return counted.most_common(1)[0][0] if counted else "unknown"
 
-    @cached_property
-    def layer_bytes(self) -> tuple[int, ...]:
-        """Bytes of the weights of each layer."""
-        found = [0] * self.n_layers
-        for tensor in self.tensors:
-            layer = layer_of(tensor.name)
-            if layer is not None and layer < len(found):
-                found[layer] += tensor.n_bytes
-        return tuple(found)
-
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name. Raises ModelError."""
         found = next((tensor for tensor in self.tensors if tensor.name == name), None)
