@@ -42,9 +42,11 @@ def test_a_default_that_is_given_wins(run: Command, recommending: Path) -> None:
     assert found.document["settings"]["temperature"] == defaults.TEMPERATURE
 
 
-def test_verbose_says_where_it_comes_from(run: Command, recommending: Path, target: Path) -> None:
-    assert LINE in run("-m", recommending, *PROMPT, "-v").err
-    assert "sampling from" not in run("-m", target, *PROMPT, "-v").err
+def test_verbose_says_where_it_comes_from(
+    program: Command, recommending: Path, target: Path
+) -> None:
+    assert LINE in program("run", "-m", recommending, *PROMPT, "-t", "1", "-v").err
+    assert "sampling from" not in program("run", "-m", target, *PROMPT, "-t", "1", "-v").err
 
 
 def test_show_prints_it(command: Command, recommending: Path, target: Path) -> None:
