@@ -700,7 +700,7 @@ def _write(
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}")
     for key, value in facts.items():
-        _add(writer, f"{architecture}.{key}", value)
+        _add(writer, key if key.startswith("general.") else f"{architecture}.{key}", value)
     if vocab is not None:
         _add_vocab(writer, vocab)
     if vocab is not None and vocab.model == "bert":

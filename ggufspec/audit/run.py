@@ -62,6 +62,8 @@ def audit(
     (no prompt, or one too long for the context), DecodeError, ClosedError.
     """
     settings = settings or AuditOptions()
+    options: GenerateOptions = {**engine.file_sampling.options, **settings.options}
+    settings = replace(settings, options=options)
     if settings.seed is None:
         settings = replace(settings, seed=secrets.randbits(32))
     if engine.draft is None:

@@ -146,7 +146,7 @@ def sampling_flags(sampling: Sampling, breakers: Sequence[str], n_ctx: int) -> l
         *("--repeat-penalty", str(sampling.repeat_penalty)),
         *("--frequency-penalty", str(sampling.frequency_penalty)),
         *("--presence-penalty", str(sampling.presence_penalty)),
-        *("--samplers", ";".join(sampler_names(sampling))),
+        *("--samplers", ";".join(sampler_names(sampling)), "--mirostat", "0"),
     ]
     if sampling.dry_multiplier > 0:
         made += [

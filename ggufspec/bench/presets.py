@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,14 +14,10 @@ from ggufspec.bench.records import BenchResults, Contender
 from ggufspec.bench.run import Experiment
 from ggufspec.bench.tables import Table
 from ggufspec.common.prompts import Prompt
+from ggufspec.common.toml import read_toml
 from ggufspec.errors import OptionError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-_SOURCES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SOURCES = read_toml(Path(__file__).with_suffix(".toml"))
 _NO_TRUNCATION = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 

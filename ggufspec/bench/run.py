@@ -25,6 +25,7 @@ from ggufspec.bench.records import (
 from ggufspec.common.prompts import Prompt
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.text import Message
 from ggufspec.errors import OptionError, PromptError
 
@@ -218,7 +219,7 @@ class _Writer:
             **contender.options,
             "max_tokens": n_tokens,
         }
-        stream = self._engine_of(contender).stream(tokens, **options)
+        stream = self._engine_of(contender).begin(tokens, CheckedOptions.of(options))  # type: ignore[arg-type]
         started = perf_counter()
         first: float | None = None
         n_written = 0

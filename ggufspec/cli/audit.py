@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from ggufspec.cli.options import AT_LEAST_1, NOT_NEGATIVE, gathered, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import SAMPLING, to_generate
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import conditions
+from ggufspec.cli.text_settings import conditions, with_file_sampling
 from ggufspec.common import defaults
 from ggufspec.common.prompts import TEXTS, parse_prompts
 
@@ -104,6 +104,8 @@ def command(
     load_settings |= shared.room_for(settings.n_draft)
     paths = pair.find()
     with load_with_bars(*paths, load_settings) as engine, late_bars() as bars:
+        own = with_file_sampling(settings.options, engine.file_sampling, verbose=verbose)
+        settings = replace(settings, options=own)  # type: ignore[arg-type]
         report = audit(engine, prompts or PROMPTS, settings, progress=bars.update)
     if as_json:
         document = asdict(report)

@@ -18,17 +18,18 @@ from ggufspec.batch.results import BatchResults, BatchTotals, FileResults, Strea
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan
 from ggufspec.batch.settings import model_identity
 from ggufspec.cli import options as shared
-from ggufspec.cli import render
+from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import ERROR, INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, checked, text_options
 from ggufspec.common.facts import plain
 from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, parse_prompts
+from ggufspec.engine.file_sampling import file_sampling
+from ggufspec.models.header import read_header
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
@@ -97,7 +98,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 @option("--resume", "Continue an interrupted batch; finished prompts are kept.", is_flag=True)
 @option("--retry-failed", "With --resume: run failed prompts again.", is_flag=True)
 @option("--limit", "Run only the first N prompts.", type=AT_LEAST_1)
-@text_options(shared.max_tokens_option)
+@text_settings.text_options(shared.max_tokens_option)
 @shared.load_options
 @option(
     "-v --verbose",
@@ -132,7 +133,7 @@ def command(
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf -md small.gguf --resume
       ggufspec batch prompts.jsonl -o results.jsonl -m large.gguf --num-processes 16 --cluster auto
     """
-    checked(settings)
+    text_settings.checked(settings)
     if planned["chat"] is False and planned["system"] is not None:
         raise click.UsageError("--system needs the chat template; leave --no-chat or --system out")
     if retry_failed and not resume:
@@ -145,11 +146,13 @@ def command(
         )
     load_settings |= shared.room_for(settings["n_draft"])
     if pair.draft is None:
-        check_needs_no_draft(settings)
+        text_settings.check_needs_no_draft(settings)
     if address is not None:
         check(address)
     prompts = parse_prompts(read_prompt_file(prompt_file), str(prompt_file))[:limit]
     target, draft = pair.find()
+    found = file_sampling(read_header(target).values)
+    settings = text_settings.with_file_sampling(settings, found, verbose=verbose)
     plan = BatchPlan(
         target=str(target),
         draft=None if draft is None else str(draft),

@@ -70,7 +70,7 @@ _format_option = option(
 )
 @option(
     "--temp temperatures",
-    f"Temperatures; 0 is greedy.  [default: {defaults.TEMPERATURE}]",
+    f"Temperatures; 0 is greedy.  [default: the target file's, or {defaults.TEMPERATURE}]",
     metavar="LIST",
     callback=listed(temperature, "temperatures"),
 )

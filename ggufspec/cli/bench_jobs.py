@@ -24,14 +24,16 @@ from ggufspec.bench.tables import Table
 from ggufspec.cli import render
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.text_settings import was_given
+from ggufspec.cli.text_settings import was_given, with_file_sampling
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
 from ggufspec.errors import GgufspecError, PromptError
+from ggufspec.models.header import read_header
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import load_registry
 from ggufspec.models.shape import estimated_shape
@@ -156,7 +158,14 @@ def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBen
 
 
 def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
-    given, competing = options.of_experiment(), _contenders(options)
+    given, competing = options.of_experiment(), _contenders(options, options.sampling)
+    paths = options.pair.find()
+    own = file_sampling(read_header(paths[0]).values)
+    if options.temperatures:
+        own.options.pop("temperature", None)
+    if own.options or own.notes:
+        sampling = with_file_sampling(options.sampling, own, verbose=True)
+        competing = _contenders(options, sampling)
     # By default, all texts have the same length, except with a constraint, which ends them.
     is_constrained = any(competing[0].options.get(name) is not None for name in CONSTRAINTS)
     experiment = Experiment(
@@ -176,29 +185,29 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     else:
         title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
     load = {**options.load_settings, **_room(experiment)}
-    return [PairBenchmark(*pair.find(), experiment, load=load)], title
+    return [PairBenchmark(*paths, experiment, load=load)], title
 
 
-def _contenders(options: BenchOptions) -> list[Contender]:
+def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contender]:
     if "none" in options.drafters:
         raise click.UsageError(
             "--drafter none is plain decoding, which is always measured; name one that drafts, "
             "such as ngram"
         )
-    temperatures = options.temperatures or [defaults.TEMPERATURE]
+    temperatures = options.temperatures or [sampling.get("temperature", defaults.TEMPERATURE)]
     made = contenders(
         lengths=options.lengths or [defaults.N_DRAFT],
         drafters=options.drafters or [None],
         rules=options.rules or [defaults.VERIFY],
         temperatures=temperatures,
-        sampling=options.sampling,
+        sampling=sampling,
         has_draft=options.has_draft,
     )
     for each in made:
         CheckedOptions.of(dict(each.options))  # type: ignore[arg-type]  # report errors before loading
     if options.against is not None:
         names = [each for each in BASELINES if options.has_draft or each not in NEED_A_DRAFT]
-        made += baseline_contenders(names, temperatures=temperatures, sampling=options.sampling)
+        made += baseline_contenders(names, temperatures=temperatures, sampling=sampling)
     return made
 
 

@@ -29,6 +29,7 @@ from ggufspec.cli.text_settings import (
     drafter_without_model,
     text_options,
     was_given,
+    with_file_sampling,
 )
 from ggufspec.common import defaults
 from ggufspec.common.files import check_writable, write_file
@@ -113,14 +114,15 @@ def command(
         settings |= {**usual, "ignore_eos": True}
     if settings["seed"] is None:
         settings["seed"] = secrets.randbits(32)
-    options = checked(settings)
+    checked(settings)
     text = _PROMPT
     if pair.target is not None or asked["prompt"] is not None or asked["prompt_file"] is not None:
         text = read_prompt(asked["prompt"], asked["prompt_file"])
     paths = pair.find()
     load_settings |= shared.room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
-        race = _run(engine, text, prompt_of(engine, text, asked), options)
+        settings = with_file_sampling(settings, engine.file_sampling, verbose=verbose)
+        race = _run(engine, text, prompt_of(engine, text, asked), checked(settings))
 
     if record is not None:
         from ggufspec.bench.recording import recording

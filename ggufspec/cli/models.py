@@ -27,6 +27,8 @@ from ggufspec.models.pull import Mismatch, locate
 from ggufspec.models.pull import check as check_one
 from ggufspec.models.pull import pull as pull_one
 from ggufspec.models.registry import ModelEntry, ModelPair, Registry, load_registry
+from ggufspec.models.shape import shape_of
+from ggufspec.placement.speeds import type_note
 
 
 @click.group(name="models")
@@ -226,33 +228,41 @@ def rm(name: str, yes: bool) -> None:
 
 def _header_text(header: Header) -> str:
     """The header of a file in a few lines."""
+    from ggufspec.engine.file_sampling import sampling_text
+
     facts = _header_facts(header)
     layers = facts["layer_bytes"]
-    span = ""
-    if layers:
-        low, high = format_bytes(min(layers)), format_bytes(max(layers))
-        span = f", {low} each" if low == high else f", {low} to {high} each"
+    low, high = format_bytes(min(layers)), format_bytes(max(layers))
+    span = low if low == high else f"{low} to {high}"
     rows = {
         "file": ", ".join(facts["paths"]),
         "size": format_bytes(facts["n_bytes"]),
         "architecture": facts["architecture"],
         "parameters": f"{facts['n_params'] / 1e6:,.0f} M",
         "quantization": facts["quantization"],
-        "layers": f"{facts['n_layers']}{span}",
+        "weights": type_note(facts["matrix_type"]),
+        "layers": f"{facts['n_layers']}, {span} each",
         "context": f"{facts['n_ctx']} tokens",
         "vocabulary": f"{facts['n_vocab']} tokens, fingerprint {facts['vocabulary']}",
         "chat template": "yes" if facts["chat_template"] else "no",
+        "sampling": sampling_text(facts["sampling"]) or "not in the file: llama.cpp's defaults",
     }
-    return _lines(rows)
+    return "\n".join([_lines(rows), *facts["sampling_notes"]])
 
 
 def _header_facts(header: Header) -> dict[str, Any]:
     names = (
-        *("n_bytes", "architecture", "n_params", "quantization", "n_layers", "layer_bytes"),
+        *("n_bytes", "architecture", "n_params", "quantization", "matrix_type", "n_layers"),
         *("n_ctx", "n_vocab", "vocabulary", "chat_template"),
     )
-    paths = [str(path) for path in header.paths]
-    return {"paths": paths, **{name: getattr(header, name) for name in names}}
+    from ggufspec.engine.file_sampling import file_sampling
+
+    return {
+        "paths": [str(path) for path in header.paths],
+        **{name: getattr(header, name) for name in names},
+        "layer_bytes": [layer.n_bytes for layer in shape_of(header).layers],
+        **dict(zip(("sampling", "sampling_notes"), file_sampling(header.values), strict=True)),
+    }
 
 
 def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:

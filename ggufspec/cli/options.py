@@ -91,9 +91,9 @@ class OrAuto(click.ParamType[Any]):
 
 context_option = option(
     "-c --ctx-size n_ctx",
-    f"Context size: tokens of prompt and text together.  [default: the target's, at most "
-    f"{defaults.N_CTX}]",
-    type=AT_LEAST_1,
+    "Context size: tokens of prompt and text together; 0: what the target was trained for.  "
+    f"[default: that, at most {defaults.N_CTX}]",
+    type=COUNT,
 )
 
 

@@ -20,6 +20,7 @@ from ggufspec.common.files import format_bytes
 from ggufspec.errors import VocabError
 from ggufspec.models.shape import ModelShape, shape_of_name
 from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
+from ggufspec.placement.speeds import type_note
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
 _FACTORS: dict[str, int] = {"": 1, "b": 1} | {
@@ -47,17 +48,9 @@ def _bandwidth(value: str) -> int:
     return found
 
 
-def _sizes(value: str) -> list[int]:
-    return [parse_bytes(part) for part in value.split(",") if part.strip()]
-
-
 @click.command(name="plan", cls=SectionedCommand)
-@option("-m --target", "Target: a file or a name.", metavar="MODEL", required=True)
-@option(
-    "-md --draft",
-    "Draft, likewise; auto: one that fits the target.  [default: none]",
-    metavar="MODEL",
-)
+@shared.target_option()
+@shared.draft_option()
 @gathered(
     "hardware",
     option(
@@ -65,7 +58,7 @@ def _sizes(value: str) -> list[int]:
         "Predict for another machine with GPUs of this memory, such as 24GiB or 24GiB,12GiB; "
         "0: no GPU.  [default: free memory of this machine]",
         metavar="SIZE,...",
-        type=_sizes,
+        type=lambda value: [parse_bytes(part) for part in value.split(",") if part.strip()],
     ),
     option(
         "--ram",
@@ -129,7 +122,7 @@ def command(
         _check_vocabularies(shape, shape_draft)
     machine = _machine(**hardware)
     wishes = PlacementOptions(
-        n_ctx=n_ctx,
+        n_ctx=n_ctx or (None if n_ctx is None else shape.n_ctx_train or None),
         type_k=type_k,
         type_v=type_v,
         n_draft=None if isinstance(n_draft, str) else n_draft,
@@ -239,6 +232,8 @@ def _print(
         )
     render.echo_rows(rows)
     chosen = plans[0][1]
+    if chosen.n_gpu_layers <= target.n_layers:
+        click.echo(f"\nThe target's weights are {type_note(target.matrix_type)}.")
     if not chosen.fits:
         click.echo("\nNone of these fits: use a smaller quantization or a smaller model.")
         return

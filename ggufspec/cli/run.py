@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import options as shared
-from ggufspec.cli import render
+from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, checked, conditions, text_options
 from ggufspec.common.prompts import decoded
 from ggufspec.errors import PromptError
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 @click.command(name="run", cls=SectionedCommand)
 @shared.pair_options
 @shared.prompt_options
-@text_options(shared.max_tokens_option, shared.seed_option)
+@text_settings.text_options(shared.max_tokens_option, shared.seed_option)
 @shared.load_options
 @option("--compare", "Also measure the speed-up over plain decoding.", is_flag=True)
 @shared.color_option
@@ -57,14 +56,16 @@ def command(
       ggufspec run --target large.gguf --draft small.gguf --chat -p "Who was Napoleon?"
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
-    options = checked(settings)
+    text_settings.checked(settings)
     text = read_prompt(asked["prompt"], asked["prompt_file"])
     shared.show_log(verbose)
     if pair.draft is None:
-        check_needs_no_draft(settings, compare=compare)
+        text_settings.check_needs_no_draft(settings, compare=compare)
     paths = pair.find()
     load_settings |= shared.room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
+        settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
+        options = text_settings.checked(settings)
         prompt = prompt_of(engine, text, asked)
         without = replace(options, drafter="none")
         plain = generate(engine, prompt, without, None) if compare else None
@@ -80,7 +81,7 @@ def command(
         speedup = stats.tokens_per_second / plain.completion.stats.tokens_per_second
     if as_json:
         settings["seed"] = run.seed
-        under = conditions(paths, settings, load_settings)
+        under = text_settings.conditions(paths, settings, load_settings)
         render.echo_json({**run.document(), "speedup": speedup, **under})
     else:
         if verbose:

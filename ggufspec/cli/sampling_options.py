@@ -71,82 +71,80 @@ def _refused(context: click.Context, option: click.Parameter, value: str | None)
 _SHARE = click.FloatRange(min=0, max=1, min_open=True)
 _WINDOW = click.IntRange(min=-1)
 
-_TEMPERATURE = option(
-    "--temp temperature", "Temperature; 0: greedy.", type=NOT_NEGATIVE, default=defaults.TEMPERATURE
+
+def _number(names: str, help_text: str, kind: click.ParamType[Any], default: float) -> Option:
+    return option(names, help_text, type=kind, default=default)
+
+
+_TEMPERATURE = _number(
+    "--temp temperature",
+    "Temperature; 0: greedy. Sampling options that are not given come from the target's file if "
+    "it has them.",
+    NOT_NEGATIVE,
+    defaults.TEMPERATURE,
 )
 _BESIDE_TEMPERATURE = (
-    option("--top-k", "Keep the k most likely tokens; 0: off.", type=COUNT, default=defaults.TOP_K),
-    option(
+    _number("--top-k", "Keep the k most likely tokens; 0: off.", COUNT, defaults.TOP_K),
+    _number(
         "--top-p",
         "Keep the most likely tokens up to this total probability; 1: off.",
-        type=_SHARE,
-        default=defaults.TOP_P,
+        _SHARE,
+        defaults.TOP_P,
     ),
-    option(
+    _number(
         "--min-p",
         "Keep tokens with this probability relative to the most likely one; 0: off.",
-        type=click.FloatRange(min=0, max=1),
-        default=defaults.MIN_P,
+        click.FloatRange(min=0, max=1),
+        defaults.MIN_P,
     ),
-    option(
+    _number(
         "--typical --typical-p typical_p",
         "Keep the most typical tokens up to this total probability; 1: off.",
-        type=_SHARE,
-        default=1.0,
+        _SHARE,
+        1.0,
     ),
-    option(
+    _number(
         "--top-nsigma --top-n-sigma top_n_sigma",
         "Keep tokens within this many standard deviations of the largest logit; 0: off.",
-        type=click.FLOAT,
-        default=0.0,
+        click.FLOAT,
+        0.0,
     ),
-    option(
+    _number(
         "--repeat-last-n",
         "Number of last tokens that are penalized; 0: off, -1: all.",
-        type=_WINDOW,
-        default=defaults.REPEAT_LAST_N,
+        _WINDOW,
+        defaults.REPEAT_LAST_N,
     ),
-    option(
-        "--repeat-penalty",
-        "Penalty factor for repeated tokens; 1: off.",
-        type=POSITIVE,
-        default=1.0,
+    _number("--repeat-penalty", "Penalty factor for repeated tokens; 1: off.", POSITIVE, 1.0),
+    _number(
+        "--presence-penalty", "Subtracted once from logits of repeated tokens.", click.FLOAT, 0.0
     ),
-    option(
-        "--presence-penalty",
-        "Subtracted once from logits of repeated tokens.",
-        type=click.FLOAT,
-        default=0.0,
-    ),
-    option(
+    _number(
         "--frequency-penalty",
         "Subtracted from logits of repeated tokens, per repetition.",
-        type=click.FLOAT,
-        default=0.0,
+        click.FLOAT,
+        0.0,
     ),
-    option(
-        "--dry-multiplier",
-        "DRY: penalty for continuing a repetition; 0: off.",
-        type=NOT_NEGATIVE,
-        default=0.0,
+    _number(
+        "--dry-multiplier", "DRY: penalty for continuing a repetition; 0: off.", NOT_NEGATIVE, 0.0
     ),
-    option(
+    _number(
         "--dry-base",
         "DRY: growth of the penalty per repeated token.",
-        type=click.FloatRange(min=1),
-        default=defaults.DRY_BASE,
+        click.FloatRange(min=1),
+        defaults.DRY_BASE,
     ),
-    option(
+    _number(
         "--dry-allowed-length",
         "DRY: longest repetition without a penalty.",
-        type=COUNT,
-        default=defaults.DRY_ALLOWED_LENGTH,
+        COUNT,
+        defaults.DRY_ALLOWED_LENGTH,
     ),
-    option(
+    _number(
         "--dry-penalty-last-n",
         "DRY: number of last tokens to search; 0: off, -1: all.",
-        type=_WINDOW,
-        default=defaults.DRY_PENALTY_LAST_N,
+        _WINDOW,
+        defaults.DRY_PENALTY_LAST_N,
     ),
     option(
         "--dry-sequence-breaker dry_sequence_breakers",

@@ -16,7 +16,7 @@ from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, checked
+from ggufspec.cli.text_settings import check_needs_no_draft, checked, with_file_sampling
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
@@ -159,6 +159,7 @@ def command(
                 render.note(
                     f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY"
                 )
+            with_file_sampling(settings, engine.file_sampling, verbose=True)
             render.note(f"serving {service.options.alias}; press Ctrl-C to stop")
             server.run(sockets=[listening])
             service.worker.join()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ from ggufspec.cli.options import DRAFTING, Command, Option, gathered, ignore_eos
 from ggufspec.cli.sampling_options import SAMPLING, to_generate, to_json
 
 if TYPE_CHECKING:
+    from ggufspec.engine.file_sampling import FileSampling
     from ggufspec.engine.options import CheckedOptions
 
 _OF_DRAFT_MODELS = {
@@ -43,6 +44,23 @@ def checked(settings: dict[str, Any]) -> CheckedOptions:
     return CheckedOptions.of(settings)  # type: ignore[arg-type]
 
 
+def with_file_sampling(
+    settings: Mapping[str, Any], found: FileSampling, *, verbose: bool
+) -> dict[str, Any]:
+    """The settings, with the target file's values for sampling options that were not given.
+
+    Prints them if `verbose`, and what the file sets but is not used.
+    """
+    from ggufspec.engine.file_sampling import sampling_text
+
+    taken: Any = {name: each for name, each in found.options.items() if not was_given(name)}
+    if verbose and taken:
+        render.note(f"sampling from the file: {sampling_text(taken)}")
+    for line in found.notes:
+        render.note(line)
+    return {**settings, **taken}
+
+
 def drafter_without_model(settings: dict[str, Any]) -> str:
     """The drafting strategy where there is no draft model."""
     given: str | None = settings["drafter"]
@@ -65,7 +83,7 @@ def check_needs_no_draft(settings: dict[str, Any], *, compare: bool = False) -> 
 def was_given(name: str) -> bool:
     """Whether the user gave this parameter of the command."""
     context = click.get_current_context()
-    return context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT
+    return context.get_parameter_source(name) not in (None, click.core.ParameterSource.DEFAULT)
 
 
 def conditions(

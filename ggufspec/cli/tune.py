@@ -18,6 +18,8 @@ from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
+from ggufspec.models.header import read_header
+from ggufspec.placement.speeds import type_note
 
 if TYPE_CHECKING:
     from ggufspec.bench.tune import Trial, Tuned
@@ -124,7 +126,7 @@ def command(
         document["versions"] = render.versions()
         render.echo_json(document)
     else:
-        _print_report(tuned)
+        _print_report(tuned, read_header(target_path).matrix_type)
     if not is_kept:
         render.note(
             "the result could not be stored: the cache folder cannot be written. Name "
@@ -146,7 +148,7 @@ def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
     """The context to load. Raises BadParameter if it is too small for the measurements."""
     asked = was_given("depth")
     needed = n_most + 1 + (depth if asked else 0)
-    if n_ctx is not None and n_ctx < needed:
+    if n_ctx and n_ctx < needed:
         tokens = f"{depth} tokens and " if asked else ""
         raise click.BadParameter(
             f"a context of {n_ctx} has no room for {tokens}a pass of {n_most + 1}: use at least "
@@ -194,7 +196,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
     return document
 
 
-def _print_report(tuned: Tuned) -> None:
+def _print_report(tuned: Tuned, matrix_type: str) -> None:
     document = _document(tuned)
     _print_trials(tuned.trials)
     header = ["Tokens per pass", "ms", "relative to one", "ms/token"]
@@ -218,6 +220,8 @@ def _print_report(tuned: Tuned) -> None:
             "A pass over 4 tokens verifies 3 drafted ones. Drafting 3 tokens is faster than plain "
             "decoding if the\nacceptance rate is above the break-even acceptance.\n"
         )
+    if not tuned.facts["pair"]["target"]["n_gpu_layers"]:
+        click.echo(f"The target's weights are {type_note(matrix_type)}.\n")
     click.echo(f"Milliseconds by tokens per pass, with {tuned.depth} tokens in the cache:\n")
     render.echo_columns(
         [1000 * measured.seconds for measured in tuned.passes],

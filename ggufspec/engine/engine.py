@@ -11,6 +11,7 @@ from ggufspec.common import validate
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
+from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.generation import Completion, Generation
 from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
@@ -39,9 +40,12 @@ class Engine:
         placement: str | None = None,
         resources: ExitStack,
         lock: EngineLock | None = None,
+        file_sampling: FileSampling | None = None,
     ) -> None:
         """`resources` are closed with the engine. `lock`: of an engine with the same contexts."""
         self.placement = placement  # what was decided about memory, for the user; None: nothing
+        # What the target's file sets, where a text does not: see `begin`.
+        self.file_sampling = file_sampling or FileSampling({})
         self.target = target
         self.draft = draft
         self.n_ctx = target.n_ctx
@@ -62,6 +66,8 @@ class Engine:
     ) -> Completion:
         """Continue a prompt (text, or token ids) to its end. Options: see GenerateOptions.
 
+        Sampling options that are not given come from the target's file (`file_sampling`) if it has
+        them, else from llama.cpp.
         Raises PromptError, OptionError, DecodeError, ClosedError.
         """
         with self.stream(prompt, **options) as stream:
@@ -75,7 +81,7 @@ class Engine:
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt, chunk by chunk. Options and errors: see generate."""
-        return self.begin(prompt, CheckedOptions.of(options))
+        return self.begin(prompt, CheckedOptions.of({**self.file_sampling.options, **options}))
 
     def begin(
         self,
@@ -85,7 +91,10 @@ class Engine:
         seed: int | None = None,
         progress: NamedProgress | None = None,
     ) -> Stream:
-        """As `stream`; `seed` and `progress` replace those of the options."""
+        """As `stream`, but for options that are complete: nothing comes from the target's file.
+
+        `seed` and `progress` replace those of the options.
+        """
         self.lock.check()
         tokens = self.tokenize(prompt)
         return Stream(Generation(self, tokens, options, seed=seed, progress=progress))
@@ -105,7 +114,7 @@ class Engine:
             raise PromptError(
                 f"prompts is of type {type(prompts).__name__}; give a list of prompts"
             )
-        checked = CheckedOptions.of(options)
+        checked = CheckedOptions.of({**self.file_sampling.options, **options})
         seed = checked.seed
         all_tokens = [self.tokenize(prompt) for prompt in prompts]
         generations = (

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ggufspec.common import defaults, validate
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
+from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
@@ -59,8 +60,9 @@ class LoadOptions:
         for name, most in _LIMITS.items():
             value = getattr(self, name)
             is_given = value is not None or name in ("n_draft_max", "n_slots")
-            if is_given and not 1 <= validate.whole(name, value) <= most:
-                raise OptionError(f"{name} is {value}; it must be from 1 to {most:,}")
+            least = 0 if name == "n_ctx" else 1
+            if is_given and not least <= validate.whole(name, value) <= most:
+                raise OptionError(f"{name} is {value}; it must be from {least} to {most:,}")
 
 
 class Fit:
@@ -68,8 +70,12 @@ class Fit:
 
     def __init__(self, options: LoadOptions) -> None:
         """Raises ModelError for files whose headers cannot be right, OptionError."""
-        self._target = shape_of(read_header(options.target))
+        header = read_header(options.target)
+        self.file_sampling = file_sampling(header.values)
+        self._target = shape_of(header)
         self._draft = shape_of(read_header(options.draft)) if options.draft else None
+        if options.n_ctx == 0:
+            options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
         self._options = options
         self._gpus = gpus()
         for which, type_ in (("K", options.type_k), ("V", options.type_v)):

@@ -13,6 +13,7 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine import fit
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.context import Context, ContextOptions
@@ -52,7 +53,8 @@ def load(
     """Load a target GGUF model and, if given, a draft model for it.
 
     target, draft: paths of files; `ggufspec.models.resolve` returns them for names.
-    n_ctx: tokens of prompt and text together; None: the target's own context, at most 4096.
+    n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at
+    most 4096.
     n_batch: prompt tokens per batch; None: 512. n_draft_max: maximum drafted tokens per round.
     n_slots: texts that can be written at the same time; each has a context of n_ctx tokens.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;
@@ -98,18 +100,23 @@ def load(
         places.add(servers.gpus())
         first = places.first()
         try:
-            return _load(first, servers, progress)
+            return _load(first, servers, places.file_sampling, progress)
         except OutOfMemoryError:
             smaller = places.smaller(first)
             if smaller is None:
                 raise
-        return _load(smaller, servers, progress)
+        return _load(smaller, servers, places.file_sampling, progress)
     except BaseException:
         servers.close()
         raise
 
 
-def _load(options: LoadOptions, servers: RpcConnections, progress: LoadProgress | None) -> Engine:
+def _load(
+    options: LoadOptions,
+    servers: RpcConnections,
+    sampling: FileSampling,
+    progress: LoadProgress | None,
+) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
     with ExitStack() as stack:
         target_model = Model(
@@ -172,6 +179,7 @@ def _load(options: LoadOptions, servers: RpcConnections, progress: LoadProgress 
             stored_profile=StoredProfile(key) if options.tuned else None,
             placement=options.placement,
             resources=resources,
+            file_sampling=sampling,
         )
         resources.callback(servers.close)
         resources.push(stack.pop_all())  # last: until here, the stack closes them if this raises

@@ -66,7 +66,8 @@ def sampling(engine: Engine, prompt: Sequence[int], **options: Unpack[GenerateOp
 
     Raises OptionError.
     """
-    return sampling_of(CheckedOptions.of(options), engine.vocab, len(prompt))
+    given = CheckedOptions.of({**engine.file_sampling.options, **options})
+    return sampling_of(given, engine.vocab, len(prompt))
 
 
 def draft_alone(engine: Engine) -> Engine:

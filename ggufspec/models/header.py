@@ -116,27 +116,24 @@ class Header:
 
     @cached_property
     def quantization(self) -> str:
-        """Its quantization by the name of llama-quantize; else the most common type."""
+        """Its quantization by the name of llama-quantize; else its matrix_type."""
         from gguf import LlamaFileType
 
         found = self.values.get("general.file_type")
         if isinstance(found, int) and found in LlamaFileType._value2member_map_:
             name = str(LlamaFileType(found).name)
             return name.removeprefix("MOSTLY_").removeprefix("ALL_")
-        counted: Counter[str] = Counter()
-        for tensor in self.tensors:
-            counted[tensor.type] += tensor.n_values
-        return counted.most_common(1)[0][0] if counted else "unknown"
+        return self.matrix_type
 
     @cached_property
-    def layer_bytes(self) -> tuple[int, ...]:
-        """Bytes of the weights of each layer."""
-        found = [0] * self.n_layers
+    def matrix_type(self) -> str:
+        """The type of most bytes of the matrices that a pass multiplies with."""
+        counted: Counter[str] = Counter()
+        unused = None if self.is_tied else "token_embd.weight"  # only looked up
         for tensor in self.tensors:
-            layer = layer_of(tensor.name)
-            if layer is not None and layer < len(found):
-                found[layer] += tensor.n_bytes
-        return tuple(found)
+            if len(tensor.shape) > 1 and tensor.name != unused:
+                counted[tensor.type] += tensor.n_bytes
+        return counted.most_common(1)[0][0] if counted else "unknown"
 
     def tensor(self, name: str) -> Tensor:
         """The tensor of that name. Raises ModelError."""

@@ -12,13 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from ggufspec.common.toml import TOMLDecodeError, parse_toml
 from ggufspec.errors import ModelError, OptionError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 
 REGISTRY_VARIABLE = "GGUFSPEC_MODELS"
 _FILE_NAME = "models.toml"
@@ -160,8 +155,8 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
     pairs: dict[str, ModelPair] = {}
     for file, text in texts:
         try:
-            content = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            content = parse_toml(text)
+        except (TOMLDecodeError, RecursionError) as error:
             raise OptionError(f"the registry {file} is not TOML: {error}") from error
         root = _Table(file, "", content)
         root.check_keys({"models", "shapes", "pairs"})

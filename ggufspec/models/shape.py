@@ -42,7 +42,7 @@ class ModelShape:
 
     n_input_bytes: the token embedding, of which a pass reads a row for each token. n_output_bytes:
     everything after the last layer, and the embedding again where it is_tied to the output.
-    is_exact: sizes come from a file; otherwise they are estimates.
+    is_exact: sizes come from a file; otherwise they are estimates. matrix_type: see Header.
     """
 
     name: str
@@ -56,6 +56,7 @@ class ModelShape:
     n_vocab: int
     n_ctx_train: int
     n_params: int
+    matrix_type: str = "unknown"
     is_tied: bool = False
     is_exact: bool = True
 
@@ -110,6 +111,7 @@ def shape_of(header: Header) -> ModelShape:
         n_vocab=header.n_vocab,
         n_ctx_train=header.n_ctx,
         n_params=max(header.n_params, 1),
+        matrix_type=header.matrix_type,
         is_tied=header.is_tied,
     )
 

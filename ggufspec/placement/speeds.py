@@ -6,15 +6,18 @@ batch of a few tokens reads them once and computes more, so each further token a
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import accumulate
+from pathlib import Path
 from typing import NamedTuple
 
+from ggufspec.common.toml import read_toml
 from ggufspec.models.shape import ModelShape
 
 # The share of a GPU's nominal bandwidth that small batches of quantized weights get: 8 B Q3_K_L on
 # a 4090 (1,008 GB/s) wrote 87 tokens/s; newer builds do better.
 GPU_EFFICIENCY = 0.4
-GPU_BANDWIDTH = 400e9  # bytes/s, nominal, of a GPU that is not in the table below
+GPU_BANDWIDTH = 400e9  # bytes/s, nominal, of a GPU that is not in speeds.toml
 HOST_BANDWIDTH = 40e9  # bytes/s that a CPU gets from its memory: two channels of DDR5
 GPU_SLOPE = 0.09  # what each further token of a batch adds, as a share of a pass over one token
 HOST_SLOPE = 0.4
@@ -22,49 +25,9 @@ _PACKED = 0.7  # share of its bandwidth that a CPU gets where weights must be un
 _PACKED_BITS = 7  # weights of fewer bits are unpacked
 _LAYER_SECONDS = 40e-6  # of a layer on a GPU, however small: kernel launches
 N_DRAFT_MOST = 16
-
-# Nominal bytes/s by the names that drivers report; the longest name that matches is used.
-_KNOWN = {
-    "RTX 5090": 1792e9,
-    "RTX 5080": 960e9,
-    "RTX 5070 Ti": 896e9,
-    "RTX 5070": 672e9,
-    "RTX 5060 Ti": 448e9,
-    "RTX 4090": 1008e9,
-    "RTX 4080 SUPER": 736e9,
-    "RTX 4080": 717e9,
-    "RTX 4070 Ti SUPER": 672e9,
-    "RTX 4070 Ti": 504e9,
-    "RTX 4070": 504e9,
-    "RTX 4060 Ti": 288e9,
-    "RTX 4060": 272e9,
-    "RTX 3090 Ti": 1008e9,
-    "RTX 3090": 936e9,
-    "RTX 3080 Ti": 912e9,
-    "RTX 3080": 760e9,
-    "RTX 3070": 448e9,
-    "RTX 3060": 360e9,
-    "RTX A6000": 768e9,
-    "L40S": 864e9,
-    "A100": 1555e9,
-    "H100": 3350e9,
-    "H200": 4800e9,
-    "RX 7900 XTX": 960e9,
-    "RX 7900 XT": 800e9,
-    "RX 6850M XT": 432e9,
-    "RX 6800": 512e9,
-    "Tesla T4": 320e9,
-    "M1 Max": 400e9,
-    "M1 Pro": 200e9,
-    "M1 Ultra": 800e9,
-    "M2 Max": 400e9,
-    "M2 Pro": 200e9,
-    "M2 Ultra": 800e9,
-    "M3 Max": 400e9,
-    "M3 Ultra": 819e9,
-    "M4 Pro": 273e9,
-    "M4 Max": 546e9,
-}
+# Types that llama.cpp's CPU kernels compute for several tokens at once, as measured: see the guide
+# of models/ (IQ4_NL: by its source).
+BATCHED_TYPES = ("Q4_0", "Q5_0", "IQ4_NL", "F16", "BF16")
 
 
 class Bandwidths(NamedTuple):
@@ -79,10 +42,21 @@ class Bandwidths(NamedTuple):
     host_slope: float = HOST_SLOPE
 
 
+@cache
 def known_bandwidth(description: str) -> float | None:
-    """Nominal bytes/s of a GPU by its name; None if it is not in the table."""
-    found = [name for name in _KNOWN if name in description]
-    return _KNOWN[max(found, key=len)] if found else None
+    """Nominal bytes/s of a GPU by its name; None if it is not in speeds.toml."""
+    known: dict[str, int] = read_toml(Path(__file__).with_suffix(".toml"))["gpus"]
+    found = [name for name in known if name in description]
+    return known[max(found, key=len)] * 1e9 if found else None
+
+
+def type_note(matrix_type: str) -> str:
+    """A line on what the type of a target's matrices means for speculation on a CPU."""
+    if matrix_type in BATCHED_TYPES:
+        effect = "4 tokens in a pass cost little more than one, so speculation can pay"
+    else:
+        effect = "each token adds to a pass; a Q4_0 file gains more by speculation"
+    return f"mostly {matrix_type}: on a CPU, {effect}"
 
 
 def host_bandwidth(n_bytes: int, n_bits: float, seconds: float) -> float:

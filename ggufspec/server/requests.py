@@ -31,7 +31,7 @@ def parse_request(
     body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
 ) -> ParsedRequest:
     """Raises PromptError, OptionError."""
-    options = _options_of(body, server)
+    options = _options_of(body, engine, server)
     # An error of the constraint is the request's, not that of the thread which runs all texts.
     sampling_of(options, engine.vocab, 0)
     n, n_top, has_tools = body.n or 1, None, False
@@ -67,8 +67,8 @@ def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Se
     )
 
 
-def _options_of(body: GenerationBody, server: ServerOptions) -> CheckedOptions:
-    options: dict[str, Any] = dict(server.defaults)
+def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> CheckedOptions:
+    options: dict[str, Any] = {**engine.file_sampling.options, **server.defaults}
     for name in (*_SAMPLING, *_PENALTIES):
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)

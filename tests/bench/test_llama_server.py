@@ -42,6 +42,7 @@ def test_the_command_line_has_all_of_the_sampling() -> None:
     assert _after(flags, "--typical") == ["0.9"]
     assert _after(flags, "--repeat-last-n") == ["1024"]
     assert _after(flags, "--samplers") == ["top_k;typ_p;temperature"]
+    assert _after(flags, "--mirostat") == ["0"], "a file may ask for it"
     assert _after(flags, "--logit-bias") == ["5-inf", "6+1.5", "7-2.0"]
     assert _after(flags, "--dry-sequence-breaker") == [".", "\n"]
     assert "--dry-multiplier" not in llama_cpp_runner.sampling_flags(GREEDY, [], 1024)
@@ -86,6 +87,7 @@ def test_the_request_to_a_server() -> None:
     assert (asked["dry_penalty_last_n"], asked["repeat_last_n"]) == (256, 64)
     assert asked["logit_bias"] == [[5, False], [6, 1.5]]
     assert asked["samplers"][-3:] == ["top_p", "min_p", "temperature"]
+    assert asked["mirostat"] == 0, "a file may ask for it"
 
 
 def _after(line: Sequence[str], option: str) -> list[str]:

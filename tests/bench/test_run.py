@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny
@@ -20,6 +21,7 @@ from ggufspec.errors import OptionError
 
 OURS = contenders(lengths=[2, "auto"], temperatures=[0.0], has_draft=True)
 HELLO, WORLD = Prompt(id="hello", turns=(" hello",)), Prompt(id="world", turns=(" world the",))
+UNCHANGED: Any = {"repeat_penalty": 1.0, "top_k": 40}
 WRITERS = [tiny.write_llama, tiny.write_mamba, tiny.write_hybrid]
 
 
@@ -47,6 +49,18 @@ def measured(engine: Engine, of: Experiment) -> dict[TextKey, Measurement]:
 
 
 # Turns
+
+
+def test_a_contender_takes_nothing_from_the_file(tmp_path: Path) -> None:
+    header = {"general.sampling.penalty_repeat": 3.0, "general.sampling.top_k": 3}
+    path = tiny.write_llama(tmp_path / "model.gguf", header=header)
+    options: Any = {"temperature": 0.0, "drafter": "none"}
+    with load(path, n_threads=1) as engine:
+        found = measured(engine, experiment([HELLO], [Contender("plain", options)], 24))
+        wanted = engine.generate(" hello", max_tokens=24, ignore_eos=True, **options, **UNCHANGED)
+        own = engine.generate(" hello", max_tokens=24, ignore_eos=True, **options)
+    assert {tuple(each.tokens) for each in found.values()} == {wanted.tokens}
+    assert own.tokens != wanted.tokens
 
 
 @pytest.mark.parametrize("n", range(1, 32))
@@ -97,7 +111,7 @@ def test_every_text_begins_with_an_empty_cache(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reused: list[int] = []
-    stream = Engine.stream
+    begin = Engine.begin
 
     class Watched:
         def __init__(self, found: object) -> None:
@@ -110,7 +124,7 @@ def test_every_text_begins_with_an_empty_cache(
         def __getattr__(self, name: str) -> object:
             return getattr(self.found, name)
 
-    monkeypatch.setattr(Engine, "stream", lambda *args, **how: Watched(stream(*args, **how)))
+    monkeypatch.setattr(Engine, "begin", lambda *args, **how: Watched(begin(*args, **how)))
     whole = experiment([WORLD])
     texts = measured(engine, whole)
     assert len(texts) == len(list(whole.order()))

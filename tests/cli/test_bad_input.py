@@ -209,7 +209,7 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
         (["-n", "0"], ["-n", "at least 1"]),
         (["-n", "-5"], ["-n", "at least 1", "-1 for no limit"]),
         (["-n", "many"], ["-n", "'many'"]),
-        (["-c", "0"], ["--ctx-size", "0"]),
+        (["-c", "-1"], ["--ctx-size", "-1"]),
         (["-c", "99999999999999"], ["n_ctx is 99999999999999", "2,147,483,647"]),
         (["-b", "0"], ["--batch-size", "0"]),
         (["-t", "0"], ["--threads", "0"]),

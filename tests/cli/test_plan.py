@@ -15,6 +15,7 @@ from ggufspec.cli.main import cli
 from ggufspec.errors import VocabError
 from ggufspec.llama import rpc
 from ggufspec.placement.plan import Gpu
+from ggufspec.placement.speeds import type_note
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,18 @@ def test_an_acceptance_that_was_not_given_is_called_assumed(pair: list[str]) -> 
     assumed = "acceptance: 80% of tokens, if those before were accepted; assumed (--acc"
     assert assumed in invoke(*there).output
     assert "accepted; assumed" not in invoke(*there, "--acceptance", "0.8").output
+
+
+def test_a_target_on_the_cpu_is_described_by_the_type_of_its_weights(pair: list[str]) -> None:
+    line = "The target's weights are mostly Q3_K: on a CPU, each token adds to a pass"
+    assert line in invoke(*pair, "--vram", "24GiB", "--ram", "64GiB").output
+    assert line not in invoke(*pair, "--vram", "99GiB", "--ram", "64GiB").output
+    assert "adds to a pass" in type_note("Q4_K")
+    assert "little more" in type_note("Q4_0")
+
+
+def test_a_context_of_0_is_what_the_target_was_trained_for(pair: list[str]) -> None:
+    assert "-c 8192" in invoke(*pair, "--vram", "99GiB", "-c", "0").output
 
 
 def test_what_is_printed_is_in_the_document(pair: list[str]) -> None:
@@ -108,7 +121,7 @@ def test_a_plan_without_a_gpu(pair: list[str]) -> None:
         ("--ram-bandwidth", "0.4"),
         ("--draft-n", "0"),
         ("--draft-n", "x"),
-        ("-c", "0"),
+        ("-c", "-1"),
         ("-ctk", "q9"),
     ],
 )

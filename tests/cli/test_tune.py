@@ -69,6 +69,7 @@ def test_the_output_has_tables_and_a_plot(tune: Command) -> None:
     assert "█" in result.out
     assert "Milliseconds by tokens per pass, with 20 tokens in the cache:" in result.out
     assert "One draft token costs" in result.out
+    assert "The target's weights are mostly F32: on a CPU, " in result.out
 
 
 def test_the_document(tune: Command, target: Path, draft: Path) -> None:

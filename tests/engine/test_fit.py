@@ -104,6 +104,13 @@ def test_layers_are_a_number_or_auto(n_layers: object, target: Path) -> None:
         ggufspec.load(target, n_gpu_layers=n_layers)  # type: ignore[arg-type]
 
 
+def test_a_context_of_0_is_what_the_target_was_trained_for(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "long.gguf", n_ctx_train=5000)
+    for n_ctx, wanted in ((None, 4096), (0, 5000), (5100, 5100)):
+        with ggufspec.load(path, n_ctx=n_ctx, n_threads=1) as engine:
+            assert engine.n_ctx == wanted
+
+
 def test_where_memory_runs_out_it_is_tried_once_with_a_smaller_context(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
