@@ -114,9 +114,7 @@ def _check_messages(messages: Sequence[Message]) -> None:
             raise PromptError(
                 f'message {i} is {message!r}; it must be {{"role": ..., "content": ...}}'
             )
-        for key in ("role", "content"):
-            if key == "content" and message.get("tool_calls") and message.get(key) is None:
-                continue  # OpenAI's clients send a call without a text as null
+        for key in ("role",) if message.get("tool_calls") else ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise PromptError(f"message {i} needs a text {key!r}; found {message.get(key)!r}")
 
