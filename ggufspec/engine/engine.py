@@ -140,7 +140,7 @@ class Engine:
         if template is None:
             raise PromptError(
                 f"{model.path} has no chat template: it is not a chat model. "
-                "Use a plain prompt, or pass a template of your own"
+                "Use a plain prompt (without --chat or --system), or pass a template (template=)"
             )
         bos_text, eos_text = vocab.special_text(vocab.bos), vocab.special_text(vocab.eos)
         text = render_chat(template, messages, bos_text=bos_text, eos_text=eos_text, tools=tools)

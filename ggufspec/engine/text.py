@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -77,6 +78,9 @@ def render_chat(
     Raises PromptError for messages or templates that cannot be rendered.
     """
     _check_messages(messages)
+    # transformers marks answers for training: {% generation %} ... {% endgeneration %}.
+    template = re.sub(r"({%[-+]?\s*)generation\b", r"\1if true", template)
+    template = re.sub(r"({%[-+]?\s*)endgeneration\b", r"\1endif", template)
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -110,13 +114,22 @@ def _check_messages(messages: Sequence[Message]) -> None:
             raise PromptError(
                 f'message {i} is {message!r}; it must be {{"role": ..., "content": ...}}'
             )
-        for key in ("role", "content"):
+        for key in ("role",) if message.get("tool_calls") else ("role", "content"):
             if not isinstance(message.get(key), str):
                 raise PromptError(f"message {i} needs a text {key!r}; found {message.get(key)!r}")
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The filter `tojson` as transformers has it."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise(message: str) -> None:

@@ -113,6 +113,17 @@ def test_templates_have_what_the_field_gives_them() -> None:
     )
     assert render(template, ("user", "x")) == '<s>{"a": "é"}'
     assert len(render("{{ strftime_now('%Y-%m-%d') }}", ("user", "x"))) == 10
+    compact = "{{ {'b': 1, 'a': 'é'} | tojson(separators=(',', ':'), ensure_ascii=True) }}"
+    assert render(compact, ("user", "x")) == '{"b":1,"a":"\\u00e9"}'
+    marked = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    assert render(marked, ("assistant", "x"), ("assistant", "y")) == "xy"
+
+
+@pytest.mark.parametrize("rest", [{"content": None}, {}], ids=["null", "absent"])
+def test_a_call_of_a_tool_needs_no_content(rest: dict[str, None]) -> None:
+    message = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}], **rest}
+    template = "{{ messages[0].content or '' }}{{ messages[0].tool_calls[0].function.name }}"
+    assert render_chat(template, [message], bos_text="", eos_text="") == "f"
 
 
 @pytest.mark.parametrize(
