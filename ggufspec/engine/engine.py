@@ -37,11 +37,13 @@ class Engine:
         n_draft_max: int,
         stored_profile: StoredProfile | None = None,
         placement: str | None = None,
+        attention: str | None = None,
         resources: ExitStack,
         lock: EngineLock | None = None,
     ) -> None:
         """`resources` are closed with the engine. `lock`: of an engine with the same contexts."""
         self.placement = placement  # what was decided about memory, for the user; None: nothing
+        self.attention = attention  # why flash attention is on or off; None: not measured
         self.target = target
         self.draft = draft
         self.n_ctx = target.n_ctx
