@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple
@@ -20,20 +20,20 @@ from ggufspec.llama.profile_key import pair_key
 
 SECONDS = 0.3  # the most that measuring a pair may take
 DEPTH = 512  # tokens in the cache
-CLEARLY_FASTER = 0.9  # of the seconds with flash attention; repeated measurements differ by 3 %
-MANY = 64  # tokens of a batch, from which on flash attention computes in tiles
+CLEARLY_FASTER = 0.9  # of the seconds with flash attention; repeated measurements differ by 5 %
 # How often a text of 160 tokens after a prompt of 512 needs a batch of so many tokens, with three
-# drafted tokens in every second round. The prompt's batches find half of DEPTH on average.
-TARGET_BATCHES = {1: 32, defaults.N_DRAFT_FIXED + 1: 32, MANY: DEPTH // MANY // 2}
-DRAFT_BATCHES = {1: 32 * defaults.N_DRAFT_FIXED, MANY: DEPTH // MANY // 2}
+# drafted tokens in every second round. The prompt's batches, of 64 tokens as those that flash
+# attention computes in tiles, find half of DEPTH on average.
+BATCHES = {1: 32, defaults.N_DRAFT_FIXED + 1: 32, 64: DEPTH // 64 // 2}
 
 _N_ROUNDS = 9
-_MASK_PAD = 64
-_FEWEST_TIMES = 2  # of each, so that one disturbance does not decide
+_FEWEST_TIMES = 2  # of each kind, so that one disturbance does not decide
 _N_HEADS = 8  # that are computed, or those of one KV head; all heads take equally long
-_SCORE_BYTES = 2**28  # of attention scores, which are stored only without flash attention
+_SCORE_BYTES = 2**29  # of attention scores, which only attention without flash stores
 _POINTER, _INT, _FLOAT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_float, ctypes.c_int64
 _F32, _F16 = 0, 1  # enum ggml_type
+
+Times = Mapping[tuple[bool, int], float]  # seconds by flash attention and tokens of a batch
 
 
 class Attention(NamedTuple):
@@ -56,33 +56,22 @@ class Attention(NamedTuple):
         )
 
 
-class AttentionTimes(NamedTuple):
-    """Seconds by tokens of a batch."""
-
-    flash: Mapping[int, float]
-    plain: Mapping[int, float]
-
-
-Timer = Callable[[Heads, Sequence[int], float], AttentionTimes | None]
-
-
-def choose_attention(target: AttentionTimes, draft: AttentionTimes | None = None) -> Attention:
-    """The choice for attention that takes so long in all layers; target and draft share it."""
-    pairs = [(target, TARGET_BATCHES), *([(draft, DRAFT_BATCHES)] if draft else [])]
-    flash = sum(n * times.flash[size] for times, batches in pairs for size, n in batches.items())
-    plain = sum(n * times.plain[size] for times, batches in pairs for size, n in batches.items())
+def choose_attention(*models: Times) -> Attention:
+    """The choice that a target and its draft share, by the times of all their layers."""
+    flash, plain = (
+        sum(n * times[way, size] for times in models for size, n in BATCHES.items())
+        for way in (True, False)
+    )
     ratio = plain / flash
     return Attention("off" if ratio < CLEARLY_FASTER else defaults.FLASH_ATTENTION, ratio)
 
 
-def known_attention(
-    target: Model, draft: Model | None, options: ContextOptions, timer: Timer | None = None
-) -> Attention:
+def known_attention(target: Model, draft: Model | None, options: ContextOptions) -> Attention:
     """The stored choice for a pair on this machine; the first time, it is measured and stored.
 
     A choice that cannot be stored is not used: texts with a seed would differ from load to load.
-    Nothing is measured for GPUs, for quantized caches, which need flash attention, or where the
-    attention scores of a long context would take too much memory.
+    Nothing is measured for GPUs, for caches of other types than f16 (quantized ones need flash
+    attention), or where the attention scores of a long context would take too much memory.
     """
     models = [target] if draft is None else [target, draft]
     if any(model.n_gpu_layers for model in models) or {options.type_k, options.type_v} != {"f16"}:
@@ -91,22 +80,21 @@ def known_attention(
         return Attention()
     facts = {"about": "attention", "pair": pair_key(target, draft, options)}
     if (found := _recall(facts)) is None:
-        measured = _measure(target, draft, timer or time_attention)
+        measured = _measure(models)
         if _recall(facts) is None:  # another process may have stored its own meanwhile
             profile_store.remember(facts, measured._asdict())
         found = _recall(facts)
     return found or Attention()
 
 
-def time_attention(heads: Heads, sizes: Sequence[int], until: float) -> AttentionTimes | None:
-    """CPU seconds of a layer's attention after DEPTH tokens, for batches of these sizes.
+def time_attention(heads: Heads, until: float) -> Times | None:
+    """CPU seconds of attention in a layer after DEPTH tokens, for each size of BATCHES.
 
     With one thread, whose CPU time hardly depends on what else the machine computes. `until`: when
     to end, by perf_counter. None: there was too little time, or llama.cpp does not offer its parts.
     """
-    group = heads.n // heads.n_kv
-    n_kv = min(heads.n_kv, max(_N_HEADS // group, 1))
-    with _graphs(heads._replace(n=group * n_kv, n_kv=n_kv), sizes) as graphs:
+    n_kv = min(heads.n_kv, max(_N_HEADS * heads.n_kv // heads.n, 1))
+    with _graphs(heads._replace(n=heads.n // heads.n_kv * n_kv, n_kv=n_kv)) as graphs:
         found: dict[tuple[bool, int], list[float]] = {kind: [] for kind in graphs}
         for i in range(_N_ROUNDS):
             for kind, compute in graphs.items():
@@ -118,35 +106,21 @@ def time_attention(heads: Heads, sizes: Sequence[int], until: float) -> Attentio
                     found[kind].append(thread_time() - started)
     if min(map(len, found.values()), default=0) < _FEWEST_TIMES:
         return None
-    share = heads.n_kv / n_kv
-    seconds = {kind: max(share * min(times), 1e-9) for kind, times in found.items()}
-    return AttentionTimes(
-        {size: seconds[True, size] for size in sizes},
-        {size: seconds[False, size] for size in sizes},
-    )
+    return {kind: max(heads.n_kv / n_kv * min(times), 1e-9) for kind, times in found.items()}
 
 
-def _measure(target: Model, draft: Model | None, timer: Timer) -> Attention:
+def _measure(models: Sequence[Model]) -> Attention:
     """The choice by measurement; llama.cpp's own where it cannot be measured in time."""
-    now = perf_counter()
-    of_target = _time_layers(target, TARGET_BATCHES, timer, now + SECONDS / 2)
-    if draft is None or of_target is None:
-        return choose_attention(of_target) if of_target else Attention()
-    of_draft = _time_layers(draft, DRAFT_BATCHES, timer, now + SECONDS)
-    return choose_attention(of_target, of_draft) if of_draft else Attention()
-
-
-def _time_layers(
-    model: Model, batches: Mapping[int, int], timer: Timer, until: float
-) -> AttentionTimes | None:
-    """Seconds of attention in all layers of a model."""
-    heads = model.heads
-    if heads is None or heads.n_keys != heads.n_values or heads.n % heads.n_kv:
-        return None
-    if (times := timer(heads, list(batches), until)) is None:
-        return None
-    of_all = ({n: model.n_layers * each for n, each in way.items()} for way in times)
-    return AttentionTimes(*of_all)
+    until, found = perf_counter(), []
+    for model in models:
+        until += SECONDS / len(models)
+        heads = model.heads
+        if heads is None or heads.n_keys != heads.n_values or heads.n % heads.n_kv:
+            return Attention()
+        if (times := time_attention(heads, until)) is None:
+            return Attention()
+        found.append({kind: model.n_layers * seconds for kind, seconds in times.items()})
+    return choose_attention(*found)
 
 
 def _has_room(model: Model, options: ContextOptions) -> bool:
@@ -197,20 +171,15 @@ _FUNCTIONS: dict[str, Signature] = {
 
 
 @contextmanager
-def _graphs(
-    heads: Heads, sizes: Sequence[int]
-) -> Iterator[dict[tuple[bool, int], Callable[[], object]]]:
+def _graphs(heads: Heads) -> Iterator[dict[tuple[bool, int], Callable[[], object]]]:
     """Computations by (flash attention, size of the batch); none if llama.cpp lacks functions."""
-    library = ggml(_FUNCTIONS)
-    if library is None:
-        yield {}
-        return
     n, n_kv, width, _ = heads
     # Twice the bytes of all tensors. ggml would end the process if it could not allocate them.
-    n_bytes = 2**24 + 16 * width * DEPTH * n_kv + 32 * n * sum(sizes) * (DEPTH + width)
-    try:
+    n_bytes = 2**24 + 16 * width * DEPTH * n_kv + 32 * n * sum(BATCHES) * (DEPTH + width)
+    library, memory = ggml(_FUNCTIONS), None
+    with suppress(MemoryError):
         memory = np.empty(n_bytes, np.uint8)
-    except MemoryError:
+    if library is None or memory is None:
         yield {}
         return
     context = library.ggml_init(_Init(n_bytes, memory.ctypes.data, False))
@@ -232,10 +201,9 @@ def _graphs(
         keys, values = (swap(tensor(_F16, width, n_kv, DEPTH)) for _ in "kv")
         turned = tensor(_F16, DEPTH, width, n_kv)
         found = {}
-        for size in sizes:
+        for size in BATCHES:
             queries = swap(tensor(_F32, width, n, size))
-            # llama.cpp used to pad this mask.
-            mask = tensor(_F16, DEPTH, -(-size // _MASK_PAD) * _MASK_PAD, 1)
+            mask = tensor(_F16, DEPTH, 64, 1)  # llama.cpp used to demand a multiple of 64
             fused = library.ggml_flash_attn_ext(context, queries, keys, values, mask, 1, 0, 0)
             mask = tensor(_F32, DEPTH, size, 1)
             scores = library.ggml_mul_mat(context, keys, queries)

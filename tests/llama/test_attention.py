@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +19,7 @@ from ggufspec.drafting.profile_store import TunedSettings
 from ggufspec.llama import attention, devices
 from ggufspec.llama.attention import (
     Attention,
-    AttentionTimes,
+    Times,
     choose_attention,
     known_attention,
     time_attention,
@@ -28,25 +28,29 @@ from ggufspec.llama.context import ContextOptions
 from ggufspec.llama.model import Heads, Model
 from ggufspec.llama.profile_key import pair_key
 
-SIZES = [*attention.TARGET_BATCHES]
 HEADS = Heads(4, 2, 64, 64)
 
 
-def times(flash: float, plain: float, many: float = 1.0) -> AttentionTimes:
+def times(flash: float, plain: float, many: float = 1.0) -> Times:
     """As long for batches of one and of four tokens; `many`: without flash attention, for 64."""
-    one, few, most = SIZES
-    return AttentionTimes({one: flash, few: flash, most: 1.0}, {one: plain, few: plain, most: many})
+    one, few, most = attention.BATCHES
+    return {
+        **dict.fromkeys([(True, one), (True, few)], flash),
+        **dict.fromkeys([(False, one), (False, few)], plain),
+        (True, most): 1.0,
+        (False, most): many,
+    }
 
 
 class Timer:
     """Answers with given times, and counts how often it was asked."""
 
-    def __init__(self, *answers: AttentionTimes | None) -> None:
-        self.answers, self.asked = answers, 0
+    def __init__(self, answer: Times | None) -> None:
+        self.answer, self.asked = answer, 0
 
-    def __call__(self, heads: Heads, sizes: Sequence[int], until: float) -> AttentionTimes | None:
+    def __call__(self, heads: Heads, until: float) -> Times | None:
         self.asked += 1
-        return self.answers[(self.asked - 1) % len(self.answers)]
+        return self.answer
 
 
 @pytest.fixture
@@ -71,9 +75,7 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> Timer:
         (times(0.01, 0.005, many=1.2), "auto"),  # slower prompts cost more than is saved
     ],
 )
-def test_flash_attention_is_off_where_it_is_clearly_slower(
-    target: AttentionTimes, setting: str
-) -> None:
+def test_flash_attention_is_off_where_it_is_clearly_slower(target: Times, setting: str) -> None:
     assert choose_attention(target).setting == setting
 
 
@@ -100,30 +102,30 @@ def test_the_reason_is_a_line() -> None:
 )
 def test_attention_is_timed_within_its_limit(heads: Heads) -> None:
     started = perf_counter()
-    found = time_attention(heads, SIZES, started + 60)
+    found = time_attention(heads, started + 60)
     assert found is not None
-    for way in found:
-        assert [*way] == SIZES
-        assert all(0 < seconds < 1 for seconds in way.values())
-        assert way[64] > way[1], "sixty-four tokens are more work than one"
+    assert {*found} == {(way, size) for way in (True, False) for size in attention.BATCHES}
+    assert all(0 < seconds < 1 for seconds in found.values())
+    for way in (True, False):
+        assert found[way, 64] > found[way, 1], "sixty-four tokens are more work than one"
 
 
 def test_all_heads_count_though_few_are_computed() -> None:
-    few, many = (time_attention(Heads(n, n, 64, 64), [64], perf_counter() + 60) for n in (8, 64))
+    few, many = (time_attention(Heads(n, n, 64, 64), perf_counter() + 60) for n in (8, 64))
     assert few is not None
     assert many is not None
-    assert 4 < many.flash[64] / few.flash[64] < 16
+    assert 4 < many[True, 64] / few[True, 64] < 16
 
 
 def test_nothing_is_decided_where_time_is_short() -> None:
-    assert time_attention(HEADS, SIZES, perf_counter()) is None
+    assert time_attention(HEADS, perf_counter()) is None
 
 
 def test_nothing_is_decided_where_llama_cpp_lacks_the_functions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(devices, "libraries", lambda: [])
-    assert time_attention(HEADS, SIZES, perf_counter() + 60) is None
+    assert time_attention(HEADS, perf_counter() + 60) is None
 
 
 def test_a_machine_without_memory_keeps_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +133,7 @@ def test_a_machine_without_memory_keeps_the_default(monkeypatch: pytest.MonkeyPa
         raise MemoryError
 
     monkeypatch.setattr(np, "empty", empty)
-    assert time_attention(HEADS, SIZES, perf_counter() + 60) is None
+    assert time_attention(HEADS, perf_counter() + 60) is None
 
 
 # Loads
@@ -155,10 +157,10 @@ def test_a_load_measures_once_for_each_pair(target: Path, draft: Path, timer: Ti
 
 
 def test_the_default_is_remembered_too(target: Path, timer: Timer) -> None:
-    timer.answers = (times(0.1, 0.1),)
+    timer.answer = times(0.1, 0.1)
     assert setting_of(target) == setting_of(target) == "auto"
     assert timer.asked == 1
-    timer.answers = (None,)
+    timer.answer = None
     other = tiny.write_llama(target.with_name("other.gguf"), seed=1)
     assert setting_of(other) == setting_of(other) == "auto"
     assert timer.asked == 2, "what could not be measured in time is not tried again"
@@ -183,7 +185,7 @@ def test_nothing_is_measured_for_a_gpu(
 
 def test_a_long_context_keeps_flash_attention(target: Path, timer: Timer) -> None:
     with closing(Model(target)) as model:
-        cases: Mapping[int, str] = {4096: "off", 2**17: "off", 2**17 + 1: "auto"}
+        cases: Mapping[int, str] = {4096: "off", 2**18: "off", 2**18 + 1: "auto"}
         for n_ctx, setting in cases.items():
             options = ContextOptions(n_ctx=n_ctx, n_batch=128)
             assert known_attention(model, None, options).setting == setting
@@ -203,15 +205,19 @@ def test_what_cannot_be_stored_is_not_used(
     assert setting_of(target) == "auto"
 
 
-def test_a_process_that_was_faster_decides(target: Path, timer: Timer) -> None:
-    with closing(Model(target)) as model:
-        options = ContextOptions(n_ctx=64)
+def test_a_process_that_was_faster_decides(
+    target: Path, timer: Timer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timer.answer = times(0.1, 0.1)
 
-        def slow(heads: Heads, sizes: Sequence[int], until: float) -> AttentionTimes | None:
-            known_attention(model, None, options, Timer(times(0.1, 0.1)))
-            return times(0.2, 0.1)
+    def slow(heads: Heads, until: float) -> Times | None:
+        monkeypatch.setattr(attention, "time_attention", timer)
+        assert setting_of(target) == "auto"
+        return times(0.2, 0.1)
 
-        assert known_attention(model, None, options, slow).setting == "auto"
+    monkeypatch.setattr(attention, "time_attention", slow)
+    assert setting_of(target) == "auto"
+    assert timer.asked == 1
 
 
 def test_a_damaged_record_is_measured_again(target: Path, timer: Timer) -> None:
