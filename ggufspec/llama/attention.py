@@ -106,7 +106,8 @@ def time_attention(heads: Heads, until: float) -> Times | None:
                     found[kind].append(thread_time() - started)
     if min(map(len, found.values()), default=0) < _FEWEST_TIMES:
         return None
-    return {kind: max(heads.n_kv / n_kv * min(times), 1e-9) for kind, times in found.items()}
+    seconds = {kind: heads.n_kv / n_kv * min(times) for kind, times in found.items()}
+    return seconds if all(seconds.values()) else None  # Windows counts CPU time in steps of 16 ms
 
 
 def _measure(models: Sequence[Model]) -> Attention:

@@ -186,11 +186,12 @@ class Model:
         Also None for recurrent and hybrid models, in which few layers have attention.
         """
         n = int(llama_cpp.llama_model_n_head(self.pointer))
-        if not n or not self.can_drop_tail:
+        n_kv = int(llama_cpp.llama_model_n_head_kv(self.pointer))
+        if not n or not n_kv or not self.can_drop_tail:
             return None
         usual = llama_cpp.llama_model_n_embd(self.pointer) // n
         k, v = (self._number(f"attention.{of}_length", usual) for of in ("key", "value"))
-        return Heads(n, int(llama_cpp.llama_model_n_head_kv(self.pointer)), k, v)
+        return Heads(n, n_kv, k, v)
 
     @property
     def n_kv_values(self) -> int:

@@ -136,6 +136,14 @@ def test_a_machine_without_memory_keeps_the_default(monkeypatch: pytest.MonkeyPa
     assert time_attention(HEADS, perf_counter() + 60) is None
 
 
+def test_heads_are_read_from_the_file(tmp_path: Path) -> None:
+    with closing(Model(tiny.write_llama(tmp_path / "model.gguf"))) as model:
+        assert model.heads == Heads(4, 2, 8, 8)
+        assert model.n_kv_values == 2 * 2 * (8 + 8), "two layers of two KV heads"
+    with closing(Model(tiny.write_mamba(tmp_path / "mamba.gguf"))) as model:
+        assert (model.heads, model.n_kv_values) == (None, 0)
+
+
 # Loads
 
 
