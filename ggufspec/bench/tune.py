@@ -72,7 +72,6 @@ class Tuned:
     settings: TunedSettings
     trials: tuple[Trial, ...]
     depth: int
-    n_runs: int
     passes: tuple[Pass, ...]  # over 1, 2 ... n_most + 1 tokens
     step: Pass | None
     reading: Pass | None
@@ -162,7 +161,6 @@ def tune(
             settings=replace(chosen, **is_given),
             trials=tuple(trials.made),
             depth=depth,
-            n_runs=n_runs,
             passes=tuple(_summed_up(size, seconds[size]) for size in sizes),
             step=_summed_up(1, steps.steps) if steps else None,
             reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,

@@ -164,7 +164,7 @@ load_options = gathered(
     rpc_option,
     option(
         "-fa --flash-attn flash_attention",
-        "Flash attention.",
+        "Flash attention; auto: the faster choice on CPUs, measured once, else llama.cpp's.",
         type=click.Choice(["auto", "on", "off"]),
         default=defaults.FLASH_ATTENTION,
     ),

@@ -87,6 +87,8 @@ def command(
         if verbose:
             click.echo(render.rounds_text(run.rounds), err=True)
             click.echo(render.details_text(stats), err=True)
+            if engine.attention:
+                render.note(engine.attention)
         click.echo(render.stats_line(stats, speedup), err=True)
         if run.completion.advice:
             render.note(run.completion.advice)

@@ -80,7 +80,7 @@ def command(
 
     Threads, prompt batch sizes and flash attention are tried unless they are given. The result is
     stored in the cache folder (GGUFSPEC_CACHE); later commands use it for the same files, unless
-    options say otherwise.
+    options say otherwise, and no longer what loading measured of flash attention.
 
     \b
       ggufspec tune --target large.gguf --draft small.gguf

@@ -38,6 +38,7 @@ class Engine:
         n_draft_max: int,
         stored_profile: StoredProfile | None = None,
         placement: str | None = None,
+        attention: str | None = None,
         resources: ExitStack,
         lock: EngineLock | None = None,
         file_sampling: FileSampling | None = None,
@@ -46,6 +47,7 @@ class Engine:
         self.placement = placement  # what was decided about memory, for the user; None: nothing
         # What the target's file sets, where a text does not: see `begin`.
         self.file_sampling = file_sampling or FileSampling({})
+        self.attention = attention  # why flash attention is on or off; None: not measured
         self.target = target
         self.draft = draft
         self.n_ctx = target.n_ctx

@@ -16,6 +16,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.errors import OutOfMemoryError
+from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
@@ -64,10 +65,11 @@ def load(
     and come before the local ones; with "auto" they get what does not fit on local GPUs, as far as
     they have room. The draft stays local. llama.cpp ends the process if a server disconnects.
     n_threads, n_threads_draft: None: one per physical core, and a single one for a tiny draft.
-    flash_attention: "auto" (llama.cpp decides), "on", "off".
+    flash_attention: "auto" (measured once on CPUs, else llama.cpp decides), "on", "off".
     type_k, type_v: types of the KV caches ("f16", "q8_0" ...).
     tuned: use what `ggufspec tune` found for threads, flash attention and batches that are not
-    given, and store what passes of the pair cost.
+    given; without it, measure flash attention on CPUs, once and for 0.3 s at most. Store this, and
+    what passes of the pair cost.
 
     If memory runs out, loading is tried once more with smaller values of what was not given. The
     engine's `placement` says what was chosen.
@@ -146,15 +148,20 @@ def _load(
             type_k=options.type_k,
             type_v=options.type_v,
         )
-        found = profile_store.TunedSettings()
+        found, attention = profile_store.TunedSettings(), Attention()
         if options.tuned:
             found = profile_store.settings(pair_key(target_model, draft_model, shared))
-        if options.flash_attention == defaults.FLASH_ATTENTION and found.flash_attention:
-            shared = replace(shared, flash_attention=found.flash_attention)
+        n_batch = options.n_batch or found.n_batch or defaults.N_BATCH
+        shared = replace(shared, n_batch=n_batch)
+        if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
+            if found.flash_attention:
+                attention = Attention(found.flash_attention)
+            else:
+                attention = known_attention(target_model, draft_model, shared)
+            shared = replace(shared, flash_attention=attention.setting)
         of_target = replace(
             shared,
             n_rows=options.n_draft_max + 1,
-            n_batch=options.n_batch or found.n_batch or defaults.N_BATCH,
             n_threads=options.n_threads or found.n_threads,
         )
         target_context = Context(target_model, of_target)
@@ -178,6 +185,7 @@ def _load(
             n_draft_max=options.n_draft_max,
             stored_profile=StoredProfile(key) if options.tuned else None,
             placement=options.placement,
+            attention=attention.reason,
             resources=resources,
             file_sampling=sampling,
         )

@@ -22,12 +22,16 @@ _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
 
 
 def n_threads_default() -> int:
-    """Physical cores that this process may use: two threads on one core are no faster."""
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    if usable is not None:
-        return max(len({_siblings(cpu) for cpu in usable}), 1)
+    """Physical cores that this process may use: two threads on one core are no faster.
+
+    No efficiency cores, for which the others would wait at every barrier, and no more than the
+    quota of a container, beyond which the kernel stops all threads for a part of each period.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        usable = os.sched_getaffinity(0)
+        n_cores = len({_siblings(cpu) for cpu in usable & fast_cores() or usable})
+        return max(min(n_cores, round(cpu_quota() or n_cores)), 1)
     if sys.platform == "darwin":
-        # Apple Silicon: the other cores would wait for the efficiency cores at every barrier.
         for key in ("hw.perflevel0.physicalcpu", "hw.physicalcpu"):
             found = _sysctl(key)
             if found.isdigit():
@@ -40,6 +44,28 @@ def n_logical_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def fast_cores(path: Path = Path("/sys/devices/cpu_core/cpus")) -> set[int]:
+    """The performance cores of an Intel processor that has efficiency cores too; else none."""
+    found: set[int] = set()
+    for part in filter(None, ",".join(_lines(path)).split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+def cpu_quota(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """Seconds of CPU time a second that the control groups of Linux allow; None: unlimited."""
+    limits = [[*_lines(root / "cpu/cpu.cfs_quota_us"), *_lines(root / "cpu/cpu.cfs_period_us")]]
+    for line in _lines(own):
+        if line.startswith("0::"):
+            group = root / line[3:].strip("/")
+            limits += [" ".join(_lines(at / "cpu.max")).split() for at in (group, *group.parents)]
+    found = [int(of[0]) / int(of[1]) for of in limits if len(of) == 2 and of[0].isdigit()]
+    return min(found, default=None)
 
 
 def physical_memory() -> int | None:

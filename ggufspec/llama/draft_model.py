@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from ggufspec.common import defaults, validate
 from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.errors import OptionError
+from ggufspec.llama.attention import known_attention
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
@@ -54,7 +56,10 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         shape_of(read_header(path))  # raises where llama.cpp would end the process
         self._model = Model(path, n_gpu_layers=n_gpu_layers)
         try:
-            self._context = Context(self._model, ContextOptions(n_ctx=n_ctx, n_threads=n_threads))
+            options = ContextOptions(n_ctx=n_ctx, n_threads=n_threads)
+            attention = known_attention(self._model, None, options)
+            options = replace(options, flash_attention=attention.setting)
+            self._context = Context(self._model, options)
         except BaseException:
             self._model.close()
             raise

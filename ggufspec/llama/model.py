@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import llama_cpp
 
@@ -16,6 +17,15 @@ from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
 from ggufspec.llama.vocab import Vocab
 from ggufspec.models.header import open_gguf
+
+
+class Heads(NamedTuple):
+    """The attention of a layer: query heads, KV heads, and the width of each one's K and V."""
+
+    n: int
+    n_kv: int
+    n_keys: int
+    n_values: int
 
 
 class Model:
@@ -170,13 +180,24 @@ class Model:
         return None if has_rope or not self.can_drop_tail else self.n_ctx_train
 
     @property
+    def heads(self) -> Heads | None:
+        """The attention heads of the first layer; None without attention.
+
+        Also None for recurrent and hybrid models, in which few layers have attention.
+        """
+        n = int(llama_cpp.llama_model_n_head(self.pointer))
+        n_kv = int(llama_cpp.llama_model_n_head_kv(self.pointer))
+        if not n or not n_kv or not self.can_drop_tail:
+            return None
+        usual = llama_cpp.llama_model_n_embd(self.pointer) // n
+        k, v = (self._number(f"attention.{of}_length", usual) for of in ("key", "value"))
+        return Heads(n, n_kv, k, v)
+
+    @property
     def n_kv_values(self) -> int:
-        """Values for each token in the K and V caches, at least; 0 without attention."""
-        n_heads = llama_cpp.llama_model_n_head(self.pointer)
-        if not n_heads or not self.can_drop_tail:
-            return 0
-        n_embd_head = llama_cpp.llama_model_n_embd(self.pointer) // n_heads
-        return int(2 * self.n_layers * n_embd_head * llama_cpp.llama_model_n_head_kv(self.pointer))
+        """Values for each token in the K and V caches; 0 where `heads` is None."""
+        heads = self.heads
+        return self.n_layers * heads.n_kv * (heads.n_keys + heads.n_values) if heads else 0
 
     @property
     def n_layers(self) -> int:
@@ -210,6 +231,14 @@ class Model:
         """The Jinja chat template of the file, if it has one."""
         found: bytes | None = llama_cpp.llama_model_chat_template(self.pointer, None)
         return found.decode("utf-8", "replace") if found else None
+
+    def _number(self, key: str, default: int) -> int:
+        """A whole number of the file's header, whose key begins with the architecture."""
+        text = ctypes.create_string_buffer(64)
+        for name in ("general.architecture", f"{{}}.{key}"):
+            name = name.format(text.value.decode("utf-8", "replace"))
+            llama_cpp.llama_model_meta_val_str(self.pointer, name.encode(), text, len(text))
+        return int(text.value) if text.value.isdigit() else default
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""

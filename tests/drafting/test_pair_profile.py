@@ -38,7 +38,7 @@ GOOD: dict[str, dict[str, object]] = {
 
 
 def documents() -> list[dict[str, object]]:
-    return [record.document for record in profile_store.records()]
+    return [record.document for record in profile_store.records() if "costs" in record.document]
 
 
 def write(paths: tuple[Path, Path], **options: object) -> str:

@@ -45,7 +45,9 @@ NEAR_TIE = 0.02
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Engine]:
-    with ggufspec.load(embedded_target(), embedded_draft(), n_ctx=512, n_threads=1) as engine:
+    with ggufspec.load(
+        embedded_target(), embedded_draft(), n_ctx=512, n_threads=1, flash_attention="on"
+    ) as engine:
         yield engine
 
 

@@ -245,7 +245,7 @@ def test_a_file_may_have_a_name_that_is_no_text(good: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on memory")
 def test_a_context_that_does_not_fit_is_refused(good: Path) -> None:
-    # In a process of its own, with 150 MB left: a context of a million tokens needs more.
+    # In a process of its own, with 150 MB left: a cache of two million tokens needs more.
     program = f"""
         import resource
         import ggufspec
@@ -253,7 +253,7 @@ def test_a_context_that_does_not_fit_is_refused(good: Path) -> None:
         pages = int(open("/proc/self/statm").read().split()[0])
         limit = pages * resource.getpagesize() + 150 * 2**20
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        for n_ctx in (10**6, 10**7):
+        for n_ctx in (2 * 10**6, 10**7):
             try:
                 ggufspec.load({str(good)!r}, n_threads=1, n_ctx=n_ctx)
             except ggufspec.OutOfMemoryError as error:
@@ -263,7 +263,7 @@ def test_a_context_that_does_not_fit_is_refused(good: Path) -> None:
     done = run(program)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("use a smaller context (n_ctx, -c)") == 2
-    for asked in ("1,000,000 tokens", "10,000,000 tokens", str(good), "llama.cpp: "):
+    for asked in ("2,000,000 tokens", "10,000,000 tokens", str(good), "llama.cpp: "):
         assert asked in done.stdout
 
 

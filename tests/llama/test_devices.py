@@ -1,0 +1,70 @@
+"""The number of threads heeds what the operating system allows."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ggufspec.llama import devices
+from ggufspec.llama.devices import cpu_quota, fast_cores, n_threads_default
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("files", "own", "quota"),
+    [
+        ({}, "", None),
+        ({"cpu.max": "max 100000\n"}, "0::/\n", None),
+        ({"cpu.max": "250000 100000\n"}, "0::/\n", 2.5),
+        ({"a/cpu.max": "400000 100000", "a/b/cpu.max": "max 100000"}, "0::/a/b\n", 4.0),
+        ({"a/cpu.max": "400000 100000", "a/b/cpu.max": "50000 50000"}, "0::/a/b\n", 1.0),
+        ({"a/cpu.max": "400000 100000"}, "0::/b\n", None),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, "", 1.5),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, "1:cpu:/", None),
+        ({"cpu.max": "odd"}, "0::/\n", None),
+    ],
+)
+def test_the_quota_is_the_least_of_all_groups(
+    files: dict[str, str], own: str, quota: float | None, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        write(tmp_path / "groups" / name, text)
+    assert cpu_quota(tmp_path / "groups", write(tmp_path / "own", own)) == quota
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("0-3\n", {0, 1, 2, 3}), ("0,2,4-5\n", {0, 2, 4, 5}), ("", set())]
+)
+def test_performance_cores_are_listed(text: str, cores: set[int], tmp_path: Path) -> None:
+    assert fast_cores(write(tmp_path / "cpus", text)) == cores
+    assert fast_cores(tmp_path / "none") == set()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="has no affinity")
+@pytest.mark.parametrize(
+    ("quota", "fast", "n_threads"),
+    [
+        (None, set(), 8),
+        (2.5, set(), 2),
+        (0.3, set(), 1),
+        (64.0, set(), 8),
+        (None, {0, 1, 2}, 3),
+        (2.0, {0, 1, 2}, 2),
+        (None, {90, 91}, 8),
+    ],
+)
+def test_threads_are_no_more_than_the_quota_and_the_performance_cores(
+    quota: float | None, fast: set[int], n_threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(8)})
+    monkeypatch.setattr(Path, "read_text", lambda path, **_: f"{path}\n")  # each has its own core
+    monkeypatch.setattr(devices, "cpu_quota", lambda: quota)
+    monkeypatch.setattr(devices, "fast_cores", lambda: fast)
+    assert n_threads_default() == n_threads
