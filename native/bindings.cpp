@@ -152,6 +152,16 @@ struct Rows {
         }
         n += weights.shape(0);
     }
+
+    // Of logits where the rows were made from them, else of log-probabilities.
+    float gap(size_t i) const {
+        const auto & row = at(i);
+        if (logits.is_valid() && i < logits.shape(0)) return ggufspec::gap_of(logits.data() + i * n_vocab, n_vocab);
+        std::vector<float> values(n_vocab);
+        row.write(values.data());
+        for (float & value : values) value = std::log(value);
+        return ggufspec::gap_of(values.data(), n_vocab);
+    }
 };
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> dense(const Rows & self) {
@@ -394,6 +404,7 @@ NB_MODULE(_native, m) {
             "i"_a, "draft"_a, "j"_a, "The probability that a token drawn from row j of a draft is accepted by row i of its target.")
         .def_prop_ro("has_declined", [](const Rows & self) { return self.has_declined; },
                      "Whether overlap can read a row after the last: see draw.")
+        .def("gap", &Rows::gap, "i"_a, "By how much the largest logit of row i exceeds the second largest, before sampling.")
         .def(
             "of",
             [](const Rows & self, size_t i, int32_t token) {
@@ -403,13 +414,6 @@ NB_MODULE(_native, m) {
             "i"_a, "token"_a, "The probability of a token in row i.")
         .def("pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
              "Draw a token from row i with a uniform in [0, 1); -1 if the constraint allows none.");
-    m.def(
-        "gap",
-        [](ConstMatrix logits, size_t i) {
-            require(i < logits.shape(0), "gap: there is no row of that number");
-            return ggufspec::gap_of(logits.data() + i * logits.shape(1), logits.shape(1));
-        },
-        "logits"_a.noconvert(), "i"_a, "By how much the largest logit of row i exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as the memory there is.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
@@ -421,22 +425,31 @@ NB_MODULE(_native, m) {
     m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
           "How many of the first `horizon` tokens block verification would accept, on average, if the draft had been drawn\n"
           "at each of these temperatures: estimated from the tokens that were drawn.");
-    nb::class_<ggufspec::LengthRule>(m, "LengthRule", "When one round of drafting stops: see native/draft_length.h. Before the first update, at n_max.")
+    nb::class_<ggufspec::AcceptanceModel>(m, "AcceptanceModel", "The probability that a token is accepted, by a logit gap: see native/draft_length.h.")
         .def(
             "__init__",
-            [](ggufspec::LengthRule * self, double intercept, double slope, double weight, double memory, double block_bonus) {
-                require(weight > 0 && memory > 1, "LengthRule: weight must be above 0, memory above 1");
-                new (self) ggufspec::LengthRule(ggufspec::AcceptanceModel(intercept, slope, weight, memory), block_bonus);
+            [](ggufspec::AcceptanceModel * self, double intercept, double slope, double weight, double memory) {
+                require(weight > 0 && memory > 1, "AcceptanceModel: weight must be above 0, memory above 1");
+                new (self) ggufspec::AcceptanceModel(intercept, slope, weight, memory);
             },
-            "intercept"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0, "memory"_a = 100.0, "block_bonus"_a = 0.0)
+            "intercept"_a = 0.0, "slope"_a = 0.0, "weight"_a = 1.0, "memory"_a = 100.0)
+        .def("probability", &ggufspec::AcceptanceModel::probability, "gap"_a)
+        .def("observe", &ggufspec::AcceptanceModel::observe, "gap"_a, "acceptance"_a,
+             "Learn that a token with that logit gap was accepted with that probability.")
+        .def_prop_ro(
+            "coefficients", [](const ggufspec::AcceptanceModel & self) { return std::pair(self.intercept(), self.slope()); },
+            "As learned so far: (intercept, slope).");
+    nb::class_<ggufspec::LengthRule>(m, "LengthRule", "When one round of drafting stops: see native/draft_length.h. Before the first update, at n_max.")
+        .def(nb::init<const ggufspec::AcceptanceModel &, double>(), "acceptance"_a = ggufspec::AcceptanceModel(0, 0, 1, 100),
+             "block_bonus"_a = 0.0)
         .def(
             "update",
-            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & gaps, double min_rate) {
-                require(!curve.empty() && curve[0] > 0 && !gaps.empty(), "update: needs costs above 0, and gaps");
-                self.update(std::move(curve), step, gaps, min_rate);
+            [](ggufspec::LengthRule & self, std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate) {
+                require(!curve.empty() && curve[0] > 0 && !probabilities.empty(), "update: needs costs above 0, and probabilities");
+                self.update(std::move(curve), step, probabilities, min_rate);
             },
-            "curve"_a, "step"_a, "gaps"_a, "min_rate"_a = 0.0,
-            "Find the best rule for these costs in seconds and for tokens with these logit gaps.\n\n"
+            "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0,
+            "Find the best rule for these costs in seconds and for tokens that are accepted with these probabilities.\n\n"
             "min_rate: tokens per second that other ways of decoding reach.")
         .def(
             "prefix_length",
@@ -453,15 +466,9 @@ NB_MODULE(_native, m) {
         .def("should_draw", &ggufspec::LengthRule::should_draw, "gap"_a, "Whether to draw a token from a distribution with that logit gap.")
         .def("observe", &ggufspec::LengthRule::observe, "acceptances"_a,
              "Learn how likely a token of each of this round's first distributions was to be accepted.")
-        .def(
-            "observe_token", [](ggufspec::LengthRule & self, double gap, double acceptance) { self.acceptance.observe(gap, acceptance); },
-            "gap"_a, "acceptance"_a, "Learn that a token with that logit gap was accepted with that probability.")
-        .def("acceptance", [](const ggufspec::LengthRule & self, double gap) { return self.acceptance.probability(gap); }, "gap"_a,
-             "The probability that a token with that logit gap is accepted.")
-        .def_prop_ro(
-            "coefficients", [](const ggufspec::LengthRule & self) { return std::pair(self.acceptance.intercept(), self.acceptance.slope()); },
-            "The acceptance model as learned so far: (intercept, slope).")
+        .def_ro("acceptance", &ggufspec::LengthRule::acceptance, "By the draft model's logit gap; learns.")
         .def_rw("block_bonus", &ggufspec::LengthRule::block_bonus, "See best_rule in native/draft_length.h.")
+        .def_prop_ro("tokens", [](const ggufspec::LengthRule & self) { return self.rule().tokens; }, "Tokens of a round by the rule, on average.")
         .def_prop_ro("rate", [](const ggufspec::LengthRule & self) { return self.rule().rate; }, "Tokens per second by the rule; 0 before the first update.")
         .def_prop_ro(
             "drafts", [](const ggufspec::LengthRule & self) { return self.rule().evaluate_from.empty() || self.rule().evaluate_from[0] <= 1; },

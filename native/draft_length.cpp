@@ -127,9 +127,7 @@ StoppingRule best_rule(const std::vector<double> & curve, double step, const std
     return rule;
 }
 
-void LengthRule::update(std::vector<double> curve, double step, const std::vector<double> & gaps, double min_rate) {
-    std::vector<double> probabilities;
-    for (double gap : gaps) probabilities.push_back(acceptance.probability(gap));
+void LengthRule::update(std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate) {
     curve_ = std::move(curve);
     rule_ = best_rule(curve_, step, probabilities, rule_.rate, min_rate, block_bonus);
 }

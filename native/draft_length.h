@@ -9,8 +9,8 @@
 
 namespace ggufspec {
 
-// Logistic regression: the probability that a drafted token is accepted, given the draft model's logit gap (largest logit
-// minus second largest). Fitted online by Newton steps on the likelihood; old observations fade out.
+// Logistic regression: the probability that a drafted token is accepted, given a model's logit gap (largest logit minus
+// second largest). Fitted online by Newton steps on the likelihood; old observations fade out.
 class AcceptanceModel {
 public:
     // probability = 1 / (1 + exp(-(intercept + slope * gap))). `weight`: number of observations that these first values
@@ -71,8 +71,8 @@ public:
     explicit LengthRule(const AcceptanceModel & acceptance, double block_bonus = 0)
         : acceptance(acceptance), block_bonus(block_bonus) {}
 
-    // Finds the best rule for these costs, for tokens with these logit gaps.
-    void update(std::vector<double> curve, double step, const std::vector<double> & gaps, double min_rate);
+    // Finds the best rule: see best_rule.
+    void update(std::vector<double> curve, double step, const std::vector<double> & probabilities, double min_rate);
     const StoppingRule & rule() const { return rule_; }
 
     // What a round by the rule gains, comparable with PrefixLength::gain.

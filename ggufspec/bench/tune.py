@@ -86,7 +86,7 @@ class Tuned:
         if self.step is not None:
             costs.observe_draft(1, self.step.seconds)
         if self.reading is not None:
-            costs.observe_reading(self.reading.n_tokens, self.reading.seconds)
+            costs.observe_draft(1, self.reading.seconds, n_further=self.reading.n_tokens - 1)
         return costs
 
     @property
@@ -177,6 +177,7 @@ def keep(tuned: Tuned) -> bool:
     document = {
         **(known.to_document() if known else {}),
         "costs": tuned.costs.to_document(),
+        "settled_costs": tuned.costs.to_document(),
         "settings": asdict(tuned.chosen),
         "measured": "tune",
     }

@@ -30,7 +30,6 @@ N_DRAFT_FIXED: Final = 3  # without "auto"
 N_DRAFT_MAX: Final = 16  # for which an engine is loaded
 N_DRAFT_LIMIT: Final = 64  # of N_DRAFT_MAX
 N_SLOTS_LIMIT: Final = 64  # concurrent texts
-N_PROBED: Final = 8  # tokens re-scored by the draft in a probe
 VERIFY: Final = "block"
 DRAFT_TEMPERATURE: Final = "auto"
 

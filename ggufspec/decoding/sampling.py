@@ -212,11 +212,6 @@ def as_rows(probs: Probs) -> Rows:
     return rows
 
 
-def gap(logits: Logits, i: int = 0) -> float:
-    """By how much the largest logit of row i exceeds the second largest."""
-    return _native.gap(logits, i)
-
-
 def expected_lengths(
     draft: Draft, target_probs: Probs, horizon: int, temperatures: Sequence[float]
 ) -> list[float]:

@@ -30,7 +30,7 @@ class CostModel:
         self._counts: dict[int, int] = {}
         self._last: dict[int, int] = {}  # n_passes when a size was last measured
         self._plain, self._n_plain = 0.0, 0
-        self._step, self._n_steps = 0.0, 0
+        self._step, self._n_steps, self._step_at = 0.0, 0, 0
         self._read = 0.0
         self._curve: list[float] | None = None
 
@@ -70,18 +70,24 @@ class CostModel:
             self._plain = _updated(known, seconds, self._n_plain) if known else seconds
             self._n_plain += 1
 
-    def observe_draft(self, n_steps: int, seconds: float) -> None:
-        """`n_steps` draft steps in sequence took that long together."""
+    def observe_draft(self, n_steps: int, seconds: float, n_further: int = 0) -> None:
+        """`n_steps` draft steps in sequence took that long together.
+
+        The first of them has read `n_further` tokens besides its own.
+        """
         if self.is_frozen or n_steps < 1 or not seconds > 0:
             return
-        each = seconds / n_steps
-        self._step = _updated(self._step, each, self._n_steps) if self._n_steps else each
+        if not self._n_steps:  # divided by what is usual
+            self._step = seconds / (n_steps + constants.UNMEASURED_READ * n_further)
+        if n_further:
+            read = max(seconds - n_steps * self._step, 0.0) / n_further
+            read = min(read, self._step)
+            self._read = _updated(self._read, read, self._n_steps) if self._read else read
+        else:
+            each = seconds / n_steps
+            self._step = _updated(self._step, each, self._n_steps)
         self._n_steps += 1
-
-    def observe_reading(self, n_tokens: int, seconds: float) -> None:
-        """The draft model read `n_tokens` in one batch."""
-        if not self.is_frozen and n_tokens >= 1 and seconds > 0:
-            self._read = seconds / n_tokens
+        self._step_at = self.n_passes
 
     # Queries.
 
@@ -114,7 +120,9 @@ class CostModel:
     @property
     def step(self) -> float:
         """Seconds of a draft step: one more token, one more distribution."""
-        return self._step if self._n_steps else constants.UNMEASURED_STEP * self.curve[0]
+        if not self._n_steps:
+            return constants.UNMEASURED_STEP * self.curve[0]
+        return self._step * _discount(self.n_passes - self._step_at, self._n_steps)
 
     @property
     def read(self) -> float:
@@ -139,6 +147,7 @@ class CostModel:
         made.n_passes = self.n_passes
         made._plain, made._n_plain = self._plain, self._n_plain
         made._step, made._n_steps, made._read = self._step, self._n_steps, self._read
+        made._step_at = self._step_at
         return made
 
     def to_document(self) -> dict[str, object]:
@@ -163,6 +172,7 @@ class CostModel:
             raise ValueError("there are no target_seconds of one token")
         costs = CostModel(max(sizes))
         costs._measured, costs._counts = sizes, dict.fromkeys(sizes, 2)
+        costs._last = dict.fromkeys(sizes, 0)  # as if they had been measured just now
         costs._plain = _checked(document.get("plain_seconds", 0), or_zero=True)
         costs._n_plain = 2 if costs._plain else 0
         costs._step = _checked(document.get("draft_seconds"), or_zero=True)
@@ -177,7 +187,11 @@ class CostModel:
         if not sizes:
             sizes, seconds = [1], [1.0]
         else:
-            seconds = [self._scale * self._measured[n] * self._discount(n) for n in sizes]
+            ages = [self.n_passes - self._last.get(n, self.n_passes) for n in sizes]
+            seconds = [
+                self._scale * self._measured[n] * _discount(age, self._counts[n])
+                for n, age in zip(sizes, ages, strict=True)
+            ]
         first, last = sizes[0], sizes[-1]
         one = seconds[0] / (1 + constants.UNMEASURED_SLOPE * (first - 1))
         slope = constants.UNMEASURED_SLOPE * one
@@ -200,17 +214,17 @@ class CostModel:
                 curve[n - 1] = min(curve[n - 1], max(below))
         return curve
 
-    def _discount(self, n_tokens: int) -> float:
-        """An old measurement may have been disturbed: it loses weight, so that it is tried again.
 
-        Sizes that were measured often lose it more slowly, because each try costs a round.
-        """
-        n_first = constants.N_FIRST_MEASUREMENTS
-        age = self.n_passes - self._last.get(n_tokens, self.n_passes)
-        count = self._counts.get(n_tokens, 0)
-        stale = max(age - constants.N_FRESH_PASSES, 0) * n_first / max(count, n_first)
-        least = constants.MIN_DISCOUNT if count >= n_first else constants.MIN_DISCOUNT_OF_FEW
-        return max(1 - constants.DISCOUNT_PER_PASS * stale, least)
+def _discount(age: int, count: int) -> float:
+    """The weight of what was measured `count` times, for the last time `age` passes ago.
+
+    It may have been disturbed: it is discounted, so that it is tried again. What was measured often
+    is discounted more slowly, because each try costs a round.
+    """
+    n_first = constants.N_FIRST_MEASUREMENTS
+    stale = max(age - constants.N_FRESH_PASSES, 0) * n_first / max(count, n_first)
+    least = constants.MIN_DISCOUNT if count >= n_first else constants.MIN_DISCOUNT_OF_FEW
+    return max(1 - constants.DISCOUNT_PER_PASS * stale, least)
 
 
 def _updated(old: float, new: float, count: int) -> float:

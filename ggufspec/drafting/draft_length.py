@@ -13,7 +13,6 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from ggufspec import _native
-from ggufspec.common import defaults
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
 from ggufspec.drafting.cost_model import CostModel
@@ -27,29 +26,27 @@ STOP_REASONS = (
 )
 TEXT_ENDS = "the text ends with the next token"
 MEASURING_PLAIN = "plain decoding is being measured"
-UNMEASURED = "the draft model has not been measured yet"
 NO_GAIN = "drafting would not be faster"
+LOSS_LIMIT = "rejected drafts have cost enough time in this text so far"
+
+Coefficients = tuple[float, float]
 
 
-class AcceptancePrior(NamedTuple):
-    """The acceptance model before a text: see AcceptanceModel in native/draft_length.h.
+class Acceptance(NamedTuple):
+    """How a draft's acceptance depends on logit gaps: learned in a text, the start of the next.
 
-    probability = 1 / (1 + exp(-(intercept + slope * gap))), with `gap` the difference of the draft
-    model's two largest logits. `weight`: observations that this counts as; `memory`: observations
-    after which one has lost most of its weight.
+    (intercept, slope) of AcceptanceModel in native/draft_length.h, by the draft model's gap (its
+    largest logit minus the second largest) and by the target's gap at the same position.
     """
 
-    intercept: float
-    slope: float
-    weight: float = constants.PRIOR_WEIGHT
-    memory: float = constants.GREEDY_MEMORY
+    by_draft: Coefficients
+    by_target: Coefficients
 
 
 class Action(Enum):
     """What the draft model is to do in a round."""
 
     DRAFT = auto()
-    PROBE = auto()  # read the last tokens, and report how well it would have predicted them
     SKIP = auto()
     PLAIN = auto()  # the same, and nothing else may be drafted
 
@@ -88,7 +85,7 @@ class LengthPolicy(Protocol):
     def start_round(self, n_max: int, n_unread: int) -> Action:
         """A round of at most `n_max` drafted tokens starts: what does the draft model do?
 
-        `n_unread`: tokens that the draft model has not read yet. After a PROBE, ask again.
+        `n_unread`: tokens that the draft model has not read yet.
         """
         ...
 
@@ -100,16 +97,19 @@ class LengthPolicy(Protocol):
         """
         ...
 
-    def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
-        """The target has judged a draft of the draft model.
-
-        `acceptances`: for each distribution that the draft model computed, the probability that a
-        token from it is accepted if those before it are, from both models' distributions.
-        """
+    def observe_gaps(self, gaps: Iterable[float]) -> None:
+        """The target's logit gaps at the tokens that a round has added."""
         ...
 
-    def observe_probe(self, gaps: Sequence[float], acceptances: Sequence[float]) -> None:
-        """A probe found, for each token, the draft's logit gap and its acceptance probability."""
+    def observe_verdict(
+        self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
+    ) -> None:
+        """The target has judged a draft of the draft model.
+
+        For each distribution that the draft model computed: `acceptances`, the probability that a
+        token from it is accepted if those before it are, from both models' distributions;
+        `target_gaps`, the target's logit gap.
+        """
         ...
 
     def observe_round(self, round_: Round) -> None:
@@ -142,12 +142,14 @@ class FixedLength:
     def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
         return _prefix_length(self.rule, probs, forced, self._n_accepted / self._n_rounds)
 
-    def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
+    def observe_gaps(self, gaps: Iterable[float]) -> None:
+        pass
+
+    def observe_verdict(
+        self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
+    ) -> None:
         self._n_rounds += 1
         self._n_accepted += n_accepted
-
-    def observe_probe(self, gaps: Sequence[float], acceptances: Sequence[float]) -> None:
-        pass
 
     def observe_round(self, round_: Round) -> None:
         pass
@@ -160,41 +162,48 @@ class FixedLength:
 
 
 class AutoLength:
-    """The length with the highest expected tokens per second; 0 if drafting would not be faster."""
+    """The length with the most expected tokens per second; 0 if drafting would not be faster.
+
+    The target's logit gaps of the last tokens show how predictable the text is at present, also
+    while nothing is drafted. What rejected drafts may cost in a text is limited.
+    """
 
     def __init__(
         self,
         costs: CostModel,
-        prior: AcceptancePrior,
+        prior: Acceptance,
         *,
-        is_measured: bool,
+        memory: float = constants.GREEDY_MEMORY,
         has_model: bool = True,
         block_bonus: float = 0.0,
     ) -> None:
-        """`prior` is of the draft model, if there is one (`has_model`).
+        """`prior`: what is known of the draft model, if there is one (`has_model`).
 
-        `is_measured`: the prior was learned with this pair. Otherwise the draft model is probed
-        first with tokens that the target wrote alone: that costs next to nothing even if it is
-        always wrong. `block_bonus`: see native/draft_length.h; a value above 0 is learned further.
+        `memory`: observations after which one has lost most of its weight. `block_bonus`: see
+        native/draft_length.h; a value above 0 is learned further.
         """
         self.costs = costs
-        self.rule = _native.LengthRule(*prior, block_bonus)
-        self.n_observed = 0  # tokens that the acceptance model has learned from
+        weight = constants.PRIOR_WEIGHT
+        by_draft = _native.AcceptanceModel(*prior.by_draft, weight, memory)
+        self.rule = _native.LengthRule(by_draft, block_bonus)
+        self._by_target = _native.AcceptanceModel(*prior.by_target, weight, memory)
+        self._before = _native.AcceptanceModel(*prior.by_target)
+        self._n_observed = 0  # tokens that the acceptance models have learned from
+        self._sum_observed = 0.0  # of their acceptance probabilities
         self._block_bonus = block_bonus
         self._bonus_sum, self._bonus_weight = 0.0, constants.BLOCK_BONUS_WEIGHT
-        self._gaps: deque[float] = deque(maxlen=constants.N_GAPS)
-        self._is_measured, self._has_model = is_measured, has_model
-        self._n_max = defaults.N_DRAFT_LIMIT if is_measured else 1  # until one was accepted
+        self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
+        self.has_model = has_model
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
-        self._n_until_update = 0
-        self._seconds = 0.0
-        self.probe_seconds = 0.0  # spent on probes, estimated
-        self._recent_tokens = self._recent_seconds = 0.0
+        self._n_tokens = 0  # of the text
+        self._n_since_free = 0  # of them, since n-grams were last drafted
+        self._lost = 0.0  # time beyond that of plain decoding, in plain passes; below 0: saved
         self._n_sharers = 1
         self._curve: Sequence[float] = ()  # as the rule has it
+        self._is_current = False  # the rule, in this round
         # Of the current round.
         self._skipped = ""
-        self._n_unread = self._n_probed = 0
+        self._n_unread = 1
 
     @property
     def why(self) -> str:
@@ -204,27 +213,69 @@ class AutoLength:
     def expected(self) -> float | None:
         return self.rule.expected
 
+    @property
+    def acceptance(self) -> Acceptance:
+        """As learned so far."""
+        return Acceptance(self.rule.acceptance.coefficients, self._by_target.coefficients)
+
     # Decisions.
 
     def start_round(self, n_max: int, n_unread: int) -> Action:
         self._n_unread = n_unread
-        self._update_if_due()
-        self.rule.start(min(n_max, self._n_max))
-        self._skipped = self._reason_to_skip(n_max)
+        self._update()
+        mean = sum(self._probs) / len(self._probs)
+        n_affordable = self._n_affordable([mean] * n_max, self._reading_seconds(), self.costs.step)
+        self.rule.start(min(n_max, n_affordable))
+        self._skipped = self._reason_to_skip(n_max, n_affordable)
         if not self._skipped:
             return Action.DRAFT
-        if self._skipped == MEASURING_PLAIN:
-            return Action.PLAIN
-        return Action.PROBE if n_max and self._should_probe() else Action.SKIP
+        return Action.PLAIN if self._skipped == MEASURING_PLAIN else Action.SKIP
 
-    def _reason_to_skip(self, n_max: int) -> str:
+    def _reason_to_skip(self, n_max: int, n_affordable: int) -> str:
         if n_max == 0:
             return TEXT_ENDS
         if self._should_measure_plain():
             return MEASURING_PLAIN
-        if not self._is_measured:
-            return UNMEASURED
-        return "" if self.rule.drafts else NO_GAIN
+        if not (self.rule.drafts and self._pays_for_reading()):
+            return NO_GAIN
+        return "" if n_affordable else LOSS_LIMIT
+
+    @property
+    def _gain(self) -> float:
+        """Of a round that drafts by the rule, compared with a plain one, in tokens."""
+        return self.rule.gain - self.rule.prefix_length([])[1]
+
+    def _reading_seconds(self) -> float:
+        """To read what the draft model has not read yet, before its first draft step."""
+        return (self._n_unread - 1) * self.costs.read
+
+    def _pays_for_reading(self) -> bool:
+        """Whether what was left unread is worth reading, to draft for some time from now on."""
+        saved = self._plain - 1 / self.rule.rate  # per token
+        unusual = (self._n_unread - 2) * self.costs.read  # two tokens follow an accepted draft
+        horizon = max(self._n_since_free, constants.READING_HORIZON)
+        return unusual <= horizon * saved
+
+    def _n_affordable(self, probs: Sequence[float], fixed: float = 0.0, step: float = 0.0) -> int:
+        """How many tokens of these acceptance probabilities risk no more than may still be lost.
+
+        `fixed`, `step`: seconds of the draft model, once and for each token.
+        """
+        curve, plain = self._curve, self._plain
+        limit = constants.MAX_LOSS * max(self._n_tokens, constants.N_LOSS_TOKENS)
+        room = (limit - self._lost) * plain
+        n_most = min(len(probs), len(curve) - 1)
+        for n in range(n_most, 0, -1):
+            paid = curve[n] - curve[0] + fixed + n * step
+            risk, won, reached = 0.0, 0.0, 1.0
+            for k, p in enumerate(probs[:n]):
+                risk += reached * (1 - p) * max(paid - k * plain, 0.0)
+                reached *= p
+                won += reached * plain
+            is_small = fixed <= room and risk <= constants.SMALL_RISK * paid
+            if (paid <= room or is_small) and (n == n_most or paid < won):
+                return n
+        return 0
 
     def _should_measure_plain(self) -> bool:
         costs = self.costs
@@ -235,40 +286,37 @@ class AutoLength:
         is_due = self._n_since_plain >= constants.PLAIN_EVERY
         return is_due and self.rule.rate * costs.plain < constants.SMALL_SPEED_UP
 
-    def _should_probe(self) -> bool:
-        if self._n_unread < defaults.N_PROBED:
-            return False
-        if not self._is_measured:
-            return True
-        if self.rule.drafts:
-            return False
-        seconds = self.costs.step + self._n_unread * self.costs.read
-        return self.probe_seconds + seconds <= constants.PROBE_SHARE * self._seconds
-
     def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
         self.rule.start(0)
         self._skipped = ""
-        self._update_if_due()
-        if not (probs or forced) or self._should_measure_plain():
+        self._update()
+        if not (probs or forced) or (not forced and self._should_measure_plain()):
             return PrefixLength(0, 0.0, beats_model=False)
-        is_known = self._has_model and self._is_measured
-        plain_gain = self.rule.prefix_length([])[1]
-        model_gain = self.rule.gain - plain_gain if is_known else 0.0
-        return _prefix_length(self.rule, probs, forced, model_gain)
+        n_affordable = self._n_affordable([*forced, *probs])
+        probs = probs[: max(n_affordable - len(forced), 0)]
+        return _prefix_length(self.rule, probs, forced, self._gain if self.has_model else 0.0)
 
     # Observations.
 
-    def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
+    def observe_gaps(self, gaps: Iterable[float]) -> None:
+        for gap in gaps:
+            self._gaps.append(gap)
+            if self._skipped == NO_GAIN:  # forget a little: by now it may be accepted more often
+                self._by_target.observe(gap, self._before.probability(gap))
+
+    def observe_verdict(
+        self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
+    ) -> None:
         # Only the regression of the bonus needs what lies behind the first rejected token.
         known = list(islice(acceptances, None if self._block_bonus else n_accepted + 1))
-        gaps = self.rule.gaps
         # The probabilities have less variance than the number of accepted tokens.
-        self.rule.observe(known[: n_accepted + 1])
-        self.n_observed += min(len(gaps), n_accepted + 1)
+        learned = known[: n_accepted + 1]
+        self.rule.observe(learned)
+        for gap, acceptance in zip(target_gaps, learned, strict=False):
+            self._by_target.observe(gap, acceptance)
+        self._n_observed += len(learned)
+        self._sum_observed += sum(learned)
         self._learn_block_bonus(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
-        self._gaps.extend(gaps)
-        if n_accepted:
-            self._n_max = defaults.N_DRAFT_LIMIT
 
     def _learn_block_bonus(self, n_accepted: int, acceptances: Sequence[float]) -> None:
         """Linear regression of what judging a draft as a whole accepts beyond its tokens alone."""
@@ -285,40 +333,27 @@ class AutoLength:
         found = (prior + self._bonus_sum) / self._bonus_weight
         self.rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
 
-    def observe_probe(self, gaps: Sequence[float], acceptances: Sequence[float]) -> None:
-        for gap, acceptance in zip(gaps, acceptances, strict=True):
-            self.rule.observe_token(gap, acceptance)
-        self._n_probed, self._is_measured = self._n_unread, True
-        self.n_observed += len(gaps)
-        self._gaps.extend(gaps)
-        self._update()
-
     def observe_round(self, round_: Round) -> None:
         self._observe_costs(round_)
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
-        curve = self._curve or costs.per_text(self._n_sharers)
-        seconds = curve[min(n_drafted, len(curve) - 1)]
-        if n_evaluated:
-            seconds += n_evaluated * costs.step
-        self._seconds += seconds
-        # Expected tokens, not accepted ones: luck does not repeat in the next rounds.
-        keep = constants.RECENT_KEEP
-        self._recent_tokens = keep * self._recent_tokens + 1 + (round_.expected or 0.0)
-        self._recent_seconds = keep * self._recent_seconds + seconds
+        n_tokens = len(round_.tokens)
+        self._n_tokens += n_tokens
+        if n_drafted or n_evaluated:
+            curve = costs.per_text(self._n_sharers)
+            seconds = curve[min(n_drafted, len(curve) - 1)] + n_evaluated * costs.step
+            if n_evaluated:
+                seconds += self._reading_seconds()
+            self._lost += seconds / self._plain - n_tokens
+        self._n_since_free = 0 if n_drafted and not n_evaluated else self._n_since_free + n_tokens
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1
-        self._n_without_gain += self._skipped == NO_GAIN and self._n_sharers == 1
-        self._n_until_update -= 1
+        self._n_without_gain += self._skipped in (NO_GAIN, LOSS_LIMIT) and self._n_sharers == 1
+        self._is_current = False
 
     def _observe_costs(self, round_: Round) -> None:
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
-        if self._n_probed:
-            if not n_evaluated:  # else the time is that of the probe and of draft steps
-                costs.observe_reading(self._n_probed, round_.draft_seconds)
-            self.probe_seconds += self._n_probed * costs.read
-            self._n_probed = 0
-        elif n_evaluated and self._n_unread <= constants.N_UNREAD_USUAL and not self.rule.n_taken:
-            costs.observe_draft(n_evaluated, round_.draft_seconds)
+        if n_evaluated and not self.rule.n_taken:
+            costs.observe_draft(n_evaluated, round_.draft_seconds, self._n_unread - 1)
         if round_.n_sharers == 1:
             seconds = round_.target_seconds + round_.verify_seconds
             costs.observe_target(n_drafted + 1, seconds)
@@ -330,8 +365,7 @@ class AutoLength:
         # Other texts must not change a text with a seed.
         if n_sharers != self._n_sharers and not self.costs.is_frozen:
             self._n_sharers = n_sharers
-            self._recent_tokens = self._recent_seconds = 0.0
-            self._n_until_update = 0
+            self._is_current = False
 
     def advice(self) -> str | None:
         n_skipped, n_rounds, curve = self._n_without_gain, self._n_rounds, self.costs.curve
@@ -343,37 +377,38 @@ class AutoLength:
                 "target pass, too much even if all are accepted. Use a smaller draft, give it more "
                 "of the GPU (-ngld), or leave it out"
             )
-        gaps = self._recent_gaps()
-        acceptance = self.rule.acceptance(gaps[len(gaps) // 2])
+        acceptance = self._sum_observed / max(self._n_observed, 1)
         return (
-            f"drafting did not help: {acceptance:.0%} of draft tokens would be accepted, but "
+            f"drafting did not help: {acceptance:.0%} of draft tokens would be accepted, and "
             f"verifying 2 tokens costs {curve[1] / curve[0]:.1f}x a pass over one; "
             f"{n_skipped} of {n_rounds} rounds skipped drafting"
         )
 
     # The rule.
 
-    def _update_if_due(self) -> None:
-        if self._n_until_update <= 0:
-            self._update()
+    @property
+    def _plain(self) -> float:
+        """Seconds of a token of this text if nothing is drafted."""
+        return self.costs.plain if self._n_sharers == 1 else self._curve[0]
 
     def _update(self) -> None:
-        is_early = self._n_rounds < constants.N_EARLY
-        self._n_until_update = constants.UPDATE_EVERY_EARLY if is_early else constants.UPDATE_EVERY
-        gaps = self._recent_gaps() if self._has_model else [-math.inf]
-        n, n_levels = len(gaps), constants.N_GAP_LEVELS
-        levels = [gaps[(2 * k + 1) * n // (2 * n_levels)] for k in range(n_levels)]  # mid-quantiles
+        if self._is_current:
+            return
+        self._is_current = True
         self._curve = self.costs.per_text(self._n_sharers)
-        min_rate = 1 / (self.costs.plain if self._n_sharers == 1 else self._curve[0])
-        if self._recent_seconds:
-            recent_rate = self._recent_tokens / self._recent_seconds
-            min_rate = max(min_rate, constants.RECENT_RATE_MARGIN * recent_rate)
-        self.rule.update(self._curve, self.costs.step, levels, min_rate)
+        self._probs = self._probabilities()
+        self.rule.update(self._curve, self.costs.step, self._probs, 1 / self._plain)
 
-    def _recent_gaps(self) -> Sequence[float]:
-        """The draft model's last logit gaps, sorted."""
-        few = len(self._gaps) < constants.N_OWN_GAPS
-        return sorted([*self._gaps, *constants.PRIOR_GAPS] if few else self._gaps)
+    def _probabilities(self) -> list[float]:
+        """Equally likely acceptance probabilities of the next token of the draft model."""
+        if not self.has_model:
+            return [0.0]
+        return [self._by_target.probability(gap) for gap in self._gap_levels()]
+
+    def _gap_levels(self) -> list[float]:
+        """Quantiles of the target's last logit gaps."""
+        gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
+        return [gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels)]
 
 
 def _prefix_length(

@@ -6,42 +6,52 @@ from collections.abc import Mapping
 
 from ggufspec.drafting import constants, profile_store
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import AcceptancePrior, AutoLength
+from ggufspec.drafting.draft_length import Acceptance, AutoLength, Coefficients
+
+_GREEDY = (constants.GREEDY_INTERCEPT, constants.GREEDY_SLOPE)
+_SAMPLED = (constants.SAMPLED_INTERCEPT, constants.SAMPLED_SLOPE)
 
 
 class PairProfile:
-    """Costs and acceptance of a pair. Each text takes its length policy from here."""
+    """Costs and acceptance of a pair. Each text takes its length policy from here.
+
+    Texts with a seed start from the settled costs and from the priors of a new pair, so that the
+    same seed gives the same text; all others from what was measured last.
+    """
 
     def __init__(
-        self, costs: CostModel, acceptance: Mapping[str, tuple[float, float]] | None = None
+        self,
+        costs: CostModel,
+        acceptance: Mapping[str, Acceptance] | None = None,
+        settled: CostModel | None = None,
     ) -> None:
-        """`acceptance`: (intercept, slope) by temperature, as `_key` writes it."""
+        """`acceptance`: by temperature, as `_key` writes it. `settled`: by default, `costs`."""
         self.costs = costs
         self._acceptance = dict(acceptance or {})
-        # Texts with a seed start from these, so that the same seed gives the same text.
-        self._first_costs, self._first_acceptance = _copy(costs), dict(self._acceptance)
-        self._is_remembered = costs.n_measured(1) > 0
+        self._settled = _copy(settled or costs)
+        self._is_stored = costs.n_measured(1) > 0
+        self._n_stored_passes = costs.n_passes
 
     @property
     def is_settled(self) -> bool:
         """Whether texts with a seed have costs to start from."""
-        return self._first_costs.n_measured(1) > 0
+        return self._settled.n_measured(1) > 0
 
     @property
     def is_new(self) -> bool:
         """Whether there is something to store that was unknown at first."""
-        if self._is_remembered:
-            return len(self._acceptance) > len(self._first_acceptance)
-        return self.is_settled or self.costs.n_passes >= constants.N_PASSES_TO_REMEMBER
+        n_passes = self.costs.n_passes - self._n_stored_passes
+        is_settled = self.is_settled and not self._is_stored
+        return is_settled or n_passes >= constants.N_PASSES_TO_REMEMBER
 
     def settle(self, measured: CostModel) -> None:
         """Texts with a seed start from these measurements from now on.
 
         They may cover fewer tokens, and fewer texts a pass, than this profile's costs do.
         """
-        self._first_costs = measured.resized(self.costs.n_most, self.costs.n_sharers)
+        self._settled = measured.resized(self.costs.n_most, self.costs.n_sharers)
         if not self.costs.n_measured(1):
-            self.costs = _copy(self._first_costs)
+            self.costs = _copy(self._settled)
 
     def policy(
         self, temperature: float, *, repeats: bool, in_blocks: bool, has_model: bool = True
@@ -51,56 +61,51 @@ class PairProfile:
         repeats: the text has a seed, starts from what was settled and learns no costs. in_blocks:
         drafts are verified as a whole. has_model: there is a draft model.
         """
-        costs = _copy(self._first_costs) if repeats else self.costs
+        costs = _copy(self._settled) if repeats else self.costs
         costs.is_frozen = repeats
-        weight = constants.PRIOR_WEIGHT
-        prior = AcceptancePrior(
-            constants.GREEDY_INTERCEPT, constants.GREEDY_SLOPE, weight, constants.GREEDY_MEMORY
-        )
-        if temperature > 0:
-            prior = AcceptancePrior(
-                constants.SAMPLED_INTERCEPT,
-                constants.SAMPLED_SLOPE,
-                weight,
-                constants.SAMPLED_MEMORY,
-            )
-        known = (self._first_acceptance if repeats else self._acceptance).get(_key(temperature))
-        if known is not None:
-            prior = prior._replace(intercept=known[0], slope=known[1])
+        is_sampled = temperature > 0
+        new = _SAMPLED if is_sampled else _GREEDY
+        known = None if repeats else self._acceptance.get(_key(temperature))
         return AutoLength(
             costs,
-            prior,
-            is_measured=known is not None,
+            Acceptance(*(_faded(each, new) for each in known or (new, new))),
+            memory=constants.SAMPLED_MEMORY if is_sampled else constants.GREEDY_MEMORY,
             has_model=has_model,
-            block_bonus=constants.BLOCK_BONUS if in_blocks and temperature > 0 else 0.0,
+            block_bonus=constants.BLOCK_BONUS if in_blocks and is_sampled else 0.0,
         )
 
     def keep(self, policy: AutoLength, temperature: float) -> None:
         """A text has ended: keep what its policy learned about acceptance."""
-        if policy.n_observed >= constants.N_TO_KEEP and not policy.costs.is_frozen:
-            self._acceptance[_key(temperature)] = policy.rule.coefficients
+        if policy.has_model and not policy.costs.is_frozen:
+            self._acceptance[_key(temperature)] = policy.acceptance
 
     def to_document(self) -> dict[str, object]:
-        """For JSON: see of_document. What was known at first stays as it was.
-
-        So a seed gives the same text in the next process, and in the one after it.
-        """
-        costs = self._first_costs if self.is_settled else self.costs
-        acceptance = {**self._acceptance, **self._first_acceptance}
+        """For JSON: see of_document."""
+        settled = self._settled if self.is_settled else self.costs
         return {
-            "costs": costs.to_document(),
-            "chances": {key: list(each) for key, each in sorted(acceptance.items())},
+            "settled_costs": settled.to_document(),
+            "costs": self.costs.to_document(),
+            "acceptance": {
+                key: [list(each.by_draft), list(each.by_target)]
+                for key, each in sorted(self._acceptance.items())
+            },
         }
 
     @staticmethod
     def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> PairProfile:
         """Raises ValueError if it is not one. n_most, n_sharers: see CostModel."""
-        costs, acceptance = document.get("costs"), document.get("chances", {})
-        if not isinstance(costs, Mapping) or not isinstance(acceptance, Mapping):
-            raise ValueError("it needs the objects costs and chances")
+        costs, acceptance = document.get("costs"), document.get("acceptance", {})
+        settled = document.get("settled_costs", costs)
+        if not (
+            isinstance(costs, Mapping)
+            and isinstance(settled, Mapping)
+            and isinstance(acceptance, Mapping)
+        ):
+            raise ValueError("it needs the objects costs, settled_costs and acceptance")
         return PairProfile(
             CostModel.of_document(costs, n_most, n_sharers),
-            {str(key): _coefficients(each) for key, each in acceptance.items()},
+            {str(key): _acceptance(each) for key, each in acceptance.items()},
+            CostModel.of_document(settled, n_most, n_sharers),
         )
 
 
@@ -121,12 +126,14 @@ class StoredProfile:
             return None
 
     def remember(self, profile: PairProfile) -> None:
-        """Store it, if possible."""
+        """Store it, if possible. Settled costs stay as they were stored first.
+
+        So a seed gives the same text in the next process, and in the one after it.
+        """
         document = profile.to_document()
-        before = profile_store.recall(self._facts) or {}
-        known = before.get("costs")
-        if isinstance(known, Mapping) and self.recall(1):
-            document["costs"] = known  # with sizes that this engine was not loaded for
+        known = self.recall(constants.MAX_STORED_SIZE)
+        if known is not None:
+            document["settled_costs"] = known.to_document()["settled_costs"]
         profile_store.remember(self._facts, document)
 
 
@@ -134,12 +141,25 @@ def _copy(costs: CostModel) -> CostModel:
     return costs.resized(costs.n_most, costs.n_sharers)
 
 
+def _faded(known: Coefficients, new: Coefficients) -> Coefficients:
+    """A little nearer to those of a new pair: other texts may be easier for this draft."""
+    share = constants.FORGOTTEN_SHARE
+    intercept, slope = (k + share * (n - k) for k, n in zip(known, new, strict=True))
+    return intercept, slope
+
+
 def _key(temperature: float) -> str:
     """Drafts are accepted more or less often at another temperature."""
     return f"{temperature:.1f}"
 
 
-def _coefficients(numbers: object) -> tuple[float, float]:
+def _acceptance(lists: object) -> Acceptance:
+    if isinstance(lists, list) and len(lists) == len(Acceptance._fields):
+        return Acceptance(*map(_coefficients, lists))
+    raise ValueError(f"{str(lists)[:40]} is no pair of acceptance models")
+
+
+def _coefficients(numbers: object) -> Coefficients:
     if isinstance(numbers, list) and len(numbers) == 2:
         intercept, slope = numbers
         if all(isinstance(number, (int, float)) for number in numbers):

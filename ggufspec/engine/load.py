@@ -171,7 +171,6 @@ def _load(
             usual = 1 if draft_model.n_bytes < _TINY_BYTES else options.n_threads
             of_draft = replace(
                 shared,
-                n_rows=defaults.N_PROBED,
                 n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
                 n_threads=options.n_threads_draft or found.n_threads_draft or usual,
             )

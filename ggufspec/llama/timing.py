@@ -139,7 +139,7 @@ def measured(
         times = time_draft(draft, depth=_SHORT, n_repeats=2)
         costs.observe_draft(1, min(times.steps))
         if times.readings:
-            costs.observe_reading(times.n_read, min(times.readings))
+            costs.observe_draft(1, min(times.readings), n_further=times.n_read - 1)
     return costs
 
 

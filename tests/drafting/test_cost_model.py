@@ -133,7 +133,6 @@ def test_invalid_seconds_are_ignored(seconds: float) -> None:
     costs = costs_of(n1=1.0)
     costs.observe_target(1, seconds)
     costs.observe_draft(1, seconds)
-    costs.observe_reading(4, seconds)
     assert (costs.curve[0], costs.n_measured(1)) == (1.0, 1)
     assert costs.step < 1.0
 
@@ -151,7 +150,7 @@ def test_frozen_costs_do_not_change_and_copies_are_independent() -> None:
 def test_a_document_restores_the_costs() -> None:
     costs = costs_of(n1=1.0, n4=1.5)
     costs.observe_draft(4, 0.4)
-    costs.observe_reading(10, 0.2)
+    costs.observe_draft(1, 0.28, n_further=9)
     again = CostModel.of_document(json.loads(json.dumps(costs.to_document())), 8)
     assert list(again.curve) == list(costs.curve)
     assert (again.step, again.read) == pytest.approx((0.1, 0.02))

@@ -18,7 +18,7 @@ from ggufspec.decoding.types import Round
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import (
-    AcceptancePrior,
+    Acceptance,
     Action,
     AutoLength,
     FixedLength,
@@ -27,7 +27,9 @@ from ggufspec.drafting.draft_length import (
 
 N_VOCAB = 60
 N_MOST = 16
-PRIOR = AcceptancePrior(0.4, 2.0, 12.0)
+N_TOKENS = 1500  # of a text that is drawn: with fewer, luck decides
+COEFFICIENTS = (0.4, 2.0)
+PRIOR = Acceptance(COEFFICIENTS, COEFFICIENTS)
 # Seconds of a pass over 1, 2 ... tokens: kernels of four rows, a steep start, a nearly flat line.
 STAIRS = [3.6, 5.8, 8.3, 5.5, 8.0, 10.4, 10.2, 10.0, 11.2, 12.4, 13.5, 14.7, 15.3, 15.9, 16.5, 17.1]
 STEEP = [
@@ -108,7 +110,7 @@ def test_a_second_that_is_worth_more_elsewhere_makes_drafts_shorter() -> None:
 def test_a_draft_that_is_there_already_is_taken_as_far_as_it_pays() -> None:
     policy = _native.LengthRule()
     assert policy.prefix_length([0.9, 0.1])[0] == 2  # without costs, all of it
-    policy.update([1.0, 1.2, 1.4, 3.0], 1.0, [0.0], 0.0)
+    policy.update([1.0, 1.2, 1.4, 3.0], 1.0, [0.5], 0.0)
     assert policy.prefix_length([0.9, 0.9, 0.9])[0] == 2
     assert policy.prefix_length([0.9, 0.1, 0.9])[0] == 1
     assert policy.prefix_length([0.1])[0] == 0
@@ -124,8 +126,8 @@ def test_a_rule_that_judges_drafts_as_a_whole_makes_longer_ones_worth_more() -> 
 
 def test_no_more_is_drafted_than_costs_are_known_for() -> None:
     """Costs of 17 tokens and a limit of 32: the rule ends where its costs do."""
-    rule = _native.LengthRule(intercept=20.0)
-    rule.update([1.0 + 0.01 * n for n in range(17)], 0.001, [1.0])
+    rule = certain_rule()
+    rule.update([1.0 + 0.01 * n for n in range(17)], 0.001, [0.99])
     rule.start(32)
     while rule.should_evaluate():
         assert rule.should_draw(5.0)
@@ -133,34 +135,38 @@ def test_no_more_is_drafted_than_costs_are_known_for() -> None:
     assert rule.prefix_length([0.99] * 32)[0] == 16
 
 
+def certain_rule() -> _native.LengthRule:
+    return _native.LengthRule(_native.AcceptanceModel(20.0))
+
+
 # The acceptance model
 
 
 def test_the_acceptance_model_follows_observations() -> None:
     rng = np.random.default_rng(2)
-    policy = _native.LengthRule(*PRIOR)
+    model = _native.AcceptanceModel(*COEFFICIENTS, 12.0)
     for _ in range(600):
         gap = float(rng.exponential(1.5))
         truth = 1 / (1 + np.exp(-(-0.5 + 0.8 * gap)))
-        policy.observe_token(gap, float(rng.random() < truth))
+        model.observe(gap, float(rng.random() < truth))
     for gap in (0.2, 1.0, 3.0):
-        assert policy.acceptance(gap) == pytest.approx(1 / (1 + np.exp(0.5 - 0.8 * gap)), abs=0.12)
+        assert model.probability(gap) == pytest.approx(1 / (1 + np.exp(0.5 - 0.8 * gap)), abs=0.12)
 
 
 def test_a_larger_gap_is_never_less_likely() -> None:
-    policy = _native.LengthRule(*PRIOR)
+    model = _native.AcceptanceModel(*COEFFICIENTS, 12.0)
     for _ in range(300):
-        policy.observe_token(0.1, 1.0)
-        policy.observe_token(5.0, 0.0)
-    assert policy.acceptance(5.0) >= policy.acceptance(0.1)
+        model.observe(0.1, 1.0)
+        model.observe(5.0, 0.0)
+    assert model.probability(5.0) >= model.probability(0.1)
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-300, 1e300, float("inf")])
 def test_no_gap_is_too_large(gap: float) -> None:
-    policy = _native.LengthRule(*PRIOR)
+    model = _native.AcceptanceModel(*COEFFICIENTS, 12.0)
     for came in (0.0, 1.0) * 50:
-        policy.observe_token(gap, came)
-    assert 0 < policy.acceptance(gap) < 1
+        model.observe(gap, came)
+    assert 0 < model.probability(gap) < 1
 
 
 # Texts, by what they would cost
@@ -188,12 +194,15 @@ def random_logits(seed: int) -> Callable[..., np.ndarray]:
     return logits_after
 
 
+def both(intercept: float, slope: float) -> Acceptance:
+    return Acceptance((intercept, slope), (intercept, slope))
+
+
 def chosen(
     curve: Sequence[float],
     step: float,
     *,
-    prior: AcceptancePrior = PRIOR,
-    is_measured: bool = False,
+    prior: Acceptance = PRIOR,
     block_bonus: float = 0.0,
 ) -> AutoLength:
     costs = CostModel(N_MOST + 1)
@@ -202,7 +211,7 @@ def chosen(
             costs.observe_target(n + 1, seconds)
         costs.observe_draft(1, step)
     costs.is_frozen = True
-    return AutoLength(costs, prior, is_measured=is_measured, block_bonus=block_bonus)
+    return AutoLength(costs, prior, block_bonus=block_bonus)
 
 
 def rounds_of(
@@ -243,9 +252,7 @@ def seconds_of(curve: Sequence[float], step: float, policy: AutoLength, **option
     def observe(round_: Round) -> None:
         nonlocal seconds
         seconds += curve[round_.n_drafted] + step * policy.rule.n_evaluated
-        before = policy.probe_seconds
         policy.observe_round(round_)
-        seconds += policy.probe_seconds - before
 
     rounds_of(policy=policy, observe=observe, **options)  # type: ignore[arg-type]
     return seconds
@@ -258,12 +265,16 @@ def test_the_chosen_length_is_as_good_as_the_best_fixed_one(shape: str, temperat
     step = 0.03 * curve[0]
     fixed = []
     for n in (1, 2, 3, 5, 8, 15):
-        rounds = rounds_of(logits, FixedLength(), n_draft=n, temperature=temperature)
+        rounds = rounds_of(
+            logits, FixedLength(), n_draft=n, temperature=temperature, n_tokens=N_TOKENS
+        )
         fixed.append(sum(curve[round_.n_drafted] + step * round_.n_drafted for round_ in rounds))
     policy = chosen(curve, step, block_bonus=0.07 if temperature else 0.0)
-    auto = seconds_of(curve, step, policy, logits=logits, temperature=temperature)
+    auto = seconds_of(
+        curve, step, policy, logits=logits, temperature=temperature, n_tokens=N_TOKENS
+    )
     assert auto < 1.07 * min(fixed)
-    assert auto < 1.03 * 400 * curve[0]
+    assert auto < 1.03 * N_TOKENS * curve[0]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -306,9 +317,9 @@ def test_drafting_resumes_when_the_text_changes() -> None:
         policy.observe_round(round_)
         lengths.extend([round_.n_drafted] * len(round_.tokens))
 
-    rounds_of((target, draft), policy, observe=observe)
+    rounds_of((target, draft), policy, observe=observe, n_tokens=900)
     assert sum(n == 0 for n in lengths[100:200]) > 90
-    assert sum(n > 0 for n in lengths[250:]) > 100
+    assert sum(n > 0 for n in lengths[800:]) > 60
 
 
 def test_the_expected_number_is_accepted_on_average() -> None:
@@ -323,26 +334,56 @@ def test_the_expected_number_is_accepted_on_average() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_distributions_that_were_not_drawn_from_are_learned_from(temperature: float) -> None:
-    """A draft that was thought hopeless, looked at and left: the target's word still counts."""
-    prior = AcceptancePrior(-3.0, 0.0, 12.0)
-    curve = [1.0, 1.6, *(1.6 + 0.6 * n for n in range(1, N_MOST))]
-    policy = chosen(curve, 1e-6, prior=prior, is_measured=True)
+    """A draft whose tokens were thought hopeless: it is evaluated, and nothing is drawn."""
+    prior = Acceptance(by_draft=(-3.0, 0.0), by_target=(3.0, 0.0))
+    curve = [1.0, 1.3, *(1.3 + 0.3 * n for n in range(1, N_MOST))]
+    policy = chosen(curve, 1e-6, prior=prior)
     rounds = rounds_of(
         near(0.0), policy, temperature=temperature, n_tokens=60, observe=policy.observe_round
     )
-    assert [round_.n_drafted for round_ in rounds[:3]] == [0, 0, 0]
-    assert policy.rule.acceptance(1.0) > 0.8
+    assert rounds[0].n_drafted == 0
+    assert rounds[0].why == "the draft model is uncertain about the next token"
+    assert policy.rule.acceptance.probability(1.0) > 0.8
     assert rounds[-2].n_drafted > 0
 
 
-def test_a_new_draft_is_probed_before_it_drafts() -> None:
-    curve = CURVES["flat"]
-    policy = chosen(curve, 0.01)
-    rounds = rounds_of(near(0.0), policy, n_tokens=60, observe=policy.observe_round)
-    lengths = [round_.n_drafted for round_ in rounds]
-    assert lengths[:8] == [0] * 7 + [1]
-    assert min(lengths[8:-1]) > 8
-    assert rounds[0].why == "the draft model has not been measured yet"
+@pytest.mark.parametrize("gap", [0.1, 8.0], ids=["prose", "code"])
+def test_the_targets_own_gaps_decide_without_a_draft_step(gap: float) -> None:
+    """The text changes from one kind to the other; the draft model is asked for nothing."""
+    policy = chosen([1.0, 1.5, 2.0, 2.5], 0.3, prior=both(-0.5, 1.0))
+    other = 8.1 - gap
+    for after, n_tokens in ((other, 40), (gap, 16)):
+        policy.observe_gaps([after] * n_tokens)
+        policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
+    wanted = Action.DRAFT if gap > 4 else Action.SKIP
+    assert policy.start_round(3, 1) is wanted
+
+
+def test_a_long_unread_text_is_read_only_if_it_pays() -> None:
+    policy = chosen([1.0, 1.1, 1.2, 1.3], 0.3, prior=both(3.0, 0.0))
+    policy.costs.is_frozen = False
+    policy.costs.observe_draft(1, 1.3, n_further=10)
+    assert policy.costs.read == pytest.approx(0.1)
+    assert policy.start_round(3, 2) is Action.DRAFT
+    assert policy.start_round(3, 200) is Action.SKIP
+
+
+def test_what_rejected_drafts_cost_is_limited() -> None:
+    """A draft that is expected to be accepted, and never is."""
+    curve, step = [1.0, 1.5, 2.0, 2.5], 0.2
+    policy = chosen(curve, step, prior=both(2.0, 0.0))
+    lost = 0.0
+    for _ in range(64):
+        if policy.start_round(3, 1) is Action.DRAFT:
+            while policy.rule.should_evaluate() and policy.rule.should_draw(8.0):
+                pass
+            n_drawn, n_evaluated = policy.rule.n_drawn, policy.rule.n_evaluated
+            lost += curve[n_drawn] - curve[0] + n_evaluated * step
+            policy.observe_verdict(0, [0.0], [8.0])
+            policy.observe_round(Round([1], n_drawn, 0, n_evaluated * step, curve[n_drawn], 0.0))
+        else:
+            policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
+    assert 0 < lost < 0.03 * 64 + 1.0  # that of the last round
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -366,7 +407,7 @@ def test_a_draft_without_certainty_is_skipped_soon(temperature: float) -> None:
 
 
 def test_plain_decoding_is_measured_before_anything_is_compared_with_it() -> None:
-    policy = AutoLength(CostModel(N_MOST + 1), PRIOR, is_measured=True)
+    policy = AutoLength(CostModel(N_MOST + 1), PRIOR)
     rounds = rounds_of(near(0.0), policy, n_tokens=30, observe=policy.observe_round)
     assert [round_.n_drafted for round_ in rounds[:2]] == [0, 0]
     assert rounds[0].why == "plain decoding is being measured"
@@ -378,7 +419,7 @@ def shared_lengths(policy: AutoLength, n_sharers: int) -> list[int]:
     return [round_.n_drafted for round_ in rounds_of(near(0.0), policy, n_tokens=200)][4:-1]
 
 
-MEASURED = AcceptancePrior(1.0, 0.5, 12.0)
+MEASURED = both(1.0, 0.5)
 
 
 def flat_up_to_16() -> CostModel:
@@ -393,10 +434,7 @@ def flat_up_to_16() -> CostModel:
 
 
 def test_the_more_texts_share_a_pass_the_shorter_are_drafts_where_it_grows_with_them() -> None:
-    lengths = {
-        n: shared_lengths(AutoLength(flat_up_to_16(), MEASURED, is_measured=True), n)
-        for n in (1, 4, 8)
-    }
+    lengths = {n: shared_lengths(AutoLength(flat_up_to_16(), MEASURED), n) for n in (1, 4, 8)}
     assert min(lengths[1]) > 8
     assert set(lengths[4]) <= {2, 3}, "four times four tokens are sixteen"
     assert set(lengths[8]) <= {0, 1}
@@ -407,14 +445,14 @@ def test_other_texts_do_not_change_a_text_with_a_seed() -> None:
     for n_sharers in (1, 8):
         costs = flat_up_to_16()
         costs.is_frozen = True
-        lengths.append(shared_lengths(AutoLength(costs, MEASURED, is_measured=True), n_sharers))
+        lengths.append(shared_lengths(AutoLength(costs, MEASURED), n_sharers))
     assert lengths[0] == lengths[1]
     assert min(lengths[0]) > 8
 
 
 def test_a_shared_pass_does_not_update_the_cost_of_a_single_text() -> None:
     costs = flat_up_to_16()
-    policy = AutoLength(costs, MEASURED, is_measured=True)
+    policy = AutoLength(costs, MEASURED)
     before = list(costs.curve)
     policy.observe_round(Round([1], 0, 0, 0.0, 50.0, 0.0, n_sharers=4))
     assert list(costs.curve) == before
@@ -422,26 +460,10 @@ def test_a_shared_pass_does_not_update_the_cost_of_a_single_text() -> None:
     assert list(costs.curve) != before
 
 
-@pytest.mark.parametrize("n_steps", [0, 1])
-def test_draft_steps_behind_a_probe_are_not_part_of_its_cost(n_steps: int) -> None:
-    costs = flat_up_to_16()
-    costs.observe_draft(1, 0.1)
-    policy = AutoLength(costs, MEASURED, is_measured=False)
-    assert policy.start_round(8, n_unread=8) is Action.PROBE
-    policy.observe_probe([5.0] * 8, [1.0] * 8)
-    assert policy.start_round(8, n_unread=1) is Action.DRAFT
-    for _ in range(n_steps):
-        assert policy.rule.should_evaluate()
-        assert policy.rule.should_draw(5.0)
-    before = costs.read
-    policy.observe_round(Round([1] * (n_steps + 1), n_steps, n_steps, 0.08 + 0.1 * n_steps, 1, 0.0))
-    assert costs.read == (before if n_steps else 0.01)
-
-
 def test_a_round_with_a_prefix_forgets_why_the_round_before_skipped_drafting() -> None:
     curve = [1.0 + 0.05 * n for n in range(N_MOST + 1)]
-    hopeless = AcceptancePrior(-20.0, 0.0)
-    policy = chosen(curve, 0.04, prior=hopeless, is_measured=True)
+    hopeless = both(-20.0, 0.0)
+    policy = chosen(curve, 0.04, prior=hopeless)
     assert policy.start_round(N_MOST, 1) is Action.SKIP
     assert policy.why == "drafting would not be faster"
     assert policy.prefix_length([0.9] * 4).n_draft == 4
@@ -463,7 +485,7 @@ def test_forced_tokens_are_taken_as_far_as_they_pay() -> None:
     rule.start(2)
     assert rule.take([0.9, 0.1]) == 2  # without costs, all of them
     assert not rule.take([])
-    rule.update([1.0, 1.2, 1.4, 3.0, 3.1], 1.0, [0.0], 0.0)
+    rule.update([1.0, 1.2, 1.4, 3.0, 3.1], 1.0, [0.5], 0.0)
     for probabilities, n in (([0.9] * 3, 2), ([0.9, 0.1, 0.9], 1), ([0.1], 0), ([], 0)):
         rule.start(4)
         assert rule.take(probabilities) == n == rule.n_taken == rule.n_drawn
@@ -473,7 +495,7 @@ def test_forced_tokens_are_taken_as_far_as_they_pay() -> None:
 
 def test_an_expensive_size_is_passed_if_the_forced_text_goes_on_behind_it() -> None:
     rule = _native.LengthRule()
-    rule.update([3.6, 5.8, 8.3, 5.5, 30.0], 0.1, [0.0], 0.0)
+    rule.update([3.6, 5.8, 8.3, 5.5, 30.0], 0.1, [0.5], 0.0)
     rule.start(4)
     assert rule.take([0.95] * 3) == 3
     rule.start(4)
@@ -481,8 +503,8 @@ def test_an_expensive_size_is_passed_if_the_forced_text_goes_on_behind_it() -> N
 
 
 def test_forced_tokens_are_no_part_of_the_limit_but_of_what_costs_are_known_for() -> None:
-    rule = _native.LengthRule(intercept=20.0)
-    rule.update([1.0 + 0.01 * n for n in range(9)], 0.001, [1.0])
+    rule = certain_rule()
+    rule.update([1.0 + 0.01 * n for n in range(9)], 0.001, [0.99])
     for n_forced, n_most, n_drawn in ((0, 2, 2), (3, 2, 5), (6, 4, 8), (20, 4, 8), (8, 4, 8)):
         rule.start(n_most)
         assert rule.take([0.99] * n_forced) == min(n_forced, 8)
@@ -497,8 +519,8 @@ def test_unlikely_forced_text_makes_further_drafting_not_worth_it() -> None:
     """What follows it counts only if it is accepted."""
     drawn = []
     for probability in (0.99, 0.3):
-        rule = _native.LengthRule(intercept=0.5)
-        rule.update([1.0, 1.01, *(1.3 + 0.25 * n for n in range(6))], 0.05, [1.0])
+        rule = _native.LengthRule(_native.AcceptanceModel(0.5))
+        rule.update([1.0, 1.01, *(1.3 + 0.25 * n for n in range(6))], 0.05, [0.62])
         rule.start(6)
         assert rule.take([probability]) == 1
         while rule.should_evaluate() and rule.should_draw(1.0):
@@ -517,11 +539,11 @@ def test_a_draft_behind_forced_text_beats_the_model_where_it_would_do_so_alone(
     assert not fixed.prefix_length([], forced).beats_model
     assert fixed.prefix_length([], forced).n_draft == len(forced)
     for _ in range(20):
-        fixed.observe_verdict(2, [])  # the draft model brings two tokens a round
+        fixed.observe_verdict(2, [], [])  # the draft model brings two tokens a round
     assert fixed.prefix_length([0.9] * 4, forced).beats_model
     assert not fixed.prefix_length([0.9] * 2, forced).beats_model
     curve = [1.0 + 0.02 * n for n in range(N_MOST + 1)]
-    policy = chosen(curve, 0.1, prior=AcceptancePrior(2.0, 0.0), is_measured=True)
+    policy = chosen(curve, 0.1, prior=both(2.0, 0.0))
     assert policy.prefix_length([0.95] * 10, forced).beats_model
     assert not policy.prefix_length([0.6] * 3, forced).beats_model
     assert policy.prefix_length([0.6] * 3, forced).n_draft > len(forced)
@@ -533,13 +555,13 @@ def test_the_block_bonus_is_learned_from_drawn_tokens_alone() -> None:
     """Not from forced ones, and not from the distribution that nothing was drawn from."""
     bonuses = []
     for n_forced in (0, 3):
-        prior = AcceptancePrior(-3.0, 2.0)
-        policy = chosen([1.0 + 0.2 * n for n in range(9)], 0.01, prior=prior, is_measured=True)
-        policy = AutoLength(policy.costs, prior, is_measured=True, block_bonus=0.07)
+        prior = both(-3.0, 2.0)
+        policy = chosen([1.0 + 0.2 * n for n in range(9)], 0.01, prior=prior)
+        policy = AutoLength(policy.costs, prior, block_bonus=0.07)
         assert policy.start_round(8, 1) is Action.DRAFT
         policy.rule.take([0.99] * n_forced)
         draws = [policy.rule.should_evaluate() and policy.rule.should_draw(gap) for gap in (8, 0)]
         assert draws == [True, False]
-        policy.observe_verdict(1, [1.0, 0.9])
+        policy.observe_verdict(1, [1.0, 0.9], [8.0, 0.5])
         bonuses.append(policy.rule.block_bonus)
     assert bonuses[0] == bonuses[1]

@@ -26,7 +26,7 @@ from ggufspec.decoding.types import Constraint, Draft, Masks, Probs, Uniforms, V
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import (
-    AcceptancePrior,
+    Acceptance,
     AutoLength,
     FixedLength,
     LengthPolicy,
@@ -343,8 +343,8 @@ def distance(one: Distribution, other: Distribution) -> float:
 def by_gaps() -> LengthPolicy:
     """Goes on only where the draft model is sure enough, and has been so far."""
     policy = FixedLength()
-    policy.rule = _native.LengthRule(intercept=0.8, slope=1.0)
-    policy.rule.update([1.0, 1.2, 1.5, 1.9], 0.01, [0.2, 0.5, 1.0, 2.0])
+    policy.rule = _native.LengthRule(_native.AcceptanceModel(0.8, 1.0))
+    policy.rule.update([1.0, 1.2, 1.5, 1.9], 0.01, [0.73, 0.79, 0.86, 0.94])
     return policy
 
 
@@ -356,8 +356,8 @@ def by_costs() -> LengthPolicy:
             costs.observe_target(n + 1, seconds)
         costs.observe_draft(1, 0.02)
     costs.is_frozen = True
-    prior = AcceptancePrior(0.4, 1.0)
-    return AutoLength(costs, prior, is_measured=True, block_bonus=0.05)
+    prior = Acceptance((0.4, 1.0), (0.4, 1.0))
+    return AutoLength(costs, prior, block_bonus=0.05)
 
 
 @pytest.mark.parametrize("rule", TWINS)

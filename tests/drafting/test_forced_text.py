@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from fakes import FakeSession, speculated
 
-from ggufspec.common import defaults
 from ggufspec.decoding import verify
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
@@ -16,7 +15,7 @@ from ggufspec.decoding.types import Draft, Round, Verdict
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import (
-    AcceptancePrior,
+    Acceptance,
     AutoLength,
     FixedLength,
     LengthPolicy,
@@ -94,14 +93,14 @@ def rounds_of(
     return tokens[len(PROMPT) :], rounds, made.notes()  # type: ignore[attr-defined]
 
 
-def costing(seconds: Sequence[float], *, is_measured: bool = True) -> AutoLength:
+def costing(seconds: Sequence[float]) -> AutoLength:
     costs = CostModel(len(seconds))
     for _ in range(3):
         for n, each in enumerate(seconds):
             costs.observe_target(n + 1, each)
         costs.observe_draft(1, 0.05)
     costs.is_frozen = True
-    return AutoLength(costs, AcceptancePrior(0.4, 2.0), is_measured=is_measured)
+    return AutoLength(costs, Acceptance((0.4, 2.0), (0.4, 2.0)))
 
 
 @pytest.mark.parametrize("drafter", ["forced", "ngram", "model", "auto"])
@@ -130,7 +129,9 @@ def test_the_policy_learns_of_drawn_tokens_alone(right: bool) -> None:
     verdicts: list[tuple[int, list[float]]] = []
 
     class Recording(FixedLength):
-        def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
+        def observe_verdict(
+            self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
+        ) -> None:
             verdicts.append((n_accepted, list(acceptances)))
 
     draft = preferring(AB, C, A, B) if right else preferring(AB, D, A, B)
@@ -195,24 +196,6 @@ def test_where_rejections_are_rare_one_changes_little() -> None:
     text, rounds, _ = rounds_of("(ab){60}", "forced", FakeSession(logits_after), policy=policy)
     assert {A, B} < set(text)
     assert sum(round_.n_drafted > 5 for round_ in rounds) > len(rounds) - 4
-
-
-def test_a_probe_does_not_count_forced_tokens() -> None:
-    """Of eight tokens read, those that had no alternative say nothing of the draft model."""
-    probes: list[tuple[int, float]] = []
-
-    class Recording(AutoLength):
-        def observe_probe(self, gaps: Sequence[float], acceptances: Sequence[float]) -> None:
-            probes.append((len(gaps), float(np.mean(acceptances))))
-            super().observe_probe(gaps, acceptances)
-
-    known = costing([1.0 + 0.01 * n for n in range(9)])
-    policy = Recording(known.costs, AcceptancePrior(0.4, 2.0), is_measured=False)
-    target, draft = preferring(AB, C, A, B), preferring(AB, D, A, B)
-    _, rounds, notes = rounds_of("((c|d)ab){9}", "model", target, draft=draft, policy=policy)
-    assert notes["n_forced"] >= 9
-    assert probes == [(defaults.N_PROBED // 2, 0.0)]  # the draft model is always wrong
-    assert rounds[0].n_accepted == 0
 
 
 class Forcing:

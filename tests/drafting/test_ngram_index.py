@@ -285,7 +285,7 @@ def test_acceptance_of_some_matches_shifts_the_probability_of_unseen_ones() -> N
     good, bad = NgramIndex(), NgramIndex()
     rounds(good, 4, 1.0, 30)
     rounds(bad, 4, 0.0, 30)
-    assert unseen(good) > unseen(NgramIndex()) + 0.1
+    assert unseen(good) > unseen(NgramIndex()) + 0.04
     assert unseen(bad) < unseen(NgramIndex()) - 0.1
 
 
@@ -293,7 +293,7 @@ def test_longer_and_undisputed_matches_have_the_better_chances_at_first() -> Non
     text = list(range(40)) * 2
     chances = NgramIndex().predict(text[:41], 39).probs
     assert list(chances) == sorted(chances)
-    assert chances[0] < 0.2 < 0.8 < chances[-1]
+    assert chances[0] < 0.4 < 0.9 < chances[-1]
     disputed = NgramIndex().predict([5, 1, 6, 5, 2, 7, 5], 1).probs
     assert disputed[0] < chances[0]
 

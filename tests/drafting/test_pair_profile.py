@@ -12,6 +12,7 @@ import ggufspec
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
 from ggufspec.engine.engine import Engine
 
@@ -33,7 +34,7 @@ def pair(paths: tuple[Path, Path]) -> Iterator[Engine]:
 
 GOOD: dict[str, dict[str, object]] = {
     "costs": {"target_seconds": {"1": 1.0}, "draft_seconds": 0.1, "draft_read_seconds": 0.1},
-    "chances": {"0.8": [0.5, 0.5]},
+    "acceptance": {"0.8": [[0.5, 0.5], [0.5, 0.5]]},
 }
 
 
@@ -52,7 +53,8 @@ def test_the_next_process_knows_what_passes_cost(paths: tuple[Path, Path]) -> No
     assert set(first["costs"]["target_seconds"]) > {"1"}  # type: ignore[index]
     write(paths, temperature=0, max_tokens=200)
     (second,) = documents()
-    assert second["costs"] == first["costs"]  # what a seed begins from stays
+    assert second["settled_costs"] == first["settled_costs"]  # what a seed begins from stays
+    assert second["costs"] != first["costs"]  # other texts begin from the last measurements
 
 
 def test_a_seed_repeats_a_text_from_the_first_time_on(paths: tuple[Path, Path]) -> None:
@@ -98,13 +100,14 @@ def test_calibration_keeps_the_sizes_of_longer_and_shared_passes(repeats: bool) 
 
 
 def test_a_text_with_a_seed_drafts_beyond_what_calibration_measured() -> None:
-    profile = PairProfile(CostModel(33), {"0.0": (20.0, 0.0)})
+    profile = PairProfile(CostModel(33))
     profile.settle(measured(17))
     policy = profile.policy(0.0, repeats=True, in_blocks=True)
+    policy.observe_gaps([20.0] * 64)
     policy.start_round(32, 1)
     while policy.rule.should_evaluate():
-        policy.rule.should_draw(5.0)
-    assert policy.rule.n_drawn == 32
+        policy.rule.should_draw(20.0)
+    assert policy.rule.n_drawn > 17
 
 
 def _rounds(engine: Engine, **options: object) -> tuple[Round, ...]:
@@ -139,11 +142,14 @@ def test_other_settings_have_costs_of_their_own(paths: tuple[Path, Path]) -> Non
         {},
         {"costs": 3},
         {"costs": {"target_seconds": {"1": 1.0}}},
-        {"costs": {}, "chances": {}},
-        {"chances": {"0.0": [0.1, 0.2]}},
-        {**GOOD, "chances": {"0.8": [None, 1]}},
-        {**GOOD, "chances": {"0.8": [10**400, 1]}},
-        {**GOOD, "chances": {"0.8": [1e9, 1]}},
+        {"costs": {}, "acceptance": {}},
+        {"acceptance": {"0.0": [[0.1, 0.2], [0.1, 0.2]]}},
+        {**GOOD, "settled_costs": 3},
+        {**GOOD, "acceptance": {"0.8": [0.5, 0.5]}},
+        {**GOOD, "acceptance": {"0.8": [[0.5, 0.5]]}},
+        {**GOOD, "acceptance": {"0.8": [[None, 1], [0, 1]]}},
+        {**GOOD, "acceptance": {"0.8": [[10**400, 1], [0, 1]]}},
+        {**GOOD, "acceptance": {"0.8": [[0, 1], [1e9, 1]]}},
         {"costs": {**GOOD["costs"], "target_seconds": {"1": 10**400}}},
         {"costs": {**GOOD["costs"], "target_seconds": {"1": 1e308}}},
         {"costs": {**GOOD["costs"], "target_seconds": {"1": True}}},
@@ -175,7 +181,7 @@ def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
     assert known is not None
     StoredProfile(facts).remember(known)
     (document,) = [record.document for record in profile_store.records() if record.facts == facts]
-    assert document["costs"]["target_seconds"] == seconds
+    assert document["settled_costs"]["target_seconds"] == seconds
 
 
 @pytest.mark.parametrize(
@@ -184,6 +190,45 @@ def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
 def test_coefficients_out_of_range_are_refused(coefficients: object) -> None:
     costs = CostModel(8)
     costs.observe_target(1, 1.0)
-    document = {"costs": costs.to_document(), "chances": {"0.0": coefficients}}
+    document = {"costs": costs.to_document(), "acceptance": {"0.0": [coefficients, [0.0, 1.0]]}}
     with pytest.raises(ValueError, match="acceptance model"):
         PairProfile.of_document(document, 8)
+
+
+def test_a_draft_that_was_hopeless_in_one_text_is_tried_again_some_texts_later() -> None:
+    costs = CostModel(8)
+    for n in (1, 1, 2, 3, 4, 5, 6, 7, 8):
+        costs.observe_target(n, 0.5 + 0.5 * n)
+    profile = PairProfile(costs)
+    hopeless = profile.policy(0.0, repeats=False, in_blocks=True)
+    for _ in range(200):
+        hopeless.start_round(7, 1)
+        hopeless.rule.should_draw(8.0)
+        hopeless.observe_gaps([8.0])
+        hopeless.observe_verdict(0, [0.0], [8.0])
+    profile.keep(hopeless, 0.0)
+    tries = []
+    for _ in range(20):
+        policy = profile.policy(0.0, repeats=False, in_blocks=True)
+        policy.observe_gaps([8.0] * 16)
+        tries.append(policy.start_round(7, 1) is Action.DRAFT)
+        profile.keep(policy, 0.0)  # has observed nothing
+    assert not tries[0]
+    assert tries[-1]
+
+
+def test_what_a_text_teaches_reaches_the_next_text_and_process_but_no_seed() -> None:
+    profile = PairProfile(measured(8))
+    before = profile.policy(0.0, repeats=False, in_blocks=True).acceptance
+    policy = profile.policy(0.0, repeats=False, in_blocks=True)
+    for _ in range(50):
+        policy.start_round(7, 1)
+        policy.rule.should_draw(2.0)
+        policy.observe_verdict(0, [0.0], [2.0])
+    profile.keep(policy, 0.0)
+    again = PairProfile.of_document(profile.to_document(), 8)
+    for known in (profile, again):
+        learned = known.policy(0.0, repeats=False, in_blocks=True).acceptance
+        assert learned.by_draft[0] < before.by_draft[0]
+        assert learned.by_target[0] < before.by_target[0]
+        assert known.policy(0.0, repeats=True, in_blocks=True).acceptance == before

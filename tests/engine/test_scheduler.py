@@ -14,7 +14,7 @@ import tiny
 
 import ggufspec
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import UNMEASURED
+from ggufspec.drafting.draft_length import Acceptance
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
@@ -413,18 +413,18 @@ def test_one_text_is_no_list_of_prompts(engine: Engine) -> None:
 
 def test_what_one_text_learns_is_used_by_the_next(files: tuple[Path, Path]) -> None:
     options = {**LENGTHS, "n_draft": "auto", "drafter": "model", "seed": None}
-    made: list[Generation] = []
+    known: list[Acceptance] = []  # at the beginning of each text
 
     def generations(engine: Engine) -> Iterator[Generation]:
         for prompt in PROMPTS:
-            made.append(begin(engine, prompt, **options))
-            yield made[-1]
+            policy = engine.profile.policy(LENGTHS["temperature"], repeats=False, in_blocks=True)
+            known.append(policy.acceptance)
+            yield begin(engine, prompt, **options)
 
     with ggufspec.load(*files, n_ctx=128, n_slots=2, n_threads=1, tuned=False) as fresh:
         Scheduler(fresh).write_all(generations(fresh))
-    began_blindly = [any(round_.why == UNMEASURED for round_ in each.rounds) for each in made]
-    assert began_blindly[:2] == [True, True]
-    assert not any(began_blindly[4:])
+    assert known[0] == known[1]
+    assert known[-1] != known[0]
 
 
 def test_no_prompts_give_no_completions(engine: Engine) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from array import array
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import repeat
 
-from ggufspec.common import defaults
-from ggufspec.decoding.sampling import Rows, as_rows, draw, gap, to_probs
-from ggufspec.decoding.types import Draft, Probs, Session, Verdict, token_array
+from ggufspec.decoding.sampling import Rows, as_rows, draw
+from ggufspec.decoding.types import Draft, Probs, Session, Verdict
 from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.temperature import DraftTemperature
@@ -39,8 +36,6 @@ class ModelDrafter:
         self._rows: Rows | None = None
         self._drafted: Draft | None = None
         self._n_read: int | None = None  # tokens that the draft model had read after its last draft
-        # The target's probability of each of the last tokens that this drafter did not propose.
-        self._unread: deque[float] = deque(maxlen=defaults.N_PROBED)
         self._forced = materials.forced
         self._drawn: list[int] = []  # positions in the draft whose distributions were computed
 
@@ -51,9 +46,6 @@ class ModelDrafter:
         if self._n_read is None:
             self._n_read = len(tokens) - 1  # the prompt was read ahead
         action = policy.start_round(n_max, len(tokens) - self._n_read)
-        if action is Action.PROBE:
-            self._probe(tokens)
-            action = policy.start_round(n_max, 1)
         if action is Action.PLAIN:
             return Draft((), why=policy.why)
         return self._draft(tokens, n_max, may_evaluate=action is Action.DRAFT)
@@ -106,7 +98,6 @@ class ModelDrafter:
         drafted = context[len(tokens) :].tolist()
         if not self._drawn:
             return Draft(drafted, None, policy.expected, policy.why)
-        self._unread.clear()
         self._drafted = Draft(drafted, rows if n else None, policy.expected, policy.why)
         return self._drafted
 
@@ -120,14 +111,15 @@ class ModelDrafter:
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         self._forced.observe(draft, target_probs, verdict)
+        target, forced = as_rows(target_probs), self._forced.positions
+        chosen = [i for i in range(verdict.n_accepted + 1) if i not in forced]
+        self._policy.observe_gaps(map(target.gap, chosen))
         if draft is not self._drafted:
-            self._remember_unread(draft, target_probs, verdict)
             return
         n_accepted = sum(i < min(verdict.n_accepted, len(draft.tokens)) for i in self._drawn)
-        self._policy.observe_verdict(n_accepted, self._acceptances(target_probs))
-        if not draft.tokens:
-            self._remember_unread(draft, target_probs, verdict)
-        elif self._draft_temperature.is_learning:
+        gaps = map(target.gap, self._drawn)
+        self._policy.observe_verdict(n_accepted, self._acceptances(target), gaps)
+        if draft.tokens and self._draft_temperature.is_learning:
             self._draft_temperature.observe(draft, target_probs)
 
     def notes(self) -> dict[str, float]:
@@ -135,45 +127,13 @@ class ModelDrafter:
         temperature = self._draft_temperature.temperature
         return {"draft_temperature": temperature, **self._forced.notes()}
 
-    def _acceptances(self, target_probs: Probs) -> Iterator[float]:
+    def _acceptances(self, target: Rows) -> Iterator[float]:
         """The acceptances for LengthPolicy.observe_verdict, one per computed distribution."""
         rows = self._rows
         if rows is None:
             return iter(())
         # Not a generator: not all values are used, and closing one early can swallow Ctrl-C.
-        return map(as_rows(target_probs).overlap, self._drawn, repeat(rows), self._drawn)
-
-    def _remember_unread(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
-        """Keep what a later probe needs of tokens that this drafter did not propose."""
-        target = as_rows(target_probs)
-        for i, token in enumerate(draft.tokens[: verdict.n_accepted]):
-            is_forced = i in self._forced.positions  # says nothing of the draft model
-            self._unread.append(math.nan if is_forced else target.of(i, token))
-        if verdict.next_token >= 0:
-            self._unread.append(target.of(verdict.n_accepted, verdict.next_token))
-
-    def _probe(self, tokens: Sequence[int]) -> None:
-        """Read the last tokens in one batch, and report how well the draft model predicts them.
-
-        The target drew them: the mean of min(1, draft / target) over its draws is the probability
-        that a drafted token is accepted.
-        """
-        tokens = token_array(tokens)
-        n = min(len(self._unread), len(tokens) - 1)
-        before, after = tokens[: len(tokens) - n], tokens[len(tokens) - n :]
-        logits = self._session.score(before, after[:-1])
-        sampling = self._samplings[self._draft_temperature.temperature]
-        rows = to_probs(logits, sampling, before, after[:-1])
-        gaps, acceptances = [], []
-        for i, target_prob in enumerate(list(self._unread)[-n:]):
-            if math.isnan(target_prob):
-                continue
-            gaps.append(gap(logits, i))
-            draft_prob = rows.of(i, after[i])
-            acceptances.append(min(1.0, draft_prob / target_prob) if target_prob > 0 else 0.0)
-        self._n_read = len(tokens)
-        self._unread.clear()
-        self._policy.observe_probe(gaps, acceptances)
+        return map(target.overlap, self._drawn, repeat(rows), self._drawn)
 
 
 def make(materials: Materials) -> ModelDrafter:
