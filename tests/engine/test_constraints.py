@@ -168,12 +168,16 @@ def test_the_next_text_starts_at_the_beginning_of_its_grammar(pair: Engine) -> N
 
 @pytest.mark.parametrize("drafter", drafters.names())
 def test_a_complete_text_ends_without_another_pass(drafter: str, pair: Engine) -> None:
-    done = pair.generate("A letter:", choices=["ab", "cd"], drafter=drafter, seed=0)
+    done = pair.generate("A letter:", choices=["ab", "cd"], drafter=drafter, temperature=0)
     assert done.finish_reason == "stop"
     assert done.stats.n_rounds <= len(done.tokens)
     for n_most in (1, len(done.tokens)):  # also where no further token would be allowed
         short = pair.generate(
-            "A letter:", choices=["ab", "cd"], drafter=drafter, seed=0, max_tokens=n_most
+            "A letter:",
+            choices=["ab", "cd"],
+            drafter=drafter,
+            temperature=0,
+            max_tokens=n_most,
         )
         is_complete = n_most == len(done.tokens)
         assert short.finish_reason == ("stop" if is_complete else "length")

@@ -229,12 +229,13 @@ class Picky(FixedLength):
 
     def __init__(self) -> None:
         super().__init__()
-        gaps = [0.2, 0.5, 1.0, 2.0]
-        self.rule = _native.LengthRule(intercept=0.8, slope=1.0)
-        self.rule.update([1.0, 1.2, 1.7], 0.01, gaps)
+        self.rule = _native.LengthRule(_native.AcceptanceModel(0.8, 1.0))
+        self.rule.update([1.0, 1.2, 1.7], 0.01, [0.73, 0.79, 0.86, 0.94])
         self.lengths: set[tuple[int, int]] = set()  # of drafts, and distributions looked at
 
-    def observe_verdict(self, n_accepted: int, acceptances: Iterable[float]) -> None:
+    def observe_verdict(
+        self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
+    ) -> None:
         self.lengths.add((self.rule.n_drawn, self.rule.n_evaluated))
 
 

@@ -375,7 +375,7 @@ def test_messages_that_are_no_list_of_dicts_are_refused(pair: Engine, messages: 
 @pytest.mark.parametrize(
     "options",
     [
-        {"n_ctx": 0},
+        {"n_ctx": -1},
         {"n_batch": 0},
         {"n_gpu_layers": 2**40},
         {"n_draft_max": 0},
