@@ -118,6 +118,11 @@ class CostModel:
         return min(self._plain or self.curve[0], self.curve[0])
 
     @property
+    def knows_draft(self) -> bool:
+        """Whether a draft step was measured."""
+        return self._n_steps > 0
+
+    @property
     def step(self) -> float:
         """Seconds of a draft step: one more token, one more distribution."""
         if not self._n_steps:

@@ -197,7 +197,9 @@ class AutoLength:
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
         self._n_tokens = 0  # of the text
         self._n_since_free = 0  # of them, since n-grams were last drafted
-        self._lost = 0.0  # time beyond that of plain decoding, in plain passes; below 0: saved
+        # Time beyond that of plain decoding, in plain passes, of rounds with free drafts (n-grams,
+        # forced text), and with those of the draft model; negative: saved.
+        self._lost_free = self._lost_model = 0.0
         self._n_sharers = 1
         self._curve: Sequence[float] = ()  # as the rule has it
         self._is_current = False  # the rule, in this round
@@ -224,7 +226,11 @@ class AutoLength:
         self._n_unread = n_unread
         self._update()
         mean = sum(self._probs) / len(self._probs)
-        n_affordable = self._n_affordable([mean] * n_max, self._reading_seconds(), self.costs.step)
+        n_affordable = self._n_affordable(
+            [mean] * n_max, self._reading_seconds(), self.costs.step, is_free=False
+        )
+        if not self.costs.knows_draft:
+            n_affordable = min(n_affordable, 1)
         self.rule.start(min(n_max, n_affordable))
         self._skipped = self._reason_to_skip(n_max, n_affordable)
         if not self._skipped:
@@ -256,14 +262,18 @@ class AutoLength:
         horizon = max(self._n_since_free, constants.READING_HORIZON)
         return unusual <= horizon * saved
 
-    def _n_affordable(self, probs: Sequence[float], fixed: float = 0.0, step: float = 0.0) -> int:
+    def _n_affordable(
+        self, probs: Sequence[float], fixed: float = 0.0, step: float = 0.0, *, is_free: bool
+    ) -> int:
         """How many tokens of these acceptance probabilities risk no more than may still be lost.
 
         `fixed`, `step`: seconds of the draft model, once and for each token.
         """
         curve, plain = self._curve, self._plain
         limit = constants.MAX_LOSS * max(self._n_tokens, constants.N_LOSS_TOKENS)
-        room = (limit - self._lost) * plain
+        lost = self._lost_free if is_free else self._lost_model
+        # Each of the two has half of the limit, whatever the other has lost.
+        room = max(limit - self._lost_free - self._lost_model, limit / 2 - lost) * plain
         n_most = min(len(probs), len(curve) - 1)
         for n in range(n_most, 0, -1):
             paid = curve[n] - curve[0] + fixed + n * step
@@ -292,7 +302,7 @@ class AutoLength:
         self._update()
         if not (probs or forced) or (not forced and self._should_measure_plain()):
             return PrefixLength(0, 0.0, beats_model=False)
-        n_affordable = self._n_affordable([*forced, *probs])
+        n_affordable = self._n_affordable([*forced, *probs], is_free=True)
         probs = probs[: max(n_affordable - len(forced), 0)]
         return _prefix_length(self.rule, probs, forced, self._gain if self.has_model else 0.0)
 
@@ -343,7 +353,11 @@ class AutoLength:
             seconds = curve[min(n_drafted, len(curve) - 1)] + n_evaluated * costs.step
             if n_evaluated:
                 seconds += self._reading_seconds()
-            self._lost += seconds / self._plain - n_tokens
+            lost = seconds / self._plain - n_tokens
+            if n_evaluated:
+                self._lost_model += lost
+            else:
+                self._lost_free += lost
         self._n_since_free = 0 if n_drafted and not n_evaluated else self._n_since_free + n_tokens
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1

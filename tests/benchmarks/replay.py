@@ -14,7 +14,7 @@ import random
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -102,6 +102,18 @@ def _text(fields: dict[str, np.ndarray]) -> Text:
     )
 
 
+def joined(first: Text, second: Text, n: int) -> Text:
+    """The first `n` tokens of one text, then the last `n` of another, with other token ids."""
+    shift = max([*first.prompt, *first.tokens]) + 1
+    return replace(
+        first,
+        tokens=array("i", [*first.tokens[:n], *(token + shift for token in second.tokens[-n:])]),
+        target_gaps=[*first.target_gaps[:n], *second.target_gaps[-n:]],
+        draft_gaps=[*first.draft_gaps[:n], *second.draft_gaps[-n:]],
+        acceptances=[*first.acceptances[:n], *second.acceptances[-n:]],
+    )
+
+
 # Contenders: each takes a text, costs and random numbers, and returns seconds.
 
 
@@ -111,13 +123,15 @@ class Auto:
     def __init__(self, *, has_model: bool = True) -> None:
         self.profile = PairProfile(CostModel(N_MOST + 1))
         self.has_model = has_model
-        self.drafted: list[tuple[int, int]] = []  # position and length, of the last text
+        self.rounds: list[tuple[int, int]] = []  # of the last text: position, tokens drafted
 
     def __call__(self, text: Text, costs: Costs, rng: random.Random) -> float:
         policy = self.profile.policy(
             text.temperature, repeats=False, in_blocks=False, has_model=self.has_model
         )
-        seconds = _Writing(text, costs, rng, policy, self.has_model).run()
+        writing = _Writing(text, costs, rng, policy, self.has_model)
+        seconds = writing.run()
+        self.rounds = writing.rounds
         self.profile.keep(policy, text.temperature)
         return seconds
 
@@ -133,7 +147,7 @@ class _Writing:
         self.curve = costs.curve
         self.ngrams = NgramIndex()
         self.n_written, self.n_unread = 0, 1
-        self.lengths: list[tuple[int, int]] = []
+        self.rounds: list[tuple[int, int]] = []
 
     def run(self) -> float:
         seconds = 0.0
@@ -182,7 +196,7 @@ class _Writing:
                 policy.why,
             )
         )
-        self.lengths.append((i, n_drafted if n_read else -n_drafted))
+        self.rounds.append((i, n_drafted))
         self.n_written += n_accepted + 1
         return target_seconds + draft_seconds
 
