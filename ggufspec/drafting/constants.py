@@ -14,8 +14,8 @@ from typing import Final
 # [measured: Qwen2.5-Coder 1.5B and 0.5B, recorded texts of six kinds: hardly different by kind].
 GREEDY_INTERCEPT: Final = -0.3  # log-odds
 GREEDY_SLOPE: Final = 1.2  # log-odds per logit
-SAMPLED_INTERCEPT: Final = 0.8
-SAMPLED_SLOPE: Final = 0.6
+SAMPLED_INTERCEPT: Final = 0.2
+SAMPLED_SLOPE: Final = 0.7
 PRIOR_WEIGHT: Final = 12.0  # observations that the prior counts as [insensitive]
 GREEDY_MEMORY: Final = 100.0  # observations until one has lost most of its weight [insensitive]
 # Longer, as the acceptance of sampled drafts depends less on the text [simulated: 1.02, 1.00].
