@@ -173,7 +173,8 @@ class _Writing:
         if n_tried:
             n_right = min(self._n_equal(predicted.tokens), n_tried)
             self.ngrams.observe(n_right, n_tried)
-        policy.observe_gaps(text.target_gaps[i : i + n_accepted + 1])
+        first = i if n_read else i + n_accepted
+        policy.observe_gaps(text.target_gaps[first : i + n_accepted + 1])
         if n_read:
             policy.observe_verdict(
                 n_accepted,

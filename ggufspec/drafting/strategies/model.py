@@ -112,7 +112,9 @@ class ModelDrafter:
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         self._forced.observe(draft, target_probs, verdict)
         target, forced = as_rows(target_probs), self._forced.positions
-        chosen = [i for i in range(verdict.n_accepted + 1) if i not in forced]
+        # Where n-grams were right, the text repeats itself: this says nothing of what follows it.
+        first = 0 if draft is self._drafted else verdict.n_accepted
+        chosen = [i for i in range(first, verdict.n_accepted + 1) if i not in forced]
         self._policy.observe_gaps(map(target.gap, chosen))
         if draft is not self._drafted:
             return
