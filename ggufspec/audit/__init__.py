@@ -1,12 +1,4 @@
-"""Tests whether speculative text has the distribution of the target alone.
-
-import ggufspec
-from ggufspec.audit import AuditOptions, audit
-
-with ggufspec.load("large.gguf", "small.gguf") as engine:
-    report = audit(engine, ["Once upon a time"], AuditOptions(n_runs=200))
-    print(report.verdict)
-"""
+"""Tests whether speculative text has the distribution of the target alone."""
 
 from ggufspec.audit.prompts import PROMPTS
 from ggufspec.audit.report import (

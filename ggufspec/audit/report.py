@@ -44,7 +44,6 @@ class AuditOptions:
 
     @property
     def drafter(self) -> str:
-        """The drafting strategy of the speculative texts."""
         return "auto" if self.n_draft == "auto" else "model"
 
     @property
@@ -55,7 +54,6 @@ class AuditOptions:
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the texts are generated at temperature 0."""
         return self.options.get("temperature", defaults.TEMPERATURE) == 0
 
 
@@ -114,7 +112,6 @@ class Sequences:
 
     @property
     def found(self) -> tuple[Test, ...]:
-        """The tests that found a difference."""
         return tuple(test for test in self.tests if test.p_holm <= self.alpha)
 
 

@@ -79,7 +79,6 @@ def audit(
 def _tokenize(
     engine: Engine, prompts: Sequence[str | Sequence[int]], settings: AuditOptions
 ) -> list[list[int]]:
-    """The prompts as tokens."""
     if isinstance(prompts, str):
         raise PromptError("prompts is one text; give a list of texts")
     if not prompts:
@@ -106,13 +105,10 @@ class _TextSet:
     n_impossible: int = 0
 
     def column(self, order: int) -> Floats:
-        """The quantiles of all tokens by one order."""
         return np.array(self.quantiles, np.float64)[:, order]
 
 
 class _Audit:
-    """An audit that is running."""
-
     def __init__(
         self,
         engine: Engine,
@@ -159,10 +155,7 @@ class _Audit:
         return Greedy(len(prompts), near_tie, tuple(divergences))
 
     def sequences(self) -> tuple[Sequences, BatchDistributions, list[_Pair]]:
-        """Sample texts both ways, in turn, and test whether they have the same distribution.
-
-        Also returns the pairs of distributions at some positions, to test the rule with.
-        """
+        """Sample texts both ways and test them; also pairs of distributions, to test the rule."""
         n_runs = self._settings.n_runs
         plain, speculative = _TextSet(), _TextSet()
         distances: list[float] = []

@@ -1,8 +1,4 @@
-"""Two-sample tests, their effect sizes and their power.
-
-Kolmogorov-Smirnov uses its asymptotic distribution (conservative for small samples), the shift the
-exact variance of uniforms, whole texts exact permutation; Holm's method combines them.
-"""
+"""Two-sample tests, their effect sizes and their power."""
 
 from __future__ import annotations
 
@@ -71,7 +67,7 @@ def kolmogorov_smirnov(name: str, plain: Floats, speculative: Floats, alpha: flo
 
 
 def kolmogorov_tail(x: float) -> float:
-    """P(K > x) of Kolmogorov's distribution."""
+    """P(K > x) of Kolmogorov's asymptotic distribution; conservative for small samples."""
     if x < 0.2:
         return 1.0  # to 12 digits; the series converges slowly there
     terms = (-1.0) ** (_SERIES - 1) * np.exp(-2.0 * (_SERIES * x) ** 2)

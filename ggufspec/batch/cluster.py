@@ -1,8 +1,4 @@
-"""Worker processes on the nodes of a Ray cluster; the only module that imports ray.
-
-On each node an actor starts a LocalProcess and forwards its messages, so a crash ends that process
-only, never one of Ray's.
-"""
+"""Worker processes on the nodes of a Ray cluster; the only module that imports ray."""
 
 from __future__ import annotations
 
@@ -181,7 +177,7 @@ class RemoteProcess:
 
 
 class _WorkerActor:
-    """The Ray actor on a node: starts a worker's process there and forwards its messages."""
+    """Starts a worker's process on a node, so that a crash ends no process of Ray's."""
 
     def __init__(self) -> None:
         self._events: SimpleQueue[WorkerEvent] = SimpleQueue()
@@ -244,13 +240,11 @@ def _models(task: Mapping[str, Any]) -> list[str]:
 
 
 def _cpus(ray: Any) -> dict[str, int]:
-    """The CPUs of each live node, by its id."""
     nodes = [node for node in ray.nodes() if node["Alive"]]
     return {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in nodes}
 
 
 def _waiting_reason(needed: Mapping[str, float]) -> str:
-    """What a waiting worker needs, and what is free."""
     import ray
 
     needed = {name: n for name, n in needed.items() if n}

@@ -105,7 +105,6 @@ class Journal:
         self._file.close()
 
     def remove(self) -> None:
-        """Close and delete the file."""
         with contextlib.suppress(OSError):
             self.path.unlink()
         self._file.close()

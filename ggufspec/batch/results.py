@@ -1,8 +1,4 @@
-"""Stores records: in the journal as they finish, in the output in the order of the prompts.
-
-The output can be read while the batch runs. The journal, OUTPUT.part, has all finished records and
-is removed once the output is complete; after a crash the output is written again from the journal.
-"""
+"""Stores records: in the journal as they finish, in the output in the order of the prompts."""
 
 from __future__ import annotations
 
@@ -92,11 +88,7 @@ class FileResults:
         self.profile: dict[str, object] | None = None
         self._n_prompts = n_prompts
         self._run = run_name(settings)
-        _check_folder(path)
-        part = path.with_name(f"{path.name}.part")
-        if not resume:
-            _refuse_existing(path, part)
-        self._journal = Journal(part)
+        self._journal = Journal(_journal_path(path, resume=resume))
         self._lines = OrderedLines()
         is_new = False  # whether the journal was empty or did not exist
         try:
@@ -227,18 +219,18 @@ class BatchTotals:
         return self.n_generated / max(self.n_rounds, 1)
 
 
-def _check_folder(path: Path) -> None:
+def _journal_path(path: Path, *, resume: bool) -> Path:
+    """The journal of an output. Raises CacheError, OptionError if the output cannot be there."""
     if path.is_dir():
         raise CacheError(f"cannot write {path}: it is a folder; name a file in it")
     if not path.parent.is_dir():
         raise CacheError(f"cannot write {path}: there is no folder {path.parent}; create it first")
-
-
-def _refuse_existing(path: Path, part: Path) -> None:
-    if part.exists():
+    part = path.with_name(f"{path.name}.part")
+    if part.exists() and not resume:
         raise OptionError(
             f"{part} exists: a batch was interrupted. Continue it with --resume, remove the file "
             "to begin again, or give another output to -o"
         )
-    if path.exists():
+    if path.exists() and not resume:
         raise OptionError(f"{path} exists already; give another output to -o, or remove it")
+    return part

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
@@ -74,7 +74,6 @@ class PromptQueue:
         self._n_attempts: dict[int, int] = {}  # of prompts with a worker, or to be tried again
 
     def __len__(self) -> int:
-        """How many prompts wait for a worker."""
         return len(self._waiting)
 
     @property
@@ -89,7 +88,6 @@ class PromptQueue:
         return index, attempt
 
     def finish(self, index: int) -> None:
-        """The prompt has its record."""
         del self._n_attempts[index]
 
     def retry(self, index: int) -> bool:
@@ -241,7 +239,6 @@ class Batch:
             self._report(BatchEvent("lost", *worker.identity, None, said))
 
     def _assign(self) -> None:
-        """Give a prompt to each worker that has none."""
         for worker in self._workers.values():
             is_free = worker.is_ready and worker.index is None and not worker.was_killed
             if not is_free or not self._queue:
@@ -251,7 +248,7 @@ class Batch:
                 worker.deadline = monotonic() + self._plan.timeout + self._grace
             # Report first: the worker may finish a short prompt before a report after it is read.
             self._report(BatchEvent("begun", *worker.identity, worker.index))
-            worker.process.send({"prompt": self._prompts[worker.index].to_document()})
+            worker.process.send({"prompt": asdict(self._prompts[worker.index])})
 
     def _finish(self, worker: BatchWorker, record: BatchRecord) -> None:
         index = worker.index
@@ -263,7 +260,6 @@ class Batch:
         self._report(BatchEvent("finished", *worker.identity, index, record=record))
 
     def _fail(self, worker: BatchWorker, reason: str) -> None:
-        """Record that a prompt failed with its worker."""
         assert worker.index is not None
         prompt = self._prompts[worker.index]
         if worker.was_killed and self._plan.timeout is not None:

@@ -196,7 +196,6 @@ def _as_choice(completions: Sequence[Completion]) -> dict[str, Any]:
 
 
 def _counts(stats: Sequence[Stats]) -> dict[str, Any]:
-    """Sums over the texts of a prompt, and rates."""
     names = ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted")
     found = {name: sum(getattr(each, name) for each in stats) for name in names}
     seconds = sum(each.seconds.generation for each in stats)

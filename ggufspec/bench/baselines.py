@@ -158,9 +158,6 @@ def _changed(given: object, usual: object, names: Sequence[str]) -> list[str]:
     return [name for name in names if getattr(given, name) != getattr(usual, name)]
 
 
-# Opening -----------------------------------------------------------------------------------------
-
-
 def _runner(
     name: str, program: LlamaCppProgram, folder: Path | None
 ) -> AbstractContextManager[BaselineRunner]:

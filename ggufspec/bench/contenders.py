@@ -54,14 +54,11 @@ def baseline_contenders(
     sampling: Mapping[str, Any] | None = None,
 ) -> list[Contender]:
     """Other programs by name, compared with our plain decoding at the same temperature."""
-    made = []
-    for suffix, options in _by_temperature(temperatures, sampling):
-        compared = f"{PLAIN}{suffix}"
-        made += [
-            Contender(f"{name}{suffix}", options, "baseline", compared, program=name)
-            for name in names
-        ]
-    return made
+    return [
+        Contender(f"{name}{suffix}", options, "baseline", f"{PLAIN}{suffix}", program=name)
+        for suffix, options in _by_temperature(temperatures, sampling)
+        for name in names
+    ]
 
 
 def _by_temperature(

@@ -39,7 +39,6 @@ class Change:
 
     @property
     def verdict(self) -> str:
-        """The verdict, by the speed-up if there is one, else by the rate."""
         return _verdict(self.relative or self.ratio)
 
 
@@ -106,9 +105,6 @@ def _cells(change: Change) -> list[str]:
     ]
 
 
-# Notes -------------------------------------------------------------------------------------------
-
-
 def _absent(before: BenchResults, after: BenchResults, found: Sequence[Change]) -> Iterator[str]:
     shared = {change.after.contender.name for change in found}
     for when, results in (("before", before), ("after", after)):
@@ -139,7 +135,6 @@ def _circumstances(before: BenchResults, after: BenchResults) -> Iterator[str]:
 
 
 def _plain_changes(found: Sequence[Change]) -> Iterator[str]:
-    """Notes on changed rates of plain decoding, which affect all others."""
     for change in found:
         name, verdict = change.after.contender.name, _verdict(change.ratio)
         is_plain = any(other.after.contender.baseline == name for other in found)

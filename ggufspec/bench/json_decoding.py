@@ -72,7 +72,6 @@ def plain(where: str, value: object, level: int = 0) -> Any:
 
 
 def facts(where: str, value: object) -> dict[str, Any]:
-    """An object of any JSON."""
     if not isinstance(value, dict):
         raise _wrong(where, value, "an object")
     found: dict[str, Any] = plain(where, value)
@@ -80,13 +79,10 @@ def facts(where: str, value: object) -> dict[str, Any]:
 
 
 def optional(kind: Kind) -> Kind:
-    """That kind, or null."""
     return lambda where, value: None if value is None else kind(where, value)
 
 
 def several(kind: Kind) -> Kind:
-    """A list of that kind."""
-
     def check(where: str, value: object) -> list[Any]:
         if not isinstance(value, list):
             raise _wrong(where, value, "a list")

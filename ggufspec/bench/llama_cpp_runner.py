@@ -101,7 +101,6 @@ def environment() -> dict[str, str]:
 
 
 def log_tail(log: str) -> str:
-    """The end of a log, where the error is."""
     return log[-_N_TAIL:].strip()
 
 
@@ -163,7 +162,6 @@ def sampling_flags(sampling: Sampling, breakers: Sequence[str], n_ctx: int) -> l
 
 
 def sampler_names(sampling: Sampling) -> list[str]:
-    """The samplers in their order, by llama.cpp's names."""
     return [_SAMPLER_NAMES.get(name, name) for name in sampling.samplers]
 
 

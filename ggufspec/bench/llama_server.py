@@ -196,7 +196,6 @@ def running(
 
 
 def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Terminate it; kill it if it does not end in time."""
     process.terminate()
     try:
         process.wait(seconds)

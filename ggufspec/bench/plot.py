@@ -90,11 +90,7 @@ def draw(results: BenchResults, path: Path) -> None:
     write_file(path, picture.getvalue())
 
 
-# The page ----------------------------------------------------------------------------------------
-
-
 def _figure(results: BenchResults) -> Figure:
-    """All subplots that have data."""
     from matplotlib.figure import Figure
 
     lines, (bars, n_more) = plot_data.speedup_lines(results), plot_data.rate_bars(results)
@@ -140,7 +136,6 @@ def _figure(results: BenchResults) -> Figure:
 
 
 def _title(figure: Figure, results: BenchResults, height: float) -> None:
-    """The models, and where they were measured."""
     files = [_first_models(results).get(whose) for whose in ("target", "draft")]
     names = [short(file.removesuffix(".gguf"), _N_NAME) for file in files if isinstance(file, str)]
     title = " with ".join(filter(None, names)) or "Speculative decoding"
@@ -150,7 +145,6 @@ def _title(figure: Figure, results: BenchResults, height: float) -> None:
 
 
 def _legend(figure: Figure, names: Sequence[str], height: float) -> None:
-    """The colour of each series, in all subplots."""
     from matplotlib.lines import Line2D
 
     entries = [
@@ -171,7 +165,6 @@ def _legend(figure: Figure, names: Sequence[str], height: float) -> None:
 
 
 def _circumstances(results: BenchResults) -> str:
-    """The subtitle: processor, threads, prompts, version."""
     cpu, n_threads = results.machine.get("cpu"), _first_models(results).get("target_threads")
     version = results.versions.get("ggufspec")
     n_prompts = len({text.prompt for text in results.measurements})
@@ -186,10 +179,6 @@ def _circumstances(results: BenchResults) -> str:
     return "  ·  ".join(filter(None, parts))
 
 
-# Helpers -----------------------------------------------------------------------------------------
-
-
 def _first_models(results: BenchResults) -> Mapping[str, Any]:
-    """The facts about the models of the first pair."""
     facts = next(iter(results.models.values()), None)
     return facts if isinstance(facts, Mapping) else {}

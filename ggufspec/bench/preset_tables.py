@@ -128,7 +128,6 @@ def temperatures(results: BenchResults) -> list[Table]:
 
 
 def _by_pair(results: BenchResults) -> list[tuple[str, list[Summary], dict[str, Any]]]:
-    """Each pair with its contenders, and the facts about its models."""
     made = summarize(results)
     return [
         (pair, [row for row in made if row.contender.pair == pair], results.models.get(pair, {}))

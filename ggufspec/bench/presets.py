@@ -15,7 +15,6 @@ from ggufspec.bench.run import Experiment
 from ggufspec.bench.tables import Table
 from ggufspec.common.prompts import Prompt
 from ggufspec.common.toml import read_toml
-from ggufspec.errors import OptionError
 
 _SOURCES = read_toml(Path(__file__).with_suffix(".toml"))
 _NO_TRUNCATION = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -44,17 +43,9 @@ class Preset:
     published: Sequence[Table] = ()
 
     def experiment_of(self, pair: str, **changed: Any) -> Experiment:
-        """The experiment for one of several pairs; `changed`: fields to replace unless None."""
-        given = {name: value for name, value in changed.items() if value is not None}
+        """The experiment for one of several pairs; `changed`: fields to replace."""
         competing = [each.of_pair(pair) for each in self.experiment.contenders]
-        return replace(self.experiment, contenders=competing, **given)
-
-
-def preset(name: str) -> Preset:
-    """Raises OptionError for an unknown name."""
-    if name not in PRESETS:
-        raise OptionError(f"there is no preset {name!r}; there are {', '.join(PRESETS)}")
-    return PRESETS[name]
+        return replace(self.experiment, contenders=competing, **changed)
 
 
 def _compared(
@@ -70,7 +61,6 @@ def _from_source(
     load: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> Preset:
-    """An experiment whose models, prompts and results are in presets.toml."""
     source = _SOURCES[name]
     prompts = [
         Prompt(id=each["id"], turns=(each["text"],), system=each.get("system"))
@@ -150,7 +140,6 @@ def _own(
     n_prompts: int | None = None,
     **variants: Any,
 ) -> Preset:
-    """An experiment of our own."""
     pair = PresetPair("Llama-3.1-8B-Instruct-Q4_K_M", "Llama-3.2-1B-Instruct-Q4_K_M", "8B", "1B")
     competing = contenders(temperatures=temperatures, has_draft=False, **variants)
     return Preset(

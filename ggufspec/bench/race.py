@@ -34,7 +34,6 @@ class Lane:
 
     @property
     def text(self) -> str:
-        """The whole text."""
         return "".join(piece.text for piece in self.pieces)
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, LaneState, Race, state_at
-from ggufspec.bench.race_text import TextLine, cropped, harmless, lines_of, n_cells_of, shown, tail
+from ggufspec.bench.race_text import TextLine, cropped, harmless, lines_of, n_cells_of, shown
 
 Style = Literal["text", "drafted", "border", "title", "number", "bar", "fast bar", "faint"]
 
@@ -97,7 +97,6 @@ def numbers(lane: Lane, now: LaneState) -> tuple[str, str]:
 
 
 def lead(race: Race, states: Sequence[LaneState]) -> str:
-    """The speed-up, so far or at the end."""
     if all(now.finished for now in states):
         return "" if race.speedup is None else f"{race.speedup:.2f} times as fast"
     plain, speculative = (now.tokens_per_second for now in states)
@@ -113,7 +112,7 @@ def _lane(
     gap = " " * (inner - len(left) - len(right))
     n_done = round(now.share * inner)
     bar: Style = "bar" if lane is layout.race.plain else "fast bar"
-    text = tail(shown(lines, now.n_pieces), layout.n_text_rows)
+    text = shown(lines, now.n_pieces)[-layout.n_text_rows :]
     rows: list[SpanRow] = [
         [Span(left, "number"), Span(gap, "text"), Span(right, "faint")],
         [Span(glyphs.bar * n_done, bar), Span(glyphs.rest * (inner - n_done), "border")],

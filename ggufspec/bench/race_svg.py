@@ -1,7 +1,4 @@
-"""Writes a race as an animated SVG that moves by CSS alone, which GitHub shows as an image.
-
-Without animation (no CSS, or if the reader prefers reduced motion), it shows the end of the race.
-"""
+"""Writes a race as an SVG that CSS alone animates; without animation, it shows the end."""
 
 from __future__ import annotations
 
@@ -68,10 +65,7 @@ def svg(race: Race, speed: float = 1.0) -> str:
 
 
 class _Clock:
-    """Converts times of the race into CSS animations, each as long as the whole loop.
-
-    Equal animations are shared. `moments`: the times at which numbers may change.
-    """
+    """Converts times into shared CSS animations; numbers may change at `moments`."""
 
     def __init__(self, race: Race, speed: float, moments: Sequence[float]) -> None:
         self.moments = moments
@@ -91,7 +85,6 @@ class _Clock:
         return self._name(f"{begin}{self._share(start)}{{{visible}}}{until or f'to{{{visible}}}'}")
 
     def rules(self) -> str:
-        """All animations, for the style sheet."""
         return "".join(
             f"@keyframes {name}{{{frames}}}.{name}{{animation:{name} {self._loop:.2f}s step-end "
             "infinite}"
@@ -128,7 +121,6 @@ def _card(lane: Lane, height: int, *, drafted: bool) -> list[str]:
 
 
 def _counters(lane: Lane, clock: _Clock) -> list[str]:
-    """The speed and the number of tokens, whenever they change."""
     numbers_at = [numbers(lane, state_at(lane, at)) for at in clock.moments]
     return [
         *_changing([speed for speed, _ in numbers_at], clock, _LANE - _PAD, 30, "n h r"),
@@ -182,7 +174,6 @@ def _text(lane: Lane, lines: Sequence[TextLine], n_rows: int, clock: _Clock) -> 
 
 
 def _foot(race: Race, clock: _Clock, height: int, speed: float) -> list[str]:
-    """The meaning of the colour, the replay speed, the time and the speed-up."""
     leads = [lead(race, [state_at(lane, at) for lane in race.lanes]) for at in clock.moments]
     seconds = [f"{at:.1f} s" for at in clock.moments]
     how_fast = "" if speed == 1 else f", played at {speed:g} times their speed"

@@ -111,11 +111,6 @@ def shown(lines: Iterable[TextLine], n_pieces: int) -> list[TextLine]:
     return found
 
 
-def tail(lines: Sequence[TextLine], height: int) -> Sequence[TextLine]:
-    """The last lines that fit."""
-    return lines[-height:] if height > 0 else ()
-
-
 def _n_fitting(text: str, n_cells: int) -> int:
     """How many characters fit; those without width stay with the one before."""
     return bisect_right(list(accumulate(map(_width, text))), n_cells)

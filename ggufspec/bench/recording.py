@@ -64,7 +64,6 @@ def ansi(row: SpanRow) -> str:
 
 
 def _events(race: Race, speed: float) -> Iterator[tuple[float, str]]:
-    """The changes from frame to frame."""
     layout = lay_out(race, CAST_WIDTH, CAST_HEIGHT)
     before: list[str] = []
     start = "\x1b[?25l\x1b[2J"

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,14 +158,9 @@ class BenchResults:
 
     def with_plain(self, contender: Contender) -> list[tuple[Measurement, Measurement]]:
         """Its measurements that have one of its baseline by prompt and run, and that one."""
-        others = {
-            (text.prompt, text.run): text for text in self.of(contender.baseline or contender.name)
-        }
-        return [
-            (text, others[text.prompt, text.run])
-            for text in self.of(contender.name)
-            if (text.prompt, text.run) in others
-        ]
+        others = {each.key[1:]: each for each in self.of(contender.baseline or contender.name)}
+        texts = self.of(contender.name)
+        return [(text, others[text.key[1:]]) for text in texts if text.key[1:] in others]
 
     def to_document(self) -> dict[str, Any]:
         """For JSON: see of_document."""
@@ -197,8 +193,7 @@ class BenchResults:
 
 def sum_by_position(counts: Sequence[Sequence[int]]) -> list[int]:
     """Sums by position, of counts of different lengths."""
-    n = max(map(len, counts), default=0)
-    return [sum(each[i] for each in counts if i < len(each)) for i in range(n)]
+    return [sum(each) for each in zip_longest(*counts, fillvalue=0)]
 
 
 def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
@@ -215,20 +210,12 @@ def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
         )
     try:
         document = json.loads(data.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{path} is not UTF-8 (byte {error.start}); {_REMEDY}") from error
-    except ValueError as error:
-        raise OptionError(f"{path} is not JSON ({error}); {_REMEDY}") from error
-    except RecursionError as error:
-        raise OptionError(f"{path} is JSON with too many levels; {_REMEDY}") from error
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{path} is not JSON in UTF-8 ({error}); {_REMEDY}") from error
     return BenchResults.of_document(document, str(path))
 
 
-# Reading -----------------------------------------------------------------------------------------
-
-
 def _round(where: str, value: object) -> RoundTiming:
-    """A round from its list of numbers."""
     kinds: Sequence[json_decoding.Kind] = (*[json_decoding.count] * 3, *[json_decoding.seconds] * 2)
     if not isinstance(value, list) or len(value) != len(kinds):
         raise ValueError(f"{where} is not a round; it must be a list of {len(kinds)} numbers")
@@ -264,7 +251,6 @@ def _fields(kind: type, where: str, value: object) -> dict[str, Any]:
 
 
 def _results(document: Any) -> BenchResults:
-    """Raises ValueError."""
     if "partings" in document:  # written by an earlier version
         document = {**document, "divergences": document["partings"]}
     made = BenchResults(**_fields(BenchResults, "", document))

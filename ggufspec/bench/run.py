@@ -183,7 +183,6 @@ class _Writer:
         )
 
     def _parts(self, contender: Contender, prompt: Prompt, run: int) -> list[Measurement]:
-        """The replies to the turns of a prompt, in order."""
         label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._experiment.n_runs}"
         said: list[str] = []
         parts: list[Measurement] = []
@@ -197,7 +196,6 @@ class _Writer:
         return parts
 
     def _one(self, contender: Contender, tokens: list[int], n_tokens: int, label: str) -> _Timed:
-        """One reply, as text and as numbers."""
         seed = crc32(f"{self._experiment.seed} {label}".encode())
         if contender.program is None:
             return self._by_engine(contender, tokens, n_tokens, label, seed)

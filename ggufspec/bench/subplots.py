@@ -174,9 +174,6 @@ def draw_timelines(axes: Axes, timelines: plot_data.TimelinePair) -> None:
     axes.set_ylabel("tokens")
 
 
-# Helpers -----------------------------------------------------------------------------------------
-
-
 def short(name: str, n_most: int) -> str:
     """A name in one line; the middle is left out if it is too long."""
     line = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in name)
@@ -207,7 +204,6 @@ def _label_ends(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> 
 
 
 def _annotate(axes: Axes, text: str, at: tuple[float, float], **style: Any) -> None:
-    """A text to the right of a point."""
     axes.annotate(
         text,
         at,

@@ -119,17 +119,6 @@ def ratio_of(logs: Sequence[float]) -> Speedup | None:
     return Speedup(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), len(logs))
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """The geometric mean of the positive values; 0 if there are none."""
-    return math.exp(fmean(map(math.log, values))) if values else 0.0
-
-
-def categories(results: BenchResults) -> list[str]:
-    """The categories of the prompts, in their order; empty if there are none."""
-    names = dict.fromkeys(text.category for text in results.measurements)
-    return [name for name in names if name]
-
-
 def warnings_of(results: BenchResults) -> list[str]:
     """Reasons to distrust the numbers."""
     found = []
@@ -171,7 +160,11 @@ def _divergence_warnings(results: BenchResults) -> list[str]:
     for contender in results.contenders:
         if contender.baseline is None or contender.temperature > 0:
             continue
-        pairs = [pair for pair in results.with_plain(contender) if all(map(_has_tokens, pair))]
+        pairs = [  # whose tokens are known
+            pair
+            for pair in results.with_plain(contender)
+            if all(text.tokens or not text.n_generated for text in pair)
+        ]
         n_different = sum(list(ours.tokens) != list(other.tokens) for ours, other in pairs)
         if not n_different:
             continue
@@ -185,11 +178,6 @@ def _divergence_warnings(results: BenchResults) -> list[str]:
             f"temperature 0 ({why}); their speeds are those of different texts"
         )
     return found
-
-
-def _has_tokens(text: Measurement) -> bool:
-    """Whether its tokens are known."""
-    return bool(text.tokens) or not text.n_generated
 
 
 def summary_of(

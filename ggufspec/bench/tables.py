@@ -6,9 +6,10 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import geometric_mean
 
 from ggufspec.bench.records import BenchResults
-from ggufspec.bench.summary import Speedup, Summary, categories, geometric_mean, summarize
+from ggufspec.bench.summary import Speedup, Summary, summarize
 
 NONE = "-"
 
@@ -24,7 +25,6 @@ class Table:
 
 
 def overview(results: BenchResults) -> Table:
-    """One row for each contender."""
     made = summarize(results)
     has_energy = any(row.joules_per_token is not None for row in made)
     columns = [
@@ -58,14 +58,15 @@ def positions(results: BenchResults) -> Table | None:
     if not (made := [row for row in summarize(results) if row.by_position]):
         return None
     n = max(len(row.by_position) for row in made)
-    cells = [[row.contender.name, *(_at(row, i) for i in range(n))] for row in made]
+    cells = [[row.contender.name, *(f"{each:.0%}" for each in row.by_position)] for row in made]
+    cells = [row + [""] * (n + 1 - len(row)) for row in cells]
     columns = ["accepted up to position", *(str(i) for i in range(1, n + 1))]
     return Table("Acceptance by position, of the drafts that long", columns, cells)
 
 
 def by_category(results: BenchResults) -> Table | None:
     """The speed-up of each contender in each category; None for a single category."""
-    names = categories(results)
+    names = [name for name in dict.fromkeys(text.category for text in results.measurements) if name]
     if len(names) < 2:
         return None
     compared = [row.contender.name for row in summarize(results) if row.speedup]
@@ -78,7 +79,7 @@ def by_category(results: BenchResults) -> Table | None:
             if (row := found[name].get(contender)) and row.speedup
         ]
         each = [speedup_cell(found[name].get(contender)) for name in names]
-        cells.append([contender, *each, f"{geometric_mean(ratios):.2f}"])
+        cells.append([contender, *each, f"{geometric_mean(ratios):.2f}" if ratios else NONE])
     return Table("Speed-up by category", ["", *names, "geometric mean"], cells)
 
 
@@ -90,12 +91,10 @@ def interval(speedup: Speedup | None, n_decimals: int = 2) -> str:
 
 
 def speedup_cell(row: Summary | None) -> str:
-    """A speed-up, or "-"."""
     return f"{row.speedup.ratio:.2f}" if row is not None and row.speedup else NONE
 
 
 def acceptance_cell(row: Summary | None) -> str:
-    """An acceptance rate, or "-"."""
     return f"{row.accepted:.1%}" if row is not None and row.accepted is not None else NONE
 
 
@@ -120,7 +119,3 @@ def to_csv(table: Table) -> str:
     writer.writerow([table.columns[0] or "contender", *table.columns[1:]])
     writer.writerows(table.rows)
     return written.getvalue()
-
-
-def _at(row: Summary, i: int) -> str:
-    return f"{row.by_position[i]:.0%}" if i < len(row.by_position) else ""

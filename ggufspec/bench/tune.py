@@ -2,35 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, TypeVar
+from typing import Any
 
 from ggufspec.common import defaults
+from ggufspec.common.progress import NamedProgress, Progress
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.profile_store import TunedSettings
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
+from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context
 from ggufspec.llama.devices import n_logical_cores, n_threads_default
 from ggufspec.llama.profile_key import profile_key
 from ggufspec.llama.timing import (
     FilledContext,
     time_draft,
-    time_interleaved,
     time_reading,
     time_target,
     time_threads,
 )
-
-OnMeasurement = Callable[[str, int, int], None]  # what is measured, measurements done, in all
-Setting = TypeVar("Setting", int, str)
 
 CLEARLY_FASTER = 0.96  # of the default's seconds: a setting that is slower than this is not chosen
 PROMPT_TOKENS = (512, 2048)  # of the prompt for trials of n_batch, on slow and fast machines
@@ -43,8 +41,8 @@ _BATCHES = (32, 2048)  # the smallest and largest n_batch to try
 class Trial:
     """One setting that was tried. Seconds are medians by pass size, and of a draft step."""
 
-    what: str  # "flash_attention", "n_threads", "n_threads_draft", "n_batch", "n_batch_draft"
-    value: int | str
+    what: str  # "n_threads", "n_threads_draft", "n_batch", "n_batch_draft"
+    value: int
     target_seconds: dict[int, float]
     draft_seconds: float | None
     is_chosen: bool
@@ -75,6 +73,7 @@ class Tuned:
     passes: tuple[Pass, ...]  # over 1, 2 ... n_most + 1 tokens
     step: Pass | None
     reading: Pass | None
+    attention: str | None  # the choice of flash attention and its reason, if it was measured
     facts: dict[str, Any]
 
     @property
@@ -102,7 +101,7 @@ def tune(
     n_most: int = defaults.TUNE_N_MOST,
     depth: int = defaults.TUNE_DEPTH,
     n_runs: int = defaults.TUNE_RUNS,
-    progress: OnMeasurement | None = None,
+    progress: NamedProgress | None = None,
 ) -> Tuned:
     """Measure passes of a loaded pair, for drafts of up to `n_most` tokens.
 
@@ -117,13 +116,23 @@ def tune(
         )
     target, draft = engine.target, engine.draft
     depth = max(min(depth, target.n_ctx - n_most - 1), 0)
-    trials = _Trials(depth, max(n_runs, 2), n_most, progress)
+    trials = _Trials(depth, max(n_runs, 2), progress)
     with ExitStack() as stack:
-        trials.fill(target, "target")
+        filling = _named(progress, "Filling the cache of the target")
+        FilledContext(target, depth=depth, n_most=n_most + 1, progress=filling)
+        attention = Attention(target.options.flash_attention)
         if given.flash_attention is None:
-            target, draft = trials.flash_attention(target, draft, stack)
+            attention = known_attention(
+                target.model, draft.model if draft else None, target.options
+            )
+        if attention.setting != target.options.flash_attention:
+            n_ctx = min(depth + n_most + 1, target.n_ctx)
+            changed = {"flash_attention": attention.setting, "n_ctx": n_ctx}
+            target = stack.enter_context(closing(_changed(target, changed)))
+            draft = draft and stack.enter_context(closing(_changed(draft, changed)))
         if given.n_threads is None:
-            trials.threads("target", target, trials.sizes(draft), n_logical_cores())
+            sizes = [1, min(defaults.N_DRAFT_FIXED, n_most) + 1] if draft else [1]
+            trials.threads("target", target, sizes, n_logical_cores())
         if draft and given.n_threads_draft is None:
             trials.threads("draft", draft, [1], n_threads_default())
         n_batch = target.options.n_batch
@@ -164,6 +173,7 @@ def tune(
             passes=tuple(_summed_up(size, seconds[size]) for size in sizes),
             step=_summed_up(1, steps.steps) if steps else None,
             reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,
+            attention=attention.reason,
             facts=profile_key(target, draft),
         )
 
@@ -233,27 +243,12 @@ def break_even_acceptance(costs: CostModel, n_draft: int) -> float | None:
     return high
 
 
-# Trials
-
-
 @dataclass
 class _Trials:
-    """Tries settings, and records the trials."""
-
     depth: int
     n_runs: int
-    n_most: int
-    progress: OnMeasurement | None
+    progress: NamedProgress | None
     made: list[Trial] = field(default_factory=list)
-
-    def sizes(self, draft: Context | None) -> list[int]:
-        """The pass sizes of the target that are measured in trials."""
-        return [1, min(defaults.N_DRAFT_FIXED, self.n_most) + 1] if draft else [1]
-
-    def fill(self, context: Context, whose: str) -> FilledContext:
-        """Fill the cache to the depth at which passes are timed."""
-        progress = _named(self.progress, f"Filling the cache of the {whose}")
-        return FilledContext(context, depth=self.depth, n_most=self.n_most + 1, progress=progress)
 
     def threads(self, whose: str, context: Context, sizes: Sequence[int], n_most: int) -> None:
         """Find and set the number of threads that is fastest for passes of these sizes."""
@@ -277,10 +272,7 @@ class _Trials:
         context.use_threads(chosen)
 
     def batches(self, whose: str, context: Context) -> int:
-        """The best n_batch: from the default down, then up, while it is clearly faster.
-
-        Sizes that do not fit into memory are left out.
-        """
+        """The best n_batch that fits: from the default down, then up, while clearly faster."""
         usual = context.options.n_batch
         n_tokens, many = (min(n, context.model.n_ctx_max or n) for n in PROMPT_TOKENS)
         try:
@@ -320,62 +312,6 @@ class _Trials:
         with closing(Context(like.model, options)) as context:
             return min(time_reading(context, n_tokens, _N_PROMPTS, progress))
 
-    def flash_attention(
-        self, target: Context, draft: Context | None, stack: ExitStack
-    ) -> tuple[Context, Context | None]:
-        """The contexts, or others without flash attention; the stack closes them."""
-        usual = target.options.flash_attention
-        if not {target.options.type_k, target.options.type_v} <= {"f32", "f16", "bf16"}:
-            return target, draft  # quantized caches need it
-        sizes = self.sizes(draft)
-        with ExitStack() as trial:
-            try:
-                target_without = trial.enter_context(closing(self._without(target)))
-                draft_without = draft and trial.enter_context(closing(self._without(draft)))
-                passes = {
-                    **self._passes(usual, target, draft, sizes),
-                    **self._passes("off", target_without, draft_without, sizes),
-                }
-            except OutOfMemoryError:
-                return target, draft
-            times = time_interleaved(
-                passes,
-                self.n_runs,
-                at_least=MIN_SECONDS / 2,
-                progress=_named(self.progress, "Trying flash attention"),
-            )
-            seconds: dict[str, float] = {}
-            for way in (usual, "off"):
-                of_target = {size: median(times[way, size]) for size in sizes}
-                of_draft = median(times[way, 0]) if draft else None
-                self.made.append(Trial("flash_attention", way, of_target, of_draft, False))
-                seconds[way] = sum(of_target.values())
-                seconds[way] += defaults.N_DRAFT_FIXED * (of_draft or 0.0)
-            chosen = choose(seconds, usual)
-            self.made = [replace(made, is_chosen=made.value == chosen) for made in self.made]
-            if chosen == usual:
-                return target, draft
-            stack.enter_context(trial.pop_all())
-            return target_without, draft_without
-
-    def _passes(
-        self, way: str, target: Context, draft: Context | None, sizes: Sequence[int]
-    ) -> dict[tuple[str, int], Callable[[], None]]:
-        """Passes of the target by size, and the step of the draft as size 0."""
-        filled = self.fill(target, "target")
-        passes: dict[tuple[str, int], Callable[[], None]] = {
-            (way, size): partial(filled.score, size) for size in sizes
-        }
-        if draft:
-            passes[way, 0] = partial(self.fill(draft, "draft").score, 1)
-        return passes
-
-    def _without(self, context: Context) -> Context:
-        """A context of the same model without flash attention, as small as possible."""
-        n_ctx = min(self.depth + self.n_most + 1, context.n_ctx)
-        options = replace(context.options, flash_attention="off", n_ctx=n_ctx)
-        return Context(context.model, options)
-
 
 def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
     """Numbers of threads to try: from the default down by halves, then up to the maximum."""
@@ -392,10 +328,14 @@ def batch_ladders(usual: int, n_tokens: int) -> list[list[int]]:
     return [down, up]
 
 
-def choose(seconds: Mapping[Setting, float], usual: Setting) -> Setting:
+def choose(seconds: Mapping[int, float], usual: int) -> int:
     """The fastest setting, if it is clearly faster than the default."""
     best = min(seconds, key=lambda setting: seconds[setting])
     return best if seconds[best] < CLEARLY_FASTER * seconds[usual] else usual
+
+
+def _changed(context: Context, options: Mapping[str, Any]) -> Context:
+    return Context(context.model, replace(context.options, **options))
 
 
 def _summed_up(n_tokens: int, seconds: Sequence[float]) -> Pass:
@@ -418,5 +358,5 @@ def _is_about(facts: Mapping[str, Any], fingerprints: Mapping[str, str]) -> bool
         return False
 
 
-def _named(progress: OnMeasurement | None, what: str) -> Callable[[int, int], None] | None:
+def _named(progress: NamedProgress | None, what: str) -> Progress | None:
     return progress and partial(progress, what)

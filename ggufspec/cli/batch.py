@@ -198,7 +198,6 @@ def _results(
 def _processes(
     plan: BatchPlan, address: str | None, n_gpus: float
 ) -> AbstractContextManager[StartWorker]:
-    """How workers are started: on this machine, or on the cluster of that address."""
     if address is None:
         return nullcontext(LocalProcess)
     threads = plan.load["n_threads"]
@@ -260,7 +259,6 @@ class _Shown:
         self._started = self._talked = monotonic()
 
     def show(self, event: BatchEvent) -> None:
-        """Show one event of the batch."""
         where = f"{event.pid} on {event.node}" if event.node else f"{event.pid}"
         worker = f"process {event.worker}" + (f" ({where})" if event.pid else "")
         which = "" if event.index is None else f" prompt {event.index + 1}"
@@ -284,7 +282,6 @@ class _Shown:
             self._count(event.record)
 
     def print_speed(self) -> None:
-        """Print the speed of all processes together."""
         seconds = monotonic() - self._started
         if self._n_here:
             render.note(

@@ -14,7 +14,7 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.lists import length, listed, name, temperature
+from ggufspec.cli.lists import length, listed, temperature
 from ggufspec.cli.options import AT_LEAST_1, COUNT, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
@@ -60,13 +60,13 @@ _format_option = option(
     "Drafting strategies: auto, model, ngram, forced.  [default: auto with --draft-n auto, else "
     "model]",
     metavar="LIST",
-    callback=listed(name, "drafters"),
+    callback=listed(str, "drafters"),
 )
 @option(
     "--verify rules",
     f"Verification rules: block, rejection, match.  [default: {defaults.VERIFY}]",
     metavar="LIST",
-    callback=listed(name, "rules"),
+    callback=listed(str, "rules"),
 )
 @option(
     "--temp temperatures",
@@ -291,8 +291,6 @@ def _perform(
 
 
 class _Progress:
-    """Shows a bar on a terminal, else a line now and then."""
-
     def __init__(self, bars: Any) -> None:
         self._bars = bars
         self._last = self._started = monotonic()
@@ -307,7 +305,6 @@ class _Progress:
 
 
 def _save(results: BenchResults, path: Path | None) -> None:
-    """Write the document atomically."""
     if path is not None:
         write_file(path, json.dumps(results.to_document()).encode() + b"\n")
 
@@ -332,7 +329,6 @@ def _print(preset: str | None, title: str, results: BenchResults, form: str) -> 
 
 
 def _circumstances(results: BenchResults) -> str:
-    """One line on the machine and versions."""
     machine = results.machine
     gpus = ", ".join(map(str, machine.get("gpus", ()))) or "no GPU"
     peak = results.memory.get("peak_rss_bytes")
@@ -342,7 +338,6 @@ def _circumstances(results: BenchResults) -> str:
 
 
 def _shown(table: Table, form: str) -> str:
-    """A table in the chosen format."""
     from ggufspec.bench.tables import to_csv, to_markdown
 
     if form != "table":

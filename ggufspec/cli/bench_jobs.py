@@ -15,7 +15,7 @@ from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT, Baseline, open_bas
 from ggufspec.bench.contenders import baseline_contenders, contenders
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 from ggufspec.bench.preset_tables import general
-from ggufspec.bench.presets import Preset, PresetPair, preset
+from ggufspec.bench.presets import PRESETS, Preset, PresetPair
 from ggufspec.bench.prompts import own_prompts, spread
 from ggufspec.bench.records import BenchResults, Contender
 from ggufspec.bench.run import Experiment
@@ -77,8 +77,8 @@ class BenchOptions:
         return not self.pair.target or bool(self.pair.draft)
 
     def of_experiment(self) -> dict[str, Any]:
-        """Fields of an Experiment; None: not given."""
-        return {
+        """The fields of an Experiment that were given."""
+        fields = {
             "prompts": _prompts(self),
             "n_runs": self.n_runs,
             "n_tokens": self.n_tokens,
@@ -87,6 +87,7 @@ class BenchOptions:
             "chat": self.chat,
             "seed": self.seed,
         }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, Any]]:
@@ -122,7 +123,7 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
 
 def tables_of(preset_name: str | None, results: BenchResults) -> tuple[list[Table], list[Table]]:
     """The tables of a preset, or the general ones, and those that its source published."""
-    chosen = None if preset_name is None else preset(preset_name)
+    chosen = None if preset_name is None else PRESETS[preset_name]
     made = (chosen.tables if chosen else general)(results)
     return [table for table in made if table.rows], list(chosen.published) if chosen else []
 
@@ -154,9 +155,6 @@ def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBen
     return replace(job, experiment=replace(job.experiment, contenders=able))
 
 
-# A pair ------------------------------------------------------------------------------------------
-
-
 def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     given, competing = options.of_experiment(), _contenders(options, options.sampling)
     paths = options.pair.find()
@@ -168,16 +166,8 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         competing = _contenders(options, sampling)
     # By default, all texts have the same length, except with a constraint, which ends them.
     is_constrained = any(competing[0].options.get(name) is not None for name in CONSTRAINTS)
-    experiment = Experiment(
-        contenders=competing,
-        **{
-            **given,
-            "prompts": given["prompts"] or own_prompts(),
-            "n_runs": given["n_runs"] or _N_RUNS,
-            "n_tokens": given["n_tokens"] or _N_TOKENS,
-            "ignore_eos": not is_constrained if options.ignore_eos is None else options.ignore_eos,
-        },
-    )
+    usual = Experiment(competing, own_prompts(), _N_RUNS, _N_TOKENS, ignore_eos=not is_constrained)
+    experiment = replace(usual, **given)
     pair = options.pair
     if pair.target is None:
         what = _about_stand_in(pair)
@@ -212,7 +202,6 @@ def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contend
 
 
 def _check_needs_no_draft(options: BenchOptions) -> None:
-    """Raise UsageError if an option needs a draft model."""
     needs = None
     if options.preset is not None and options.preset != "staged":
         needs = f"--preset {options.preset}"
@@ -226,14 +215,11 @@ def _check_needs_no_draft(options: BenchOptions) -> None:
         )
 
 
-# A preset ----------------------------------------------------------------------------------------
-
-
 def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     name = options.preset or ""
     files = [f"{each}_file" for each in options.sampling]  # that a constraint may come from
     _refuse_with_preset(name, [*_OF_CONTENDERS, *options.sampling, *files])
-    chosen = preset(name)
+    chosen = PRESETS[name]
     given = options.of_experiment()
     # What the user gives replaces the preset's settings.
     preset_load = {each: value for each, value in chosen.load.items() if not was_given(each)}
@@ -271,7 +257,6 @@ def _located(pair: PresetPair) -> tuple[Path, Path] | None:
 
 
 def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
-    """Print which models are missing, and how large they are."""
     registry = load_registry()
     for name in dict.fromkeys(name for pair in pairs for name in (pair.target, pair.draft)):
         if locate(name) is not None:
@@ -289,15 +274,11 @@ def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
 
 
 def _refuse_with_preset(preset_name: str, names: Sequence[str]) -> None:
-    """Raise UsageError if the user gave an option that the preset sets."""
     options = {each.name: each.opts[0] for each in click.get_current_context().command.params}
     if given := [options[name] for name in names if name in options and was_given(name)]:
         raise click.UsageError(
             f"--preset {preset_name} sets {given[0]} itself; leave one of them out"
         )
-
-
-# Both --------------------------------------------------------------------------------------------
 
 
 def _about_stand_in(pair: PairOptions) -> str:
@@ -317,12 +298,11 @@ def _prompts(options: BenchOptions) -> list[Prompt] | None:
         return spread(parse_prompts(read_prompt_file(file), str(file), TEXTS), options.n_prompts)
     if options.n_prompts is None:
         return None
-    known = preset(options.preset).experiment.prompts if options.preset else own_prompts()
+    known = PRESETS[options.preset].experiment.prompts if options.preset else own_prompts()
     return spread(known, options.n_prompts)
 
 
 def _room(experiment: Experiment) -> dict[str, Any]:
-    """The setting of `load` for the longest drafts."""
     lengths = [each.options.get("n_draft") for each in experiment.contenders]
     longest = max((n for n in lengths if isinstance(n, int)), default=0)
     return {"n_draft_max": max(longest, defaults.N_DRAFT_MAX)}

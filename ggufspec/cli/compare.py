@@ -138,7 +138,6 @@ def command(
 
 
 def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
-    """Raises UsageError if there are no two contenders."""
     if settings["drafter"] == "none":
         raise click.UsageError(
             "--drafter none is plain decoding, which runs anyway; name another one, such as ngram"
@@ -182,7 +181,6 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
 def _run_lane(
     engine: Engine, prompt: str | list[int], options: CheckedOptions, name: str, label: str
 ) -> Lane:
-    """Run one of them; its pieces have the time when they came."""
     from ggufspec.bench.race import Lane, TimedText
 
     came = []
@@ -273,7 +271,6 @@ def _say(sentence: str) -> None:
 
 
 def _document(race: Race) -> dict[str, Any]:
-    """The JSON document."""
     from ggufspec.bench.race import PLAIN, SPECULATIVE, verdict
 
     document: dict[str, Any] = {"prompt": race.prompt, "order": [PLAIN, SPECULATIVE]}

@@ -113,9 +113,7 @@ class _Demo:
     greedy: dict[str, Any] | None = None
 
     def run(self, n_runs: int) -> bool:
-        """All texts; False if the user interrupted it. The modes alternate, so that a machine that
-        becomes slower or faster favours neither.
-        """
+        """All texts, in both modes alternately; False if the user interrupted it."""
         if self._both(PROMPTS[0], {"max_tokens": WARM_UP_TOKENS}, shown=False) is None:
             return False
         for run in range(n_runs):
@@ -132,7 +130,6 @@ class _Demo:
         return both is not None
 
     def document(self) -> dict[str, Any]:
-        """What was measured, for JSON."""
         plain, speculative = zip(*self.pairs, strict=True)
         ratios = [
             fast.tokens_per_second / slow.tokens_per_second

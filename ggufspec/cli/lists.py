@@ -37,21 +37,15 @@ def length(text: str) -> int | str:
 
 
 def temperature(text: str) -> float:
-    """0 or more."""
     if not 0 <= float(text) < float("inf"):
         raise ValueError(text)
     return float(text)
 
 
-def name(text: str) -> str:
-    """Any text that is not empty."""
-    if not text:
-        raise ValueError(text)
-    return text
-
-
 def _expanded(part: str, parse: Callable[[str], Any]) -> Sequence[Any]:
     """One value, or all of a range like 1-8."""
+    if not part:
+        raise ValueError(part)
     first, dash, last = part.partition("-")
     if dash and first.isdecimal() and last.isdecimal() and len(first + last) < 6:
         if int(first) > int(last):

@@ -227,7 +227,6 @@ def rm(name: str, yes: bool) -> None:
 
 
 def _header_text(header: Header) -> str:
-    """The header of a file in a few lines."""
     from ggufspec.engine.file_sampling import sampling_text
 
     facts = _header_facts(header)
@@ -311,7 +310,6 @@ def _entry_text(entry: ModelEntry, registry: Registry) -> str:
 
 
 def _here(name: str) -> Sequence[Path]:
-    """The files of a model on this machine. Raises ModelError if there are none."""
     if (paths := locate(name)) is None:
         raise ModelError(f"{name} is not in the cache: `ggufspec models pull {name}` downloads it")
     return paths

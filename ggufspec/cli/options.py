@@ -190,7 +190,6 @@ max_tokens_option = option(
 
 
 def _shares(value: str) -> tuple[float, ...]:
-    """Numbers between commas, as `load` takes them."""
     if not value:
         return ()
     from ggufspec.common import validate
@@ -202,7 +201,6 @@ def _shares(value: str) -> tuple[float, ...]:
 
 
 def _servers(value: str | None) -> tuple[str, ...]:
-    """Addresses between commas, as `load` takes them."""
     if value is None:
         return ()
     from ggufspec.placement import rpc_address

@@ -147,7 +147,6 @@ def command(
 
 
 def _check_vocabularies(target: ModelShape, draft: ModelShape) -> None:
-    """Raise VocabError if their sizes show that the two cannot run as a pair."""
     from ggufspec.llama.vocab import MAX_PADDING
 
     if abs(target.n_vocab - draft.n_vocab) > MAX_PADDING:

@@ -57,7 +57,6 @@ class LateBars:
         self.update(what, done, total)
 
     def close(self) -> None:
-        """Remove the bars."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

@@ -52,7 +52,6 @@ class RaceView:
         self._console.print(self._picture(self._race.seconds, height=_ENDLESS))
 
     def _picture(self, seconds: float, height: int | None = None) -> Group:
-        """The picture for the current size of the terminal."""
         size = self._console.size
         layout = lay_out(self._race, size.width, height or size.height, self._glyphs)
         return Group(*(self._line(row) for row in frame(layout, seconds)))

@@ -64,13 +64,11 @@ class TextWriter:
         sys.stdout.flush()
 
     def finish(self) -> None:
-        """End the last line."""
         sys.stdout.write("\n")
         sys.stdout.flush()
 
 
 def stats_line(stats: Stats, speedup: float | None = None) -> str:
-    """One line for stderr."""
     parts = [f"{counted(stats.n_generated, 'token')} at {stats.tokens_per_second:.1f} tokens/s"]
     if speedup is not None:
         parts.append(f"{speedup:.2f} times as fast as plain decoding")
@@ -241,5 +239,4 @@ def versions() -> dict[str, str]:
 
 
 def echo_json(document: dict[str, Any]) -> None:
-    """One JSON document on stdout."""
     click.echo(json.dumps(document, indent=2, ensure_ascii=False).encode("utf-8", "replace"))

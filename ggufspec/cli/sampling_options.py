@@ -29,7 +29,6 @@ def _biases(context: click.Context, option: click.Parameter, given: tuple[str, .
 
 
 def _names(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
-    """The samplers of a list with semicolons."""
     names = tuple(name.strip() for name in text.split(";") if name.strip())
     if not names:
         raise click.BadParameter("no sampler is named; give at least 'temperature'")

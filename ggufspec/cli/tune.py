@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _SETTINGS = {
-    "flash_attention": "flash attention {}",
     "n_threads": "target, {} threads",
     "n_threads_draft": "draft, {} threads",
     "n_batch": "target, n_batch {}",
@@ -78,9 +77,9 @@ def command(
 ) -> None:
     """Measure the passes of the target and of the draft on this machine.
 
-    Threads, prompt batch sizes and flash attention are tried unless they are given. The result is
-    stored in the cache folder (GGUFSPEC_CACHE); later commands use it for the same files, unless
-    options say otherwise, and no longer what loading measured of flash attention.
+    Threads and prompt batch sizes are tried unless they are given; flash attention is chosen as at
+    loading. The result is stored in the cache folder (GGUFSPEC_CACHE); later commands use it for
+    the same files, unless options say otherwise.
 
     \b
       ggufspec tune --target large.gguf --draft small.gguf
@@ -118,13 +117,11 @@ def command(
         )
     is_kept = tune.keep(tuned)
     if as_json:
-        paths = {"target": str(target_path), "draft": draft_path and str(draft_path)}
-        document = _document(tuned)
-        document["remembered"] = is_kept
         measured = {"max_n": n_most, "depth": depth, "runs": n_runs}
-        document["settings"] = {**paths, **measured, **load_settings}
-        document["versions"] = render.versions()
-        render.echo_json(document)
+        paths = {"target": str(target_path), "draft": draft_path and str(draft_path)}
+        settings = {**paths, **measured, **load_settings}
+        under = {"settings": settings, "versions": render.versions()}
+        render.echo_json({**_document(tuned), "remembered": is_kept, **under})
     else:
         _print_report(tuned, read_header(target_path).matrix_type)
     if not is_kept:
@@ -166,6 +163,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
     document = {
         "chosen": asdict(tuned.chosen),
         "trials": [asdict(trial) for trial in tuned.trials],
+        "attention": tuned.attention,
         "depth": tuned.depth,
         "target": [
             {
@@ -198,6 +196,8 @@ def _document(tuned: Tuned) -> dict[str, Any]:
 
 def _print_report(tuned: Tuned, matrix_type: str) -> None:
     document = _document(tuned)
+    if tuned.attention:
+        click.echo(f"{tuned.attention[0].upper()}{tuned.attention[1:]}.\n")
     _print_trials(tuned.trials)
     header = ["Tokens per pass", "ms", "relative to one", "ms/token"]
     rows = [

@@ -47,13 +47,9 @@ class Prompt:
 
     @staticmethod
     def of_document(document: Mapping[str, Any]) -> Prompt:
-        """The inverse of to_document."""
+        """The inverse of dataclasses.asdict, also after JSON has made lists of tuples."""
         lists = {name: tuple(document[name]) for name in ("turns", "messages")}
         return Prompt(**{**document, **lists})
-
-    def to_document(self) -> dict[str, Any]:
-        """The prompt as an object for JSON."""
-        return asdict(self)
 
 
 def parse_prompts(data: bytes, where: str, forms: Sequence[str] = tuple(_FORMS)) -> list[Prompt]:
@@ -82,7 +78,7 @@ def parse_prompts(data: bytes, where: str, forms: Sequence[str] = tuple(_FORMS))
 
 def digest(prompts: Sequence[Prompt]) -> str:
     """A hash of the prompts that is the same in every process."""
-    text = json.dumps([prompt.to_document() for prompt in prompts], sort_keys=True)
+    text = json.dumps([asdict(prompt) for prompt in prompts], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -44,27 +44,23 @@ def whole(name: str, value: object) -> int:
 
 
 def switch(name: str, value: object) -> bool:
-    """True or False."""
     if not isinstance(value, bool):
         raise OptionError(f"{name} is {value!r}; it must be True or False")
     return value
 
 
 def text(name: str, value: object) -> str:
-    """A text."""
     if not isinstance(value, str):
         raise OptionError(f"{name} is {value!r}; it must be a text")
     return value
 
 
 def function(name: str, value: object) -> None:
-    """A function, or None."""
     if value is not None and not callable(value):
         raise OptionError(f"{name} is {value!r}; it must be a function")
 
 
 def path(name: str, value: object) -> Path:
-    """The path of a file."""
     if not isinstance(value, (str, PathLike)) or not str(value):
         raise OptionError(f"{name} is {value!r}; it must be the path of a file")
     return Path(value)

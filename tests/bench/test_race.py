@@ -21,7 +21,7 @@ from ggufspec.bench.race import (
 )
 from ggufspec.bench.race_frame import ASCII, SpanRow, frame, lay_out
 from ggufspec.bench.race_svg import svg
-from ggufspec.bench.race_text import cropped, harmless, lines_of, n_cells_of, shown, tail
+from ggufspec.bench.race_text import cropped, harmless, lines_of, n_cells_of, shown
 from ggufspec.bench.recording import CAST_HEIGHT, CAST_WIDTH, ansi, cast, recording
 from ggufspec.decoding.stats import summarize
 from ggufspec.decoding.types import Round
@@ -182,9 +182,12 @@ def test_lines_of_pieces_do_not_move_while_they_come() -> None:
 
 
 def test_only_the_tail_of_a_long_text_is_shown() -> None:
-    lines = lines_of(PLAIN.pieces, 10)
-    assert tail(lines, 2) == lines[-2:]
-    assert list(tail(lines, 0)) == []
+    layout = lay_out(RACE, 30, 14)
+    last = ["".join(run.text for run in lines[-1]) for lines in layout.lines]
+    text = letters(frame(layout, 6.0))
+    assert len(layout.lines[0]) > layout.n_text_rows
+    assert all(line in text for line in last)
+    assert "".join(run.text for run in layout.lines[0][0]) not in text
 
 
 def test_harmless_text_has_no_commands() -> None:

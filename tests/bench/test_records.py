@@ -44,11 +44,11 @@ def test_files_of_earlier_versions_are_read() -> None:
     [
         (b"", "not JSON"),
         (b"{", "not JSON"),
-        (b"\xff\xfe", "not UTF-8"),
+        (b"\xff\xfe", "not JSON in UTF-8"),
         (b"[]", "names no format"),
         (b'{"format": "else-2"}', "'else-2', not 'ggufspec-bench-1'"),
         (b'{"format": "ggufspec-bench-1"}', "it has no 'settings'"),
-        (b"[" * 100_000, "too many levels"),
+        (b"[" * 100_000, "recursion"),
         (b'{"n": ' + b"9" * 5000 + b"}", "not JSON"),
     ],
 )

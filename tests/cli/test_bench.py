@@ -248,7 +248,7 @@ def test_the_command_knows_every_preset() -> None:
 def test_presets_name_registered_models() -> None:
     registry = load_registry()
     for name in presets.PRESETS:
-        for pair in presets.preset(name).pairs:
+        for pair in presets.PRESETS[name].pairs:
             assert registry.get(pair.target), pair.target
             assert registry.get(pair.draft), pair.draft
 
@@ -515,7 +515,8 @@ def test_a_preset_has_fewer_prompts_of_its_own(bench: Command, tmp_path: Path) -
     assert bench("--preset", "llama-ssp", "--n-prompts", "2", "--json", path).code == 0
     asked = json.loads(path.read_text())["settings"]["prompts"]
     assert asked == [
-        [each.name, list(each.turns)] for each in presets.preset("llama-ssp").experiment.prompts[:2]
+        [each.name, list(each.turns)]
+        for each in presets.PRESETS["llama-ssp"].experiment.prompts[:2]
     ]
 
 

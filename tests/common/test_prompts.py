@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -64,7 +65,7 @@ def test_forms_that_a_command_does_not_use_are_ignored() -> None:
 def test_a_prompt_survives_json() -> None:
     data = lines({"messages": HELLO}, {"turns": ["\ud800"], "category": "a"})
     for prompt in parse_prompts(data, "p.jsonl"):
-        assert Prompt.of_document(json.loads(json.dumps(prompt.to_document()))) == prompt
+        assert Prompt.of_document(json.loads(json.dumps(asdict(prompt)))) == prompt
 
 
 def test_the_digest_depends_on_the_prompts_and_their_order() -> None:
