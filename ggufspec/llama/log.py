@@ -1,7 +1,4 @@
-"""Sends llama.cpp's log to the logger `ggufspec.llama` during calls that ggufspec makes.
-
-Lines from other calls, such as those of llama_cpp.Llama, go where they went before.
-"""
+"""Sends llama.cpp's log to the logger `ggufspec.llama` during calls that ggufspec makes."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Downloads files from the hub into its standard cache, and checks their hashes.
 
-huggingface_hub (2.4) restarts a broken download in the next run, and checks only its size. So the
-bytes are received here, with its session and token, into a part file beside the blobs, which gets
-the name of a blob once its hash is the one on the hub. huggingface_hub then links the blob into the
-snapshot, as it does with every blob that it finds.
+huggingface_hub (2.4) restarts a broken download in the next run, and checks only its size. So a
+part file is received here, and huggingface_hub links the complete blob into the snapshot.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Reads the header of a GGUF file, and checks every count against the size of the file.
 
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Our own parser, since gguf's
-reader makes an array of every token (seconds for a large vocabulary), and llama.cpp aborts the
-process on some damaged headers.
+Unlike gguf's reader, it makes no array of every token, which takes seconds for a large vocabulary.
 """
 
 from __future__ import annotations

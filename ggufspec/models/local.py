@@ -1,7 +1,6 @@
-"""Finds, lists and removes models in the hub's cache on this machine.
+"""Finds, lists and removes models in the hub's cache, without huggingface_hub's slow import.
 
-Its layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache. Read without
-huggingface_hub, whose import takes longer than the search.
+Its layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 """
 
 from __future__ import annotations

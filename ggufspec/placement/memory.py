@@ -1,8 +1,6 @@
 """Computes the memory that a model takes on GPUs and on the host, by its number of GPU layers.
 
-As llama.cpp places layers (src/llama-model.cpp): it offloads the last n_gpu_layers, where the
-output counts as one more layer; the KV cache of a layer lies beside its weights; the token
-embedding stays on the host.
+As llama.cpp places layers (src/llama-model.cpp): the last n_gpu_layers, where the output is one.
 """
 
 from __future__ import annotations

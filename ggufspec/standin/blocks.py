@@ -1,7 +1,4 @@
-"""Encodes weights in llama.cpp's types: exact ones of -1, 0 and 1, and random ones.
-
-The layouts: ggml-quants.c of llama.cpp.
-"""
+"""Encodes weights in llama.cpp's types (ggml-quants.c): exact -1, 0 and 1, and random ones."""
 
 from __future__ import annotations
 

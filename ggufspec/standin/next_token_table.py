@@ -1,16 +1,4 @@
-"""The fixed next-token table of stand-ins: which token follows each, and a draft's errors in it.
-
-All of it comes from a hash, so that files written on two machines agree: numpy does not promise
-that its random numbers stay the same.
-
-The table is one cycle through all words, so no text runs into a loop. A draft with an agreement
-below 1 has errors at fixed places along that cycle: a run of right tokens, then a wrong one. After
-a wrong draft token the target writes the right one, so a run ends where a round ends, whatever the
-draft length, and acceptance depends on the lengths of runs alone. They have the geometric
-distribution of independent errors, but are drawn from a scrambled van der Corput sequence: a text
-of 200 tokens is within two points of the agreement (one standard deviation), where independent
-errors need a thousand.
-"""
+"""The next-token table of stand-ins, and a draft's errors in it, from a hash: see the guide."""
 
 from __future__ import annotations
 
