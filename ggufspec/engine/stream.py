@@ -29,7 +29,6 @@ class Stream(Iterator[Chunk]):
         return self._chunks.popleft()
 
     def _advance(self) -> None:
-        """Process the prompt, if it is not yet, and write a round."""
         generation = self._generation
         while generation.is_reading:
             generation.read()

@@ -89,7 +89,6 @@ def _try() -> bool | None:
 
 
 def _build() -> dict[str, list[int]]:
-    """Identifies this build of llama.cpp."""
     folder = Path(str(devices.libraries()[0]._name)).parent
     stats = {path.name: path.stat() for path in sorted(folder.glob("*ggml*"))}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}

@@ -179,8 +179,7 @@ class Context:
         return self._pointer
 
     def _open(self) -> _native.Context:
-        if self._pointer is None:
-            self.pointer  # noqa: B018  (raises)
+        self.pointer  # noqa: B018  (raises)
         return self._native
 
     def n_cells(self, sequence: int = 0) -> int:
@@ -205,13 +204,10 @@ class Context:
         Raises DecodeError, and KeyboardInterrupt within a batch; the sequence then holds none of
         the tokens.
         """
-        self._run([BatchPart(sequence, tokens, n_rows)])
+        self.decode_together([BatchPart(sequence, tokens, n_rows)])
 
     def decode_together(self, parts: Sequence[BatchPart]) -> None:
         """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
-        self._run(parts)
-
-    def _run(self, parts: Sequence[BatchPart]) -> None:
         native = self._open()
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self._n_rows:
             raise DecodeError(f"the context keeps {self._n_rows} rows of logits, not {n_rows}")
@@ -233,7 +229,9 @@ class Context:
             where = f"at position {self.n_cells(parts[0].sequence)}"
             if len(parts) > 1:
                 where = f"of {len(parts)} sequences in one pass"
-            raise _failure(f"{n_tokens} tokens {where}", result)
+            what = f"{n_tokens} tokens {where} (code {result}).\n{log.complaints()}"
+            log.clear()
+            raise DecodeError(f"llama.cpp could not decode {what}")
 
     def rows(self, first: int, n_rows: int) -> Logits:
         """Logits (n_rows, n_vocab) of the last batch, from its token `first` on.
@@ -303,12 +301,6 @@ class Context:
             with listening():
                 llama_cpp.llama_free(self._pointer)
             self._pointer = None
-
-
-def _failure(what: str, result: int) -> DecodeError:
-    complaints = log.complaints()
-    log.clear()
-    return DecodeError(f"llama.cpp could not decode {what} (code {result}).\n{complaints}")
 
 
 def _addresses() -> dict[str, int]:

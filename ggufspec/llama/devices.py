@@ -217,7 +217,6 @@ def address_of(pointer: Any) -> int:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file; none if it cannot be read."""
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:

@@ -75,8 +75,6 @@ class Model:
         self.vocab = Vocab(self.pointer)
         try:
             self._check_writes_text()
-            if self.vocab.type == "none":
-                raise ModelError(f"{self.path} has no vocabulary, so it cannot write text")
         except BaseException:
             self.close()
             raise
@@ -140,6 +138,8 @@ class Model:
                 f"{self.path} is a diffusion model ({self.description}); "
                 "speculative decoding needs a model that writes token by token"
             )
+        if self.vocab.type == "none":
+            raise ModelError(f"{self.path} has no vocabulary, so it cannot write text")
 
     @property
     def pointer(self) -> int:

@@ -1,8 +1,4 @@
-"""Connects to llama.cpp's RPC servers, whose devices can compute layers of a target.
-
-ggml aborts the process if a server is missing, has another version, or goes away. So the handshake
-is tried here first, then a child process connects, and only then this process.
-"""
+"""Connects to llama.cpp's RPC servers, after a handshake and a trial in a child process."""
 
 from __future__ import annotations
 

@@ -262,8 +262,6 @@ class _Short(Exception):
 
 
 class _Parser:
-    """Parses the bytes of a header, after the magic number."""
-
     def __init__(self, data: bytes, path: Path, n_bytes: int) -> None:
         self._data, self._path, self._n_bytes = data, path, n_bytes
         self._at = len(_MAGIC)

@@ -81,7 +81,9 @@ def parse(name: str, registry: Registry) -> Named:
     prefix = next((prefix for prefix in _PREFIXES if name.lower().startswith(prefix)), "")
     match = None if _ONLY_A_PATH.match(name) else _HUB.fullmatch(name[len(prefix) :])
     if match is None or (match["early"] and match["late"]):
-        raise _unknown(name, registry)
+        if not name or name.lower().endswith(".gguf") or _ONLY_A_PATH.match(name) or "/" in name:
+            raise _no_file(name)
+        raise ModelError(f"there is no file {name}, and {registry.unknown(name)}")
     revision = match["early"] or match["late"] or "main"
     if match["quant"]:
         return HubQuant(match["repo"], match["quant"], revision)
@@ -101,16 +103,6 @@ def _files(repo: str, path: str, revision: str, *, may_be_path: bool = False) ->
     if not path.lower().endswith(".gguf"):
         raise ModelError(f"{repo}/{path} is not a GGUF file; name one, or {repo}:QUANT")
     return HubFiles(repo, whole_split(path), revision, may_be_path=may_be_path)
-
-
-def _unknown(name: str, registry: Registry) -> ModelError:
-    if not name or name.lower().endswith(".gguf") or _ONLY_A_PATH.match(name) or "/" in name:
-        return _no_file(name)
-    try:
-        registry.find(name)
-    except ModelError as error:
-        return ModelError(f"there is no file {name}, and {error}")
-    raise AssertionError(name)
 
 
 def _no_file(name: str) -> ModelError:

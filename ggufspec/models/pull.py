@@ -61,7 +61,6 @@ def pull(
 
 
 def _remote_files(named: HubFiles | HubQuant, name: str) -> list[RemoteFile]:
-    """The files to download. Raises DownloadError, ModelError."""
     try:
         listing = hub.list_files(named.repo, named.revision)
     except DownloadError as error:

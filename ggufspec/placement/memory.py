@@ -131,7 +131,6 @@ def compute_bytes(shape: ModelShape, caches: CacheParams) -> int:
 
 
 def _cached(layer: Layer, caches: CacheParams) -> int:
-    """Bytes of the KV cache of a layer, or of its state if it is recurrent."""
     n_bytes = (VALUE_BYTES[caches.type_k] + VALUE_BYTES[caches.type_v]) / 2
     n_values = caches.n_cells * layer.n_kv_values
     return round(n_values * n_bytes) + caches.n_slots * layer.n_state_bytes

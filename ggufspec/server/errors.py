@@ -76,10 +76,9 @@ def api_error_of(error: BaseException) -> ApiError:
     """The response for an exception; of unexpected ones it says nothing, as they may quote text."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, PromptError):
-        return ApiError(400, str(error), code="invalid_prompt")
-    if isinstance(error, OptionError):
-        return ApiError(400, str(error), code="invalid_value")
+    if isinstance(error, (PromptError, OptionError)):
+        what = "prompt" if isinstance(error, PromptError) else "value"
+        return ApiError(400, str(error), code=f"invalid_{what}")
     if isinstance(error, GgufspecError):
         return ApiError(500, str(error), "server_error", code="failed")
     message = "internal error while processing this request; see the server's log"

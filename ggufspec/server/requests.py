@@ -41,7 +41,8 @@ def parse_request(
         prompts: Sequence[str | Sequence[int]] = [_chat_prompt(body, tools, engine)]
         n_top = (body.top_logprobs or 0) if body.logprobs else None
     elif isinstance(body, CompletionRequest):
-        prompts = _prompts_of(body.prompt)
+        is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+        prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
         n_top = body.logprobs
     else:
         prompts = [body.prompt]
@@ -89,12 +90,6 @@ def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> 
         (n for n in (max_tokens, server.max_tokens) if n is not None), default=None
     )
     return CheckedOptions.of(cast("GenerateOptions", options))
-
-
-def _prompts_of(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
-    if isinstance(prompt, str) or isinstance(prompt[0], int):
-        return [cast("str | Sequence[int]", prompt)]
-    return prompt
 
 
 def _schema_of(wanted: ResponseFormat) -> Mapping[str, object] | None:

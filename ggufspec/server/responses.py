@@ -21,8 +21,6 @@ FINGERPRINT = f"ggufspec-{__version__}"
 
 @dataclass
 class _Choice:
-    """What has been generated of one choice."""
-
     index: int
     parser: ToolCallParser | None
     text: str = ""

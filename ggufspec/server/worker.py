@@ -170,7 +170,7 @@ class EngineWorker:
                 with self._ends_on_error(choice.owner):
                     self._deliver(choice, errors.get(choice.generation))
         for request in list(self._running):
-            if request.is_finished:
+            if not request.pending and not request.choices:
                 self._end(request, "completed")
 
     def _start_choices(self) -> None:
@@ -227,7 +227,6 @@ class EngineWorker:
         ]
 
     def _release(self, choice: RunningChoice) -> None:
-        """Give back what a choice holds, and count its tokens."""
         choice.owner.choices.remove(choice)
         choice.generation.close()
         self._metrics.observe(choice.generation.completion.stats, self._engine.plain_seconds)

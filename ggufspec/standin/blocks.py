@@ -69,7 +69,6 @@ def _set_scales(blocks: Bytes, layout: BlockLayout, scale: float) -> None:
 
 
 def _joined(fields: Sequence[NDArray[Any] | bytes]) -> Bytes:
-    """The fields of each block side by side."""
     n_blocks = max(len(field) for field in fields if not isinstance(field, bytes))
     wide = [
         np.broadcast_to(np.frombuffer(field, np.uint8), (n_blocks, len(field)))

@@ -87,7 +87,6 @@ def _aligned(n_bytes: int) -> int:
 
 
 def _value(value: Any) -> bytes:
-    """A value with its type in front."""
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):
