@@ -17,7 +17,7 @@ from ggufspec import _native
 from ggufspec.common import defaults
 from ggufspec.decoding.types import Logits, first_rows
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
-from ggufspec.llama.devices import address_of, addresses, n_threads_default, physical_memory
+from ggufspec.llama.devices import address_of, n_threads_default, physical_memory
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.placement.memory import VALUE_BYTES
@@ -310,7 +310,7 @@ def _addresses() -> dict[str, int]:
             f"this llama-cpp-python has another llama_batch ({', '.join(fields)}) than ggufspec "
             f"was built for ({', '.join(_BATCH_FIELDS)}); install a version that ggufspec supports"
         )
-    return addresses(*_FUNCTIONS)
+    return {name: address_of(getattr(llama_cpp.llama_cpp._lib, name)) for name in _FUNCTIONS}
 
 
 def _bytes_of(array: Checkpoint) -> ctypes.Array[ctypes.c_uint8]:

@@ -98,7 +98,8 @@ class Model:
         params.progress_callback = callback
         with listening():
             llama_cpp.llama_backend_init()
-            pointer = self._open(params)
+            path = os.fsencode(self.path)
+            pointer: int | None = llama_cpp.llama_model_load_from_file(path, params)
             if interrupted or log.interrupted:
                 if pointer:
                     llama_cpp.llama_model_free(pointer)
@@ -107,15 +108,11 @@ class Model:
                 raise self._load_error(params)
         return pointer
 
-    def _open(self, params: llama_cpp.llama_model_params) -> int | None:
-        found: int | None = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
-        return found
-
     def _load_error(self, params: llama_cpp.llama_model_params) -> GgufspecError:
         """The error of a failed load: memory, if the file loads without allocation."""
         complaints = log.complaints()
         params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
-        if pointer := self._open(params):
+        if pointer := llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params):
             llama_cpp.llama_model_free(pointer)
             return OutOfMemoryError(
                 f"there is not enough memory for {self.path}: use fewer GPU layers (n_gpu_layers, "
@@ -215,8 +212,7 @@ class Model:
     @property
     def has_windows(self) -> bool:
         """Whether some layers have sliding-window attention."""
-        n_window: int = llama_cpp.llama_model_n_swa(self.pointer)
-        return n_window > 0
+        return int(llama_cpp.llama_model_n_swa(self.pointer)) > 0
 
     @property
     def can_drop_tail(self) -> bool:

@@ -1,7 +1,4 @@
-"""Reads the header of a GGUF file, and checks every count against the size of the file.
-
-Unlike gguf's reader, it makes no array of every token, which takes seconds for a large vocabulary.
-"""
+"""Reads the header of a GGUF file without slow arrays of tokens, and checks every count."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from ggufspec.errors import ModelError
 from ggufspec.models.quants import whole_split
 from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
 
+# The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _FIRST_READ = 2**22  # bytes; a large vocabulary takes some ten million

@@ -25,13 +25,6 @@ _ONLY_A_PATH = re.compile(r"[A-Za-z]:[\\/]|[.~/\\]|.*\\")  # C:\ and C:/ ./ ../ 
 
 
 @dataclass(frozen=True)
-class LocalFile:
-    """A file on this machine."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
 class HubFiles:
     """Files of one model in a repository on the hub."""
 
@@ -51,7 +44,7 @@ class HubQuant:
     revision: str = "main"
 
 
-Named = LocalFile | HubFiles | HubQuant
+Named = Path | HubFiles | HubQuant
 
 
 def local_file(name: str) -> Path | None:
@@ -73,7 +66,7 @@ def parse(name: str, registry: Registry) -> Named:
     Raises ModelError.
     """
     if (path := local_file(name)) is not None:
-        return LocalFile(path)
+        return path
     if (entry := registry.get(name)) is not None:
         return HubFiles(entry.repo, entry.files, entry.revision, entry)
     if match := _URL.fullmatch(name):

@@ -124,7 +124,10 @@ def load_registry() -> Registry:
 
     Raises OptionError for a file that cannot be read or is invalid.
     """
-    texts = [(_FILE_NAME, _shipped_path().read_text(encoding="utf-8"))]
+    package = Path(__file__).parents[1]
+    shipped = package / _FILE_NAME  # in a source tree, it is above the package
+    shipped = shipped if shipped.is_file() else package.parent / _FILE_NAME
+    texts = [(_FILE_NAME, shipped.read_text(encoding="utf-8"))]
     own = user_registry_path()
     if own is not None and own.is_file():
         texts.append((str(own), _read(own)))
@@ -286,10 +289,3 @@ def _read(path: Path) -> str:
             f"the registry {path} cannot be read: {getattr(error, 'strerror', None) or error} "
             f"(your own, or from the environment variable {REGISTRY_VARIABLE})"
         ) from error
-
-
-def _shipped_path() -> Path:
-    """models.toml: in the package where it is installed, above it in a source tree."""
-    package = Path(__file__).parents[1]
-    installed = package / _FILE_NAME
-    return installed if installed.is_file() else package.parent / _FILE_NAME

@@ -1,7 +1,4 @@
-"""Computes the memory that a model takes on GPUs and on the host, by its number of GPU layers.
-
-As llama.cpp places layers (src/llama-model.cpp): the last n_gpu_layers, where the output is one.
-"""
+"""Computes the memory of a model on GPUs and on the host, by its number of GPU layers."""
 
 from __future__ import annotations
 

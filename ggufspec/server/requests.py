@@ -21,7 +21,7 @@ from ggufspec.server.schema import (
     ResponseFormat,
     Tool,
 )
-from ggufspec.server.tool_calls import OPENING, supports_tools
+from ggufspec.server.tool_calls import OPENING
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 _PENALTIES = ("presence_penalty", "frequency_penalty")
@@ -53,7 +53,7 @@ def parse_request(
 def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
     if (template := engine.target.model.chat_template) is None:
         raise PromptError("this model has no chat template; use /v1/completions")
-    if tools and not supports_tools(template):
+    if tools and not ("tools" in template and OPENING in template):
         raise PromptError(
             f"the chat template of this model does not support tools with {OPENING}, the only "
             "format that this server parses; leave out 'tools'"

@@ -54,11 +54,6 @@ class ResponseBuilder:
             "system_fingerprint": FINGERPRINT,
         }
 
-    @property
-    def texts(self) -> list[str]:
-        """The text of each choice."""
-        return [choice.text for choice in self._choices]
-
     def add(self, event: ChoiceDelta | ChoiceFinished) -> list[dict[str, Any]]:
         """Take in an event; returns the chunks for it."""
         choice = self._choices[event.choice_index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,6 @@ from ggufspec.server.errors import (
     ApiError,
     api_error_of,
     log_error,
-    queue_full,
     server_stopping,
     worker_failed,
 )
@@ -91,7 +91,15 @@ class EngineWorker:
             n_waiting, n_slots = len(self._waiting), self._engine.n_slots
             if n_waiting >= self._n_waiting_max + max(n_slots - len(self._running), 0):
                 mean = self._ended_seconds / self._n_ended if self._n_ended else 1.0
-                raise queue_full(n_waiting, min(mean * (n_waiting + 1) / n_slots, _MAX_RETRY))
+                seconds = min(mean * (n_waiting + 1) / n_slots, _MAX_RETRY)
+                raise ApiError(
+                    429,
+                    f"the queue is full ({n_waiting} requests are waiting); retry after the "
+                    "seconds in Retry-After",
+                    "rate_limit_error",
+                    code="queue_full",
+                    headers={"Retry-After": str(max(1, math.ceil(seconds)))},
+                )
             self._waiting.append(request)
             self._changed.notify_all()
         return request

@@ -1,7 +1,4 @@
-"""Lays out a GGUF file: metadata, tensor infos, then the data of each tensor, aligned.
-
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-"""
+"""Lays out a GGUF file (ggml's docs/gguf.md): metadata, tensor infos, aligned tensor data."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
@@ -39,7 +40,7 @@ def source_of(name: str, registry: Registry | None = None) -> Header:
         raise ModelError(f"{error}{hint}") from error
     if paths is not None:
         return read_header(paths[0])
-    assert not isinstance(named, names.LocalFile)
+    assert not isinstance(named, Path)
     entry = named.entry if isinstance(named, names.HubFiles) else None
     entries = [entry] if entry else registry.models.values()
     found = next((each.shape for each in entries if each.repo == named.repo and each.shape), None)
