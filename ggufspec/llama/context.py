@@ -204,10 +204,13 @@ class Context:
         Raises DecodeError, and KeyboardInterrupt within a batch; the sequence then holds none of
         the tokens.
         """
-        self.decode_together([BatchPart(sequence, tokens, n_rows)])
+        self._run([BatchPart(sequence, tokens, n_rows)])
 
     def decode_together(self, parts: Sequence[BatchPart]) -> None:
         """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
+        self._run(parts)
+
+    def _run(self, parts: Sequence[BatchPart]) -> None:
         native = self._open()
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self._n_rows:
             raise DecodeError(f"the context keeps {self._n_rows} rows of logits, not {n_rows}")

@@ -15,13 +15,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
-from ggufspec.server.errors import (
-    ApiError,
-    api_error_of,
-    log_error,
-    server_stopping,
-    worker_failed,
-)
+from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.queue import (
