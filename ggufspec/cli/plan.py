@@ -122,7 +122,7 @@ def command(
         _check_vocabularies(shape, shape_draft)
     machine = _machine(**hardware)
     wishes = PlacementOptions(
-        n_ctx=n_ctx or (None if n_ctx is None else shape.n_ctx_train or None),
+        n_ctx=n_ctx or (0 if n_ctx is None else shape.n_ctx_train),
         type_k=type_k,
         type_v=type_v,
         n_draft=None if isinstance(n_draft, str) else n_draft,

@@ -112,10 +112,7 @@ class Engine:
         self.lock.check()
         if isinstance(prompts, str):
             raise PromptError("prompts is one text; give a list of prompts, or use generate")
-        if isinstance(prompts, (bytes, Mapping, Set)) or not isinstance(prompts, Iterable):
-            raise PromptError(
-                f"prompts is of type {type(prompts).__name__}; give a list of prompts"
-            )
+        _check_list(prompts, "prompts is", "a list of prompts")
         checked = CheckedOptions.of({**self.file_sampling.options, **options})
         seed = checked.seed
         all_tokens = [self.tokenize(prompt) for prompt in prompts]
@@ -159,11 +156,8 @@ class Engine:
             tokens = (
                 self.vocab.tokenize(prompt, add_special=True, parse_special=True) if prompt else []
             )
-        elif isinstance(prompt, (bytes, Mapping, Set)) or not isinstance(prompt, Iterable):
-            raise PromptError(
-                f"the prompt is of type {type(prompt).__name__}; give a text, or token ids"
-            )
         else:
+            _check_list(prompt, "the prompt is", "a text, or token ids")
             try:
                 tokens = [validate.whole("a token of the prompt", token) for token in prompt]
             except OptionError as error:
@@ -229,3 +223,8 @@ class Engine:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _check_list(value: object, what: str, wanted: str) -> None:
+    if isinstance(value, (bytes, Mapping, Set)) or not isinstance(value, Iterable):
+        raise PromptError(f"{what} of type {type(value).__name__}; give {wanted}")

@@ -75,7 +75,6 @@ def _number(name: str, value: object) -> float:
 
 
 def _samplers(value: object, notes: list[str]) -> list[str]:
-    """The samplers of a sequence, without those that are not supported."""
     names = [name.replace("_", "").replace("-", "") for name in str(value).split(";") if name]
     known = [_SAMPLERS[name] for name in names if name in _SAMPLERS]
     notes += [_not_applied(name[:40]) for name in names if name not in {*_SAMPLERS, "xtc"}]

@@ -140,7 +140,7 @@ class Fit:
     def _planned(self, machine: Machine) -> LoadOptions:
         options = self._options
         wishes = PlacementOptions(
-            n_ctx=options.n_ctx,
+            n_ctx=options.n_ctx or 0,
             n_batch=options.n_batch or defaults.N_BATCH,
             type_k=options.type_k,
             type_v=options.type_v,
@@ -192,21 +192,21 @@ def measured_host() -> HostSpeed | None:
 
     The largest, because small models fit into the processor's caches.
     """
-    best: tuple[int, HostSpeed] | None = None
+    found: dict[int, HostSpeed] = {}  # by bytes of the target
     here = machine()
     for record in profile_store.records():
         pair = record.facts.get("pair", {})
         target, seconds = pair.get("target", {}), _pass_seconds(record.document)
         n_bytes, n_params = target.get("n_bytes", 0), target.get("n_params", 0)
         is_of_here = pair.get("machine") == here and not target.get("n_gpu_layers") and n_params
-        if not is_of_here or 1 not in seconds or (best and n_bytes <= best[0]):
+        if not is_of_here or 1 not in seconds:
             continue
         one = seconds.pop(1)
         slopes = [(of / one - 1) / (n - 1) for n, of in seconds.items() if 2 <= n <= _FEW]
         slope = statistics.median(slopes) if slopes else HOST_SLOPE
         bandwidth = host_bandwidth(n_bytes, 8 * n_bytes / n_params, one)
-        best = n_bytes, HostSpeed(bandwidth, max(slope, 0.0))
-    return best[1] if best else None
+        found.setdefault(n_bytes, HostSpeed(bandwidth, max(slope, 0.0)))
+    return found[max(found)] if found else None
 
 
 def _pass_seconds(document: Mapping[str, Any]) -> dict[int, float]:

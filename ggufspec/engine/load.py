@@ -141,8 +141,9 @@ def _load(
             )
             models.append(stack.enter_context(closing(draft_model)))
             check_same(target_model.vocab, draft_model.vocab)
+        limits = [target_model.n_ctx_train, *(model.n_ctx_max for model in models)]
         shared = ContextOptions(
-            n_ctx=options.n_ctx or _default_n_ctx(models),
+            n_ctx=options.n_ctx or min([defaults.N_CTX, *filter(None, limits)]),
             n_sequences=options.n_slots,
             flash_attention=options.flash_attention,
             type_k=options.type_k,
@@ -196,10 +197,3 @@ def _load(
 def _layers(chosen: int | None) -> int:
     """Without a GPU, nothing is chosen."""
     return defaults.ALL_LAYERS if chosen is None else chosen
-
-
-def _default_n_ctx(models: Sequence[Model]) -> int:
-    """The target's own context, limited by defaults.N_CTX and by what each model supports."""
-    limits = [model.n_ctx_max for model in models]
-    trained = models[0].n_ctx_train or defaults.N_CTX
-    return min(defaults.N_CTX, trained, *(limit for limit in limits if limit))

@@ -99,16 +99,12 @@ class Scheduler:
             return ()
         if not generation.is_reading:
             return (generation,)
-        if writing:
-            self._adapt_piece(perf_counter() - start)
-        return ()
-
-    def _adapt_piece(self, seconds: float) -> None:
-        """Choose the size of the next piece, after one that took so long."""
-        if seconds > _MOST_WAITED:
+        seconds = perf_counter() - start
+        if writing and seconds > _MOST_WAITED:
             self._n_piece = max(self._n_piece // 2, _LEAST_PIECE)
-        elif seconds < _MOST_WAITED / 4:
+        elif writing and seconds < _MOST_WAITED / 4:
             self._n_piece = min(2 * self._n_piece, self._engine.target.n_batch)
+        return ()
 
     def _scored(
         self, asks: Sequence[tuple[Generation, Ask]], failed: Failures
@@ -148,7 +144,6 @@ class Scheduler:
             return []  # the one that fails is found when each has a pass of its own
 
     def _is_faster(self, sizes: Sequence[int]) -> bool:
-        """Whether one pass over all is predicted to be faster than one over each."""
         if not 0 < sum(sizes) <= self._engine.target.n_batch:
             return False
         curve = self._engine.profile.costs.curve

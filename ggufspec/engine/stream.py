@@ -25,22 +25,17 @@ class Stream(Iterator[Chunk]):
             if self._generation.is_over:
                 raise StopIteration
             with self._lock.held():
-                self._advance()
+                while self._generation.is_reading:
+                    self._generation.read()
+                if (ask := self._generation.ask()) is None:
+                    continue
+                try:
+                    scored = timed(self._generation.session.score, ask)
+                except BaseException:
+                    self._generation.end()
+                    raise
+                self._generation.answer(scored)
         return self._chunks.popleft()
-
-    def _advance(self) -> None:
-        """Process the prompt, if it is not yet, and write a round."""
-        generation = self._generation
-        while generation.is_reading:
-            generation.read()
-        if (ask := generation.ask()) is None:
-            return
-        try:
-            scored = timed(generation.session.score, ask)
-        except BaseException:
-            generation.end()
-            raise
-        generation.answer(scored)
 
     @property
     def completion(self) -> Completion:

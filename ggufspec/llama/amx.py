@@ -1,11 +1,4 @@
-"""Keeps llama.cpp from using its AMX kernels in builds where they crash.
-
-`ldtilecfg` reads 64 bytes, but GCC's header declares 8 to the compiler. Optimized builds then load
-whatever lies on the stack, and the processor raises a general protection fault in the first pass
-over two tokens (llama.cpp issue 20824, pull request 26954). Only a trial shows whether a build is
-affected, so a child process makes one, once for each build and processor. Without AMX, llama.cpp
-uses its next best kernels.
-"""
+"""Keeps llama.cpp from using its AMX kernels in builds where they crash: see the guide."""
 
 from __future__ import annotations
 
@@ -96,7 +89,6 @@ def _try() -> bool | None:
 
 
 def _build() -> dict[str, list[int]]:
-    """Identifies this build of llama.cpp."""
     folder = Path(str(devices.libraries()[0]._name)).parent
     stats = {path.name: path.stat() for path in sorted(folder.glob("*ggml*"))}
     return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}

@@ -74,17 +74,16 @@ def known_attention(target: Model, draft: Model | None, options: ContextOptions)
     attention), or where the attention scores of a long context would take too much memory.
     """
     models = [target] if draft is None else [target, draft]
-    if any(model.n_gpu_layers for model in models) or {options.type_k, options.type_v} != {"f16"}:
+    if {options.type_k, options.type_v} != {"f16"}:
         return Attention()
-    if not all(_has_room(model, options) for model in models):
+    if any(model.n_gpu_layers or not _has_room(model, options) for model in models):
         return Attention()
     facts = {"about": "attention", "pair": pair_key(target, draft, options)}
-    if (found := _recall(facts)) is None:
+    if _recall(facts) is None:
         measured = _measure(models)
         if _recall(facts) is None:  # another process may have stored its own meanwhile
             profile_store.remember(facts, measured._asdict())
-        found = _recall(facts)
-    return found or Attention()
+    return _recall(facts) or Attention()
 
 
 def time_attention(heads: Heads, until: float) -> Times | None:
@@ -125,7 +124,6 @@ def _measure(models: Sequence[Model]) -> Attention:
 
 
 def _has_room(model: Model, options: ContextOptions) -> bool:
-    """Whether attention scores of a batch take little memory."""
     n_scores = min(options.n_batch, options.n_ctx) * options.n_ctx * options.n_sequences
     n_heads = model.heads.n if model.heads else 0
     return 4 * n_scores * n_heads <= max(_SCORE_BYTES, model.n_bytes // 4)

@@ -17,7 +17,7 @@ from ggufspec import _native
 from ggufspec.common import defaults
 from ggufspec.decoding.types import Logits, first_rows
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
-from ggufspec.llama.devices import address_of, addresses, n_threads_default, physical_memory
+from ggufspec.llama.devices import address_of, n_threads_default, physical_memory
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.placement.memory import VALUE_BYTES
@@ -179,8 +179,7 @@ class Context:
         return self._pointer
 
     def _open(self) -> _native.Context:
-        if self._pointer is None:
-            self.pointer  # noqa: B018  (raises)
+        self.pointer  # noqa: B018  (raises)
         return self._native
 
     def n_cells(self, sequence: int = 0) -> int:
@@ -233,7 +232,9 @@ class Context:
             where = f"at position {self.n_cells(parts[0].sequence)}"
             if len(parts) > 1:
                 where = f"of {len(parts)} sequences in one pass"
-            raise _failure(f"{n_tokens} tokens {where}", result)
+            what = f"{n_tokens} tokens {where} (code {result}).\n{log.complaints()}"
+            log.clear()
+            raise DecodeError(f"llama.cpp could not decode {what}")
 
     def rows(self, first: int, n_rows: int) -> Logits:
         """Logits (n_rows, n_vocab) of the last batch, from its token `first` on.
@@ -305,12 +306,6 @@ class Context:
             self._pointer = None
 
 
-def _failure(what: str, result: int) -> DecodeError:
-    complaints = log.complaints()
-    log.clear()
-    return DecodeError(f"llama.cpp could not decode {what} (code {result}).\n{complaints}")
-
-
 def _addresses() -> dict[str, int]:
     fields = [name for name, _ in llama_cpp.llama_batch._fields_]
     if fields != _BATCH_FIELDS:
@@ -318,7 +313,7 @@ def _addresses() -> dict[str, int]:
             f"this llama-cpp-python has another llama_batch ({', '.join(fields)}) than ggufspec "
             f"was built for ({', '.join(_BATCH_FIELDS)}); install a version that ggufspec supports"
         )
-    return addresses(*_FUNCTIONS)
+    return {name: address_of(getattr(llama_cpp.llama_cpp._lib, name)) for name in _FUNCTIONS}
 
 
 def _bytes_of(array: Checkpoint) -> ctypes.Array[ctypes.c_uint8]:

@@ -204,11 +204,6 @@ def backend_function(backend: str, name: str, *types: Any) -> Callable[..., Any]
     return ctypes.CFUNCTYPE(*types)(address) if address else None
 
 
-def addresses(*names: str) -> dict[str, int]:
-    """Addresses of functions of the loaded libllama, for the extension."""
-    return {name: address_of(getattr(llama_cpp.llama_cpp._lib, name)) for name in names}
-
-
 def address_of(pointer: Any) -> int:
     """The address that a pointer of ctypes holds."""
     address = ctypes.cast(pointer, ctypes.c_void_p).value
@@ -217,7 +212,6 @@ def address_of(pointer: Any) -> int:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a file; none if it cannot be read."""
     try:
         return path.read_text(errors="replace").splitlines()
     except OSError:

@@ -1,7 +1,4 @@
-"""Sends llama.cpp's log to the logger `ggufspec.llama` during calls that ggufspec makes.
-
-Lines from other calls, such as those of llama_cpp.Llama, go where they went before.
-"""
+"""Sends llama.cpp's log to the logger `ggufspec.llama` during calls that ggufspec makes."""
 
 from __future__ import annotations
 
@@ -19,9 +16,7 @@ logger = logging.getLogger("ggufspec.llama")
 logger.addHandler(logging.NullHandler())  # silent unless the application wants it
 
 # enum ggml_log_level in ggml.h
-_LEVELS = dict(
-    enumerate((logging.INFO, logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR))
-)
+_LEVELS = {1: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}  # others: INFO
 _CONTINUED = 5
 _N_KEPT = 200
 

@@ -75,8 +75,6 @@ class Model:
         self.vocab = Vocab(self.pointer)
         try:
             self._check_writes_text()
-            if self.vocab.type == "none":
-                raise ModelError(f"{self.path} has no vocabulary, so it cannot write text")
         except BaseException:
             self.close()
             raise
@@ -100,7 +98,8 @@ class Model:
         params.progress_callback = callback
         with listening():
             llama_cpp.llama_backend_init()
-            pointer = self._open(params)
+            path = os.fsencode(self.path)
+            pointer: int | None = llama_cpp.llama_model_load_from_file(path, params)
             if interrupted or log.interrupted:
                 if pointer:
                     llama_cpp.llama_model_free(pointer)
@@ -109,15 +108,11 @@ class Model:
                 raise self._load_error(params)
         return pointer
 
-    def _open(self, params: llama_cpp.llama_model_params) -> int | None:
-        found: int | None = llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params)
-        return found
-
     def _load_error(self, params: llama_cpp.llama_model_params) -> GgufspecError:
         """The error of a failed load: memory, if the file loads without allocation."""
         complaints = log.complaints()
         params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
-        if pointer := self._open(params):
+        if pointer := llama_cpp.llama_model_load_from_file(os.fsencode(self.path), params):
             llama_cpp.llama_model_free(pointer)
             return OutOfMemoryError(
                 f"there is not enough memory for {self.path}: use fewer GPU layers (n_gpu_layers, "
@@ -140,6 +135,8 @@ class Model:
                 f"{self.path} is a diffusion model ({self.description}); "
                 "speculative decoding needs a model that writes token by token"
             )
+        if self.vocab.type == "none":
+            raise ModelError(f"{self.path} has no vocabulary, so it cannot write text")
 
     @property
     def pointer(self) -> int:
@@ -215,8 +212,7 @@ class Model:
     @property
     def has_windows(self) -> bool:
         """Whether some layers have sliding-window attention."""
-        n_window: int = llama_cpp.llama_model_n_swa(self.pointer)
-        return n_window > 0
+        return int(llama_cpp.llama_model_n_swa(self.pointer)) > 0
 
     @property
     def can_drop_tail(self) -> bool:

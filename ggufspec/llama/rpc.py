@@ -1,12 +1,4 @@
-"""Connects to llama.cpp's RPC servers, whose devices can compute layers of a target.
-
-Their devices are not added to ggml's global list, because every model of the process uses that
-list. A model gets the devices that it is given, so drafts and other targets stay on this machine.
-
-ggml aborts the process if a server is missing, has another version, or goes away. So the handshake
-is tried here first, then a child process connects, and only then this process. A server that goes
-away later still aborts the process; GGML_NO_BACKTRACE keeps its message to one line.
-"""
+"""Connects to llama.cpp's RPC servers, after a handshake and a trial in a child process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""A model as a function from tokens to logits.
-
-Each session manages its own KV cache; the decoding loop never touches it. A call compares the given
-tokens with those that the cache holds, drops the cells that differ, and decodes the missing tokens.
-So callers need no rollback after a rejected draft, and prompts that share a beginning reuse it.
-"""
+"""A model as a function from tokens to logits, which reuses the KV cache where it can."""
 
 from __future__ import annotations
 

@@ -242,7 +242,6 @@ def filler_tokens(vocab: Vocab, n_tokens: int) -> list[int]:
 
 
 def _slow(found: Mapping[int, Mapping[int, list[float]]], factor: float) -> set[int]:
-    """The numbers of threads that are `factor` times slower than the best."""
     totals = {n_threads: sum(map(sum, times.values())) for n_threads, times in found.items()}
     return {n for n, total in totals.items() if total > factor * min(totals.values())}
 

@@ -1,9 +1,7 @@
 """Downloads files from the hub into its standard cache, and checks their hashes.
 
-huggingface_hub (2.4) restarts a broken download in the next run, and checks only its size. So the
-bytes are received here, with its session and token, into a part file beside the blobs, which gets
-the name of a blob once its hash is the one on the hub. huggingface_hub then links the blob into the
-snapshot, as it does with every blob that it finds.
+huggingface_hub (2.4) restarts a broken download in the next run, and checks only its size. So a
+part file is received here, and huggingface_hub links the complete blob into the snapshot.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import hashlib
 import os
 import queue
 import threading
-from collections import deque
 from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
@@ -67,22 +64,19 @@ def _check_room(missing: Sequence[RemoteFile]) -> None:
 
 def _receive_all(files: Sequence[RemoteFile], progress: NamedProgress | None) -> None:
     """Several at a time, in threads; the first error, or an interrupt, ends all of them."""
-    waiting, outcomes = deque(files), queue.SimpleQueue[BaseException | None]()
+    waiting, outcomes = iter(files), queue.SimpleQueue[BaseException | None]()
     n_done = dict.fromkeys((file.path for file in files), 0)
     stop = threading.Event()
 
     def work() -> None:
-        outcome: BaseException | None = None
         try:
-            while not stop.is_set():
-                try:
-                    file = waiting.popleft()
-                except IndexError:
+            for file in waiting:  # the threads share the iterator
+                if stop.is_set():
                     break
                 _receive(file, stop, n_done)
+            outcomes.put(None)
         except BaseException as error:  # raised by the caller
-            outcome = error
-        outcomes.put(outcome)
+            outcomes.put(error)
 
     n_threads = min(N_PARALLEL, len(files))
     # Daemons: a thread that waits for a silent hub must not delay the exit.
@@ -129,8 +123,6 @@ def _receive(file: RemoteFile, stop: threading.Event, n_done: dict[str, int]) ->
 
 
 class _PartFile:
-    """A blob that is being received: the bytes so far, and their digest."""
-
     def __init__(self, file: RemoteFile, n_done: dict[str, int]) -> None:
         self._file = file
         self._n_done = n_done
@@ -168,7 +160,9 @@ class _PartFile:
             hf_raise_for_status(response)
             starts = response.headers.get("Content-Range", "").startswith(f"bytes {self.n_bytes}-")
             if self.n_bytes and not (response.status_code == 206 and starts):
-                self._restart()
+                with _disk(file):
+                    self._open.truncate(0)
+                self._digest, self.n_bytes = _digest(file), 0
             for chunk in response.iter_bytes():
                 if stop.is_set():
                     return
@@ -202,12 +196,6 @@ class _PartFile:
         self._digest.update(chunk)
         self.n_bytes += len(chunk)
         self._n_done[self._file.path] = self.n_bytes
-
-    def _restart(self) -> None:
-        with _disk(self._file):
-            self._open.truncate(0)
-        self._digest = _digest(self._file)
-        self.n_bytes = 0
 
     def _discard(self, why: str) -> None:
         self._open.close()

@@ -21,10 +21,8 @@ def known_sha256(path: Path) -> str | None:
         content = json_object(_record_path(path).read_bytes())
     except (CacheError, OSError):
         return None
-    if content is None or content.get("file") != _identity(path):
-        return None
-    digest = content.get("sha256")
-    return digest if isinstance(digest, str) else None
+    is_same = content is not None and content.get("file") == _identity(path)
+    return str(content.get("sha256")) if content and is_same else None
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:

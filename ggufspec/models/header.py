@@ -1,9 +1,4 @@
-"""Reads the header of a GGUF file, and checks every count against the size of the file.
-
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Our own parser, since gguf's
-reader makes an array of every token (seconds for a large vocabulary), and llama.cpp aborts the
-process on some damaged headers.
-"""
+"""Reads the header of a GGUF file without slow arrays of tokens, and checks every count."""
 
 from __future__ import annotations
 
@@ -24,6 +19,7 @@ from ggufspec.errors import ModelError
 from ggufspec.models.quants import whole_split
 from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
 
+# The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _FIRST_READ = 2**22  # bytes; a large vocabulary takes some ten million
@@ -264,8 +260,6 @@ class _Short(Exception):
 
 
 class _Parser:
-    """Parses the bytes of a header, after the magic number."""
-
     def __init__(self, data: bytes, path: Path, n_bytes: int) -> None:
         self._data, self._path, self._n_bytes = data, path, n_bytes
         self._at = len(_MAGIC)

@@ -10,11 +10,11 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 from ggufspec.errors import DownloadError, OptionError
+from ggufspec.models.quants import did_you_mean
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
 LONGEST_WAIT = 30.0  # seconds; a longer one, asked for by the hub, is an error
@@ -59,9 +59,13 @@ class RepoFiles:
         by_path = {file.path: file for file in self.files}
         if path in by_path:
             return by_path[path]
-        near = get_close_matches(path, by_path, n=3, cutoff=0.5)
-        hint = f"did you mean {' or '.join(near)}?" if near else _existing(list(by_path))
-        raise DownloadError(f"{self.repo} has no file {path} at {self.revision}; {hint}")
+        hint = did_you_mean(path, by_path)
+        if not hint and by_path:
+            paths = list(by_path)
+            more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
+            hint = f"; it has {', '.join(paths[:8])}{more}"
+        hint = hint or "; it has no GGUF files"
+        raise DownloadError(f"{self.repo} has no file {path} at {self.revision}{hint}")
 
 
 def list_files(repo: str, revision: str) -> RepoFiles:
@@ -254,10 +258,3 @@ def _is_address(text: str) -> bool:
 
 def _is_hex(text: object, n_digits: int) -> bool:
     return isinstance(text, str) and re.fullmatch(rf"[0-9a-f]{{{n_digits}}}", text) is not None
-
-
-def _existing(paths: list[str]) -> str:
-    if not paths:
-        return "it has no GGUF files"
-    more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
-    return f"it has {', '.join(paths[:8])}{more}"

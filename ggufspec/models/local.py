@@ -1,8 +1,4 @@
-"""Finds, lists and removes models in the hub's cache on this machine.
-
-Its layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache. Read without
-huggingface_hub, whose import takes longer than the search.
-"""
+"""Finds, lists and removes models in the hub's cache, without huggingface_hub's slow import."""
 
 from __future__ import annotations
 
@@ -16,6 +12,7 @@ from ggufspec.errors import CacheError
 from ggufspec.models import quants
 from ggufspec.models.names import HubFiles, HubQuant
 
+# The layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 

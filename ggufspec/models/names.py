@@ -25,13 +25,6 @@ _ONLY_A_PATH = re.compile(r"[A-Za-z]:[\\/]|[.~/\\]|.*\\")  # C:\ and C:/ ./ ../ 
 
 
 @dataclass(frozen=True)
-class LocalFile:
-    """A file on this machine."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
 class HubFiles:
     """Files of one model in a repository on the hub."""
 
@@ -51,7 +44,7 @@ class HubQuant:
     revision: str = "main"
 
 
-Named = LocalFile | HubFiles | HubQuant
+Named = Path | HubFiles | HubQuant
 
 
 def local_file(name: str) -> Path | None:
@@ -73,7 +66,7 @@ def parse(name: str, registry: Registry) -> Named:
     Raises ModelError.
     """
     if (path := local_file(name)) is not None:
-        return LocalFile(path)
+        return path
     if (entry := registry.get(name)) is not None:
         return HubFiles(entry.repo, entry.files, entry.revision, entry)
     if match := _URL.fullmatch(name):
@@ -81,7 +74,9 @@ def parse(name: str, registry: Registry) -> Named:
     prefix = next((prefix for prefix in _PREFIXES if name.lower().startswith(prefix)), "")
     match = None if _ONLY_A_PATH.match(name) else _HUB.fullmatch(name[len(prefix) :])
     if match is None or (match["early"] and match["late"]):
-        raise _unknown(name, registry)
+        if not name or name.lower().endswith(".gguf") or _ONLY_A_PATH.match(name) or "/" in name:
+            raise _no_file(name)
+        raise ModelError(f"there is no file {name}, and {registry.unknown(name)}")
     revision = match["early"] or match["late"] or "main"
     if match["quant"]:
         return HubQuant(match["repo"], match["quant"], revision)
@@ -101,16 +96,6 @@ def _files(repo: str, path: str, revision: str, *, may_be_path: bool = False) ->
     if not path.lower().endswith(".gguf"):
         raise ModelError(f"{repo}/{path} is not a GGUF file; name one, or {repo}:QUANT")
     return HubFiles(repo, whole_split(path), revision, may_be_path=may_be_path)
-
-
-def _unknown(name: str, registry: Registry) -> ModelError:
-    if not name or name.lower().endswith(".gguf") or _ONLY_A_PATH.match(name) or "/" in name:
-        return _no_file(name)
-    try:
-        registry.find(name)
-    except ModelError as error:
-        return ModelError(f"there is no file {name}, and {error}")
-    raise AssertionError(name)
 
 
 def _no_file(name: str) -> ModelError:

@@ -12,7 +12,7 @@ from ggufspec.models import hub, local, names, quants
 from ggufspec.models.download import fetch
 from ggufspec.models.header import read_header
 from ggufspec.models.hub import RemoteFile
-from ggufspec.models.names import HubFiles, HubQuant, LocalFile
+from ggufspec.models.names import HubFiles, HubQuant
 from ggufspec.models.registry import ModelEntry, Registry, load_registry
 
 
@@ -39,7 +39,7 @@ def resolve(
 def locate(name: str, registry: Registry | None = None) -> tuple[Path, ...] | None:
     """The files of a model, if they are on this machine. Never asks the hub."""
     named = names.parse(name, registry or load_registry())
-    return (named.path,) if isinstance(named, LocalFile) else local.find(named)
+    return (named,) if isinstance(named, Path) else local.find(named)
 
 
 def pull(
@@ -51,8 +51,8 @@ def pull(
 ) -> tuple[Path, ...]:
     """The files of a model in their newest version on the hub, every hash checked."""
     named = names.parse(name, registry or load_registry())
-    if isinstance(named, LocalFile):
-        return (named.path,)
+    if isinstance(named, Path):
+        return (named,)
     if offline or hub.is_offline():
         if (found := local.find(named)) is None:
             raise DownloadError(hub.offline_message(name))
@@ -61,7 +61,6 @@ def pull(
 
 
 def _remote_files(named: HubFiles | HubQuant, name: str) -> list[RemoteFile]:
-    """The files to download. Raises DownloadError, ModelError."""
     try:
         listing = hub.list_files(named.repo, named.revision)
     except DownloadError as error:
@@ -168,8 +167,8 @@ def _entry_of(named: names.Named, known: Registry) -> ModelEntry | None:
     """The registered model, or another quantization of it in the same repository."""
     if isinstance(named, HubFiles) and named.entry is not None:
         return named.entry
-    if isinstance(named, LocalFile):
-        content = named.path.resolve()
+    if isinstance(named, Path):
+        content = named.resolve()
         for entry in known.models.values():
             paths = local.find(HubFiles(entry.repo, entry.files, entry.revision))
             if paths and paths[0].resolve() == content:

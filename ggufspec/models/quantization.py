@@ -1,7 +1,4 @@
-"""Makes the header of a model from its dimensions, quantized without an importance matrix.
-
-The rules of llama-quantize: llama_tensor_get_type in llama.cpp's llama-quant.cpp.
-"""
+"""Makes a header from dimensions, with the types that llama-quantize chooses (llama-quant.cpp)."""
 
 from __future__ import annotations
 
@@ -115,17 +112,12 @@ def _chosen(name: str, n_columns: int, mix: str, base: str, of: Dimensions) -> s
 
 
 def _of_values(layer: int, mix: str, base: str, of: Dimensions) -> str:
-    kind = base
-    if mix == "Q2_K":
-        kind = "Q4_K" if of.n_heads // of.n_heads_kv >= 4 else "Q3_K"
-    elif mix == "Q3_K_M":
-        kind = "Q5_K" if layer < 2 else "Q4_K"
-    elif mix == "Q3_K_L":
+    q2_k = "Q4_K" if of.n_heads // of.n_heads_kv >= 4 else "Q3_K"
+    kind = {"Q2_K": q2_k, "Q3_K_M": "Q4_K", "Q3_K_L": "Q5_K"}.get(mix, base)
+    if (mix == "Q3_K_M" and layer < 2) or (mix == "Q4_K_S" and layer < 4):
         kind = "Q5_K"
     elif mix in ("Q4_K_M", "Q5_K_M") and _more_bits(layer, of.n_layers):
         kind = "Q6_K"
-    elif mix == "Q4_K_S" and layer < 4:
-        kind = "Q5_K"
     is_shared = of.architecture == "qwen2" or of.n_heads != of.n_heads_kv
     if of.n_layers == _LAYERS_OF_70B and is_shared and kind in ("Q3_K", "Q4_K"):
         kind = "Q5_K"

@@ -77,7 +77,13 @@ def choose(paths: Iterable[str], quant: str, where: str) -> ModelFiles:
     known = sorted({model.quant for model in models if model.quant})
     if not models:
         raise ModelError(f"{where} has no GGUF models: name another repository")
-    near = get_close_matches(quant.upper(), known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
     there = ", ".join(known) or ", ".join(model.files[0] for model in models)
-    raise ModelError(f"{where} has no model of {quant}; {hint}it has {there}")
+    hint = did_you_mean(quant, known)
+    raise ModelError(f"{where} has no model of {quant}{hint or ';'} it has {there}")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """A question that names similar ones, for the end of a message; empty if there are none."""
+    by_lower = {name.lower(): name for name in known}
+    near = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.5) if word else []
+    return f"; did you mean {' or '.join(by_lower[name] for name in near)}?" if near else ""

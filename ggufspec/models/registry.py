@@ -7,13 +7,13 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
-from difflib import get_close_matches
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 from ggufspec.common.toml import TOMLDecodeError, parse_toml
 from ggufspec.errors import ModelError, OptionError
+from ggufspec.models.quants import did_you_mean
 
 REGISTRY_VARIABLE = "GGUFSPEC_MODELS"
 _FILE_NAME = "models.toml"
@@ -94,8 +94,12 @@ class Registry:
         """The model of that name. Raises ModelError, which suggests similar ones."""
         if (entry := self.get(alias)) is not None:
             return entry
-        raise ModelError(
-            f"no model is registered as {alias!r}{_did_you_mean(alias, self.models)}; "
+        raise ModelError(self.unknown(alias))
+
+    def unknown(self, alias: str) -> str:
+        """The message for a name that is not registered, with similar ones."""
+        return (
+            f"no model is registered as {alias!r}{did_you_mean(alias, self.models)}; "
             "`ggufspec models list` lists the registered names"
         )
 
@@ -107,13 +111,12 @@ class Registry:
     def draft_for(self, alias: str) -> ModelEntry | None:
         """The draft of the pair of this model, or of another quantization of it."""
         target = self.find(alias)
-        own = [pair for pair in self.pairs.values() if pair.target == target.alias]
-        alike = [
-            pair
-            for pair in self.pairs.values()
-            if target.shape is not None and self.models[pair.target].shape == target.shape
-        ]
-        return next((self.models[pair.draft] for pair in (*own, *alike)), None)
+        pairs = sorted(self.pairs.values(), key=lambda pair: pair.target != target.alias)
+        for pair in pairs:
+            shape = self.models[pair.target].shape
+            if pair.target == target.alias or (shape is not None and shape == target.shape):
+                return self.models[pair.draft]
+        return None
 
 
 def load_registry() -> Registry:
@@ -121,7 +124,10 @@ def load_registry() -> Registry:
 
     Raises OptionError for a file that cannot be read or is invalid.
     """
-    texts = [(_FILE_NAME, _shipped_path().read_text(encoding="utf-8"))]
+    package = Path(__file__).parents[1]
+    shipped = package / _FILE_NAME  # in a source tree, it is above the package
+    shipped = shipped if shipped.is_file() else package.parent / _FILE_NAME
+    texts = [(_FILE_NAME, shipped.read_text(encoding="utf-8"))]
     own = user_registry_path()
     if own is not None and own.is_file():
         texts.append((str(own), _read(own)))
@@ -252,18 +258,16 @@ class _Table:
 
     def take(self, name: str, kind: type, *, required: bool) -> Any:
         """Take a value out of the table; None where there is none."""
-        if (value := self._table.pop(name, None)) is None:
+        value: Any = self._table.pop(name, None)
+        if value is None:
             if required:
                 raise self.wrong(f"has no {name}; it needs one")
             return None
-        wanted = dict(_KINDS.values()).get(kind, "a table")
-        is_bool_for_int = kind is int and isinstance(value, bool)
-        of_texts = kind is not list or (
-            isinstance(value, list) and all(isinstance(part, str) for part in value)
-        )
-        if not isinstance(value, kind) or is_bool_for_int or not of_texts:
+        fits = type(value) is kind
+        if not fits or (kind is list and not all(isinstance(part, str) for part in value)):
+            wanted = dict(_KINDS.values()).get(kind, "a table")
             raise self.wrong(f"{name} is {value!r}; it must be {wanted}")
-        if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        if kind is int and value < 1:
             raise self.wrong(f"{name} is {value}; it must be at least 1")
         return value
 
@@ -274,13 +278,7 @@ class _Table:
 
     def wrong(self, what: str, word: str = "", known: Iterable[str] = ()) -> OptionError:
         place = f" [{self.key}]" if self.key else ""
-        return OptionError(f"the registry {self.file}:{place} {what}{_did_you_mean(word, known)}")
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    by_lower = {name.lower(): name for name in known}
-    near = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.5) if word else []
-    return f"; did you mean {' or '.join(by_lower[name] for name in near)}?" if near else ""
+        return OptionError(f"the registry {self.file}:{place} {what}{did_you_mean(word, known)}")
 
 
 def _read(path: Path) -> str:
@@ -291,10 +289,3 @@ def _read(path: Path) -> str:
             f"the registry {path} cannot be read: {getattr(error, 'strerror', None) or error} "
             f"(your own, or from the environment variable {REGISTRY_VARIABLE})"
         ) from error
-
-
-def _shipped_path() -> Path:
-    """models.toml: in the package where it is installed, above it in a source tree."""
-    package = Path(__file__).parents[1]
-    installed = package / _FILE_NAME
-    return installed if installed.is_file() else package.parent / _FILE_NAME

@@ -176,7 +176,6 @@ def _layers(header: Header, tensors: list[list[Tensor]], n_embd: int) -> tuple[L
 
 
 def _kv_values(header: Header, n_embd: int) -> list[int]:
-    """Numbers in the KV cache for a token, in each layer."""
     heads = header.numbers("attention.head_count", 0)
     kv_heads = header.numbers("attention.head_count_kv", max(heads))
     interval = header.number("full_attention_interval", 0)
@@ -191,7 +190,6 @@ def _kv_values(header: Header, n_embd: int) -> list[int]:
 
 
 def _state_bytes(header: Header, n_embd: int) -> int:
-    """Size of the state of a recurrent layer, for a sequence."""
     n_inner, n_state = header.number("ssm.inner_size", 0), header.number("ssm.state_size", 0)
     n_groups, n_conv = header.number("ssm.group_count", 0), header.number("ssm.conv_kernel", 0)
     n_values = max(n_conv - 1, 0) * (n_inner + 2 * n_groups * n_state) + n_state * n_inner

@@ -1,9 +1,4 @@
-"""Computes the memory that a model takes on GPUs and on the host, by its number of GPU layers.
-
-As llama.cpp places layers (src/llama-model.cpp): it offloads the last n_gpu_layers, where the
-output counts as one more layer; the KV cache of a layer lies beside its weights; the token
-embedding stays on the host.
-"""
+"""Computes the memory of a model on GPUs and on the host, by its number of GPU layers."""
 
 from __future__ import annotations
 
@@ -133,7 +128,6 @@ def compute_bytes(shape: ModelShape, caches: CacheParams) -> int:
 
 
 def _cached(layer: Layer, caches: CacheParams) -> int:
-    """Bytes of the KV cache of a layer, or of its state if it is recurrent."""
     n_bytes = (VALUE_BYTES[caches.type_k] + VALUE_BYTES[caches.type_v]) / 2
     n_values = caches.n_cells * layer.n_kv_values
     return round(n_values * n_bytes) + caches.n_slots * layer.n_state_bytes

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ggufspec.common import defaults
+from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.models.shape import ModelShape
 from ggufspec.placement.memory import CacheParams, ModelMemory
@@ -74,19 +75,15 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class PlacementOptions:
-    """What the user asked for; None: chosen by the plan."""
+class PlacementOptions(CacheParams):
+    """What the user asked for; None, and an n_ctx of 0: chosen by the plan."""
 
-    n_ctx: int | None = None
+    n_ctx: int = 0
     n_batch: int = defaults.N_BATCH
-    type_k: str = defaults.KV_TYPE
-    type_v: str = defaults.KV_TYPE
-    flash_attention: bool = True
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
     n_draft: int | None = None
     acceptance: float = defaults.ACCEPTANCE
-    n_slots: int = 1
 
 
 @dataclass(frozen=True)
@@ -165,11 +162,10 @@ def describe(
         n_here = len(machine.gpus) - machine.n_remote
         if draft and n_here:
             where += f" and {plan.n_gpu_layers_draft} of {draft.n_layers + 1} of the draft"
-        places = [
-            _counted(machine.n_remote, "RPC device"),
-            "the GPU" if n_here == 1 else _counted(n_here, "GPU"),
-        ]
-        where += f" on {' and '.join(filter(None, places))}"
+        places = [counted(machine.n_remote, "RPC device")] if machine.n_remote else []
+        if n_here:
+            places.append("the GPU" if n_here == 1 else counted(n_here, "GPU"))
+        where += f" on {' and '.join(places)}"
         free = sum(gpu.n_free for gpu in machine.gpus)
         where += f" ({format_bytes(sum(plan.gpu_bytes))} of {format_bytes(free)} free)"
     else:
@@ -184,26 +180,14 @@ def describe(
     return "; ".join(parts)
 
 
-def _counted(n: int, what: str) -> str:
-    return f"{n} {what}{'s' if n > 1 else ''}" if n else ""
-
-
 def _caches(
     target: ModelShape, draft: ModelShape | None, options: PlacementOptions
 ) -> Iterator[CacheParams]:
     """Parameters to try: as asked for, then with less and less memory."""
-    limit = target.n_ctx_train or defaults.N_CTX
-    n_ctx = options.n_ctx or min(defaults.N_CTX, limit)
-    made = CacheParams(
-        n_ctx,
-        options.n_batch,
-        options.type_k,
-        options.type_v,
-        options.flash_attention,
-        options.n_slots,
-    )
+    usual = min(defaults.N_CTX, target.n_ctx_train or defaults.N_CTX)
+    made: CacheParams = replace(options, n_ctx=options.n_ctx or usual)
     yield made
-    while options.n_ctx is None and made.n_ctx // 2 >= _LEAST_CTX:
+    while not options.n_ctx and made.n_ctx // 2 >= _LEAST_CTX:
         made = replace(made, n_ctx=made.n_ctx // 2)
         yield made
     is_untouched = (made.type_k, made.type_v) == (defaults.KV_TYPE,) * 2 and made.flash_attention
@@ -263,7 +247,6 @@ def _best(
 def _draft_places(
     memory: ModelMemory | None, machine: Machine, options: PlacementOptions
 ) -> Iterator[tuple[int, int | None]]:
-    """Pairs to try: how many layers of the draft, and on which GPU."""
     here = range(machine.n_remote, len(machine.gpus))
     if memory is None or not here or options.n_gpu_layers_draft == 0:
         yield 0, None

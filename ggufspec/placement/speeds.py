@@ -1,8 +1,4 @@
-"""Predicts the seconds of a pass, and so tokens per second, from bytes and bandwidths.
-
-Decoding one token at a time is bound by memory: a pass takes as long as reading the weights. A
-batch of a few tokens reads them once and computes more, so each further token adds a share.
-"""
+"""Predicts the seconds of a pass, and so tokens per second, from bytes and bandwidths."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def _add_generation(router: APIRouter, service: Service) -> None:
         parsed = await run_in_threadpool(parse_request, body, service.engine, service.options)
         builder = ResponseBuilder(body, parsed, service.options.alias)
         await _collect(builder, parsed, request, service)
-        return JSONResponse(body.prompt + builder.texts[0])
+        return JSONResponse(body.prompt + builder.body()["choices"][0]["text"])
 
 
 def _add_tokenization(router: APIRouter, service: Service) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 
 from starlette.exceptions import HTTPException
@@ -35,18 +34,6 @@ class ApiError(HTTPException):
         return JSONResponse(self.body, self.status_code, self.headers)
 
 
-def queue_full(n_waiting: int, retry_seconds: float) -> ApiError:
-    """The queue is full."""
-    return ApiError(
-        429,
-        f"the queue is full ({n_waiting} requests are waiting); retry after the seconds in "
-        "Retry-After",
-        "rate_limit_error",
-        code="queue_full",
-        headers={"Retry-After": str(max(1, math.ceil(retry_seconds)))},
-    )
-
-
 def server_stopping() -> ApiError:
     """The server is stopping, and the request was not finished in time."""
     message = "the server is stopping; retry once it has restarted"
@@ -59,27 +46,13 @@ def worker_failed() -> ApiError:
     return ApiError(503, message, "server_error", code="worker_failed")
 
 
-def request_timeout(seconds: float) -> ApiError:
-    """A request took too long, its time in the queue included."""
-    return ApiError(
-        504,
-        f"the request took longer than {seconds:g} s; ask for fewer tokens, or start the server "
-        "with a larger --timeout",
-        "timeout_error",
-        code="timeout",
-        # OpenAI's clients retry a 504 by default, and the retry would take as long again.
-        headers={"x-should-retry": "false"},
-    )
-
-
 def api_error_of(error: BaseException) -> ApiError:
     """The response for an exception; of unexpected ones it says nothing, as they may quote text."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, PromptError):
-        return ApiError(400, str(error), code="invalid_prompt")
-    if isinstance(error, OptionError):
-        return ApiError(400, str(error), code="invalid_value")
+    if isinstance(error, (PromptError, OptionError)):
+        what = "prompt" if isinstance(error, PromptError) else "value"
+        return ApiError(400, str(error), code=f"invalid_{what}")
     if isinstance(error, GgufspecError):
         return ApiError(500, str(error), "server_error", code="failed")
     message = "internal error while processing this request; see the server's log"

@@ -83,8 +83,3 @@ class TextRequest:
     def prompt_of(self, index: int) -> Sequence[int]:
         """The prompt of one of its choices."""
         return self.parsed.prompts[index // self.parsed.n]
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether all choices are complete."""
-        return not self.pending and not self.choices

@@ -21,7 +21,7 @@ from ggufspec.server.schema import (
     ResponseFormat,
     Tool,
 )
-from ggufspec.server.tool_calls import OPENING, supports_tools
+from ggufspec.server.tool_calls import OPENING
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 _PENALTIES = ("presence_penalty", "frequency_penalty")
@@ -41,7 +41,8 @@ def parse_request(
         prompts: Sequence[str | Sequence[int]] = [_chat_prompt(body, tools, engine)]
         n_top = (body.top_logprobs or 0) if body.logprobs else None
     elif isinstance(body, CompletionRequest):
-        prompts = _prompts_of(body.prompt)
+        is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
+        prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
         n_top = body.logprobs
     else:
         prompts = [body.prompt]
@@ -52,7 +53,7 @@ def parse_request(
 def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
     if (template := engine.target.model.chat_template) is None:
         raise PromptError("this model has no chat template; use /v1/completions")
-    if tools and not supports_tools(template):
+    if tools and not ("tools" in template and OPENING in template):
         raise PromptError(
             f"the chat template of this model does not support tools with {OPENING}, the only "
             "format that this server parses; leave out 'tools'"
@@ -89,12 +90,6 @@ def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> 
         (n for n in (max_tokens, server.max_tokens) if n is not None), default=None
     )
     return CheckedOptions.of(cast("GenerateOptions", options))
-
-
-def _prompts_of(prompt: str | Sequence[Any]) -> Sequence[str | Sequence[int]]:
-    if isinstance(prompt, str) or isinstance(prompt[0], int):
-        return [cast("str | Sequence[int]", prompt)]
-    return prompt
 
 
 def _schema_of(wanted: ResponseFormat) -> Mapping[str, object] | None:

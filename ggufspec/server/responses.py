@@ -21,8 +21,6 @@ FINGERPRINT = f"ggufspec-{__version__}"
 
 @dataclass
 class _Choice:
-    """What has been generated of one choice."""
-
     index: int
     parser: ToolCallParser | None
     text: str = ""
@@ -55,11 +53,6 @@ class ResponseBuilder:
             "model": model,
             "system_fingerprint": FINGERPRINT,
         }
-
-    @property
-    def texts(self) -> list[str]:
-        """The text of each choice."""
-        return [choice.text for choice in self._choices]
 
     def add(self, event: ChoiceDelta | ChoiceFinished) -> list[dict[str, Any]]:
         """Take in an event; returns the chunks for it."""

@@ -1,8 +1,4 @@
-"""The request bodies, with OpenAI's names where OpenAI has the field.
-
-Unknown fields are ignored, as OpenAI's clients send many. Fields that would change the response
-but are not supported are refused.
-"""
+"""The request bodies, with OpenAI's names; unknown fields are ignored, as clients send many."""
 
 from __future__ import annotations
 

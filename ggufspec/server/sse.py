@@ -1,8 +1,4 @@
-"""Server-sent events: frames, and a response that streams them.
-
-Unlike sse-starlette's response, this one closes its generator at once when the client is gone, and
-leaves keep-alives to the generator and signals to the server.
-"""
+"""Server-sent events: frames, and a response that closes its generator once the client is gone."""
 
 from __future__ import annotations
 

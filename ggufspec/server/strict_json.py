@@ -1,8 +1,4 @@
-"""Parses request bodies as JSON that every parser reads in the same way.
-
-That is: UTF-8, finite numbers of at most 19 digits, no repeated keys, no half of a surrogate pair,
-and at most 64 levels of nesting.
-"""
+"""Parses request bodies as JSON, and refuses what some parsers read in another way."""
 
 from __future__ import annotations
 

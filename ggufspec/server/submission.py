@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from ggufspec.server.errors import request_timeout
+from ggufspec.server.errors import ApiError
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.queue import (
     ChoiceDelta,
@@ -58,7 +58,15 @@ async def submit(
                 raise ClientDisconnect
             left = deadline - monotonic()
             if left <= 0:
-                raise request_timeout(options.timeout)
+                raise ApiError(
+                    504,
+                    f"the request took longer than {options.timeout:g} s; ask for fewer tokens, or "
+                    "start the server with a larger --timeout",
+                    "timeout_error",
+                    code="timeout",
+                    # OpenAI's clients retry a 504 by default, and it would take as long again.
+                    headers={"x-should-retry": "false"},
+                )
             waited_for: set[asyncio.Future[Any]] = {pending, disconnected}
             await asyncio.wait(
                 waited_for,

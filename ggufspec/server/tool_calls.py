@@ -14,11 +14,6 @@ OPENING = "<tool_call>"
 _CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*(?:</tool_call>|\Z)", re.DOTALL)
 
 
-def supports_tools(template: str) -> bool:
-    """Whether a chat template takes tools and writes calls in the format that is parsed here."""
-    return "tools" in template and OPENING in template
-
-
 class ToolCallParser:
     """Separates a text that comes in pieces into content and tool calls."""
 

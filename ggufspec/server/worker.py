@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -14,14 +15,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
-from ggufspec.server.errors import (
-    ApiError,
-    api_error_of,
-    log_error,
-    queue_full,
-    server_stopping,
-    worker_failed,
-)
+from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.queue import (
@@ -91,7 +85,15 @@ class EngineWorker:
             n_waiting, n_slots = len(self._waiting), self._engine.n_slots
             if n_waiting >= self._n_waiting_max + max(n_slots - len(self._running), 0):
                 mean = self._ended_seconds / self._n_ended if self._n_ended else 1.0
-                raise queue_full(n_waiting, min(mean * (n_waiting + 1) / n_slots, _MAX_RETRY))
+                seconds = min(mean * (n_waiting + 1) / n_slots, _MAX_RETRY)
+                raise ApiError(
+                    429,
+                    f"the queue is full ({n_waiting} requests are waiting); retry after the "
+                    "seconds in Retry-After",
+                    "rate_limit_error",
+                    code="queue_full",
+                    headers={"Retry-After": str(max(1, math.ceil(seconds)))},
+                )
             self._waiting.append(request)
             self._changed.notify_all()
         return request
@@ -170,7 +172,7 @@ class EngineWorker:
                 with self._ends_on_error(choice.owner):
                     self._deliver(choice, errors.get(choice.generation))
         for request in list(self._running):
-            if request.is_finished:
+            if not request.pending and not request.choices:
                 self._end(request, "completed")
 
     def _start_choices(self) -> None:
@@ -227,7 +229,6 @@ class EngineWorker:
         ]
 
     def _release(self, choice: RunningChoice) -> None:
-        """Give back what a choice holds, and count its tokens."""
         choice.owner.choices.remove(choice)
         choice.generation.close()
         self._metrics.observe(choice.generation.completion.stats, self._engine.plain_seconds)

@@ -1,7 +1,4 @@
-"""Encodes weights in llama.cpp's types: exact ones of -1, 0 and 1, and random ones.
-
-The layouts: ggml-quants.c of llama.cpp.
-"""
+"""Encodes weights in llama.cpp's types (ggml-quants.c): exact -1, 0 and 1, and random ones."""
 
 from __future__ import annotations
 
@@ -72,7 +69,6 @@ def _set_scales(blocks: Bytes, layout: BlockLayout, scale: float) -> None:
 
 
 def _joined(fields: Sequence[NDArray[Any] | bytes]) -> Bytes:
-    """The fields of each block side by side."""
     n_blocks = max(len(field) for field in fields if not isinstance(field, bytes))
     wide = [
         np.broadcast_to(np.frombuffer(field, np.uint8), (n_blocks, len(field)))

@@ -1,7 +1,4 @@
-"""Lays out a GGUF file: metadata, tensor infos, then the data of each tensor, aligned.
-
-The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-"""
+"""Lays out a GGUF file (ggml's docs/gguf.md): metadata, tensor infos, aligned tensor data."""
 
 from __future__ import annotations
 
@@ -87,7 +84,6 @@ def _aligned(n_bytes: int) -> int:
 
 
 def _value(value: Any) -> bytes:
-    """A value with its type in front."""
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):

@@ -1,16 +1,4 @@
-"""The fixed next-token table of stand-ins: which token follows each, and a draft's errors in it.
-
-All of it comes from a hash, so that files written on two machines agree: numpy does not promise
-that its random numbers stay the same.
-
-The table is one cycle through all words, so no text runs into a loop. A draft with an agreement
-below 1 has errors at fixed places along that cycle: a run of right tokens, then a wrong one. After
-a wrong draft token the target writes the right one, so a run ends where a round ends, whatever the
-draft length, and acceptance depends on the lengths of runs alone. They have the geometric
-distribution of independent errors, but are drawn from a scrambled van der Corput sequence: a text
-of 200 tokens is within two points of the agreement (one standard deviation), where independent
-errors need a thousand.
-"""
+"""The next-token table of stand-ins, and a draft's errors in it, from a hash: see the guide."""
 
 from __future__ import annotations
 
@@ -44,7 +32,9 @@ def successors(n_vocab: int, agreement: float) -> NDArray[np.int64]:
     place[order] = np.arange(n)
     is_word = np.zeros(n_vocab, np.bool_)
     is_word[words.start : words.stop] = True
-    agrees = np.where(is_word, is_right(n, agreement)[place], _by_chance(n_vocab, agreement))
+    drawn = _fractions(_hashed(np.arange(n_vocab, dtype=np.uint64), _CHANCE))
+    by_chance = (drawn <= agreement) & (agreement > 0)
+    agrees = np.where(is_word, is_right(n, agreement)[place], by_chance)
     return order[(place + 1 + np.where(agrees, 0, n // 2)) % n]  # type: ignore[no-any-return]
 
 
@@ -89,11 +79,6 @@ def _spread(n: int) -> NDArray[np.float64]:
         flip = _hashed(node, _FLIPS) & np.uint64(1)
         found += (member >> np.uint64(bit) & np.uint64(1) ^ flip) / (2 << bit)
     return found
-
-
-def _by_chance(n: int, agreement: float) -> NDArray[np.bool_]:
-    drawn = _fractions(_hashed(np.arange(n, dtype=np.uint64), _CHANCE))
-    return drawn <= agreement if agreement > 0 else np.zeros(n, np.bool_)
 
 
 def _fractions(hashed: NDArray[np.uint64]) -> NDArray[np.float64]:

@@ -1,14 +1,4 @@
-"""The embedded target padded with zeros: a target of any size that computes the same function.
-
-Every matrix is copied into the top-left corner of a larger one, everything else is zero, added
-layers are all zero. Weights are F16: a pass reads two bytes per weight, so it takes the time of an
-unquantized model of that size. Heads keep their size of 32, so rotary angles stay the same.
-
-Padding changes only the mean square in an RMS norm, taken over D instead of d columns. Norm weights
-times sqrt(d / D) and epsilon times d / D undo it, without rounding where d / D is a power of 4.
-Where D is 2d, 8d ..., everything that writes to the residual stream writes it twice, side by side,
-and the norms read the first copy: 2d / D takes the place of d / D.
-"""
+"""The embedded target padded with zeros; it computes the same function: see the guide."""
 
 from __future__ import annotations
 

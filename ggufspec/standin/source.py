@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from pathlib import Path
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
@@ -34,10 +34,13 @@ def source_of(name: str, registry: Registry | None = None) -> Header:
         paths = locate(name, registry)
         named = names.parse(name, registry)
     except ModelError as error:
-        raise ModelError(f"{error}{_near(stem or name, known)}") from error
+        word = (stem or name).lower()
+        near = [f"{each}:Q4_K_M" for each in get_close_matches(word, known, n=2, cutoff=0.6)]
+        hint = f"; similar names: {', '.join(near)}" if near else ""
+        raise ModelError(f"{error}{hint}") from error
     if paths is not None:
         return read_header(paths[0])
-    assert not isinstance(named, names.LocalFile)
+    assert not isinstance(named, Path)
     entry = named.entry if isinstance(named, names.HubFiles) else None
     entries = [entry] if entry else registry.models.values()
     found = next((each.shape for each in entries if each.repo == named.repo and each.shape), None)
@@ -102,8 +105,3 @@ def _check_architecture(name: str, architecture: str) -> None:
             f"{name} has the architecture {architecture}, which stand-ins do not support; "
             f"supported are {', '.join(ARCHITECTURES)}"
         )
-
-
-def _near(word: str, known: Mapping[str, object]) -> str:
-    near = [f"{each}:Q4_K_M" for each in get_close_matches(word.lower(), known, n=2, cutoff=0.6)]
-    return f"; similar names: {', '.join(near)}" if near else ""

@@ -1,9 +1,4 @@
-"""The vocabulary of stand-ins: single bytes, begin and end of text, and made-up words.
-
-Bytes come first, so that any text can be tokenized. Words such as " bakemo" are single tokens in a
-prompt too, since the pre-tokenizer looks for whole words before it merges. What pads a vocabulary
-to its size is unused. It depends on the size alone, so any two stand-ins of one family share it.
-"""
+"""The vocabulary of stand-ins: single bytes, begin and end of text, made-up words, and padding."""
 
 from __future__ import annotations
 

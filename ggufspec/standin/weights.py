@@ -1,16 +1,4 @@
-"""The weights of a stand-in, made so that its text follows the next-token table.
-
-Layers run at full cost but do not affect the output: the matrices that write to the residual stream
-have scales of zero. So the residual stream is the embedding of a token, which is the code of its
-successor; each row of the output matrix is a token's code, so the successor's logit is largest.
-
-If one matrix is both embedding and output, logits would be symmetric, and no symmetric table
-is a cycle. Then the embedding is two codes side by side, of the successor and of the
-token itself, and the feed-forward network of the last layer moves the first over the second, 16
-times as large: rows of `up` pick single columns, `gate` holds the one column that is 1 in every
-token (a constant factor), and `down` puts them into place. The output's norm lets only the second
-half through.
-"""
+"""The weights of a stand-in, made so that its text follows the next-token table: see the guide."""
 
 from __future__ import annotations
 

@@ -115,7 +115,11 @@ class GrammarConstraint:
             if at not in self._masks:
                 mask = self._mask() if self._read(text[:at]) else None
                 if at == n and self._matcher.is_error():
-                    raise self._failure()
+                    complaint = summary(self._matcher.get_error())
+                    raise DecodeError(
+                        f"the text cannot continue ({complaint}): the grammar or schema is too "
+                        "complex, or requires what no token of this vocabulary has; simplify it"
+                    )
                 if mask is None or self._matcher.is_error():
                     rows += [np.zeros(self._table.n_words, np.uint32)] * (len(text) + 1 - at)
                     break
@@ -202,10 +206,3 @@ class GrammarConstraint:
         mask = np.zeros(self._table.n_words, np.uint32)
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         return mask
-
-    def _failure(self) -> DecodeError:
-        complaint = summary(self._matcher.get_error())
-        return DecodeError(
-            f"the text cannot continue ({complaint}): the grammar or schema is too complex, or "
-            "requires what no token of this vocabulary has; simplify it"
-        )

@@ -94,7 +94,7 @@ def of_grammar(text: str) -> str:
     refused = _NOT_ROLLED_BACK.search(text)
     if refused:
         raise OptionError(f"the grammar has {refused[1]}=, which is not supported; leave it out")
-    complaint = limited(lambda: _complaint_of_grammar(made), "grammar")
+    complaint = limited(lambda: LLMatcher.validate_grammar(made, limits=LIMITS), "grammar")
     if complaint:
         raise OptionError(f"the grammar cannot be used: {summary(complaint)}")
     return made
@@ -110,7 +110,9 @@ def of_regex(regex: str) -> str:
         made = f"start: /{regex_to_lark(regex)}/"
     except UnicodeEncodeError as error:
         raise OptionError(f"the regular expression is not valid Unicode: {error.reason}") from error
-    complaint = limited(lambda: _complaint_of_grammar(made), "regular expression")
+    complaint = limited(
+        lambda: LLMatcher.validate_grammar(made, limits=LIMITS), "regular expression"
+    )
     if complaint:
         reason = complaint.partition("\n   1 |")[0].splitlines()[-1]
         reason = summary(reason.rpartition("(in regex): ")[2].removeprefix("error: "))
@@ -341,11 +343,8 @@ def _place(root: dict[str, Any], complaint: str) -> str:
 
 def _complaint(schema: dict[str, Any]) -> str:
     """Why llguidance cannot use a schema; empty if it can."""
-    return _complaint_of_grammar(LLMatcher.grammar_from_json_schema(json.dumps(schema)))
-
-
-def _complaint_of_grammar(grammar: str) -> str:
-    return LLMatcher.validate_grammar(grammar, None, limits=LIMITS)
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return LLMatcher.validate_grammar(grammar, limits=LIMITS)
 
 
 def _number(text: str) -> int | float:

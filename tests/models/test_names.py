@@ -8,7 +8,7 @@ import pytest
 
 from ggufspec.errors import ModelError
 from ggufspec.models import quants
-from ggufspec.models.names import HubFiles, HubQuant, LocalFile, parse
+from ggufspec.models.names import HubFiles, HubQuant, parse
 from ggufspec.models.registry import parse_registry
 
 REGISTRY = parse_registry(
@@ -55,7 +55,7 @@ def test_a_file_that_is_there_goes_before_all(
     monkeypatch.chdir(tmp_path)
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     Path(name).touch()
-    assert parse(name, REGISTRY) == LocalFile(Path(name))
+    assert parse(name, REGISTRY) == Path(name)
 
 
 @pytest.mark.parametrize(
