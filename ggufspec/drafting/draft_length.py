@@ -277,6 +277,8 @@ class AutoLength:
         n_most = min(len(probs), len(curve) - 1)
         for n in range(n_most, 0, -1):
             paid = curve[n] - curve[0] + fixed + n * step
+            if paid <= room and n == n_most:
+                return n
             risk, won, reached = 0.0, 0.0, 1.0
             for k, p in enumerate(probs[:n]):
                 risk += reached * (1 - p) * max(paid - k * plain, 0.0)

@@ -147,6 +147,29 @@ def test_frozen_costs_do_not_change_and_copies_are_independent() -> None:
     assert (costs.curve[0], copy.curve[0]) == (1.0, 0.5)
 
 
+def test_tokens_that_a_first_step_reads_do_not_count_as_steps() -> None:
+    costs = costs_of(n1=1.0)
+    for _ in range(10):
+        costs.observe_draft(3, 0.33, n_further=1)  # steps of 0.1, and 0.03 for a token to read
+        costs.observe_draft(3, 0.30)
+        costs.observe_draft(1, 0.40, n_further=10)
+    assert costs.step == pytest.approx(0.1, rel=0.02)
+    assert costs.read == pytest.approx(0.03, rel=0.1)
+
+
+def test_what_is_known_of_a_draft_is_doubted_once_it_is_old() -> None:
+    """So a draft that was too slow is tried again; also where that is known from a document."""
+    costs = costs_of(n1=1.0, n4=4.0)
+    costs.observe_draft(1, 0.5)
+    for known in (costs, CostModel.of_document(costs.to_document(), 8)):
+        four = known.curve[3]
+        for _ in range(2000):
+            known.observe_target(1, 1.0)
+        assert 0.3 < known.step < 0.45
+        assert known.curve[3] < four
+        assert known.curve[0] == pytest.approx(1.0)
+
+
 def test_a_document_restores_the_costs() -> None:
     costs = costs_of(n1=1.0, n4=1.5)
     costs.observe_draft(4, 0.4)
