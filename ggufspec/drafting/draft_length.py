@@ -284,7 +284,7 @@ class AutoLength:
                 risk += reached * (1 - p) * max(paid - k * plain, 0.0)
                 reached *= p
                 won += reached * plain
-            is_small = fixed <= room and risk <= constants.SMALL_RISK * paid
+            is_small = fixed <= room and risk <= constants.SMALL_RISK * (won - paid)
             if (paid <= room or is_small) and (n == n_most or paid < won):
                 return n
         return 0
