@@ -1,7 +1,4 @@
-"""Decides how far to draft in each round, from the cost model and what is known of acceptance.
-
-The rule within a round, token by token, is native/draft_length.h's; README.md has the whole method.
-"""
+"""Decides how far to draft in each round, from the cost model and what is known of acceptance."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
 from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.loss_limit import LossLimit
 
 # By the numbers of native/draft_length.h's Stop.
 STOP_REASONS = (
@@ -188,18 +186,14 @@ class AutoLength:
         self.rule = _native.LengthRule(by_draft, block_bonus)
         self._by_target = _native.AcceptanceModel(*prior.by_target, weight, memory)
         self._before = _native.AcceptanceModel(*prior.by_target)
-        self._n_observed = 0  # tokens that the acceptance models have learned from
-        self._sum_observed = 0.0  # of their acceptance probabilities
+        self._n_observed, self._sum_observed = 0, 0.0  # acceptances that were learned from
         self._block_bonus = block_bonus
         self._bonus_sum, self._bonus_weight = 0.0, constants.BLOCK_BONUS_WEIGHT
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self.has_model = has_model
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
-        self._n_tokens = 0  # of the text
-        self._n_since_free = 0  # of them, since n-grams were last drafted
-        # Time beyond that of plain decoding, in plain passes, of rounds with free drafts (n-grams,
-        # forced text), and with those of the draft model; negative: saved.
-        self._lost_free = self._lost_model = 0.0
+        self._loss_limit = LossLimit()
+        self._n_since_free = 0  # tokens since n-grams were last drafted
         self._n_sharers = 1
         self._curve: Sequence[float] = ()  # as the rule has it
         self._is_current = False  # the rule, in this round
@@ -226,8 +220,13 @@ class AutoLength:
         self._n_unread = n_unread
         self._update()
         mean = sum(self._probs) / len(self._probs)
-        n_affordable = self._n_affordable(
-            [mean] * n_max, self._reading_seconds(), self.costs.step, is_free=False
+        n_affordable = self._loss_limit.n_affordable(
+            [mean] * n_max,
+            self._curve,
+            self._plain,
+            fixed=self._reading_seconds(),
+            step=self.costs.step,
+            is_free=False,
         )
         if not self.costs.knows_draft:
             n_affordable = min(n_affordable, 1)
@@ -246,11 +245,6 @@ class AutoLength:
             return NO_GAIN
         return "" if n_affordable else LOSS_LIMIT
 
-    @property
-    def _gain(self) -> float:
-        """Of a round that drafts by the rule, compared with a plain one, in tokens."""
-        return self.rule.gain - self.rule.prefix_length([])[1]
-
     def _reading_seconds(self) -> float:
         """To read what the draft model has not read yet, before its first draft step."""
         return (self._n_unread - 1) * self.costs.read
@@ -261,33 +255,6 @@ class AutoLength:
         unusual = (self._n_unread - 2) * self.costs.read  # two tokens follow an accepted draft
         horizon = max(self._n_since_free, constants.READING_HORIZON)
         return unusual <= horizon * saved
-
-    def _n_affordable(
-        self, probs: Sequence[float], fixed: float = 0.0, step: float = 0.0, *, is_free: bool
-    ) -> int:
-        """How many tokens of these acceptance probabilities risk no more than may still be lost.
-
-        `fixed`, `step`: seconds of the draft model, once and for each token.
-        """
-        curve, plain = self._curve, self._plain
-        limit = constants.MAX_LOSS * max(self._n_tokens, constants.N_LOSS_TOKENS)
-        lost = self._lost_free if is_free else self._lost_model
-        # Each of the two has half of the limit, whatever the other has lost.
-        room = max(limit - self._lost_free - self._lost_model, limit / 2 - lost) * plain
-        n_most = min(len(probs), len(curve) - 1)
-        for n in range(n_most, 0, -1):
-            paid = curve[n] - curve[0] + fixed + n * step
-            if paid <= room and n == n_most:
-                return n
-            risk, won, reached = 0.0, 0.0, 1.0
-            for k, p in enumerate(probs[:n]):
-                risk += reached * (1 - p) * max(paid - k * plain, 0.0)
-                reached *= p
-                won += reached * plain
-            is_small = fixed <= room and risk <= constants.SMALL_RISK * (won - paid)
-            if (paid <= room or is_small) and (n == n_most or paid < won):
-                return n
-        return 0
 
     def _should_measure_plain(self) -> bool:
         costs = self.costs
@@ -304,9 +271,12 @@ class AutoLength:
         self._update()
         if not (probs or forced) or (not forced and self._should_measure_plain()):
             return PrefixLength(0, 0.0, beats_model=False)
-        n_affordable = self._n_affordable([*forced, *probs], is_free=True)
+        n_affordable = self._loss_limit.n_affordable(
+            [*forced, *probs], self._curve, self._plain, is_free=True
+        )
         probs = probs[: max(n_affordable - len(forced), 0)]
-        return _prefix_length(self.rule, probs, forced, self._gain if self.has_model else 0.0)
+        model_gain = self.rule.gain - self.rule.prefix_length([])[1] if self.has_model else 0.0
+        return _prefix_length(self.rule, probs, forced, model_gain)
 
     # Observations.
 
@@ -348,18 +318,14 @@ class AutoLength:
     def observe_round(self, round_: Round) -> None:
         self._observe_costs(round_)
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
-        n_tokens = len(round_.tokens)
-        self._n_tokens += n_tokens
+        n_tokens, lost = len(round_.tokens), 0.0
         if n_drafted or n_evaluated:
             curve = costs.per_text(self._n_sharers)
             seconds = curve[min(n_drafted, len(curve) - 1)] + n_evaluated * costs.step
             if n_evaluated:
                 seconds += self._reading_seconds()
             lost = seconds / self._plain - n_tokens
-            if n_evaluated:
-                self._lost_model += lost
-            else:
-                self._lost_free += lost
+        self._loss_limit.observe(n_tokens, lost, is_free=not n_evaluated)
         self._n_since_free = 0 if n_drafted and not n_evaluated else self._n_since_free + n_tokens
         self._n_since_plain = self._n_since_plain + 1 if n_drafted else 0
         self._n_rounds += 1
@@ -419,12 +385,9 @@ class AutoLength:
         """Equally likely acceptance probabilities of the next token of the draft model."""
         if not self.has_model:
             return [0.0]
-        return [self._by_target.probability(gap) for gap in self._gap_levels()]
-
-    def _gap_levels(self) -> list[float]:
-        """Quantiles of the target's last logit gaps."""
         gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
-        return [gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels)]
+        levels = (gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels))
+        return [self._by_target.probability(gap) for gap in levels]
 
 
 def _prefix_length(
