@@ -196,6 +196,7 @@ class AutoLength:
         self._n_since_free = 0  # tokens since n-grams were last drafted
         self._n_sharers = 1
         self._curve: Sequence[float] = ()  # as the rule has it
+        self._mean = 0.0  # acceptance probability of the next token
         self._is_current = False  # the rule, in this round
         # Of the current round.
         self._skipped = ""
@@ -219,9 +220,8 @@ class AutoLength:
     def start_round(self, n_max: int, n_unread: int) -> Action:
         self._n_unread = n_unread
         self._update()
-        mean = sum(self._probs) / len(self._probs)
         n_affordable = self._loss_limit.n_affordable(
-            [mean] * n_max,
+            [self._mean] * n_max,
             self._curve,
             self._plain,
             fixed=self._reading_seconds(),
@@ -359,7 +359,7 @@ class AutoLength:
                 "target pass, too much even if all are accepted. Use a smaller draft, give it more "
                 "of the GPU (-ngld), or leave it out"
             )
-        acceptance = self._sum_observed / max(self._n_observed, 1)
+        acceptance = self._sum_observed / self._n_observed if self._n_observed else self._mean
         return (
             f"drafting did not help: {acceptance:.0%} of draft tokens would be accepted, and "
             f"verifying 2 tokens costs {curve[1] / curve[0]:.1f}x a pass over one; "
@@ -378,8 +378,9 @@ class AutoLength:
             return
         self._is_current = True
         self._curve = self.costs.per_text(self._n_sharers)
-        self._probs = self._probabilities()
-        self.rule.update(self._curve, self.costs.step, self._probs, 1 / self._plain)
+        probabilities = self._probabilities()
+        self._mean = sum(probabilities) / len(probabilities)
+        self.rule.update(self._curve, self.costs.step, probabilities, 1 / self._plain)
 
     def _probabilities(self) -> list[float]:
         """Equally likely acceptance probabilities of the next token of the draft model."""

@@ -302,6 +302,14 @@ def test_a_draft_that_is_too_slow_gets_advice() -> None:
     )
 
 
+def test_advice_without_any_draft_tells_what_is_expected() -> None:
+    policy = chosen([1.0, 1.9, 2.8, 3.7], 0.05, prior=both(0.0, 0.0))
+    for _ in range(100):
+        assert policy.start_round(3, 1) is Action.SKIP
+        policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
+    assert "50% of draft tokens would be accepted" in (policy.advice() or "")
+
+
 def test_drafting_resumes_when_the_text_changes() -> None:
     """A draft that is wrong for 200 tokens, and right from then on."""
     target, other = random_logits(1), random_logits(2)
