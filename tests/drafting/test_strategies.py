@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +15,9 @@ import ggufspec
 from ggufspec.decoding import verify
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.types import Round
+from ggufspec.decoding.types import Logits, Round
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
+from ggufspec.drafting.draft_length import Action, FixedLength, LengthPolicy
 from ggufspec.engine.options import CheckedOptions
 
 N_VOCAB = 30
@@ -95,6 +97,49 @@ def test_the_model_drafts_where_the_text_does_not_repeat() -> None:
     assert any(authors)
     assert not all(authors)
     assert len(rounds) < 16
+
+
+class ReadingSession(FakeSession):
+    """Notes how many tokens each score had to read, as a session with a KV cache does."""
+
+    def __init__(self, logits_after: Callable[[tuple[int, ...]], np.ndarray], held: list[int]):
+        super().__init__(logits_after)
+        self.n_read: list[int] = []
+        self._held = held
+
+    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(self._held, tokens, strict=False))
+        self.n_read.append(len(tokens) - sum(1 for _ in same))
+        self._held = list(tokens)
+        return super().score(tokens, draft)
+
+
+class SometimesLength(FixedLength):
+    """Drafts in two rounds, then not in two; notes what is unread, and for which score."""
+
+    def __init__(self, session: ReadingSession) -> None:
+        super().__init__()
+        self.unread: dict[int, int] = {}
+        self._session = session
+        self._n_rounds_started = 0
+
+    def start_round(self, n_max: int, n_unread: int) -> Action:
+        self._n_rounds_started += 1
+        action = super().start_round(n_max if self._n_rounds_started % 4 in (1, 2) else 0, n_unread)
+        if action is Action.DRAFT:
+            self.unread[len(self._session.n_read)] = n_unread
+        return action
+
+
+def test_the_policy_knows_what_the_draft_model_has_not_read() -> None:
+    """After rejected drafts, complete ones, and rounds without."""
+    script = list(range(2, 29))
+    wrong = [*script[:-1], 29]
+    draft = ReadingSession(scripted_logits(wrong, N_VOCAB), held=[1])
+    policy = SometimesLength(draft)
+    run(FakeSession(scripted_logits(script, N_VOCAB)), "model", draft=draft, policy=policy)
+    assert set(policy.unread.values()) >= {1, 2, 3}
+    assert policy.unread == {i: draft.n_read[i] for i in policy.unread}
 
 
 def test_the_model_drafter_needs_a_model() -> None:

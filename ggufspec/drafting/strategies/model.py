@@ -35,7 +35,8 @@ class ModelDrafter:
         }
         self._rows: Rows | None = None
         self._drafted: Draft | None = None
-        self._n_read: int | None = None  # tokens that the draft model had read after its last draft
+        self._n_read: int | None = None  # tokens of the text that the draft model has read
+        self._n_before = 0  # tokens of the text before the last draft
         self._forced = materials.forced
         self._drawn: list[int] = []  # positions in the draft whose distributions were computed
 
@@ -45,6 +46,7 @@ class ModelDrafter:
         policy = self._policy
         if self._n_read is None:
             self._n_read = len(tokens) - 1  # the prompt was read ahead
+        self._n_before = len(tokens)
         action = policy.start_round(n_max, len(tokens) - self._n_read)
         if action is Action.PLAIN:
             return Draft((), why=policy.why)
@@ -91,7 +93,6 @@ class ModelDrafter:
             if token < 0:
                 break
             context.append(token)
-            self._n_read = len(context)
             n += 1
             if token in stop_tokens:
                 break
@@ -118,6 +119,8 @@ class ModelDrafter:
         self._policy.observe_gaps(map(target.gap, chosen))
         if draft is not self._drafted:
             return
+        if self._n_read is not None:
+            self._n_read = min(self._n_read, self._n_before + verdict.n_accepted)
         n_accepted = sum(i < min(verdict.n_accepted, len(draft.tokens)) for i in self._drawn)
         gaps = map(target.gap, self._drawn)
         self._policy.observe_verdict(n_accepted, self._acceptances(target), gaps)
