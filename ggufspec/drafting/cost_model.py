@@ -82,7 +82,8 @@ class CostModel:
         if n_further:
             read = max(seconds - n_steps * self._step, 0.0) / n_further
             read = min(read, self._step)
-            self._read = _updated(self._read, read, self._n_steps) if self._read else read
+            rate = 1 - (1 - constants.COST_LEARNING_RATE) ** n_further
+            self._read += (read - self._read) * rate if self._read else read
         else:
             each = seconds / n_steps
             self._step = _updated(self._step, each, self._n_steps)
@@ -250,7 +251,7 @@ def _size(key: object) -> int:
 def _checked(value: object, *, or_zero: bool = False) -> float:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if is_number:
-        in_range = constants.MIN_SECONDS < value < constants.MAX_SECONDS  # type: ignore[operator]
-        if in_range or (or_zero and value == 0):
+        least = 0 if or_zero else constants.MIN_SECONDS
+        if least <= value < constants.MAX_SECONDS:  # type: ignore[operator]
             return float(value)  # type: ignore[arg-type]
     raise ValueError(f"{str(value)[:40]!r} cannot be the seconds of a pass")

@@ -157,6 +157,20 @@ def test_tokens_that_a_first_step_reads_do_not_count_as_steps() -> None:
     assert costs.read == pytest.approx(0.03, rel=0.1)
 
 
+def test_a_long_reading_outweighs_short_ones_that_seemed_free() -> None:
+    """What is read behind a complete draft is lost in the noise of its steps."""
+    costs = CostModel(4)
+    costs.observe_target(1, 1.0)
+    costs.observe_draft(4, 0.4)
+    costs.observe_draft(4, 0.42, n_further=1)
+    for _ in range(300):
+        costs.observe_draft(4, 0.4, n_further=1)
+    costs = CostModel.of_document(json.loads(json.dumps(costs.to_document())), 4)
+    assert costs.read < 0.001
+    costs.observe_draft(1, 0.1 + 30 * 0.02, n_further=30)
+    assert costs.read == pytest.approx(0.02, rel=0.05)
+
+
 def test_what_is_known_of_a_draft_is_doubted_once_it_is_old() -> None:
     """So a draft that was too slow is tried again; also where that is known from a document."""
     costs = costs_of(n1=1.0, n4=4.0)
