@@ -3,32 +3,43 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ggufspec.common.files import USER_FOLDER, write_whole
+from ggufspec.common.progress import Progress
+from ggufspec.errors import OptionError
 from ggufspec.models.tensors import TYPES, Tensor
 
 _ALIGNMENT = 32
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9  # gguf_type
+# gguf_metadata_value_type; SCALARS has the codes of `struct` of those with a fixed size
+_UINT32, _INT32, _FLOAT32, _BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
+SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 
 Chunk = bytes | memoryview
+
+
+class Encoded(bytes):
+    """A value of the metadata as it is in a file: its type, then its content."""
 
 
 @dataclass(frozen=True)
 class GgufFile:
     """A GGUF file that is planned but not written; its content is made while it is written.
 
-    values: the metadata: bool, int, float, str, or a list of bytes (texts), floats or integers.
+    values: the metadata: bool, int, float, str, a list of bytes (texts), booleans, floats or
+    integers, or a value of another file.
     data: yields the data of each tensor in order, in chunks of a few megabytes; a chunk may be
-    overwritten when the next one is made.
+    overwritten when the next one is made. sources: the files that it is made from.
     """
 
     values: Mapping[str, Any]
     tensors: tuple[Tensor, ...]
     data: Callable[[], Iterable[Iterable[Chunk]]]
+    sources: tuple[Path, ...] = ()
 
     @cached_property
     def header(self) -> bytes:
@@ -79,11 +90,45 @@ class GgufFile:
             return False
 
 
+def write(
+    file: GgufFile, path: Path, *, force: bool = False, progress: Progress | None = None
+) -> None:
+    """Write the file: afterwards it is whole, or as it was before. Memory stays small at any size.
+
+    progress: called with bytes done and bytes in all. force: replace an existing file.
+    Raises OptionError as `check_path`, CacheError if the folder or the disk does not take the file.
+    """
+    check_path(path, force=force, sources=file.sources)
+    write_whole(path, file.n_bytes, file.chunks(), progress, USER_FOLDER)
+
+
+def check_path(path: Path, *, force: bool, sources: Sequence[Path] = ()) -> None:
+    """Raise OptionError for a path that cannot or must not be written.
+
+    A folder, a device, a path whose folder does not exist, one of the files that are read to make
+    it (`sources`), or, without `force`, any existing file.
+    """
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder: name the file to write, such as {path}/model.gguf")
+    if not path.parent.is_dir():
+        raise OptionError(f"the folder {path.parent} does not exist: create it first")
+    if not path.exists():
+        return
+    if any(source.samefile(path) for source in sources):
+        raise OptionError(f"{path} is the source model itself: name another file")
+    if not path.is_file():
+        raise OptionError(f"{path} is not a regular file and cannot be replaced: name another one")
+    if not force:
+        raise OptionError(f"{path} exists: name another file, or replace it with --force")
+
+
 def _aligned(n_bytes: int) -> int:
     return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def _value(value: Any) -> bytes:
+    if isinstance(value, Encoded):
+        return value
     if isinstance(value, bool):
         return struct.pack("<I?", _BOOL, value)
     if isinstance(value, int):
@@ -91,13 +136,15 @@ def _value(value: Any) -> bytes:
     if isinstance(value, float):
         return struct.pack("<If", _FLOAT32, value)
     if isinstance(value, str):
-        return struct.pack("<I", _STRING) + _text(value.encode())
+        return struct.pack("<I", STRING) + _text(value.encode())
     n = len(value)
     if not value or isinstance(value[0], bytes):
-        return struct.pack("<IIQ", _ARRAY, _STRING, n) + b"".join(map(_text, value))
+        return struct.pack("<IIQ", ARRAY, STRING, n) + b"".join(map(_text, value))
+    if isinstance(value[0], bool):
+        return struct.pack(f"<IIQ{n}?", ARRAY, _BOOL, n, *value)
     if isinstance(value[0], float):
-        return struct.pack(f"<IIQ{n}f", _ARRAY, _FLOAT32, n, *value)
-    return struct.pack(f"<IIQ{n}i", _ARRAY, _INT32, n, *value)
+        return struct.pack(f"<IIQ{n}f", ARRAY, _FLOAT32, n, *value)
+    return struct.pack(f"<IIQ{n}i", ARRAY, _INT32, n, *value)
 
 
 def _text(data: bytes) -> bytes:
