@@ -25,6 +25,42 @@ Chunk = bytes | memoryview
 class Encoded(bytes):
     """A value of the metadata as it is in a file: its type, then its content."""
 
+    @property
+    def length(self) -> int | None:
+        """The number of elements of an array; None: a single value."""
+        kind = int.from_bytes(self[:4], "little")
+        return int.from_bytes(self[8:16], "little") if kind == ARRAY else None
+
+    @cached_property
+    def numbers(self) -> tuple[Any, ...]:
+        """The elements of an array of numbers."""
+        return struct.unpack_from(f"<{self.length}{self._code(4)}", self, 16)
+
+    def with_numbers(self, numbers: Sequence[Any]) -> Encoded:
+        """An array of other numbers of the same type."""
+        n = len(numbers)
+        return Encoded(self[:8] + struct.pack(f"<Q{n}{self._code(4)}", n, *numbers))
+
+    def picked(self, kept: Sequence[int]) -> Encoded:
+        """An array of some of its elements, of numbers or of texts."""
+        if self[4:8] != STRING.to_bytes(4, "little"):
+            numbers = self.numbers
+            return self.with_numbers([numbers[i] for i in kept])
+        starts, at = [], 16
+        for _ in range(self.length or 0):
+            starts.append(at)
+            at += 8 + int.from_bytes(self[at : at + 8], "little")
+        starts.append(at)
+        texts = b"".join(self[starts[i] : starts[i + 1]] for i in kept)
+        return Encoded(self[:8] + struct.pack("<Q", len(kept)) + texts)
+
+    def with_number(self, number: int) -> Encoded:
+        """Another single number of the same type."""
+        return Encoded(self[:4] + struct.pack(f"<{self._code(0)}", number))
+
+    def _code(self, at: int) -> str:
+        return SCALARS[int.from_bytes(self[at : at + 4], "little")]
+
 
 @dataclass(frozen=True)
 class GgufFile:
