@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,6 +27,7 @@ _ROWS = ("token_embd.weight", "output.weight", "output.bias")  # one row or valu
 # Tensors that may be as wide as the vocabulary is large by chance.
 _OF_OTHER_SIZE = re.compile(r"position_embd|blk\.\d+\.(attn|ffn|ssm|post)_(?!gate_tid2eid)")
 _MAPS = ("d2t", "t2d")  # ids of tokens, in EAGLE
+_MULTIPLE = 32  # of rows, without which llama.cpp cannot use its fastest kernels (ggml-cpu)
 _CHUNK = 4 << 20
 
 
@@ -37,10 +39,10 @@ def trimmed(
 ) -> GgufFile:
     """A copy of a model with only these tokens and layers; weights are copied, not requantized.
 
-    tokens: ids of `source`, to which those of `required_tokens` are added. layers: numbers from 0.
-    None: all. Both keep their order in the file, whatever the order here. The tokenizer reaches a
-    token only if the tokens that it is merged from are kept too. All files of a split model go
-    into one.
+    tokens: ids of `source`. Those of `required_tokens` are added, then the lowest others up to a
+    multiple of 32. layers: numbers from 0. None: all. Both keep their order in the file, whatever
+    the order here. The tokenizer reaches a token only if the tokens that it is merged from are kept
+    too. All files of a split model go into one.
 
     The metadata gets `ggufspec.trim.source`, `.source_hash` (by `fingerprint_of`), `.n_vocab`,
     `.tokens` (for each token its id in the source) and `.layers`. In a copy of a trimmed file they
@@ -61,7 +63,8 @@ def trimmed(
     if tokens is not None:
         required = trim_vocabulary.required_tokens(source, stored)
         _check_rows(source)
-        rows = sorted({*_checked(tokens, len(source.tokens), "tokens"), *required})
+        n_vocab = len(source.tokens)
+        rows = _filled({*_checked(tokens, n_vocab, "tokens"), *required}, n_vocab)
         values = trim_vocabulary.cut(source, values, rows)
     if layers is not None:
         trim_layers.check(source)
@@ -130,6 +133,12 @@ def _checked(numbers: Sequence[int], n: int, what: str) -> list[int]:
             f"numbered from 0 to {n - 1:,}"
         )
     return found
+
+
+def _filled(tokens: set[int], n_vocab: int) -> list[int]:
+    """The tokens in ascending order, filled up to a multiple with the lowest others."""
+    others = (token for token in range(n_vocab) if token not in tokens)
+    return sorted({*tokens, *islice(others, -len(tokens) % _MULTIPLE)})
 
 
 def _origin(
