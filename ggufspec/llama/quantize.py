@@ -44,7 +44,7 @@ def requantize(
     header = read_header(source)
     check_path(to, force=force, sources=header.paths)
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = _number_of(quantization)
+    params.ftype = quantization_number(quantization)
     params.allow_requantize = True
     params.nthread = n_threads
     params.max_buf_size = _BUFFER_BYTES
@@ -63,7 +63,8 @@ def requantize(
             )
 
 
-def _number_of(quantization: str) -> int:
+def quantization_number(quantization: str) -> int:
+    """The llama_ftype of a quantization. Raises OptionError for one that is not supported."""
     if quantization.upper() not in _KNOWN:
         raise OptionError(
             f"{quantization!r} is not a quantization that llama.cpp makes of a quantized model; "
