@@ -31,6 +31,11 @@ class Encoded(bytes):
         kind = int.from_bytes(self[:4], "little")
         return int.from_bytes(self[8:16], "little") if kind == ARRAY else None
 
+    @property
+    def is_numbers(self) -> bool:
+        """Whether it is an array of numbers."""
+        return self.length is not None and self[4] != STRING
+
     @cached_property
     def numbers(self) -> tuple[Any, ...]:
         """The elements of an array of numbers."""
@@ -43,7 +48,7 @@ class Encoded(bytes):
 
     def picked(self, kept: Sequence[int]) -> Encoded:
         """An array of some of its elements, of numbers or of texts."""
-        if self[4:8] != STRING.to_bytes(4, "little"):
+        if self.is_numbers:
             numbers = self.numbers
             return self.with_numbers([numbers[i] for i in kept])
         starts, at = [], 16

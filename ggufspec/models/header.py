@@ -21,8 +21,7 @@ from ggufspec.models.quants import whole_split
 from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
 
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _FIRST_READ = 2**22  # bytes; a large vocabulary takes some ten million
 _MOST_READ = 2**30
 _N_MOST_KEYS, _N_MOST_TENSORS = 2**16, 2**20
@@ -40,9 +39,8 @@ class Header:
     """The header of a model, joined from all its files if it is split.
 
     values: the metadata by key: numbers, strings, booleans, lists of numbers or of bytes (strings
-    that may not be UTF-8). n_bytes: size of the files. spans: the bytes of each value in the first
-    file. starts: the file of each tensor and the byte where its data begins. Both are empty in a
-    header that is not read from a file.
+    that may not be UTF-8). n_bytes: size of the files. If read from a file, spans: the bytes of
+    each value in the first file, and starts: for each tensor, its file and where its data begins.
     """
 
     paths: tuple[Path, ...]

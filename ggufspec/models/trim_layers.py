@@ -13,9 +13,10 @@ from ggufspec.models.header import Header
 # fmt: off
 _ALIKE = {
     "arcee", "bitnet", "bloom", "codeshell", "exaone", "falcon", "falcon-h1", "gemma", "gpt2",
-    "gptneox", "granite", "granitehybrid", "granitemoe", "internlm2", "jamba", "llama", "mamba",
-    "mamba2", "mistral3", "mpt", "nemotron", "olmo", "olmoe", "phi2", "phi3", "qwen", "qwen2",
-    "qwen2moe", "qwen3", "qwen3moe", "seed_oss", "stablelm", "starcoder", "starcoder2", "xverse",
+    "gptneox", "granite", "granitehybrid", "granitemoe", "internlm2", "jamba", "lfm2", "llama",
+    "mamba", "mamba2", "mistral3", "mpt", "nemotron", "olmo", "olmoe", "phi2", "phi3", "qwen",
+    "qwen2", "qwen2moe", "qwen3", "qwen3moe", "seed_oss", "stablelm", "starcoder", "starcoder2",
+    "xverse",
 }
 # fmt: on
 # Every n-th layer sees all tokens, the others a window. llama.cpp takes a list of layers instead.

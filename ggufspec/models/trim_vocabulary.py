@@ -14,6 +14,7 @@ _PREFIX = "tokenizer.ggml."
 _TEXTS, _SCORES, _TYPES, _MERGES = (
     _PREFIX + key for key in ("tokens", "scores", "token_type", "merges")
 )
+_LISTS = ("_token_ids", ".suppress_tokens")  # of ids, by the end of the key
 _WHOLE = "tokenizer.huggingface.json"  # describes the uncut vocabulary once more
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # llama_token_type
 # The special tokens that llama.cpp assumes where a file does not name them, by tokenizer.
@@ -45,15 +46,17 @@ def required_tokens(source: Header, values: dict[str, Encoded]) -> list[int]:
             f"the vocabulary of {source.name} cannot be trimmed: llama.cpp takes other settings of "
             f"the architecture {source.architecture} from its tokens. Keep all tokens"
         )
+    for key in (_SCORES, _TYPES):
+        n = values[key].length if key in values else len(tokens)
+        if n is None or n < len(tokens):
+            raise ModelError(
+                f"{source.paths[0]} is damaged: it has {len(tokens):,} tokens, but {n or 0:,} "
+                f"values of {key}. Download it again"
+            )
     types = values[_TYPES].numbers if _TYPES in values else (0,) * len(tokens)
-    if len(types) < len(tokens):
-        raise ModelError(
-            f"{source.paths[0]} is damaged: it has {len(tokens):,} tokens, but {len(types):,} "
-            "token types. Download it again"
-        )
     required = {*_special_tokens(source).values()}
     for key, value in values.items():
-        if key.endswith("_token_ids") and value.length is not None:
+        if key.endswith(_LISTS[0]) and value.is_numbers:
             required.update(i for i in value.numbers if 0 <= i < len(tokens))
     is_byte = _is_letter if tokenizer == "gpt2" else _is_byte_name
     n_bytes = 0
@@ -82,7 +85,7 @@ def cut(source: Header, values: dict[str, Any], kept: Sequence[int]) -> dict[str
     for key, value in values.items():
         if key == _MERGES:
             made[key] = _kept_merges(source, kept)
-        elif key.endswith(("_token_ids", ".suppress_tokens")) and value.length is not None:
+        elif key.endswith(_LISTS) and value.is_numbers:
             found = [new_ids[old] for old in value.numbers if old in new_ids]
             made[key] = value.with_numbers(found)
         elif key in (_TEXTS, _SCORES, _TYPES) or (

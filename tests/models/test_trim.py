@@ -433,6 +433,11 @@ def test_tokens_may_be_an_array_in_any_order(tmp_path: Path) -> None:
             {"tokens": [1]},
             "has tokens for 0 of 256 bytes",
         ),
+        (
+            lambda path: tiny.write_llama(path, vocab=replace(tiny.SPM, scores=(0.5,) * 200)),
+            {"tokens": [1]},
+            "has 388 tokens, but 200 values of tokenizer.ggml.scores",
+        ),
     ],
 )
 def test_models_that_cannot_be_trimmed(
