@@ -184,6 +184,20 @@ def test_without_layers_it_computes_as_if_they_added_nothing(
     )
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    ["llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "gpt2", "bloom"],
+)
+def test_stand_ins_lose_layers_that_add_nothing(architecture: str, tmp_path: Path) -> None:
+    shape = small(architecture, tied=architecture.startswith("gemma"), n_layers=5)
+    source = tmp_path / "source.gguf"
+    standin.write(
+        standin.plan(standin.source_from_dimensions("small", shape, "Q4_K_M"), 0.7), source
+    )
+    copy = trim(source, layers=[1, 2, 4])
+    np.testing.assert_array_equal(logits(copy, range(300, 340)), logits(source, range(300, 340)))
+
+
 def test_lists_with_a_value_for_each_layer_are_cut(tmp_path: Path) -> None:
     n_ff = [64, 64, 64]
     heads = [2, 4, 2]
