@@ -361,12 +361,13 @@ def write_swa(
     seed: int = 0,
     perturb: float = 0.0,
     n_window: int = 16,
+    n_layer: int = 2,
     n_ctx_train: int = 256,
     vocab: Vocab = SPM,
     sharpness: float = 3.0,
 ) -> Path:
-    """A Gemma 3 of two layers: one sees the last `n_window` tokens, one sees all."""
-    n_embd, n_layer = 32, 2
+    """A Gemma 3: every second layer sees all tokens, the others the last `n_window`."""
+    n_embd = 32
     weights = Weights(seed, perturb)
     tensors = weights.ends(vocab, n_embd, sharpness)
     tensors["token_embd.weight"] /= np.float32(np.sqrt(n_embd))  # Gemma multiplies by that
@@ -382,7 +383,7 @@ def write_swa(
     facts = {
         **_transformer(n_embd, n_layer, n_ctx_train),
         "attention.sliding_window": n_window,
-        "attention.sliding_window_pattern": n_layer,  # every second layer sees all
+        "attention.sliding_window_pattern": 2,
     }
     return _write(path, "gemma3", facts, vocab, tensors)
 

@@ -44,8 +44,10 @@ def command(like: str, agreement: float, force: bool, path: Path) -> None:
       ggufspec run --target target.gguf --draft draft.gguf --compare -p "Once"
     """
     from ggufspec import standin
+    from ggufspec.models.names import local_file
 
-    standin.check_path(path, force=force, like=like)
+    source = local_file(like)
+    standin.check_path(path, force=force, sources=[source] if source else [])
     made = standin.plan(like, agreement)
     started = monotonic()
     with late_bars() as bars:

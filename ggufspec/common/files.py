@@ -9,7 +9,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -74,9 +74,26 @@ def write_whole(
 ) -> None:
     """Write `chunks`, `n_bytes` in all, to `path`: afterwards it is whole, or as it was before.
 
-    They go to a temporary file beside it, which is synced to the disk and then renamed. It is
-    removed on any failure; the next call removes what killed runs have left behind. Several
-    processes may write at once. Raises CacheError if the folder or the disk does not take it.
+    See `whole_file`. Raises CacheError if the folder or the disk does not take it.
+    """
+    explained = _Explained(path, n_bytes, place)
+    with whole_file(path, n_bytes, place) as file:
+        n_done = 0
+        for chunk in chunks:
+            with explained:
+                write_all(file, chunk)
+            n_done += len(chunk)
+            if progress is not None:
+                progress(n_done, n_bytes)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, n_bytes: int = 0, place: _Place = USER_FOLDER) -> Iterator[FileIO]:
+    """A temporary file beside `path`, which replaces it at the end of the block.
+
+    n_bytes: what it needs at least. It is synced to the disk and then renamed. It is removed on any
+    failure; the next call removes what killed runs have left behind. Several processes may write at
+    once. Raises CacheError if the folder or the disk does not take it.
     """
     explained = _Explained(path, n_bytes, place)
     with explained:
@@ -87,13 +104,7 @@ def write_whole(
         file, temporary = _open_temporary(path)
     try:
         with file:
-            n_done = 0
-            for chunk in chunks:
-                with explained:
-                    write_all(file, chunk)
-                n_done += len(chunk)
-                if progress is not None:
-                    progress(n_done, n_bytes)
+            yield file
             with explained:
                 os.fsync(file.fileno())
                 if sys.platform == "win32":

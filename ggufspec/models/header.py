@@ -9,27 +9,24 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ggufspec.common.files import is_stream
 from ggufspec.errors import ModelError
+from ggufspec.models.gguf_file import ARRAY, SCALARS, STRING
 from ggufspec.models.quants import whole_split
 from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
 
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
-_MAGIC = b"GGUF"
-_VERSIONS = (2, 3)
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _FIRST_READ = 2**22  # bytes; a large vocabulary takes some ten million
 _MOST_READ = 2**30
 _N_MOST_KEYS, _N_MOST_TENSORS = 2**16, 2**20
 _N_MOST_DIMENSIONS = 4
 _MOST_BYTES = 2**62
-_STRING, _ARRAY = 8, 9
-# The codes of `struct` by gguf_metadata_value_type.
-_SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 _KEPT_NUMBERS = 4096  # longer arrays of numbers (one for each token) are skipped
 _DEFAULT_ALIGNMENT = 32
 _ALIGNMENTS = [2**i for i in range(21)]
@@ -42,13 +39,16 @@ class Header:
     """The header of a model, joined from all its files if it is split.
 
     values: the metadata by key: numbers, strings, booleans, lists of numbers or of bytes (strings
-    that may not be UTF-8). n_bytes: size of the files.
+    that may not be UTF-8). n_bytes: size of the files. If read from a file, spans: the bytes of
+    each value in the first file, and starts: for each tensor, its file and where its data begins.
     """
 
     paths: tuple[Path, ...]
     n_bytes: int
     values: Mapping[str, Any]
     tensors: tuple[Tensor, ...]
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    starts: Mapping[str, tuple[Path, int]] = field(default_factory=dict, repr=False)
 
     @property
     def architecture(self) -> str:
@@ -246,7 +246,9 @@ def _joined(parts: Sequence[Header]) -> Header:
     """One header from those of all files: the first has the metadata, each has other tensors."""
     tensors = tuple(tensor for part in parts for tensor in part.tensors)
     paths = tuple(path for part in parts for path in part.paths)
-    whole = Header(paths, sum(part.n_bytes for part in parts), parts[0].values, tensors)
+    starts = {name: start for part in parts for name, start in part.starts.items()}
+    n_bytes = sum(part.n_bytes for part in parts)
+    whole = Header(paths, n_bytes, parts[0].values, tensors, parts[0].spans, starts)
     if len({tensor.name for tensor in tensors}) < len(tensors):
         raise _damaged(paths[0], "two of its files hold the same tensor")
     n_tensors = whole.values.get("split.tensors.count", len(tensors))
@@ -263,7 +265,8 @@ class _Parser:
     def __init__(self, data: bytes, path: Path, n_bytes: int) -> None:
         self._data, self._path, self._n_bytes = data, path, n_bytes
         self._at = len(_MAGIC)
-        self._n_data = 0  # where the data of the tensors parsed so far ends
+        self._offsets: dict[str, int] = {}  # of the data of the tensors parsed so far
+        self._n_data = 0  # where it ends
 
     def header(self) -> Header:
         version = self._number("I")
@@ -274,29 +277,35 @@ class _Parser:
         if n_tensors > _N_MOST_TENSORS or n_keys > _N_MOST_KEYS:
             raise self._damaged(f"it claims {n_tensors:,} tensors and {n_keys:,} keys")
         values: dict[str, Any] = {}
+        spans: dict[str, tuple[int, int]] = {}
         for _ in range(n_keys):
             key = self._text()
             if not key or key in values:
                 raise self._damaged(f"the key {_shown(key)} is empty or duplicate")
+            start = self._at
             values[key] = self._value(self._number("I"))
+            spans[key] = (start, self._at)
         if not isinstance(values.get("general.architecture"), str) and "split.no" not in values:
             raise self._damaged("it names no architecture")
         tensors = tuple(self._tensor() for _ in range(n_tensors))
         if len({tensor.name for tensor in tensors}) < len(tensors):
             raise self._damaged("two of its tensors have the same name")
-        self._check_complete(tensors, values.get("general.alignment", _DEFAULT_ALIGNMENT))
-        return Header((self._path,), self._n_bytes, values, tensors)
+        data_start = self._data_start(values.get("general.alignment", _DEFAULT_ALIGNMENT))
+        starts = {name: (self._path, data_start + at) for name, at in self._offsets.items()}
+        return Header((self._path,), self._n_bytes, values, tensors, spans, starts)
 
-    def _check_complete(self, tensors: Sequence[Tensor], alignment: object) -> None:
+    def _data_start(self, alignment: object) -> int:
+        """Where the data of the tensors begins. Raises ModelError if the file ends within it."""
         if type(alignment) is not int or alignment not in _ALIGNMENTS:
             raise self._damaged(f"it aligns its tensors to {_shown(alignment)} bytes")
         start = -(-self._at // alignment) * alignment
         needed = start + self._n_data
-        if tensors and needed > self._n_bytes:
+        if self._offsets and needed > self._n_bytes:
             raise self._damaged(
                 f"it is truncated: its tensors end at byte {needed:,}, the file at "
                 f"{self._n_bytes:,}. Download it again",
             )
+        return start
 
     def _tensor(self) -> Tensor:
         name = self._text()
@@ -313,24 +322,25 @@ class _Parser:
                 f"{_shown(name)} of type {type_.name} has the shape {shape} at byte {offset}"
             )
         tensor = Tensor(name, shape, type_.name)
+        self._offsets[name] = offset
         self._n_data = max(self._n_data, offset + tensor.n_bytes)
         return tensor
 
     def _value(self, kind: int) -> Any:
-        if kind == _STRING:
+        if kind == STRING:
             return self._text()
-        if kind == _ARRAY:
+        if kind == ARRAY:
             return self._array(self._number("I"), self._number("Q"))
-        if kind not in _SCALARS:
+        if kind not in SCALARS:
             raise self._damaged(f"a value has the unknown type {kind}")
-        return self._number(_SCALARS[kind])
+        return self._number(SCALARS[kind])
 
     def _array(self, kind: int, n: int) -> list[Any] | None:
-        if kind == _STRING:
+        if kind == STRING:
             return self._texts(n)
-        if kind not in _SCALARS:
+        if kind not in SCALARS:
             raise self._damaged(f"an array has elements of the invalid type {kind}")
-        code = _SCALARS[kind]
+        code = SCALARS[kind]
         raw = self._take(n * struct.calcsize("<" + code))
         return list(struct.unpack(f"<{n}{code}", raw)) if n <= _KEPT_NUMBERS else None
 

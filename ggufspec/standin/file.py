@@ -1,17 +1,13 @@
-"""Plans and writes a stand-in: a file with the speed and memory of a model, but other text."""
+"""Plans a stand-in: a file with the speed and memory of a model, but other text."""
 
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
-from ggufspec.common.files import USER_FOLDER, write_whole
-from ggufspec.common.progress import Progress
 from ggufspec.errors import ModelError, OptionError
+from ggufspec.models.gguf_file import GgufFile
 from ggufspec.models.header import Header
-from ggufspec.models.names import local_file
 from ggufspec.standin.blocks import LAYOUTS
-from ggufspec.standin.gguf_file import GgufFile
 from ggufspec.standin.source import check_supported, source_of
 from ggufspec.standin.vocabulary import vocabulary_values
 from ggufspec.standin.weights import Weights
@@ -69,36 +65,3 @@ def _check(of: Header, n_vocab: int) -> None:
     width = n_embd // (2 if of.is_tied else 1)
     if 1 - math.sqrt(2 * math.log(n_vocab) / width) < _LEAST_MARGIN:
         raise ModelError(f"{of.name} is {n_embd} wide, too narrow to tell {n_vocab:,} tokens apart")
-
-
-def write(
-    file: GgufFile, path: Path, *, force: bool = False, progress: Progress | None = None
-) -> None:
-    """Write the file: afterwards it is whole, or as it was before. Memory stays small at any size.
-
-    progress: called with bytes done and bytes in all. force: replace an existing file.
-    Raises OptionError as `check_path`, CacheError if the folder or the disk does not take the file.
-    """
-    check_path(path, force=force)
-    write_whole(path, file.n_bytes, file.chunks(), progress, USER_FOLDER)
-
-
-def check_path(path: Path, *, force: bool, like: str = "") -> None:
-    """Raise OptionError for a path that cannot or must not be written.
-
-    A folder, a device, a path whose folder does not exist, the model of `like`, or, without
-    `force`, any existing file.
-    """
-    if path.is_dir():
-        raise OptionError(f"{path} is a folder: name the file to write, such as {path}/model.gguf")
-    if not path.parent.is_dir():
-        raise OptionError(f"the folder {path.parent} does not exist: create it first")
-    if not path.exists():
-        return
-    source = local_file(like)
-    if source is not None and source.samefile(path):
-        raise OptionError(f"{path} is the model of --like itself: name another file")
-    if not path.is_file():
-        raise OptionError(f"{path} is not a regular file and cannot be replaced: name another one")
-    if not force:
-        raise OptionError(f"{path} exists: name another file, or replace it with --force")

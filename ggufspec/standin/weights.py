@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.models.architectures import ARCHITECTURES
+from ggufspec.models.gguf_file import Chunk
 from ggufspec.models.header import Header
 from ggufspec.models.tensors import Tensor
 from ggufspec.standin.blocks import Signs, encode, random_pool, repeated
-from ggufspec.standin.gguf_file import Chunk
 from ggufspec.standin.next_token_table import codes, successors
 
 _LARGEST_LOGIT = 40.0  # others are some standard deviations of 40 / sqrt(width) around 0

@@ -89,7 +89,7 @@ def test_paths_that_are_not_to_be_written(command: Command, model: Path, tmp_pat
         (there, "exists: name another"),
         (tmp_path, "is a folder"),
         (tmp_path / "none" / "model.gguf", "does not exist: create it first"),
-        (model, "is the model of --like itself"),
+        (model, "is the source model itself"),
         (Path("/dev/null"), "not a regular file"),
     ):
         result = command("standin", "--like", model, path)

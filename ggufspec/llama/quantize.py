@@ -1,0 +1,88 @@
+"""Quantizes the weights of a model file again with llama.cpp."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import llama_cpp
+
+from ggufspec.common.files import whole_file
+from ggufspec.errors import ModelError, OptionError
+from ggufspec.llama.log import listening, log
+from ggufspec.models.gguf_file import check_path
+from ggufspec.models.header import Header, read_header
+from ggufspec.models.quantization import FILE_TYPES
+from ggufspec.models.tensors import TYPES
+
+# By the names of llama-quantize: (llama_ftype, the type of most tensors).
+_KNOWN = {**FILE_TYPES, "IQ4_NL": (25, "IQ4_NL"), "IQ4_XS": (30, "IQ4_XS")}
+_BUFFER_BYTES = 256 << 20
+
+
+def requantize(
+    source: Path,
+    to: Path,
+    quantization: str,
+    *,
+    output_type: str | None = None,
+    embedding_type: str | None = None,
+    n_threads: int = 0,
+    force: bool = False,
+) -> None:
+    """Write a copy of a model with other types of weights: whole, or not at all.
+
+    quantization: a name of llama-quantize, such as Q4_0. output_type, embedding_type: the type of
+    the output matrix and of the token embedding, such as Q8_0; None: llama-quantize's choice. In
+    a model without an output matrix, the embedding is used as such. n_threads: 0 for all. force:
+    replace an existing file. Weights that are quantized twice are less accurate than those that
+    are quantized once. The metadata stays.
+
+    Raises OptionError for an unknown type or a path that must not be written, ModelError for a file
+    that llama.cpp cannot quantize, CacheError if the folder does not take the copy.
+    """
+    header = read_header(source)
+    check_path(to, force=force, sources=header.paths)
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = quantization_number(quantization)
+    params.allow_requantize = True
+    params.nthread = n_threads
+    params.max_buf_size = _BUFFER_BYTES
+    if output_type is not None:
+        params.output_tensor_type = _tensor_type(output_type, header)
+    if embedding_type is not None:
+        params.token_embedding_type = _tensor_type(embedding_type, header)
+    with whole_file(to) as file, listening():
+        llama_cpp.llama_backend_init()
+        failed = llama_cpp.llama_model_quantize(
+            os.fsencode(header.paths[0]), os.fsencode(file.name), params
+        )
+        if failed:
+            raise ModelError(
+                f"llama.cpp could not quantize {source} to {quantization}.\n{log.complaints()}"
+            )
+
+
+def quantization_number(quantization: str) -> int:
+    """The llama_ftype of a quantization. Raises OptionError for one that is not supported."""
+    if quantization.upper() not in _KNOWN:
+        raise OptionError(
+            f"{quantization!r} is not a quantization that llama.cpp makes of a quantized model; "
+            f"supported are {', '.join(_KNOWN)}"
+        )
+    return _KNOWN[quantization.upper()][0]
+
+
+def _tensor_type(name: str, header: Header) -> int:
+    """The number of a type of tensors. llama.cpp would abort where rows are not whole blocks."""
+    known = list(dict.fromkeys(type_ for _, type_ in _KNOWN.values()))
+    if name.upper() not in known:
+        raise OptionError(f"{name!r} is not a type of weights; supported are {', '.join(known)}")
+    of = TYPES[name.upper()]
+    n_embd = header.number("embedding_length")
+    if n_embd % of.n_values:
+        raise OptionError(
+            f"{header.name} is {n_embd} wide, and {of.name} needs a multiple of {of.n_values}: "
+            "choose another type, such as Q8_0"
+        )
+    return of.number

@@ -1,0 +1,192 @@
+"""Lays out a GGUF file (ggml's docs/gguf.md): metadata, tensor infos, aligned tensor data."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ggufspec.common.files import USER_FOLDER, write_whole
+from ggufspec.common.progress import Progress
+from ggufspec.errors import OptionError
+from ggufspec.models.tensors import TYPES, Tensor
+
+_ALIGNMENT = 32
+# gguf_metadata_value_type; SCALARS has the codes of `struct` of those with a fixed size
+_UINT32, _INT32, _FLOAT32, _BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
+SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
+
+Chunk = bytes | memoryview
+
+
+class Encoded(bytes):
+    """A value of the metadata as it is in a file: its type, then its content."""
+
+    @property
+    def length(self) -> int | None:
+        """The number of elements of an array; None: a single value."""
+        kind = int.from_bytes(self[:4], "little")
+        return int.from_bytes(self[8:16], "little") if kind == ARRAY else None
+
+    @property
+    def is_numbers(self) -> bool:
+        """Whether it is an array of numbers."""
+        return self.length is not None and self[4] != STRING
+
+    @cached_property
+    def numbers(self) -> tuple[Any, ...]:
+        """The elements of an array of numbers."""
+        return struct.unpack_from(f"<{self.length}{self._code(4)}", self, 16)
+
+    def with_numbers(self, numbers: Sequence[Any]) -> Encoded:
+        """An array of other numbers of the same type."""
+        n = len(numbers)
+        return Encoded(self[:8] + struct.pack(f"<Q{n}{self._code(4)}", n, *numbers))
+
+    def picked(self, kept: Sequence[int]) -> Encoded:
+        """An array of some of its elements, of numbers or of texts."""
+        if self.is_numbers:
+            numbers = self.numbers
+            return self.with_numbers([numbers[i] for i in kept])
+        starts, at = [], 16
+        for _ in range(self.length or 0):
+            starts.append(at)
+            at += 8 + int.from_bytes(self[at : at + 8], "little")
+        starts.append(at)
+        texts = b"".join(self[starts[i] : starts[i + 1]] for i in kept)
+        return Encoded(self[:8] + struct.pack("<Q", len(kept)) + texts)
+
+    def with_number(self, number: int) -> Encoded:
+        """Another single number of the same type."""
+        return Encoded(self[:4] + struct.pack(f"<{self._code(0)}", number))
+
+    def _code(self, at: int) -> str:
+        return SCALARS[int.from_bytes(self[at : at + 4], "little")]
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A GGUF file that is planned but not written; its content is made while it is written.
+
+    values: the metadata: bool, int, float, str, a list of bytes (texts), booleans, floats or
+    integers, or a value of another file.
+    data: yields the data of each tensor in order, in chunks of a few megabytes; a chunk may be
+    overwritten when the next one is made. sources: the files that it is made from.
+    """
+
+    values: Mapping[str, Any]
+    tensors: tuple[Tensor, ...]
+    data: Callable[[], Iterable[Iterable[Chunk]]]
+    sources: tuple[Path, ...] = ()
+
+    @cached_property
+    def header(self) -> bytes:
+        """Everything before the first tensor's data."""
+        n_values = len(self.values)
+        parts = [struct.pack("<4sIQQ", b"GGUF", 3, len(self.tensors), n_values)]
+        parts += [_text(key.encode()) + _value(value) for key, value in self.values.items()]
+        offset = 0
+        for tensor in self.tensors:
+            n, kind = len(tensor.shape), TYPES[tensor.type].number
+            parts.append(_text(tensor.name.encode()))
+            parts.append(struct.pack(f"<I{n}QIQ", n, *tensor.shape, kind, offset))
+            offset += _aligned(tensor.n_bytes)
+        data = b"".join(parts)
+        return data.ljust(_aligned(len(data)), b"\0")
+
+    @property
+    def n_params(self) -> int:
+        """How many weights it has."""
+        return sum(tensor.n_values for tensor in self.tensors)
+
+    @property
+    def n_tensor_bytes(self) -> int:
+        """Size of the data of all tensors, with the gaps between them."""
+        return sum(_aligned(tensor.n_bytes) for tensor in self.tensors)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the file."""
+        return len(self.header) + self.n_tensor_bytes
+
+    def chunks(self) -> Iterator[Chunk]:
+        """The whole file."""
+        yield self.header
+        for tensor, data in zip(self.tensors, self.data(), strict=True):
+            yield from data
+            if gap := _aligned(tensor.n_bytes) - tensor.n_bytes:
+                yield bytes(gap)
+
+    def is_at(self, path: Path) -> bool:
+        """Whether `path` has the size and the header of this file."""
+        try:
+            with path.open("rb") as file:
+                return path.stat().st_size == self.n_bytes and (
+                    file.read(len(self.header)) == self.header
+                )
+        except OSError:
+            return False
+
+
+def write(
+    file: GgufFile, path: Path, *, force: bool = False, progress: Progress | None = None
+) -> None:
+    """Write the file: afterwards it is whole, or as it was before. Memory stays small at any size.
+
+    progress: called with bytes done and bytes in all. force: replace an existing file.
+    Raises OptionError as `check_path`, CacheError if the folder or the disk does not take the file.
+    """
+    check_path(path, force=force, sources=file.sources)
+    write_whole(path, file.n_bytes, file.chunks(), progress, USER_FOLDER)
+
+
+def check_path(path: Path, *, force: bool, sources: Sequence[Path] = ()) -> None:
+    """Raise OptionError for a path that cannot or must not be written.
+
+    A folder, a device, a path whose folder does not exist, one of the files that are read to make
+    it (`sources`), or, without `force`, any existing file.
+    """
+    if path.is_dir():
+        raise OptionError(f"{path} is a folder: name the file to write, such as {path}/model.gguf")
+    if not path.parent.is_dir():
+        raise OptionError(f"the folder {path.parent} does not exist: create it first")
+    if not path.exists():
+        return
+    if any(source.samefile(path) for source in sources):
+        raise OptionError(f"{path} is the source model itself: name another file")
+    if not path.is_file():
+        raise OptionError(f"{path} is not a regular file and cannot be replaced: name another one")
+    if not force:
+        raise OptionError(f"{path} exists: name another file, or replace it with --force")
+
+
+def _aligned(n_bytes: int) -> int:
+    return -(-n_bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _value(value: Any) -> bytes:
+    if isinstance(value, Encoded):
+        return value
+    if isinstance(value, bool):
+        return struct.pack("<I?", _BOOL, value)
+    if isinstance(value, int):
+        return struct.pack("<II", _UINT32, value & 0xFFFFFFFF)
+    if isinstance(value, float):
+        return struct.pack("<If", _FLOAT32, value)
+    if isinstance(value, str):
+        return struct.pack("<I", STRING) + _text(value.encode())
+    n = len(value)
+    if not value or isinstance(value[0], bytes):
+        return struct.pack("<IIQ", ARRAY, STRING, n) + b"".join(map(_text, value))
+    if isinstance(value[0], bool):
+        return struct.pack(f"<IIQ{n}?", ARRAY, _BOOL, n, *value)
+    if isinstance(value[0], float):
+        return struct.pack(f"<IIQ{n}f", ARRAY, _FLOAT32, n, *value)
+    return struct.pack(f"<IIQ{n}i", ARRAY, _INT32, n, *value)
+
+
+def _text(data: bytes) -> bytes:
+    return struct.pack("<Q", len(data)) + data

@@ -1,0 +1,220 @@
+"""Plans a smaller copy of a model file: fewer tokens in its vocabulary, or fewer layers."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec.errors import ModelError, OptionError
+from ggufspec.models import trim_layers, trim_vocabulary
+from ggufspec.models.gguf_file import Chunk, Encoded, GgufFile
+from ggufspec.models.hashes import fingerprint_of
+from ggufspec.models.header import Header, layer_of, open_gguf
+from ggufspec.models.tensors import Tensor
+
+# The keys that say what was left out. In a copy of a copy, they refer to the first source.
+_SOURCE, _HASH, _N_VOCAB, _TOKENS, _LAYERS = (
+    f"ggufspec.trim.{key}" for key in ("source", "source_hash", "n_vocab", "tokens", "layers")
+)
+_ROWS = ("token_embd.weight", "output.weight", "output.bias")  # one row or value for each token
+# Tensors that may be as wide as the vocabulary is large by chance.
+_OF_OTHER_SIZE = re.compile(r"position_embd|blk\.\d+\.(attn|ffn|ssm|post)_(?!gate_tid2eid)")
+_MAPS = ("d2t", "t2d")  # ids of tokens, in EAGLE
+_MULTIPLE = 32  # of rows, without which llama.cpp cannot use its fastest kernels (ggml-cpu)
+_CHUNK = 4 << 20
+
+
+def trimmed(
+    source: Header,
+    *,
+    tokens: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
+) -> GgufFile:
+    """A copy of a model with only these tokens and layers; weights are copied, not requantized.
+
+    tokens: ids of `source`. Those of `required_tokens` are added, then the lowest others up to a
+    multiple of 32. layers: numbers from 0. None: all. Both keep their order in the file, whatever
+    the order here. The tokenizer reaches a token only if the tokens that it is merged from are kept
+    too. All files of a split model go into one.
+
+    The metadata gets `ggufspec.trim.source`, `.source_hash` (by `fingerprint_of`), `.n_vocab`,
+    `.tokens` (for each token its id in the source) and `.layers`. In a copy of a trimmed file they
+    refer to the model that was trimmed first.
+
+    Raises OptionError for tokens and layers that the model does not have, ModelError for a model
+    that llama.cpp would not load or not compute in the same way, and for damaged files.
+    """
+    if tokens is None and layers is None:
+        raise OptionError("nothing is left out: name the tokens or the layers to keep")
+    stored = _stored_values(source)
+    rows: list[int] | None = None
+    values: dict[str, Any] = {
+        key: value
+        for key, value in stored.items()
+        if not key.startswith("split.") and key != "general.alignment"
+    }
+    if tokens is not None:
+        required = trim_vocabulary.required_tokens(source, stored)
+        _check_rows(source)
+        n_vocab = len(source.tokens)
+        rows = _filled({*_checked(tokens, n_vocab, "tokens"), *required}, n_vocab)
+        values = trim_vocabulary.cut(source, values, rows)
+    if layers is not None:
+        trim_layers.check(source)
+        layers = _checked(layers, source.n_layers, "layers")
+        values = trim_layers.cut(source, values, layers)
+    values |= _origin(source, stored, rows, layers)
+    pairs = list(_tensors(source, rows, layers))
+    return GgufFile(
+        values,
+        tuple(tensor for tensor, _ in pairs),
+        lambda: (_copied(source, of, rows if of.name in _ROWS else None) for _, of in pairs),
+        source.paths,
+    )
+
+
+def required_tokens(source: Header) -> list[int]:
+    """The tokens that every trimmed vocabulary keeps: single bytes, control and user-defined ones.
+
+    With them any text can be read, and chat templates work. Unused and padding tokens are left out.
+    Raises ModelError for a model without a vocabulary, or with a tokenizer that is not supported.
+    """
+    return trim_vocabulary.required_tokens(source, _stored_values(source))
+
+
+def _stored_values(source: Header) -> dict[str, Encoded]:
+    """All metadata exactly as stored, with the arrays that a header leaves out."""
+    if not source.spans:
+        raise ModelError(f"{source.name} is not a file; only model files can be trimmed")
+    with open_gguf(source.paths[0]) as file:
+        data = _read(file, max(end for _, end in source.spans.values()), source.paths[0])
+    return {key: Encoded(data[start:end]) for key, (start, end) in source.spans.items()}
+
+
+def _check_rows(source: Header) -> None:
+    """Raise ModelError unless each tensor with values for tokens can be cut."""
+    n_vocab = len(source.tokens)
+    for tensor in source.tensors:
+        if tensor.name in _ROWS:
+            if tensor.shape[-1] != n_vocab:
+                raise ModelError(
+                    f"{source.name} has {n_vocab:,} tokens, but {tensor.name} has "
+                    f"{tensor.shape[-1]:,} rows: its vocabulary cannot be trimmed. Keep all tokens"
+                )
+        elif tensor.name.startswith(_MAPS) or (
+            n_vocab in tensor.shape and not _OF_OTHER_SIZE.match(tensor.name)
+        ):
+            raise ModelError(
+                f"the vocabulary of {source.name} cannot be trimmed: {tensor.name} also has "
+                "values for each token, which is not supported. Keep all tokens"
+            )
+
+
+def _checked(numbers: Sequence[int], n: int, what: str) -> list[int]:
+    """The numbers in ascending order. Raises OptionError unless all are from 0 to n - 1."""
+    try:
+        if any(isinstance(each, bool) for each in numbers):
+            raise TypeError
+        found = sorted({operator.index(each) for each in numbers})
+    except TypeError as error:
+        raise OptionError(f"{what} must be a list of whole numbers, not {numbers!r:.60}") from error
+    if not found:
+        raise OptionError(f"the list of {what} to keep is empty: name at least one")
+    if outside := [each for each in found if not 0 <= each < n]:
+        raise OptionError(
+            f"the model has no {what} {', '.join(map(str, outside[:4]))}: it has {n:,}, "
+            f"numbered from 0 to {n - 1:,}"
+        )
+    return found
+
+
+def _filled(tokens: set[int], n_vocab: int) -> list[int]:
+    """The tokens in ascending order, filled up to a multiple with the lowest others."""
+    others = (token for token in range(n_vocab) if token not in tokens)
+    return sorted({*tokens, *islice(others, -len(tokens) % _MULTIPLE)})
+
+
+def _origin(
+    source: Header,
+    stored: dict[str, Encoded],
+    rows: Sequence[int] | None,
+    layers: Sequence[int] | None,
+) -> dict[str, Any]:
+    """The metadata that says where the copy comes from."""
+    name = source.values.get(_SOURCE, source.name)
+    made: dict[str, Any] = {_SOURCE: name}
+    if _SOURCE not in stored:
+        try:
+            made[_HASH] = fingerprint_of(source.paths)
+        except OSError as error:
+            raise ModelError(f"{source.paths[0]} cannot be read: {error}") from error
+        made[_N_VOCAB] = source.n_vocab
+    sizes = []
+    for key, kept, n_all, what in (
+        (_TOKENS, rows, source.n_vocab, "tokens"),
+        (_LAYERS, layers, source.n_layers, "layers"),
+    ):
+        if kept is not None:
+            before = stored[key].numbers if key in stored else range(n_all)
+            made[key] = [before[i] for i in kept]
+        if key in made or key in stored:
+            sizes.append(f"{n_all if kept is None else len(kept):,} {what}")
+    made["general.name"] = f"{name}, trimmed to {' and '.join(sizes)}"
+    return made
+
+
+def _tensors(
+    source: Header, rows: Sequence[int] | None, layers: Sequence[int] | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensors of the copy, each with the tensor that it is copied from."""
+    new_layers = None if layers is None else {old: new for new, old in enumerate(layers)}
+    for of in source.tensors:
+        name, shape = of.name, of.shape
+        layer = layer_of(name)
+        if layer is not None and new_layers is not None:
+            if layer not in new_layers:
+                continue
+            name = f"blk.{new_layers[layer]}.{name.split('.', 2)[2]}"
+        if rows is not None and name in _ROWS:
+            shape = (*shape[:-1], len(rows))
+        yield Tensor(name, shape, of.type), of
+
+
+def _copied(source: Header, tensor: Tensor, rows: Sequence[int] | None) -> Iterator[Chunk]:
+    """The data of a tensor, or of some rows of it (of some values, if it has one dimension)."""
+    path, start = source.starts[tensor.name]
+    with open_gguf(path) as file:
+        file.seek(start)
+        if rows is None:
+            for done in range(0, tensor.n_bytes, _CHUNK):
+                yield _read(file, min(_CHUNK, tensor.n_bytes - done), path)
+        else:
+            yield from _copied_rows(file, tensor, np.array(rows), path)
+
+
+def _copied_rows(
+    file: BinaryIO, tensor: Tensor, rows: NDArray[np.int64], path: Path
+) -> Iterator[Chunk]:
+    n_rows = tensor.shape[-1]
+    row_bytes = tensor.n_bytes // n_rows
+    n_step = max(1, _CHUNK // row_bytes)
+    for first in range(0, n_rows, n_step):
+        n = min(n_step, n_rows - first)
+        data = np.frombuffer(_read(file, n * row_bytes, path), np.uint8).reshape(n, row_bytes)
+        low, high = np.searchsorted(rows, [first, first + n])
+        if low < high:
+            yield data[rows[low:high] - first].data.cast("B")
+
+
+def _read(file: BinaryIO, n: int, path: Path) -> bytes:
+    data = file.read(n)
+    if len(data) < n:
+        raise ModelError(f"{path} is truncated, or has changed since it was opened: try again")
+    return data
