@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import NoneType
 
 from ggufspec.drafting import constants, profile_store
 from ggufspec.drafting.cost_model import CostModel
@@ -15,8 +16,9 @@ _SAMPLED = (constants.SAMPLED_INTERCEPT, constants.SAMPLED_SLOPE)
 class PairProfile:
     """Costs and acceptance of a pair. Each text takes its length policy from here.
 
-    Texts with a seed start from the settled costs and from the priors of a new pair, so that the
-    same seed gives the same text; all others from what was measured last.
+    Texts with a seed start from the settled costs, which are measured before the first of them, and
+    from the priors of a new pair, so that the same seed gives the same text; all others from what
+    was measured last.
     """
 
     def __init__(
@@ -25,24 +27,23 @@ class PairProfile:
         acceptance: Mapping[str, Acceptance] | None = None,
         settled: CostModel | None = None,
     ) -> None:
-        """`acceptance`: by temperature, as `_key` writes it. `settled`: by default, `costs`."""
+        """`acceptance`: by temperature, as `_key` writes it. `settled`: None: not yet measured."""
         self.costs = costs
         self._acceptance = dict(acceptance or {})
-        self._settled = _copy(settled or costs)
-        self._is_stored = costs.n_measured(1) > 0
+        self._settled = settled
+        self._is_settled_anew = False
         self._n_stored_passes = costs.n_passes
 
     @property
     def is_settled(self) -> bool:
-        """Whether texts with a seed have costs to start from."""
-        return self._settled.n_measured(1) > 0
+        """Whether texts with a seed have costs to start from: see `settle`."""
+        return self._settled is not None
 
     @property
     def is_new(self) -> bool:
         """Whether there is something to store that was unknown at first."""
         n_passes = self.costs.n_passes - self._n_stored_passes
-        is_settled = self.is_settled and not self._is_stored
-        return is_settled or n_passes >= constants.N_PASSES_TO_REMEMBER
+        return self._is_settled_anew or n_passes >= constants.N_PASSES_TO_REMEMBER
 
     def settle(self, measured: CostModel) -> None:
         """Texts with a seed start from these measurements from now on.
@@ -50,6 +51,7 @@ class PairProfile:
         They may cover fewer tokens, and fewer texts a pass, than this profile's costs do.
         """
         self._settled = measured.resized(self.costs.n_most, self.costs.n_sharers)
+        self._is_settled_anew = True
         if not self.costs.n_measured(1):
             self.costs = _copy(self._settled)
 
@@ -61,7 +63,7 @@ class PairProfile:
         repeats: the text has a seed, starts from what was settled and learns no costs. in_blocks:
         drafts are verified as a whole. has_model: there is a draft model.
         """
-        costs = _copy(self._settled) if repeats else self.costs
+        costs = _copy(self._settled or self.costs) if repeats else self.costs
         costs.is_frozen = repeats
         is_sampled = temperature > 0
         new = _SAMPLED if is_sampled else _GREEDY
@@ -81,9 +83,9 @@ class PairProfile:
 
     def to_document(self) -> dict[str, object]:
         """For JSON: see of_document."""
-        settled = self._settled if self.is_settled else self.costs
+        settled = {"settled_costs": self._settled.to_document()} if self._settled else {}
         return {
-            "settled_costs": settled.to_document(),
+            **settled,
             "costs": self.costs.to_document(),
             "acceptance": {
                 key: [list(each.by_draft), list(each.by_target)]
@@ -95,17 +97,17 @@ class PairProfile:
     def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> PairProfile:
         """Raises ValueError if it is not one. n_most, n_sharers: see CostModel."""
         costs, acceptance = document.get("costs"), document.get("acceptance", {})
-        settled = document.get("settled_costs", costs)
+        settled = document.get("settled_costs")
         if not (
             isinstance(costs, Mapping)
-            and isinstance(settled, Mapping)
+            and isinstance(settled, (Mapping, NoneType))
             and isinstance(acceptance, Mapping)
         ):
-            raise ValueError("it needs the objects costs, settled_costs and acceptance")
+            raise ValueError("it needs the objects costs and acceptance")
         return PairProfile(
             CostModel.of_document(costs, n_most, n_sharers),
             {str(key): _acceptance(each) for key, each in acceptance.items()},
-            CostModel.of_document(settled, n_most, n_sharers),
+            None if settled is None else CostModel.of_document(settled, n_most, n_sharers),
         )
 
 
@@ -132,7 +134,7 @@ class StoredProfile:
         """
         document = profile.to_document()
         known = self.recall(constants.MAX_STORED_SIZE)
-        if known is not None:
+        if known is not None and known.is_settled:
             document["settled_costs"] = known.to_document()["settled_costs"]
         profile_store.remember(self._facts, document)
 

@@ -13,7 +13,7 @@ from typing import Any
 from ggufspec.common.files import default_cache_dir, write_whole
 from ggufspec.errors import CacheError
 
-_FORMAT = 2  # files of other formats are ignored
+_FORMAT = 3  # files of other formats are ignored
 _N_KEY_DIGITS = 32
 _MOST_BYTES = 2**20  # far more than any file needs
 _END_BYTES = 64 * 1024

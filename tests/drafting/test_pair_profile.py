@@ -53,8 +53,23 @@ def test_the_next_process_knows_what_passes_cost(paths: tuple[Path, Path]) -> No
     assert set(first["costs"]["target_seconds"]) > {"1"}  # type: ignore[index]
     write(paths, temperature=0, max_tokens=200)
     (second,) = documents()
-    assert second["settled_costs"] == first["settled_costs"]  # what a seed begins from stays
     assert second["costs"] != first["costs"]  # other texts begin from the last measurements
+    write(paths, seed=1)
+    (third,) = documents()
+    write(paths, temperature=0, max_tokens=200)
+    (fourth,) = documents()
+    assert fourth["settled_costs"] == third["settled_costs"]  # what a seed begins from stays
+
+
+def test_texts_with_a_seed_do_not_begin_from_what_one_text_happened_to_measure(
+    paths: tuple[Path, Path],
+) -> None:
+    write(paths, max_tokens=10)
+    (first,) = documents()
+    assert "settled_costs" not in first
+    write(paths, seed=1)
+    (second,) = documents()
+    assert {"1", "2", "3", "4", "8"} <= set(second["settled_costs"]["target_seconds"])  # type: ignore[index]
 
 
 def test_a_seed_repeats_a_text_from_the_first_time_on(paths: tuple[Path, Path]) -> None:
@@ -176,7 +191,8 @@ def test_a_record_is_known() -> None:
 def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
     facts = {"pair": "c"}
     seconds = {"1": 1.0, "4": 1.5, "16": 3.0}
-    profile_store.remember(facts, {"costs": {**GOOD["costs"], "target_seconds": seconds}})
+    costs = {**GOOD["costs"], "target_seconds": seconds}
+    profile_store.remember(facts, {"costs": costs, "settled_costs": costs})
     known = StoredProfile(facts).recall(4)
     assert known is not None
     StoredProfile(facts).remember(known)

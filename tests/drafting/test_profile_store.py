@@ -72,7 +72,7 @@ def test_the_key_is_the_same_in_every_process() -> None:
 def test_a_person_can_read_the_file() -> None:
     remember(FACTS, DOCUMENT)
     content = json.loads(the_file().read_text(encoding="utf-8"))
-    assert content == {"format": 2, "facts": FACTS, "document": DOCUMENT}
+    assert content == {"format": 3, "facts": FACTS, "document": DOCUMENT}
     assert the_file().read_text().count("\n") > 5, "in lines"
 
 
@@ -85,9 +85,9 @@ def test_a_person_can_read_the_file() -> None:
         b"null",
         b"\xff\xfe\x00",
         b"[" * 100_000,
-        b'{"format": 2}',
-        b'{"format": 2, "facts": {}, "document": {}}',
-        b'{"format": 2, "facts": {"x": NaN}, "document": {}}',
+        b'{"format": 3}',
+        b'{"format": 3, "facts": {}, "document": {}}',
+        b'{"format": 3, "facts": {"x": NaN}, "document": {}}',
     ],
     ids=lambda damage: repr(damage[:40]),
 )
@@ -111,8 +111,8 @@ def test_half_a_file_is_not_known() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"format": 3},
-        {"format": "2"},
+        {"format": 2},
+        {"format": "3"},
         {"facts": {**FACTS, "draft": {}}},
         {"facts": []},
         {"document": [1]},
