@@ -4,6 +4,7 @@
 // that is about to be drawn. That keeps rejection sampling lossless.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -99,7 +100,7 @@ public:
     size_t n_evaluated() const { return gaps_.size(); }
     size_t n_taken() const { return n_taken_; }
     size_t n_drawn() const { return n_drawn_; }
-    double expected() const { return expected_; }
+    double expected() const { return std::min(expected_, double(n_drawn_)); }  // the bonus may exceed it
     Stop stop() const { return stop_; }
     const std::vector<double> & gaps() const { return gaps_; }
 

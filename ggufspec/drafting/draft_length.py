@@ -25,7 +25,7 @@ STOP_REASONS = (
 TEXT_ENDS = "the text ends with the next token"
 MEASURING_PLAIN = "plain decoding is being measured"
 NO_GAIN = "drafting would not be faster"
-LOSS_LIMIT = "rejected drafts have cost enough time in this text so far"
+LOSS_LIMIT = "a rejected draft would cost more time than this text may lose"
 
 Coefficients = tuple[float, float]
 
@@ -215,8 +215,6 @@ class AutoLength:
         """As learned so far."""
         return Acceptance(self.rule.acceptance.coefficients, self._by_target.coefficients)
 
-    # Decisions.
-
     def start_round(self, n_max: int, n_unread: int) -> Action:
         self._n_unread = n_unread
         self._update()
@@ -277,8 +275,6 @@ class AutoLength:
         probs = probs[: max(n_affordable - len(forced), 0)]
         model_gain = self.rule.gain - self.rule.prefix_length([])[1] if self.has_model else 0.0
         return _prefix_length(self.rule, probs, forced, model_gain)
-
-    # Observations.
 
     def observe_gaps(self, gaps: Iterable[float]) -> None:
         for gap in gaps:
@@ -359,14 +355,16 @@ class AutoLength:
                 "target pass, too much even if all are accepted. Use a smaller draft, give it more "
                 "of the GPU (-ngld), or leave it out"
             )
-        acceptance = self._sum_observed / self._n_observed if self._n_observed else self._mean
+        if self._n_observed:
+            found = f"{self._sum_observed / self._n_observed:.0%} of draft tokens were accepted"
+        else:
+            found = f"an estimated {self._mean:.0%} of draft tokens would be accepted"
+        sizes = [n for n in (2, constants.KERNEL_ROWS) if n <= len(curve)]
+        costs = ", ".join(f"{n}: {curve[n - 1] / curve[0]:.1f}" for n in sizes)
         return (
-            f"drafting did not help: {acceptance:.0%} of draft tokens would be accepted, and "
-            f"verifying 2 tokens costs {curve[1] / curve[0]:.1f}x a pass over one; "
-            f"{n_skipped} of {n_rounds} rounds skipped drafting"
+            f"drafting did not help: {found}; passes over more tokens cost, in passes over one, "
+            f"{costs}; {n_skipped} of {n_rounds} rounds skipped drafting"
         )
-
-    # The rule.
 
     @property
     def _plain(self) -> float:

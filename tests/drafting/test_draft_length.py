@@ -307,7 +307,17 @@ def test_advice_without_any_draft_tells_what_is_expected() -> None:
     for _ in range(100):
         assert policy.start_round(3, 1) is Action.SKIP
         policy.observe_round(Round([1], 0, 0, 0.0, 1.0, 0.0))
-    assert "50% of draft tokens would be accepted" in (policy.advice() or "")
+    advice = policy.advice() or ""
+    assert "an estimated 50% of draft tokens would be accepted" in advice
+    assert "2: 1.9, 4: 3.7" in advice
+
+
+def test_no_more_tokens_are_expected_than_were_drafted() -> None:
+    policy = chosen(CURVES["flat"], 0.01, prior=both(5.0, 0.0), block_bonus=0.07)
+    assert policy.start_round(8, 1) is Action.DRAFT
+    while policy.rule.should_evaluate() and policy.rule.should_draw(9.0):
+        assert 0.9 * policy.rule.n_drawn < (policy.expected or 0.0) <= policy.rule.n_drawn
+    assert policy.rule.n_drawn > 4
 
 
 def test_drafting_resumes_when_the_text_changes() -> None:
