@@ -82,7 +82,7 @@ def find_models(target: str, draft: str | None, *, offline: bool) -> tuple[Path,
 
 def proposed_draft(target: str) -> str:
     """The name of a draft for a target, also printed on stderr. Raises ModelError."""
-    from ggufspec.models.pull import propose_draft
+    from ggufspec.models.draft_proposal import propose_draft
 
     proposal = propose_draft(target)
     render.note(f"drafting with {proposal.name}: {proposal.why}")
