@@ -701,7 +701,8 @@ def _write(
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}")
     for key, value in facts.items():
-        _add(writer, key if key.startswith("general.") else f"{architecture}.{key}", value)
+        is_whole = key.startswith(("general.", "ggufspec."))
+        _add(writer, key if is_whole else f"{architecture}.{key}", value)
     if vocab is not None:
         _add_vocab(writer, vocab)
     if vocab is not None and vocab.model == "bert":

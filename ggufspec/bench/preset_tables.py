@@ -14,6 +14,7 @@ from ggufspec.bench.tables import (
     by_category,
     overview,
     positions,
+    ranking,
     speedup_cell,
 )
 
@@ -24,8 +25,8 @@ _SAME_RULE = (
 
 
 def general(results: BenchResults) -> list[Table]:
-    """All general tables: speeds, categories, acceptance by position."""
-    found = (overview(results), by_category(results), positions(results))
+    """All general tables: the ranking of drafts, speeds, categories, acceptance by position."""
+    found = (ranking(results), overview(results), by_category(results), positions(results))
     return [table for table in found if table is not None]
 
 

@@ -44,8 +44,7 @@ class Preset:
 
     def experiment_of(self, pair: str, **changed: Any) -> Experiment:
         """The experiment for one of several pairs; `changed`: fields to replace."""
-        competing = [each.of_pair(pair) for each in self.experiment.contenders]
-        return replace(self.experiment, contenders=competing, **changed)
+        return replace(self.experiment.of_pair(pair), **changed)
 
 
 def _compared(

@@ -54,6 +54,12 @@ class Experiment:
     ignore_eos: bool = True
     chat: bool | None = None
 
+    def of_pair(self, pair: str) -> Experiment:
+        """The same experiment for one of several pairs; "": the only one."""
+        if not pair:
+            return self
+        return replace(self, contenders=[each.of_pair(pair) for each in self.contenders])
+
     def order(self) -> Iterator[TextKey]:
         """All texts in the order in which they are written: the contenders alternate."""
         for run in range(self.n_runs):

@@ -79,6 +79,42 @@ def summarize(results: BenchResults, category: str | None = None) -> list[Summar
     return made
 
 
+@dataclass(frozen=True)
+class RankedDraft:
+    """One of several drafts: its fastest contender at a temperature. Times are milliseconds."""
+
+    draft: str
+    contender: str
+    temperature: float
+    speedup: Speedup
+    accepted: float | None
+    tokens_per_round: float
+    ms_per_step: float | None  # of the draft alone
+
+
+def ranked_drafts(results: BenchResults) -> list[RankedDraft]:
+    """The drafts of several pairs by temperature, the fastest first; empty for a single pair."""
+    made = summarize(results)
+    steps = {
+        (row.contender.pair, row.contender.temperature): row.ms_per_token
+        for row in made
+        if row.contender.model == "draft"
+    }
+    found: dict[tuple[str, float], RankedDraft] = {}
+    for row in made:
+        own, key = row.contender, (row.contender.pair, row.contender.temperature)
+        if own.model != "pair" or row.speedup is None:
+            continue
+        if key not in found or found[key].speedup.ratio < row.speedup.ratio:
+            found[key] = RankedDraft(
+                *(own.pair, own.label, own.temperature, row.speedup),
+                *(row.accepted, row.mean_length, steps.get(key)),
+            )
+    if len({pair for pair, _ in found}) < 2:
+        return []
+    return sorted(found.values(), key=lambda each: (each.temperature, -each.speedup.ratio))
+
+
 def log_ratios(
     texts: Sequence[Measurement], others: Sequence[Measurement]
 ) -> dict[tuple[str, int], float]:

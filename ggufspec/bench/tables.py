@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
 from ggufspec.bench.records import BenchResults
-from ggufspec.bench.summary import Speedup, Summary, summarize
+from ggufspec.bench.summary import RankedDraft, Speedup, Summary, ranked_drafts, summarize
 
 NONE = "-"
 
@@ -51,6 +52,37 @@ def overview(results: BenchResults) -> Table:
             ]
         )
     return Table("", columns, cells)
+
+
+def ranking(results: BenchResults) -> Table | None:
+    """The drafts of several pairs, the fastest first; None for a single pair."""
+    if not (made := ranked_drafts(results)):
+        return None
+    columns = ["draft", "fastest with", "speed-up", "95 % interval", "accepted", "tokens/round"]
+    cells = [
+        [
+            *(each.draft, each.contender, f"{each.speedup.ratio:.2f}", interval(each.speedup)),
+            *(share_cell(each.accepted), f"{each.tokens_per_round:.2f}"),
+            NONE if each.ms_per_step is None else f"{each.ms_per_step:.2f}",
+        ]
+        for each in made
+    ]
+    notes = [
+        _fastest([each for each in made if each.temperature == temperature])
+        for temperature in dict.fromkeys(each.temperature for each in made)
+    ]
+    return Table("Drafts, the fastest first", [*columns, "ms/step"], cells, notes)
+
+
+def _fastest(drafts: Sequence[RankedDraft]) -> str:
+    """A sentence on which draft to use, of those at one temperature."""
+    best, *others = drafts
+    if best.speedup.ratio <= 1:
+        return f"Temperature {best.temperature:g}: no draft is faster than plain decoding."
+    low = best.speedup.low
+    close = [each.draft for each in others if low is None or (each.speedup.high or math.inf) > low]
+    doubt = f"; not shown to be faster than {', '.join(close)}" if close else ""
+    return f"Temperature {best.temperature:g}: {best.draft} is the fastest{doubt}."
 
 
 def positions(results: BenchResults) -> Table | None:
@@ -95,7 +127,11 @@ def speedup_cell(row: Summary | None) -> str:
 
 
 def acceptance_cell(row: Summary | None) -> str:
-    return f"{row.accepted:.1%}" if row is not None and row.accepted is not None else NONE
+    return share_cell(row.accepted if row is not None else None)
+
+
+def share_cell(share: float | None) -> str:
+    return NONE if share is None else f"{share:.1%}"
 
 
 def to_markdown(table: Table) -> str:

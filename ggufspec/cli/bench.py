@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,7 @@ _format_option = option(
     "A known experiment with its own models, prompts and table: see above.",
     type=click.Choice(PRESETS),
 )
-@shared.pair_or_embedded_options("")
+@shared.pair_or_embedded_options(shared.SEVERAL)
 @option(
     "--draft-n lengths",
     "Draft lengths: a list such as auto,3 or 1-8.  [default: auto]",
@@ -159,6 +160,7 @@ def command(
 
     \b
       ggufspec bench --target large.gguf --draft small.gguf --draft-n auto,1-8 --temp 0,0.8
+      ggufspec bench --target large.gguf --draft small.gguf,smaller.gguf
       ggufspec bench --preset notebook
       ggufspec bench --prompts spec_bench.jsonl --json out.json --format markdown
 
@@ -305,8 +307,12 @@ class _Progress:
 
 
 def _save(results: BenchResults, path: Path | None) -> None:
+    from ggufspec.bench.summary import ranked_drafts
+
     if path is not None:
-        write_file(path, json.dumps(results.to_document()).encode() + b"\n")
+        ranking = [asdict(each) for each in ranked_drafts(results)]
+        document = {**results.to_document(), "ranking": ranking}
+        write_file(path, json.dumps(document).encode() + b"\n")
 
 
 def _print(preset: str | None, title: str, results: BenchResults, form: str) -> None:

@@ -157,8 +157,9 @@ def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBen
 
 def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     given, competing = options.of_experiment(), _contenders(options, options.sampling)
-    paths = options.pair.find()
-    own = file_sampling(read_header(paths[0]).values)
+    pairs = options.pair.find_each()
+    target = next(iter(pairs.values()))[0]
+    own = file_sampling(read_header(target).values)
     if options.temperatures:
         own.options.pop("temperature", None)
     if own.options or own.notes:
@@ -175,7 +176,11 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     else:
         title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
     load = {**options.load_settings, **_room(experiment)}
-    return [PairBenchmark(*paths, experiment, load=load)], title
+    jobs = [
+        PairBenchmark(*paths, experiment.of_pair(name), name, load=load)
+        for name, paths in pairs.items()
+    ]
+    return jobs, title
 
 
 def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contender]:
@@ -231,9 +236,11 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         return PairBenchmark(*paths, experiment, pair, *labels, load=load)
 
     if options.pair.target is not None:
-        paths = options.pair.find()
-        labels = (plain(paths[0].name), plain(paths[1].name) if paths[1] else "")
-        return [job(paths, labels)], f"{name}, on the given pair"
+        jobs = []
+        for own_name, paths in options.pair.find_each().items():
+            draft_name = own_name or (paths[1].name if paths[1] else "")
+            jobs.append(job(paths, (plain(paths[0].name), plain(draft_name))))
+        return jobs, f"{name}, on the given pair{'s' if len(jobs) > 1 else ''}"
     here = [(pair, found) for pair in chosen.pairs if (found := _located(pair)) is not None]
     _report_missing(chosen, [pair for pair in chosen.pairs if pair not in dict(here)])
     if here:

@@ -6,6 +6,7 @@ import math
 import secrets
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from time import perf_counter
@@ -41,6 +42,10 @@ if TYPE_CHECKING:
 
 _COUNT_EVERY = 0.1  # seconds
 _WIDEST = 98  # characters of a line of prose
+_ORDER = (
+    "Plain decoding runs first, then speculative decoding, so that they do not compete for cores.\n"
+    "Afterwards both are replayed with their measured timings."
+)
 _PROMPT = '"My dear Watson," said Holmes,'
 # Greedy, so that both texts are the same; with a penalty, because the embedded pair repeats itself
 # without one, which would make drafting look better than it is.
@@ -48,7 +53,7 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
 
 
 @click.command(name="compare", cls=SectionedCommand)
-@shared.pair_or_embedded_options()
+@shared.pair_or_embedded_options(f"{shared.LOOKUP}; {shared.SEVERAL}")
 @shared.prompt_options
 @text_options(
     option(
@@ -90,7 +95,8 @@ def command(
 
     They run one after the other, plain first, so that they do not compete for cores; then both are
     replayed together with their measured timings. Accepted draft tokens are green. Without a
-    terminal, the texts and the result are printed.
+    terminal, the texts and the result are printed. With several drafts, each gets a race of its own
+    against plain decoding; the fastest one is shown, and all are ranked.
 
     Without --target, the embedded pair of `ggufspec demo` runs: by default on a built-in prompt, at
     temperature 0, with a repeat penalty of 1.15.
@@ -98,6 +104,7 @@ def command(
     \b
       ggufspec compare
       ggufspec compare --target large.gguf --draft small.gguf -p "Once upon a time"
+      ggufspec compare --target large.gguf --draft small.gguf,smaller.gguf -p "Once upon a time"
       ggufspec compare --record race.svg
     """
     if not math.isfinite(speed):
@@ -118,11 +125,26 @@ def command(
     text = _PROMPT
     if pair.target is not None or asked["prompt"] is not None or asked["prompt_file"] is not None:
         text = read_prompt(asked["prompt"], asked["prompt_file"])
-    paths = pair.find()
+    pairs = pair.find_each()
     load_settings |= shared.room_for(settings["n_draft"])
-    with load_with_bars(*paths, load_settings) as engine:
-        settings = with_file_sampling(settings, engine.file_sampling, verbose=verbose)
-        race = _run(engine, text, prompt_of(engine, text, asked), checked(settings))
+    races: dict[str, Race] = {}  # by the draft's name; a single one has none
+    steps: dict[str, float] = {}  # milliseconds of a draft step
+    given = settings
+    for i, (name, paths) in enumerate(pairs.items(), 1):
+        if name:
+            render.note(f"draft {i} of {len(pairs)}: {name}")
+        with load_with_bars(*paths, load_settings) as engine:
+            settings = with_file_sampling(given, engine.file_sampling, verbose=verbose)
+            if name:
+                from ggufspec.engine.calibration import calibrate
+
+                calibrate(engine)
+                steps[name] = 1e3 * engine.profile.costs.step
+            if not races:
+                click.echo(_ORDER, err=True)
+            races[name] = _run(engine, text, prompt_of(engine, text, asked), checked(settings))
+    races = dict(sorted(races.items(), key=lambda each: -(each[1].speedup or 0.0)))
+    best, race = next(iter(races.items()))
 
     if record is not None:
         from ggufspec.bench.recording import recording
@@ -130,10 +152,13 @@ def command(
         write_file(record, recording(race, record, speed or 1.0))
         render.note(f"the race is in {record}")
     if as_json:
-        render.echo_json({**_document(race), **conditions(paths, settings, load_settings)})
+        document = {**_document(race), **conditions(pairs[best], settings, load_settings)}
+        if steps:
+            document["ranking"] = _ranking(races, steps)
+        render.echo_json(document)
         return 0
     interrupted = _show(race, speed, color)
-    _print_result(race)
+    _print_result(races, steps)
     return INTERRUPTED if interrupted else 0
 
 
@@ -164,11 +189,6 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
     has_model = engine.draft is not None and options.drafter != "ngram"
     named = SPECULATIVE if has_model else N_GRAMS
     contenders = {PLAIN: replace(options, drafter="none"), named: options}
-    click.echo(
-        "Plain decoding runs first, then speculative decoding, so that they do not compete for "
-        "cores.\nAfterwards both are replayed with their measured timings.",
-        err=True,
-    )
     for name, own in contenders.items():
         warm_up = replace(own, max_tokens=min(WARM_UP_TOKENS, own.max_tokens or WARM_UP_TOKENS))
         _run_lane(engine, prompt, warm_up, name, f"{name}, warming up")
@@ -240,28 +260,54 @@ def _show(race: Race, speed: float, color: str) -> bool:
     return False
 
 
-def _print_result(race: Race) -> None:
+def _print_result(races: Mapping[str, Race], steps: Mapping[str, float]) -> None:
+    """Print a table of the races, the fastest first, and what the texts of that one have shown."""
     from ggufspec.bench.race import verdict
 
-    header = ["", "tokens/s", "speed-up", "accepted", "tokens/round"]
-    rows = []
-    for lane in race.lanes:
-        stats = lane.stats
-        speedup = 1.0 if lane is race.plain else race.speedup
-        cells = [
-            f"{stats.tokens_per_second:.1f}",
-            "" if speedup is None else f"{speedup:.2f}",
-            f"{stats.acceptance:.1%}" if stats.n_drafted else "",
-            f"{stats.mean_length:.2f}",
-        ]
-        rows.append([lane.name, *cells])
+    best, race = next(iter(races.items()))
+    header = ["tokens/s", "speed-up", "accepted", "tokens/round"]
     click.echo()
-    render.echo_table(header, rows)
+    if steps:
+        rows = []
+        for name, each in races.items():
+            plain = f"{each.plain.stats.tokens_per_second:.1f}"
+            cells = _cells(each.speculative, each.speedup)
+            rows.append([name, plain, *cells, f"{steps[name]:.2f}"])
+        render.echo_table(["draft", "plain", *header, "ms/step"], rows)
+        is_faster = (race.speedup or 0.0) > 1 and race.speculative.stats.n_accepted > 0
+        _say(f"Fastest: {best}." if is_faster else "No draft is faster than plain decoding.")
+    else:
+        lanes = [(race.plain, 1.0), (race.speculative, race.speedup)]
+        rows = [[lane.name, *_cells(lane, speedup)] for lane, speedup in lanes]
+        render.echo_table(["", *header], rows)
     _say(verdict(race))
     _say(
         "They ran one after the other, each after a warm-up. A single race is noisy: for reliable "
         "numbers, `ggufspec bench` repeats it in alternation."
     )
+
+
+def _cells(lane: Lane, speedup: float | None) -> list[str]:
+    stats = lane.stats
+    return [
+        f"{stats.tokens_per_second:.1f}",
+        "" if speedup is None else f"{speedup:.2f}",
+        f"{stats.acceptance:.1%}" if stats.n_drafted else "",
+        f"{stats.mean_length:.2f}",
+    ]
+
+
+def _ranking(races: Mapping[str, Race], steps: Mapping[str, float]) -> list[dict[str, Any]]:
+    return [
+        {
+            "draft": name,
+            "speedup": race.speedup,
+            "plain_tokens_per_second": race.plain.stats.tokens_per_second,
+            "ms_per_step": steps[name],
+            **render.stats_json(race.speculative.stats),
+        }
+        for name, race in races.items()
+    ]
 
 
 def _say(sentence: str) -> None:

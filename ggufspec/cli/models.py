@@ -26,8 +26,9 @@ from ggufspec.models.names import HubFiles, parse
 from ggufspec.models.pull import Mismatch, locate
 from ggufspec.models.pull import check as check_one
 from ggufspec.models.pull import pull as pull_one
-from ggufspec.models.registry import ModelEntry, ModelPair, Registry, load_registry
+from ggufspec.models.registry import ModelEntry, ModelPair, TrimEntry, load_registry
 from ggufspec.models.shape import shape_of
+from ggufspec.models.trim_facts import trim_of, trim_text
 from ggufspec.placement.speeds import type_note
 
 
@@ -63,7 +64,8 @@ def list_models(as_json: bool) -> None:
     facts = [_entry_facts(entry, n_memory) for entry in registry.models.values()]
     if as_json:
         pairs = [_pair_facts(pair) for pair in registry.pairs.values()]
-        render.echo_json({"models": facts, "pairs": pairs, "memory": n_memory})
+        trims = [_trim_facts(trim) for trim in registry.trims.values()]
+        render.echo_json({"models": facts, "pairs": pairs, "trims": trims, "memory": n_memory})
         return
     rows = [["name", "size", "cached", "fits", "checked", "repository"]]
     for row in facts:
@@ -77,6 +79,9 @@ def list_models(as_json: bool) -> None:
                 row["repo"],
             ]
         )
+    for trim in registry.trims.values():
+        made = "yes" if trim.path.is_file() else ""
+        rows.append([trim.alias, "?", made, "?", "", f"trimmed from {trim.of}"])
     widths = render.column_widths(rows)
     if sys.stdout.isatty() and sum(widths) + 2 * len(widths) > shutil.get_terminal_size().columns:
         rows = [row[:-1] for row in rows]  # without the repository
@@ -91,24 +96,28 @@ def show(name: str, as_json: bool) -> None:
     registry = load_registry()
     named = parse(name, registry)
     entry = named.entry if isinstance(named, HubFiles) else None
+    trim = named if isinstance(named, TrimEntry) else None
     paths = locate(name, registry)
-    if entry is None and paths is None:
+    if entry is None and trim is None and paths is None:
         raise ModelError(
             f"{name} is neither on this machine nor registered: "
             f"`ggufspec models pull {name}` downloads it"
         )
     header = read_header(paths[0]) if paths else None
-    pairs = registry.pairs_of(entry.alias) if entry else ()
+    known = entry or trim
+    pairs = registry.pairs_of(known.alias) if known else ()
     if as_json:
         render.echo_json(
             {
                 "entry": _entry_facts(entry, None) if entry else None,
+                "trim": _trim_facts(trim) if trim else None,
                 "pairs": [_pair_facts(pair) for pair in pairs],
                 "header": _header_facts(header) if header else None,
             }
         )
         return
-    parts = [_entry_text(entry, registry)] if entry else []
+    parts = [_entry_text(entry)] if entry else [_trim_text(trim)] if trim else []
+    parts += map(_pair_text, pairs)
     if header is not None:
         parts.append(_header_text(header))
     click.echo("\n\n".join(parts))
@@ -238,6 +247,7 @@ def _header_text(header: Header) -> str:
         "size": format_bytes(facts["n_bytes"]),
         "architecture": facts["architecture"],
         "parameters": f"{facts['n_params'] / 1e6:,.0f} M",
+        **({"origin": trim_text(facts["trim"])} if facts["trim"] else {}),
         "quantization": facts["quantization"],
         "weights": type_note(facts["matrix_type"]),
         "layers": f"{facts['n_layers']}, {span} each",
@@ -260,6 +270,7 @@ def _header_facts(header: Header) -> dict[str, Any]:
         "paths": [str(path) for path in header.paths],
         **{name: getattr(header, name) for name in names},
         "layer_bytes": [layer.n_bytes for layer in shape_of(header).layers],
+        "trim": trim_of(header),
         **dict(zip(("sampling", "sampling_notes"), file_sampling(header.values), strict=True)),
     }
 
@@ -276,7 +287,17 @@ def _pair_facts(pair: ModelPair) -> dict[str, Any]:
     return {**vars(pair), "settings": dict(pair.settings)}
 
 
-def _entry_text(entry: ModelEntry, registry: Registry) -> str:
+def _trim_facts(trim: TrimEntry) -> dict[str, Any]:
+    facts, made = asdict(trim), str(trim.path) if trim.path.is_file() else None
+    return {"name": facts.pop("alias"), **facts, "command": trim.command, "cached": made}
+
+
+def _trim_text(trim: TrimEntry) -> str:
+    made = "yes" if trim.path.is_file() else "not yet"
+    return _lines({"name": trim.alias, "of": trim.of, "made": f"{made} (`{trim.command}`)"})
+
+
+def _entry_text(entry: ModelEntry) -> str:
     facts = _entry_facts(entry, None)
     shape = entry.shape
     rows = {
@@ -299,14 +320,15 @@ def _entry_text(entry: ModelEntry, registry: Registry) -> str:
         rows["licence"] = f"{shape.license or 'not known'}{gate}"
         if shape.page:
             rows["original"] = f"https://huggingface.co/{shape.page}"
-    lines = [_lines(rows)]
-    for pair in registry.pairs_of(entry.alias):
-        options = "".join(
-            f" --{name.replace('_', '-')} {value}" for name, value in pair.settings.items()
-        )
-        note = f"\n  {pair.note}" if pair.note else ""
-        lines.append(f"\nggufspec run --target {pair.target} --draft {pair.draft}{options}{note}")
-    return "\n".join(lines)
+    return _lines(rows)
+
+
+def _pair_text(pair: ModelPair) -> str:
+    options = "".join(
+        f" --{name.replace('_', '-')} {value}" for name, value in pair.settings.items()
+    )
+    note = f"\n  {pair.note}" if pair.note else ""
+    return f"ggufspec run --target {pair.target} --draft {pair.draft}{options}{note}"
 
 
 def _here(name: str) -> Sequence[Path]:

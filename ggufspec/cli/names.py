@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
@@ -13,6 +13,7 @@ from ggufspec.common import defaults
 from ggufspec.common.files import default_cache_dir
 
 AUTO_DRAFT = "auto"
+MOST_DRAFTS = 16  # that a command ranks
 _EMBEDDED_PARAMS = 7.2  # millions
 
 
@@ -34,6 +35,34 @@ class PairOptions:
 
         return stand_in(self.size, self.cache_dir), embedded_draft()
 
+    def find_each(self) -> dict[str, tuple[Path, Path | None]]:
+        """The files of a pair for each draft of a comma-separated list, by the draft's name.
+
+        A pair without competitors has the name "". Raises GgufspecError, BadParameter.
+        """
+        from ggufspec.models.header import read_header
+        from ggufspec.models.names import local_file
+
+        drafts = [name.strip() for name in (self.draft or "").split(",")]
+        if len(drafts) == 1 or local_file(self.draft or "") is not None:  # a name with a comma
+            return {"": self.find()}
+        if len(drafts) > MOST_DRAFTS:
+            raise _bad_drafts(f"{len(drafts)} drafts were given; give at most {MOST_DRAFTS}")
+        pairs = [replace(self, draft=name).find() for name in drafts]
+        files = [read_header(draft).paths[0] for _, draft in pairs if draft]
+        known: set[Path] = set()
+        for name, file in zip(drafts, files, strict=True):
+            if file.resolve() in known:
+                raise _bad_drafts(f"{name} is given twice ({file}); give each draft once")
+            known.add(file.resolve())
+        stems = [file.stem for file in files]
+        is_unique = len(set(stems)) == len(stems)
+        return dict(zip(stems if is_unique else map(str, files), pairs, strict=True))
+
+
+def _bad_drafts(what: str) -> click.BadParameter:
+    return click.BadParameter(what, param_hint="--draft")
+
 
 def find_model(name: str, *, offline: bool) -> Path:
     """The file of that name, downloaded if need be. Raises GgufspecError."""
@@ -53,7 +82,7 @@ def find_models(target: str, draft: str | None, *, offline: bool) -> tuple[Path,
 
 def proposed_draft(target: str) -> str:
     """The name of a draft for a target, also printed on stderr. Raises ModelError."""
-    from ggufspec.models.pull import propose_draft
+    from ggufspec.models.draft_proposal import propose_draft
 
     proposal = propose_draft(target)
     render.note(f"drafting with {proposal.name}: {proposal.why}")

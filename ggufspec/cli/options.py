@@ -233,7 +233,8 @@ def draft_option(without: str = "", *, required: bool = False) -> Option:
     )
 
 
-_LOOKUP = "without one, only n-gram lookup drafts"
+LOOKUP = "without one, only n-gram lookup drafts"
+SEVERAL = "several (a.gguf,b.gguf) are loaded one after the other, never together, and ranked"
 
 offline_option = option(
     "--offline",
@@ -252,11 +253,11 @@ cache_dir_option = option(
 )
 
 pair_options = gathered(
-    "pair", target_option(), draft_option(_LOOKUP), offline_option, make=PairOptions
+    "pair", target_option(), draft_option(LOOKUP), offline_option, make=PairOptions
 )
 
 
-def pair_or_embedded_options(without: str = _LOOKUP) -> Callable[[Command], Command]:
+def pair_or_embedded_options(without: str = LOOKUP) -> Callable[[Command], Command]:
     """The options of a pair; without a target, the embedded one. `without`: see draft_option."""
     return gathered(
         "pair",

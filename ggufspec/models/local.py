@@ -11,6 +11,7 @@ from pathlib import Path
 from ggufspec.errors import CacheError
 from ggufspec.models import quants
 from ggufspec.models.names import HubFiles, HubQuant
+from ggufspec.models.registry import TrimEntry
 
 # The layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -30,8 +31,10 @@ def repo_folder(repo: str) -> Path:
     return hub_cache() / f"models--{repo.replace('/', '--')}"
 
 
-def find(wanted: HubFiles | HubQuant) -> tuple[Path, ...] | None:
+def find(wanted: HubFiles | HubQuant | TrimEntry) -> tuple[Path, ...] | None:
     """The files of a model, if all of them are in the cache."""
+    if isinstance(wanted, TrimEntry):
+        return (wanted.path,) if wanted.path.is_file() else None
     if (folder := _snapshot(repo_folder(wanted.repo), wanted.revision)) is None:
         return None
     if isinstance(wanted, HubFiles):
@@ -51,6 +54,12 @@ def cached_models() -> Iterator[tuple[Path, ...]]:
     for folder in sorted(hub_cache().glob("models--*--*/snapshots/*")):
         for model in _complete_models(folder):
             yield tuple(folder / file for file in model.files)
+
+
+def models_in(folder: Path) -> Iterator[tuple[Path, ...]]:
+    """The files of each complete GGUF model in a folder, without its subfolders."""
+    for model in _complete_models(folder, "*"):
+        yield tuple(folder / file for file in model.files)
 
 
 def remove(paths: Iterable[Path]) -> int:
@@ -85,8 +94,8 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
     return snapshot if snapshot.is_dir() else None
 
 
-def _complete_models(folder: Path) -> list[quants.ModelFiles]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
+def _complete_models(folder: Path, pattern: str = "**/*") -> list[quants.ModelFiles]:
+    files = [path for path in folder.glob(pattern) if path.is_file()]
     models = quants.group(path.relative_to(folder).as_posix() for path in files)
     return [model for model in models if not model.missing]
 

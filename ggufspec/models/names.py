@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from ggufspec.errors import ModelError
 from ggufspec.models.quants import whole_split
-from ggufspec.models.registry import ModelEntry, Registry
+from ggufspec.models.registry import ModelEntry, Registry, TrimEntry
 
 _REVISION = r"refs/pr/\d+|[\w.-]+"
 _HUB = re.compile(
@@ -44,7 +44,7 @@ class HubQuant:
     revision: str = "main"
 
 
-Named = Path | HubFiles | HubQuant
+Named = Path | HubFiles | HubQuant | TrimEntry
 
 
 def local_file(name: str) -> Path | None:
@@ -69,6 +69,8 @@ def parse(name: str, registry: Registry) -> Named:
         return path
     if (entry := registry.get(name)) is not None:
         return HubFiles(entry.repo, entry.files, entry.revision, entry)
+    if (trim := registry.get_trim(name)) is not None:
+        return trim
     if match := _URL.fullmatch(name):
         return _files(match["repo"], unquote(match["path"]), match["revision"])
     prefix = next((prefix for prefix in _PREFIXES if name.lower().startswith(prefix)), "")

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec.common.progress import NamedProgress
-from ggufspec.errors import DownloadError, ModelError
+from ggufspec.errors import DownloadError
 from ggufspec.models import hub, local, names, quants
 from ggufspec.models.download import fetch
-from ggufspec.models.header import read_header
 from ggufspec.models.hub import RemoteFile
 from ggufspec.models.names import HubFiles, HubQuant
-from ggufspec.models.registry import ModelEntry, Registry, load_registry
+from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry
 
 
 def resolve(
@@ -53,6 +52,10 @@ def pull(
     named = names.parse(name, registry or load_registry())
     if isinstance(named, Path):
         return (named,)
+    if isinstance(named, TrimEntry):
+        if (found := local.find(named)) is None:
+            raise named.not_made()
+        return found
     if offline or hub.is_offline():
         if (found := local.find(named)) is None:
             raise DownloadError(hub.offline_message(name))
@@ -120,58 +123,3 @@ def check(entry: ModelEntry) -> Iterator[Mismatch]:
     size = sum(there[path].size for path in entry.files if path in there)
     if entry.size not in (None, size) and set(entry.files) <= set(there):
         yield Mismatch(entry.alias, "size", str(entry.size), str(size))
-
-
-@dataclass(frozen=True)
-class DraftProposal:
-    """A draft for a target: its name, as `resolve` takes it, and the reason for the choice."""
-
-    name: str
-    why: str
-
-
-def propose_draft(target: str, registry: Registry | None = None) -> DraftProposal:
-    """A draft for a target.
-
-    The one that the registry pairs with it; else the smallest model in the cache that has the same
-    vocabulary, and at most half the target's size. Raises ModelError if there is neither.
-    """
-    known = registry or load_registry()
-    named = names.parse(target, known)
-    entry = _entry_of(named, known)
-    draft = entry and known.draft_for(entry.alias)
-    if entry is not None and draft is not None:
-        return DraftProposal(draft.alias, f"the registry pairs it with {entry.alias}")
-    if (paths := locate(target, known)) is not None:
-        wanted = read_header(paths[0])
-        models = local.cached_models()
-        sizes = {model: sum(path.stat().st_size for path in model) for model in models}
-        for model in sorted(sizes, key=lambda model: sizes[model]):
-            if 2 * sizes[model] > wanted.n_bytes:
-                break
-            try:
-                found = read_header(model[0])
-            except ModelError:
-                continue  # a damaged file
-            if found.vocabulary == wanted.vocabulary:
-                return DraftProposal(
-                    str(model[0]), f"the smallest in the cache with {target}'s vocabulary"
-                )
-    raise ModelError(
-        f"no draft is known for {target}: the registry pairs none with it, and no smaller model in "
-        "the cache has its vocabulary; name one with --draft"
-    )
-
-
-def _entry_of(named: names.Named, known: Registry) -> ModelEntry | None:
-    """The registered model, or another quantization of it in the same repository."""
-    if isinstance(named, HubFiles) and named.entry is not None:
-        return named.entry
-    if isinstance(named, Path):
-        content = named.resolve()
-        for entry in known.models.values():
-            paths = local.find(HubFiles(entry.repo, entry.files, entry.revision))
-            if paths and paths[0].resolve() == content:
-                return entry
-        return None
-    return next((entry for entry in known.models.values() if entry.repo == named.repo), None)

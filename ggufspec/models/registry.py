@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+from ggufspec.common.files import default_cache_dir
 from ggufspec.common.toml import TOMLDecodeError, parse_toml
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.quants import did_you_mean
@@ -21,6 +23,7 @@ _ALIAS = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 _FILE = re.compile(r"[^/\\\x00-\x1f][^\\\x00-\x1f]*")
 _REVISION = re.compile(r"refs/pr/\d+|(?!\.+$)[\w.-]+")
+_LAYERS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -68,8 +71,46 @@ class ModelEntry:
 
 
 @dataclass(frozen=True)
+class TrimEntry:
+    """A draft that `ggufspec trim` makes of a registered model.
+
+    target: the model whose text decides which tokens are kept. vocab: how many of them; layers:
+    which layers are kept, such as "0-9,14-23".
+    """
+
+    alias: str
+    of: str
+    target: str | None = None
+    vocab: int | None = None
+    layers: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """Where the trimmed file is, once it was made."""
+        return trims_folder() / f"{self.alias}.gguf"
+
+    @property
+    def command(self) -> str:
+        """The command that makes it."""
+        target = f" --target {self.target}" if self.target else ""
+        cut = f"--vocab {self.vocab or 'all'} --layers {self.layers or 'all'}"
+        return f"ggufspec trim {self.of}{target} {cut} -o {self.path}"
+
+    def not_made(self) -> ModelError:
+        """The error where the file is needed, but not there."""
+        return ModelError(f"the draft {self.alias} is not made yet: `{self.command}` makes it")
+
+    def keeps(self, layer: int) -> bool:
+        """Whether that layer of the model, from 0, is kept."""
+        if self.layers is None:
+            return True
+        ends = (part.partition("-") for part in self.layers.split(","))
+        return any(int(low) <= layer <= int(high or low) for low, _, high in ends)
+
+
+@dataclass(frozen=True)
 class ModelPair:
-    """A target and a draft that share a vocabulary. settings: options of `ggufspec run`."""
+    """A target and a draft for it. settings: options of `ggufspec run`."""
 
     name: str
     target: str
@@ -80,15 +121,19 @@ class ModelPair:
 
 @dataclass(frozen=True)
 class Registry:
-    """Models and pairs by name; case does not matter."""
+    """Models, pairs and trimmed drafts by name; case does not matter."""
 
     models: Mapping[str, ModelEntry]
     pairs: Mapping[str, ModelPair]
+    trims: Mapping[str, TrimEntry] = field(default_factory=dict)
 
     def get(self, alias: str) -> ModelEntry | None:
         """The model of that name, if there is one."""
-        by_lower = {name.lower(): entry for name, entry in self.models.items()}
-        return by_lower.get(alias.lower())
+        return _find(self.models, alias)
+
+    def get_trim(self, alias: str) -> TrimEntry | None:
+        """The trimmed draft of that name, if there is one."""
+        return _find(self.trims, alias)
 
     def find(self, alias: str) -> ModelEntry:
         """The model of that name. Raises ModelError, which suggests similar ones."""
@@ -98,25 +143,33 @@ class Registry:
 
     def unknown(self, alias: str) -> str:
         """The message for a name that is not registered, with similar ones."""
+        known = (*self.models, *self.trims)
         return (
-            f"no model is registered as {alias!r}{did_you_mean(alias, self.models)}; "
+            f"no model is registered as {alias!r}{did_you_mean(alias, known)}; "
             "`ggufspec models list` lists the registered names"
         )
 
     def pairs_of(self, alias: str) -> tuple[ModelPair, ...]:
-        """The pairs of this model, as a target or as a draft."""
-        name = self.find(alias).alias
-        return tuple(pair for pair in self.pairs.values() if name in (pair.target, pair.draft))
+        """The pairs of this model or trimmed draft, as a target or as a draft."""
+        return tuple(pair for pair in self.pairs.values() if alias in (pair.target, pair.draft))
 
-    def draft_for(self, alias: str) -> ModelEntry | None:
+    def draft_for(self, alias: str) -> ModelEntry | TrimEntry | None:
         """The draft of the pair of this model, or of another quantization of it."""
         target = self.find(alias)
         pairs = sorted(self.pairs.values(), key=lambda pair: pair.target != target.alias)
         for pair in pairs:
             shape = self.models[pair.target].shape
             if pair.target == target.alias or (shape is not None and shape == target.shape):
-                return self.models[pair.draft]
+                return self.models.get(pair.draft) or self.trims[pair.draft]
         return None
+
+
+def trims_folder() -> Path:
+    """The folder of trimmed drafts that the registry names; created if possible."""
+    folder = default_cache_dir() / "trims"
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def load_registry() -> Registry:
@@ -159,27 +212,29 @@ def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
     shapes: dict[str, Dimensions] = {}
     models: dict[str, ModelEntry] = {}
     pairs: dict[str, ModelPair] = {}
+    trims: dict[str, TrimEntry] = {}
     for file, text in texts:
         try:
             content = parse_toml(text)
         except (TOMLDecodeError, RecursionError) as error:
             raise OptionError(f"the registry {file} is not TOML: {error}") from error
         root = _Table(file, "", content)
-        root.check_keys({"models", "shapes", "pairs"})
+        root.check_keys({"models", "shapes", "pairs", "trims"})
         for name, table in root.tables("shapes"):
             shapes[name] = table.fill(Dimensions, name=name)
         for name, table in root.tables("models"):
             replaced = next((known for known in models if known.lower() == name.lower()), name)
             models.pop(replaced, None)
             models[name] = _entry(name, table, shapes)
+        for name, table in root.tables("trims"):
+            trims[name] = _trim(name, table, models)
         for name, table in root.tables("pairs"):
-            pairs[name] = _pair(name, table, models)
-    return Registry(MappingProxyType(models), MappingProxyType(pairs))
+            pairs[name] = _pair(name, table, models, trims)
+    return Registry(MappingProxyType(models), MappingProxyType(pairs), MappingProxyType(trims))
 
 
 def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelEntry:
-    if not _ALIAS.fullmatch(name) or name.lower().endswith(".gguf"):
-        raise table.wrong("is not a valid name: use letters, digits and . _ + -")
+    _check_name(name, table)
     shape = table.take("shape", str, required=False)
     if shape is not None and shape not in shapes:
         raise table.wrong(
@@ -202,21 +257,47 @@ def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelE
     return entry
 
 
+def _trim(name: str, table: _Table, models: Mapping[str, ModelEntry]) -> TrimEntry:
+    _check_name(name, table)
+    trim: TrimEntry = table.fill(TrimEntry, alias=name)
+    if trim.vocab is None and trim.layers is None:
+        raise table.wrong("has neither vocab nor layers; it needs one")
+    if trim.layers is not None and not _LAYERS.fullmatch(trim.layers):
+        raise table.wrong(f"layers is {trim.layers!r}; it must be like 0-9,14-23")
+    target = trim.target and _known(trim.target, table, models)
+    return replace(trim, of=_known(trim.of, table, models), target=target)
+
+
+def _check_name(name: str, table: _Table) -> None:
+    if not _ALIAS.fullmatch(name) or name.lower().endswith(".gguf"):
+        raise table.wrong("is not a valid name: use letters, digits and . _ + -")
+
+
+def _known(alias: str, table: _Table, entries: Iterable[str]) -> str:
+    """A name as it is registered, whatever its case. Raises OptionError if it is not."""
+    by_lower = {name.lower(): name for name in entries}
+    if alias.lower() not in by_lower:
+        raise table.wrong(f"{alias!r} is not the name of a model", alias, by_lower.values())
+    return by_lower[alias.lower()]
+
+
 _SETTINGS = {"draft_n", "temp", "ctx_size", "gpu_layers", "gpu_layers_draft"}
 
 
-def _pair(name: str, table: _Table, models: Mapping[str, ModelEntry]) -> ModelPair:
+def _pair(
+    name: str,
+    table: _Table,
+    models: Mapping[str, ModelEntry],
+    trims: Mapping[str, TrimEntry],
+) -> ModelPair:
     settings = table.take("settings", dict, required=False) or {}
     _Table(table.file, f"{table.key}.settings", settings).check_keys(_SETTINGS)
     for option, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise table.wrong(f"settings.{option} is {value!r}; it must be a number")
     pair: ModelPair = table.fill(ModelPair, name=name, settings=MappingProxyType(settings))
-    by_lower = {alias.lower(): alias for alias in models}
-    for alias in (pair.target, pair.draft):
-        if alias.lower() not in by_lower:
-            raise table.wrong(f"{alias!r} is not the name of a model", alias, models)
-    return replace(pair, target=by_lower[pair.target.lower()], draft=by_lower[pair.draft.lower()])
+    target = _known(pair.target, table, models)
+    return replace(pair, target=target, draft=_known(pair.draft, table, (*models, *trims)))
 
 
 _KINDS: dict[str, tuple[type, str]] = {
@@ -226,6 +307,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "tuple[str, ...]": (list, "a list of strings"),
 }
 Record = TypeVar("Record")
+Entry = TypeVar("Entry")
 
 
 class _Table:
@@ -279,6 +361,10 @@ class _Table:
     def wrong(self, what: str, word: str = "", known: Iterable[str] = ()) -> OptionError:
         place = f" [{self.key}]" if self.key else ""
         return OptionError(f"the registry {self.file}:{place} {what}{did_you_mean(word, known)}")
+
+
+def _find(entries: Mapping[str, Entry], alias: str) -> Entry | None:
+    return next((each for name, each in entries.items() if name.lower() == alias.lower()), None)
 
 
 def _read(path: Path) -> str:

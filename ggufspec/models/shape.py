@@ -10,7 +10,7 @@ from ggufspec.models.header import Header, layer_of, read_header
 from ggufspec.models.pull import locate
 from ggufspec.models.quantization import file_type_of, header_of
 from ggufspec.models.quants import quant_of
-from ggufspec.models.registry import ModelEntry, load_registry
+from ggufspec.models.registry import ModelEntry, TrimEntry, load_registry
 from ggufspec.models.tensors import Tensor
 
 _N_MOST_LAYERS = 2048
@@ -70,6 +70,11 @@ class ModelShape:
         """Size of all weights in the file."""
         ends = self.n_output_bytes if self.is_tied else self.n_input_bytes + self.n_output_bytes
         return ends + sum(at.n_bytes for at in self.layers)
+
+    @property
+    def n_pass_bytes(self) -> int:
+        """What a pass over one token reads."""
+        return self.n_output_bytes + sum(at.n_active_bytes for at in self.layers)
 
     @property
     def n_bits(self) -> float:
@@ -233,6 +238,25 @@ def estimated_shape(entry: ModelEntry) -> ModelShape:
     return replace(made, layers=tuple(layers), n_vocab=known.n_vocab, is_exact=is_exact)
 
 
+def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:
+    """The shape of a draft that is not made yet, from that of the whole model."""
+    n_vocab = min(trim.vocab or of.n_vocab, of.n_vocab)
+    share = n_vocab / of.n_vocab
+    layers = tuple(layer for i, layer in enumerate(of.layers) if trim.keeps(i))
+    if not layers:
+        raise ModelError(f"{trim.alias} keeps none of the {of.n_layers} layers of {of.name}")
+    made = replace(
+        of,
+        name=trim.alias,
+        layers=layers,
+        n_input_bytes=round(of.n_input_bytes * share),
+        n_output_bytes=round(of.n_output_bytes * share),
+        n_vocab=n_vocab,
+        is_exact=False,
+    )
+    return replace(made, n_params=round(of.n_params * made.n_bytes / of.n_bytes))
+
+
 def shape_of_name(name: str) -> ModelShape:
     """The shape of a named model: from its file if it is on this machine, else from the registry.
 
@@ -242,6 +266,8 @@ def shape_of_name(name: str) -> ModelShape:
     if (paths := locate(name, registry)) is not None:
         return shape_of(read_header(paths[0]))
     named = names.parse(name, registry)
+    if isinstance(named, TrimEntry):
+        return trimmed_shape(shape_of_name(named.of), named)
     if isinstance(named, names.HubFiles) and named.entry is not None:
         return estimated_shape(named.entry)
     raise ModelError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+from ggufspec.models.vocabulary_overlap import letters_of_bytes
 from ggufspec.standin.next_token_table import words_of
 
 _BOS, _EOS = 256, 257
@@ -18,7 +18,8 @@ def vocabulary_values(n_vocab: int) -> dict[str, Any]:
     kinds = [_NORMAL] * words.stop + [_UNUSED] * (n_vocab - words.stop)
     kinds[_BOS] = kinds[_EOS] = _CONTROL
     padding = (b"[PAD%d]" % i for i in range(words.stop, n_vocab))
-    tokens = [*_letters_of_bytes(), b"<s>", b"</s>", *map(_word, range(len(words))), *padding]
+    letters = map(str.encode, letters_of_bytes())
+    tokens = [*letters, b"<s>", b"</s>", *map(_word, range(len(words))), *padding]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe",
@@ -35,10 +36,3 @@ def _word(number: int) -> bytes:
     n = len(_SYLLABLES)
     syllables = (_SYLLABLES[place % n] for place in (number, number // n, number // n**2))
     return ("Ġ" + "".join(syllables)).encode()  # Ġ: a space
-
-
-def _letters_of_bytes() -> Iterator[bytes]:
-    """Each byte as a visible letter, as in GPT-2's vocabulary."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(256, 512))
-    return (chr(byte if byte in seen else next(others)).encode() for byte in range(256))

@@ -37,6 +37,51 @@ def quiet() -> BenchResults:
     return two(rates(10, 0.01), rates(15, 0.01, seed=1))
 
 
+def drafts(**of: float) -> BenchResults:
+    """Several drafts by name, each with its speed-up over its own plain decoding."""
+    whole = BenchResults({}, [])
+    for i, (name, speedup) in enumerate(of.items()):
+        made = two(rates(10, 0.01, seed=i), rates(10 * speedup, 0.01, seed=9 + i), n_drafted=40)
+        alone = Contender("draft alone", {"drafter": "none", "temperature": 0.0}, "draft")
+        texts = [text("draft alone", *key, rate) for key, rate in rates(50).items()]
+        for each in (*made.contenders, alone):
+            whole.contenders.append(each.of_pair(name))
+        for each_text in (*made.measurements, *texts):
+            contender = f"{name}: {each_text.contender}"
+            whole.measurements.append(replace(each_text, contender=contender))
+    return whole
+
+
+# Several drafts
+
+
+def test_drafts_are_ranked_by_their_speedup() -> None:
+    found = summary.ranked_drafts(drafts(slow=1.1, fast=1.6, none=0.9))
+    assert [each.draft for each in found] == ["fast", "slow", "none"]
+    assert found[0].speedup.ratio == pytest.approx(1.6, rel=0.02)
+    assert found[0].contender == "draft 3"
+    plain_ms = 1e3 * sum(1 / rate for rate in rates(50).values()) / len(rates(50))
+    assert found[0].ms_per_step == pytest.approx(plain_ms)
+    assert summary.ranked_drafts(drafts(only=1.6)) == []
+    assert tables.ranking(quiet()) is None
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        ({"a": 1.1, "b": 1.6}, "Temperature 0: b is the fastest."),
+        ({"a": 1.6, "b": 1.6, "c": 1.2}, "not shown to be faster than"),
+        ({"a": 0.9, "b": 0.8}, "Temperature 0: no draft is faster than plain decoding."),
+    ],
+)
+def test_the_ranking_says_which_draft_to_use(of: dict[str, float], told: str) -> None:
+    table = tables.ranking(drafts(**of))
+    assert table is not None
+    assert told in table.notes[0]
+    assert len(table.rows) == len(of)
+    assert all(len(row) == len(table.columns) for row in table.rows)
+
+
 # Summaries
 
 

@@ -49,6 +49,41 @@ def test_a_table_of_all_that_was_asked_for(bench: Command, target: Path, draft: 
     assert "accepted up to position" in found.out
 
 
+def test_several_drafts_are_ranked(
+    command: Command, target: Path, draft: Path, tmp_path: Path
+) -> None:
+    pair = ("--target", target, "--draft", f"{draft},{target}", "--draft-n", "1,2")
+    path = tmp_path / "out.json"
+    ask = ("bench", *pair, *SHORT, "--temp", "0", "-p", "hi", "--json", path)
+    found = command(*ask)
+    assert found.code == 0, found.err
+    assert found.out.startswith(f"{target} with {draft},{target}.")
+    assert "Drafts, the fastest first" in found.out
+    document = json.loads(path.read_text())
+    assert set(document["models"]) == {"draft", "target"}
+    names = {each["name"]: each["baseline"] for each in document["contenders"]}
+    assert names["draft: draft 2"] == "draft: plain"
+    assert names["target: draft 2"] == "target: plain"
+    first, second = document["ranking"]
+    assert {first["draft"], second["draft"]} == {"draft", "target"}
+    assert first["speedup"]["ratio"] >= second["speedup"]["ratio"]
+    assert min(first["ms_per_step"], second["ms_per_step"]) > 0
+    again = command(*ask, "--resume")
+    assert again.code == 0
+    assert json.loads(path.read_text())["ranking"] == document["ranking"], "nothing was left"
+    twice = command("bench", "--target", target, "--draft", f"{draft},{draft}", *SHORT)
+    assert (twice.code, "is given twice" in twice.err) == (2, True)
+
+
+def test_a_preset_of_several_drafts(command: Command, target: Path, draft: Path) -> None:
+    pair = ("--target", target, "--draft", f"{draft},{target}")
+    found = command("bench", "--preset", "gpt2", *pair, *SHORT)
+    assert found.code == 0, found.err
+    assert "on the given pairs" in found.out
+    assert "target.gguf / draft" in found.out
+    assert "target.gguf / target" in found.out
+
+
 def test_every_text_is_in_the_file(bench: Command, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     assert bench("--draft-n", "2", "--temp", "0,1", "-p", "hi", "--json", path).code == 0

@@ -188,6 +188,69 @@ def test_contenders_that_are_not_there(args: list[str], named: str, command: Com
     assert named in " ".join(result.err.split())
 
 
+# Several drafts
+
+
+@pytest.fixture
+def stranger(chatterbox: Path) -> Path:
+    """Drafts for the alphabet, but writes it backwards."""
+    path = chatterbox.with_name("stranger.gguf")
+    return tiny.write_scripted(path, tiny.SPM.spell(LETTERS[::-1]))
+
+
+def several(command: Command, target: Path, drafts: str, *args: str) -> Any:
+    pair = ("-m", target, "-md", drafts, "-t", "1", "-p", "hi", "-n", "30", "--temp", "0")
+    return command("compare", *pair, "--draft-n", "4", "--drafter", "model", *args)
+
+
+def test_several_drafts_are_ranked(command: Command, chatterbox: Path, stranger: Path) -> None:
+    drafts = f"{stranger},{chatterbox}"
+    document = several(command, chatterbox, drafts, "--json").document
+    ranking = {each["draft"]: each for each in document["ranking"]}
+    assert set(ranking) == {"stranger", "chatterbox"}
+    assert (ranking["stranger"]["acceptance"], ranking["chatterbox"]["acceptance"]) == (0, 1)
+    assert all(each["ms_per_step"] > 0 for each in ranking.values())
+    speedups = [each["speedup"] for each in document["ranking"]]
+    assert speedups == sorted(speedups, reverse=True)
+    assert speedups[0] == document["speedup"], "the document is that of the fastest"
+    assert document["settings"]["draft"].endswith(f"{document['ranking'][0]['draft']}.gguf")
+
+    result = several(command, chatterbox, drafts)
+    assert result.code == 0
+    assert "draft 1 of 2: stranger" in result.err
+    assert result.err.count("Plain decoding runs first") == 1
+    lines = result.out.splitlines()
+    header = next(line for line in lines if "tokens/s" in line)
+    assert header.split()[:3] == ["draft", "plain", "tokens/s"]
+    assert header.split()[-1] == "ms/step"
+    rows = [line.split() for line in lines if re.match(r"(stranger|chatterbox) +\d", line)]
+    assert {row[0] for row in rows} == {"stranger", "chatterbox"}
+    assert all(len(row) == len(header.split()) for row in rows)
+    assert f"Fastest: {rows[0][0]}." in result.out or "No draft is faster" in result.out
+
+
+def test_drafts_that_cannot_be_ranked(command: Command, chatterbox: Path, stranger: Path) -> None:
+    twice = several(command, chatterbox, f"{stranger},{chatterbox},{stranger}")
+    assert (twice.code, "is given twice" in twice.err) == (USAGE, True)
+    many = several(command, chatterbox, ",".join(["x.gguf"] * 17))
+    assert (many.code, "give at most 16" in many.err) == (USAGE, True)
+    missing = several(command, chatterbox, f"{stranger},none.gguf")
+    assert (missing.code, "there is no file none.gguf" in missing.err) == (ERROR, True)
+    stranger.with_name("no model.gguf").write_text("no")
+    broken = several(command, chatterbox, f"{stranger},{stranger.with_name('no model.gguf')}")
+    assert (broken.code, "is not a GGUF file" in broken.err) == (ERROR, True)
+    for result in (twice, many, missing, broken):
+        assert "runs first" not in result.err, "before anything runs"
+
+
+def test_a_comma_in_the_name_of_a_file(command: Command, chatterbox: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a,b.gguf"
+    path.write_bytes(chatterbox.read_bytes())
+    document = several(command, chatterbox, str(path), "--json").document
+    assert document["settings"]["draft"] == str(path)
+    assert "ranking" not in document
+
+
 # Recordings
 
 

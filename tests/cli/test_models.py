@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import tiny
 from hub import Hub, sha256, status
+
+from ggufspec.models.registry import trims_folder
 
 from .conftest import Command
 
+TRIMMED = {
+    "source": "Qwen",
+    "source_hash": "ab12",
+    "n_vocab": 500,
+    "tokens": list(range(388)),
+    "layers": [0, 2, 3, 4],
+}
 TARGET, DRAFT = "lab/target-GGUF", "lab/draft-GGUF"
 
 
@@ -181,18 +192,59 @@ def test_run_proposes_the_registered_draft(run: Command, names: Hub) -> None:
 def test_run_proposes_the_smallest_with_the_vocabulary(
     run: Command, command: Command, names: Hub, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("ggufspec.models.header")
     monkeypatch.delenv("GGUFSPEC_MODELS")
-    ask = ("-m", target, "-md", "auto", "-p", "ab", "-n", "4", "--json")
-    none = run(*ask)
+    ask = ("-md", "auto", "-p", "ab", "-n", "4", "--json")
+    none = run("-m", target, *ask)
     assert none.code == 1
-    assert "no smaller model in the cache has its vocabulary; name one with --draft" in none.err
-    large = target.read_bytes()
-    names.add("lab/padded", {"x-F16.gguf": large + bytes(2 * len(large))})
-    padded = command("models", "pull", "lab/padded:F16", f"{DRAFT}:Q8_0").out.splitlines()
-    result = run("-m", padded[0], *ask[2:])
+    assert "make one: `ggufspec trim" in none.err
+    path = tiny.write_llama(target.with_name("deep.gguf"), n_layer=24)
+    names.add("lab/deep", {"x-F16.gguf": path.read_bytes()})
+    path.unlink()
+    found = command("models", "pull", "lab/deep:F16", f"{DRAFT}:Q8_0").out.splitlines()
+    result = run("-m", found[0], *ask)
     assert result.code == 0
-    assert f"drafting with {padded[1]}: the smallest in the cache" in result.err
+    assert f"drafting with {found[1]}: the smallest here" in result.err
+
+
+def test_a_trimmed_file_says_what_it_was_cut_from(command: Command, tmp_path: Path) -> None:
+    facts = {f"ggufspec.trim.{key}": value for key, value in TRIMMED.items()}
+    path = tiny.write_llama(tmp_path / "cut.gguf", header=facts)
+    assert "trimmed from Qwen to 388 of 500 tokens and layers 0,2-4\n" in (
+        command("models", "show", path).out
+    )
+    header = command("models", "show", path, "--json").document["header"]
+    assert header["trim"] == {
+        "source": "Qwen",
+        "source_hash": "ab12",
+        "tokens": header["n_vocab"],
+        "n_vocab": 500,
+        "layers": [0, 2, 3, 4],
+    }
+    whole = tiny.write_llama(tmp_path / "whole.gguf")
+    assert command("models", "show", whole, "--json").document["header"]["trim"] is None
+    assert "origin" not in command("models", "show", whole).out
+
+
+def test_a_registered_trim_says_how_to_make_it(command: Command, run: Command, names: Hub) -> None:
+    own = Path(os.environ["GGUFSPEC_MODELS"])
+    own.write_text(own.read_text() + '[trims."Cut"]\nof = "Small"\nvocab = 300\n')
+    how = f"ggufspec trim Small --vocab 300 --layers all -o {trims_folder() / 'Cut.gguf'}"
+    listed = command("models", "list")
+    assert "trimmed from Small" in next(
+        line for line in listed.out.splitlines() if line.startswith("Cut ")
+    )
+    shown = command("models", "show", "cut")
+    assert shown.code == 0
+    assert f"not yet (`{how}`)" in shown.out
+    missing = run("-m", "Large", "-md", "Cut", "-p", "ab")
+    assert missing.code == 1
+    assert f"the draft Cut is not made yet: `{how}` makes it" in missing.err
+    tiny.write_llama(trims_folder() / "Cut.gguf", n_layer=1)
+    (facts,) = command("models", "list", "--json").document["trims"]
+    assert (facts["name"], facts["of"], facts["vocab"]) == ("Cut", "Small", 300)
+    assert facts["cached"] == str(trims_folder() / "Cut.gguf")
+    assert "architecture" in command("models", "show", "Cut").out
+    assert run("-m", "Large", "-md", "Cut", "-p", "ab", "-n", "4").code == 0
 
 
 def test_offline_names_what_is_missing(run: Command, names: Hub) -> None:

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ggufspec.cli.main import cli
-from ggufspec.errors import VocabError
 from ggufspec.llama import rpc
 from ggufspec.placement.plan import Gpu
 from ggufspec.placement.speeds import type_note
@@ -173,12 +172,27 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "there is no file" in str(result.exception)
 
 
-def test_a_draft_with_another_vocabulary_is_refused(pair: list[str]) -> None:
+def test_a_draft_with_another_vocabulary_is_planned_with_a_note(pair: list[str]) -> None:
     result = invoke(*pair[:2], "--draft", "GPT-2-Q4_0", "--vram", "24GiB")
-    assert isinstance(result.exception, VocabError)
-    assert "128,256 tokens, the draft 50,257" in str(result.exception)
+    assert result.exit_code == 0, result.output
+    assert "128,256 tokens, the draft 50,257: it drafts only" in result.stderr
+    assert "128,256" not in invoke(*pair, "--vram", "24GiB").stderr
 
 
 def test_slow_memory_is_not_shown_as_none(pair: list[str]) -> None:
     result = invoke(*pair, "--vram", "0", "--ram-bandwidth", "0.4GB")
     assert "0.4 GB/s" in result.output
+
+
+def test_a_trimmed_draft_costs_less_before_it_is_made_too(
+    pair: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('[trims."cut"]\nof = "8B-Q3_K_L"\nvocab = 32064\nlayers = "0-7"\n')
+    monkeypatch.setenv("GGUFSPEC_MODELS", str(own))
+    there = ("--vram", "24GiB", "--ram", "64GiB", "--json")
+    whole, cut = (document(*pair[:2], "--draft", draft, *there) for draft in ("8B-Q3_K_L", "cut"))
+    assert (cut["draft"]["name"], cut["draft"]["n_layers"]) == ("cut", 8)
+    assert cut["draft"]["n_bytes"] == pytest.approx(whole["draft"]["n_bytes"] / 4, rel=0.01)
+    speeds = [each["plans"][0]["tokens_per_second"] for each in (whole, cut)]
+    assert speeds[0] < speeds[1]

@@ -11,8 +11,9 @@ import tiny
 
 from ggufspec.errors import ModelError
 from ggufspec.models.header import read_header
-from ggufspec.models.registry import ModelEntry, load_registry
-from ggufspec.models.shape import estimated_shape, shape_of, shape_of_name
+from ggufspec.models.quantization import header_of
+from ggufspec.models.registry import ModelEntry, TrimEntry, load_registry
+from ggufspec.models.shape import estimated_shape, shape_of, shape_of_name, trimmed_shape
 
 REGISTRY = load_registry()
 # Small models are mostly embedding, whose type and doubling no name tells.
@@ -54,6 +55,22 @@ def test_a_name_is_the_file_where_it_is_there_and_the_registry_elsewhere(tmp_pat
     assert shape_of_name("70b-q3_k_s").n_layers == 80
     with pytest.raises(ModelError, match="models pull"):
         shape_of_name("someone/something:Q4_K_M")
+
+
+def test_a_trimmed_draft_is_estimated_from_the_whole_model() -> None:
+    known = entry("70B-Q3_K_S").shape
+    assert known is not None
+    whole, real = (
+        shape_of(header_of("x", of, "Q4_0"))
+        for of in (known, replace(known, n_vocab=32_064, n_layers=20))
+    )
+    of = replace(whole, n_vocab=known.n_vocab)
+    made = trimmed_shape(of, TrimEntry("cut", "x", vocab=32_064, layers="0-9,70-79"))
+    assert (made.n_layers, made.n_vocab, made.is_exact) == (20, 32_064, False)
+    for name in ("n_bytes", "n_input_bytes", "n_output_bytes", "n_pass_bytes", "n_params"):
+        assert getattr(made, name) == pytest.approx(getattr(real, name), rel=0.02), name
+    with pytest.raises(ModelError, match="keeps none of the 80 layers"):
+        trimmed_shape(of, TrimEntry("cut", "x", layers="80-90"))
 
 
 def test_missing_dimensions_are_reported() -> None:

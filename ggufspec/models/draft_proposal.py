@@ -1,0 +1,121 @@
+"""Proposes a draft for a target: trimmed, registered, of the target's vocabulary, or of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from ggufspec.errors import ModelError
+from ggufspec.models import local, names
+from ggufspec.models.header import Header, read_header
+from ggufspec.models.names import HubFiles
+from ggufspec.models.pull import locate
+from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry, trims_folder
+from ggufspec.models.shape import shape_of
+from ggufspec.models.trim_facts import trim_of, trim_text
+from ggufspec.models.vocabulary_overlap import overlap
+
+MOST_FILES = 24  # whose headers are read, the smallest first: each takes up to 0.15 s
+MOST_COST = 1 / 2  # of the bytes that a pass of the target reads; Qwen2.5 0.5B for 1.5B: 0.4
+LEAST_OVERLAP = 0.3  # of two vocabularies: with less, too few tokens can be drafted
+_WHOLE_OVERLAP = 0.99  # but for padding tokens
+
+
+@dataclass(frozen=True)
+class DraftProposal:
+    """A draft for a target: its name, as `resolve` takes it, and the reason for the choice."""
+
+    name: str
+    why: str
+
+
+def propose_draft(target: str, registry: Registry | None = None) -> DraftProposal:
+    """A draft for a target, from the registry, the target's folder and the cache.
+
+    In this order: the newest trimmed draft whose tokens the target has; the draft that the registry
+    pairs with it; the smallest model of its vocabulary; the model whose vocabulary has most in
+    common with it. Only headers are read. Raises ModelError if none fits.
+    """
+    known = registry or load_registry()
+    named = names.parse(target, known)
+    paths = locate(target, known)
+    drafts = list(_drafts_here(paths[0])) if paths else []
+    trimmed = [each for each in drafts if trim_of(each.header) and each.overlap > _WHOLE_OVERLAP]
+    if trimmed:
+        newest = max(trimmed, key=lambda each: each.path.stat().st_mtime)
+        return DraftProposal(str(newest.path), trim_text(trim_of(newest.header) or {}))
+    entry = _entry_of(named, known)
+    draft = entry and known.draft_for(entry.alias)
+    if entry is not None and draft is not None:
+        why = f"the registry pairs it with {entry.alias}"
+        if not isinstance(draft, TrimEntry) or draft.path.is_file():
+            return DraftProposal(draft.alias, why)
+        return DraftProposal(draft.of, f"{why}, trimmed, which is faster: `{draft.command}`")
+    if same := next((each for each in drafts if each.has_same_vocabulary), None):
+        return DraftProposal(str(same.path), f"the smallest here with {target}'s vocabulary")
+    if drafts and (other := max(drafts, key=lambda each: each.overlap)).overlap >= LEAST_OVERLAP:
+        why = f"of another vocabulary, with {other.overlap:.0%} of the smaller one in common"
+        return DraftProposal(str(other.path), why)
+    raise ModelError(
+        f"no draft is known for {target}: the registry pairs none with it, and no model beside it "
+        "or in the cache has its vocabulary and at most half of its size; name one with "
+        f"--draft, or make one: `ggufspec trim {target} --layers auto -o draft.gguf`"
+    )
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A cheap or trimmed model, and how much its vocabulary has in common with the target's."""
+
+    path: Path
+    header: Header
+    overlap: float
+    has_same_vocabulary: bool
+
+
+def _drafts_here(target: Path) -> Iterator[_Candidate]:
+    """The cheap and the trimmed models beside the target and in the caches, the smallest first."""
+    wanted = read_header(target)
+    most = MOST_COST * shape_of(wanted).n_pass_bytes
+    folders = (target.parent, trims_folder())
+    models = (*chain.from_iterable(map(local.models_in, folders)), *local.cached_models())
+    sizes = {
+        model[0]: sum(path.stat().st_size for path in model)
+        for model in {model[0].resolve(): model for model in models}.values()
+    }
+    smaller = sorted((size, path) for path, size in sizes.items() if size < wanted.n_bytes)
+    for _, path in smaller[:MOST_FILES]:
+        try:
+            header = read_header(path)
+            is_cheap = trim_of(header) is not None or shape_of(header).n_pass_bytes <= most
+        except ModelError:
+            continue  # damaged, or not a language model
+        if is_cheap and _writes_text(header):
+            same = header.vocabulary == wanted.vocabulary
+            yield _Candidate(path, header, overlap(wanted, header), same)
+
+
+def _writes_text(header: Header) -> bool:
+    """Whether it is neither an embedding model, nor an encoder, nor a vocabulary alone."""
+    of, values = header.architecture, header.values
+    others = (f"{of}.pooling_type", f"{of}.decoder_start_token_id")
+    is_decoder = values.get(f"{of}.attention.causal", True) and values.keys().isdisjoint(others)
+    is_whole = any(tensor.name == "token_embd.weight" for tensor in header.tensors)
+    return is_whole and bool(is_decoder and header.tokens)
+
+
+def _entry_of(named: names.Named, known: Registry) -> ModelEntry | None:
+    """The registered model, or another quantization of it in the same repository."""
+    if isinstance(named, HubFiles) and named.entry is not None:
+        return named.entry
+    if isinstance(named, Path):
+        content = named.resolve()
+        for entry in known.models.values():
+            paths = local.find(HubFiles(entry.repo, entry.files, entry.revision))
+            if paths and paths[0].resolve() == content:
+                return entry
+        return None
+    repo = None if isinstance(named, TrimEntry) else named.repo
+    return next((entry for entry in known.models.values() if entry.repo == repo), None)

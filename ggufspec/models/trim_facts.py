@@ -1,0 +1,43 @@
+"""Describes what `ggufspec trim` kept of a model, from the header of the trimmed file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from ggufspec.models.header import Header
+
+_PREFIX = "ggufspec.trim."
+
+
+def trim_of(header: Header) -> dict[str, Any] | None:
+    """What a file says about its origin; None: it is not trimmed.
+
+    source, source_hash; n_vocab: number of tokens of the source; tokens: number of those kept;
+    layers: the layers kept. What is not there was not cut.
+    """
+    found = {
+        key.removeprefix(_PREFIX): value
+        for key, value in header.values.items()
+        if key.startswith(_PREFIX)
+    }
+    return found | ({"tokens": header.n_vocab} if "tokens" in found else {}) or None
+
+
+def trim_text(trim: dict[str, Any]) -> str:
+    """The same in words."""
+    kept = []
+    if "tokens" in trim:
+        kept.append(f"{trim['tokens']} of {trim.get('n_vocab', '?')} tokens")
+    layers = trim.get("layers")
+    if isinstance(layers, list) and all(isinstance(layer, int) for layer in layers):
+        kept.append(f"layers {_ranges(layers)}")
+    return f"trimmed from {trim.get('source', 'an unknown model')} to {' and '.join(kept)}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers in short: "0-9,14"."""
+    runs = groupby(enumerate(numbers), lambda each: each[1] - each[0])
+    ends = [[number for _, number in run] for _, run in runs]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in ends)
