@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -79,6 +80,15 @@ def forget(key: str | None = None) -> int:
 def folder() -> Path:
     """Where the files are. Raises CacheError if there is no home folder."""
     return default_cache_dir() / "pairs"
+
+
+def is_writable() -> bool:
+    """Whether measurements can be stored."""
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        return os.access(folder(), os.W_OK)
+    except (CacheError, OSError):
+        return False
 
 
 def fingerprint(path: Path) -> str | None:

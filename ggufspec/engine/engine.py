@@ -9,6 +9,7 @@ from typing_extensions import Unpack
 
 from ggufspec.common import validate
 from ggufspec.common.progress import NamedProgress
+from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
 from ggufspec.engine.file_sampling import FileSampling
@@ -192,7 +193,13 @@ class Engine:
     def notes(self) -> list[str]:
         """What the user should read after loading, in lines."""
         mapped = self.vocab_map and self.vocab_map.note
-        return [line for line in (self.placement, mapped, self.warning) if line]
+        unstored = None
+        if self._stored_profile and not profile_store.is_writable():
+            unstored = (
+                "measurements cannot be stored: each process measures this pair anew, and a seed "
+                "may give another text there. Set GGUFSPEC_CACHE to a folder that can be written"
+            )
+        return [line for line in (self.placement, mapped, self.warning, unstored) if line]
 
     @property
     def warning(self) -> str | None:

@@ -61,6 +61,17 @@ def test_the_next_process_knows_what_passes_cost(paths: tuple[Path, Path]) -> No
     assert fourth["settled_costs"] == third["settled_costs"]  # what a seed begins from stays
 
 
+def test_the_engine_says_where_nothing_can_be_stored(
+    paths: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ggufspec.load(*paths, n_ctx=512, n_threads=1) as engine:
+        assert not any("cannot be stored" in note for note in engine.notes)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("GGUFSPEC_CACHE", str(tmp_path / "file"))
+    with ggufspec.load(*paths, n_ctx=512, n_threads=1) as engine:
+        assert any("cannot be stored" in note for note in engine.notes)
+
+
 def test_texts_with_a_seed_do_not_begin_from_what_one_text_happened_to_measure(
     paths: tuple[Path, Path],
 ) -> None:
