@@ -49,10 +49,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_llama(tmp_path_factory.mktemp("target") / "target.gguf")
 
 
-@pytest.fixture(scope="module", params=DRAFTS.values(), ids=DRAFTS)
+@pytest.fixture(scope="module", params=["subset", "foreign"])
 def draft(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("draft") / "draft.gguf"
-    return tiny.write_llama(path, vocab=request.param, n_layer=1)
+    return tiny.write_llama(path, vocab=DRAFTS[request.param], n_layer=1)
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ ALLOWED = [
 ]
 BANS = {token: -np.inf for token in range(len(tiny.SPM)) if token not in ALLOWED}
 SAMPLING = Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=BANS)
-N_RUNS = 30_000
+N_RUNS = 20_000
 
 
 @dataclasses.dataclass
@@ -272,7 +272,7 @@ def test_so_many_texts_detect_probabilities_that_are_not_renormalised(
     statistic, n_free = chi_square(
         mapped.pair,
         verify.rule(name),
-        N_RUNS // 5,
+        N_RUNS // 4,
         1,
         sampling=SAMPLING,
         n_tokens=2,
@@ -282,7 +282,7 @@ def test_so_many_texts_detect_probabilities_that_are_not_renormalised(
 
 
 def test_an_audit_passes(pair: Engine) -> None:
-    settings = AuditOptions(n_runs=10, n_tokens=12, seed=0)
+    settings = AuditOptions(n_runs=6, n_tokens=8, seed=0)
     for options in ({}, {"temperature": 0.0}, {"regex": "[0-9a-f ]+", "temperature": 1.0}):
         report = audit(pair, PROMPTS, replace(settings, options=options))  # type: ignore[arg-type]
         assert report.differences == ()
