@@ -67,6 +67,8 @@ def command(
     load_settings |= shared.room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
         settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
+        if verbose and engine.attention:
+            render.note(engine.attention)
         options = text_settings.checked(settings)
         prompt = prompt_of(engine, text, asked)
         without = replace(options, drafter="none")
@@ -89,8 +91,6 @@ def command(
         if verbose:
             click.echo(render.rounds_text(run.rounds), err=True)
             click.echo(render.details_text(stats), err=True)
-            if engine.attention:
-                render.note(engine.attention)
         click.echo(render.stats_line(stats, speedup), err=True)
         if run.completion.advice:
             render.note(run.completion.advice)
