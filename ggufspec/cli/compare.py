@@ -117,7 +117,7 @@ def command(
     checked(settings)
     text = _PROMPT
     if pair.target is not None or asked["prompt"] is not None or asked["prompt_file"] is not None:
-        text = read_prompt(asked["prompt"], asked["prompt_file"])
+        text = read_prompt(asked)
     paths = pair.find()
     load_settings |= shared.room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
