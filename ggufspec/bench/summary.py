@@ -155,11 +155,13 @@ def ratio_of(logs: Sequence[float]) -> Speedup | None:
     return Speedup(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), len(logs))
 
 
-def warnings_of(results: BenchResults) -> list[str]:
-    """Reasons to distrust the numbers."""
+def warnings_of(results: BenchResults, n_missing: int | None = None) -> list[str]:
+    """Reasons to distrust the numbers. `n_missing`: texts not measured; None: unknown."""
     found = []
     if results.interrupted:
-        found.append("interrupted: contenders may have written different texts")
+        n = len(results.measurements)
+        missing = "texts" if n_missing is None else f"{n_missing} of {n + n_missing} texts"
+        found.append(f"interrupted: {missing} are missing; contenders may lack different ones")
     noisy = {
         contender.name: noise
         for contender in results.contenders

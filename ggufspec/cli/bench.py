@@ -181,6 +181,7 @@ def command(
     if context.invoked_subcommand is not None:
         return 0
     shared.show_log(verbose)
+    from ggufspec.bench.suite import n_left
     from ggufspec.cli.bench_jobs import BenchOptions, jobs_of
 
     if plot_path is not None:
@@ -205,12 +206,14 @@ def command(
     except GgufspecError as error:
         failure = failure or error
     if results.measurements:
-        _print(preset, title, results, form)
+        _print(preset, title, results, form, sum(n_left(job, results) for job in jobs))
         if plot_path is not None:
             plot.draw(results, plot_path)
             render.note(f"wrote {plot_path}")
     if failure is not None:
         raise failure
+    if results.interrupted and not results.measurements:
+        raise KeyboardInterrupt
     return INTERRUPTED if results.interrupted else 0
 
 
@@ -315,7 +318,7 @@ def _save(results: BenchResults, path: Path | None) -> None:
         write_file(path, json.dumps(document).encode() + b"\n")
 
 
-def _print(preset: str | None, title: str, results: BenchResults, form: str) -> None:
+def _print(preset: str | None, title: str, results: BenchResults, form: str, n_left: int) -> None:
     """Print tables to stdout; title and warnings too, but with csv to stderr."""
     from ggufspec.bench.summary import warnings_of
     from ggufspec.cli.bench_jobs import tables_of
@@ -323,7 +326,7 @@ def _print(preset: str | None, title: str, results: BenchResults, form: str) -> 
     render.tolerate_letters()
     made, published = tables_of(preset, results)
     head = f"{title}.\n{_circumstances(results)}"
-    warnings = [f"Warning: {each}." for each in warnings_of(results)]
+    warnings = [f"Warning: {each}." for each in warnings_of(results, n_left)]
     if form == "csv":
         blocks = [_shown(table, form) for table in made]
         for line in [head, *warnings]:

@@ -124,7 +124,7 @@ def command(
     checked(settings)
     text = _PROMPT
     if pair.target is not None or asked["prompt"] is not None or asked["prompt_file"] is not None:
-        text = read_prompt(asked["prompt"], asked["prompt_file"])
+        text = read_prompt(asked)
     pairs = pair.find_each()
     load_settings |= shared.room_for(settings["n_draft"])
     races: dict[str, Race] = {}  # by the draft's name; a single one has none

@@ -59,7 +59,7 @@ def command(
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
     text_settings.checked(settings)
-    text = read_prompt(asked["prompt"], asked["prompt_file"])
+    text = read_prompt(asked)
     shared.show_log(verbose)
     if pair.draft is None:
         text_settings.check_needs_no_draft(settings, compare=compare)
@@ -67,6 +67,8 @@ def command(
     load_settings |= shared.room_for(settings["n_draft"])
     with load_with_bars(*paths, load_settings) as engine:
         settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
+        if verbose and engine.attention:
+            render.note(engine.attention)
         options = text_settings.checked(settings)
         prompt = prompt_of(engine, text, asked)
         without = replace(options, drafter="none")
@@ -89,8 +91,6 @@ def command(
         if verbose:
             click.echo(render.rounds_text(run.rounds), err=True)
             click.echo(render.details_text(stats), err=True)
-            if engine.attention:
-                render.note(engine.attention)
         click.echo(render.stats_line(stats, speedup), err=True)
         if run.completion.advice:
             render.note(run.completion.advice)
@@ -144,8 +144,10 @@ def generate(
     return Run(stream.completion, stream.rounds, stream.seed, interrupted)
 
 
-def read_prompt(prompt: str | None, path: Path | None) -> str:
-    """The prompt from an option, a file or stdin. Raises PromptError if it is not UTF-8."""
+def read_prompt(asked: dict[str, Any]) -> str:
+    """The prompt from an option, a file or stdin. Raises PromptError if it is empty or no UTF-8."""
+    prompt: str | None = asked["prompt"]
+    path: Path | None = asked["prompt_file"]
     if prompt is not None and path is not None:
         raise click.UsageError("give the prompt with -p or with -f, not both")
     if prompt is not None:
@@ -156,14 +158,17 @@ def read_prompt(prompt: str | None, path: Path | None) -> str:
                 f"the prompt from -p is not UTF-8 at character {error.start}; convert it to UTF-8 "
                 "first"
             ) from error
-        return prompt
-    where = "stdin" if path is None or str(path) == "-" else str(path)
-    if where == "stdin" and sys.stdin.isatty():
-        raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
-    data = read_prompt_file(path or Path("-"))
-    # Editors and echo end a file with a newline, some begin it with a byte order mark: neither
-    # is part of the prompt.
-    return decoded(data, f"the prompt from {where}").removesuffix("\n").removesuffix("\r")
+    else:
+        where = "stdin" if path is None or str(path) == "-" else str(path)
+        if where == "stdin" and sys.stdin.isatty():
+            raise click.UsageError("give a prompt: with -p, with -f, or on stdin")
+        data = read_prompt_file(path or Path("-"))
+        # Editors and echo end a file with a newline, some begin it with a byte order mark: neither
+        # is part of the prompt.
+        prompt = decoded(data, f"the prompt from {where}").removesuffix("\n").removesuffix("\r")
+    if not (prompt or asked["chat"] or asked["system"] is not None):  # messages may be empty
+        raise PromptError("the prompt is empty; give at least one character, with -p, -f or stdin")
+    return prompt
 
 
 def prompt_of(engine: Engine, text: str, asked: dict[str, Any]) -> str | list[int]:

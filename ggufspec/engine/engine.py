@@ -143,7 +143,8 @@ class Engine:
         if template is None:
             raise PromptError(
                 f"{model.path} has no chat template: it is not a chat model. "
-                "Use a plain prompt (without --chat or --system), or pass a template (template=)"
+                "Use a plain prompt (without --chat and --system; over HTTP, /v1/completions), or "
+                "in Python a template of your own: render(messages, template)"
             )
         bos_text, eos_text = vocab.special_text(vocab.bos), vocab.special_text(vocab.eos)
         text = render_chat(template, messages, bos_text=bos_text, eos_text=eos_text, tools=tools)

@@ -110,7 +110,8 @@ class Generation:
         self._pieces = self._read()
         self._n_piece: int | None = None
         self._text_stream = TextStream(
-            [options.stop] if isinstance(options.stop, str) else options.stop
+            [options.stop] if isinstance(options.stop, str) else options.stop,
+            b"".join(map(engine.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
         self._piece_of = engine.vocab.piece
         self._end_tokens = engine.vocab.stop_tokens

@@ -17,25 +17,34 @@ from ggufspec.errors import OptionError, PromptError
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}, and other keys that a template uses
 
+_CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that do not begin a character
+
 
 class TextStream:
     """Turns the bytes of tokens into text as they come.
 
     Holds back what is not certain yet: the first bytes of a character, and text that may be the
     start of a stop string. `stopped` becomes true when a stop string is complete; it and all text
-    after it is never returned.
+    after it is never returned. `before`: the last bytes of the prompt; if they end inside a
+    character, the rest of its bytes is left out.
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
         if "" in stop:
             raise OptionError("a stop string is empty; give at least one character")
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(before)
+        self._skips = bool(self._decoder.getstate()[0])
+        self._decoder.reset()
         self._held = ""
         self.stopped = False
 
     def push(self, data: bytes) -> str:
         """The text that is certain after these bytes."""
+        if self._skips:
+            data = data.lstrip(_CONTINUATION)
+            self._skips = not data
         return self._release(self._decoder.decode(data))
 
     def finish(self) -> str:

@@ -50,9 +50,9 @@ def works() -> bool:
         profile_store.remember(key, {WORKS: found})
     if found is False:
         logger.warning(
-            "the AMX kernels of this llama.cpp build do not work; other kernels are used "
-            "(set %s=off to skip this check, %s=on to use AMX)",
-            *(VARIABLE, VARIABLE),
+            "ggufspec: the AMX kernels of this llama.cpp build do not work (tried once, "
+            "remembered): other kernels are used. %s=on uses AMX anyway, off hides this message",
+            VARIABLE,
         )
     return found is True
 
@@ -81,8 +81,8 @@ def _try() -> bool | None:
             return False
         reason = f"the child process ended with code {done.returncode}"
     logger.warning(
-        "the AMX kernels could not be tried (%s); this process does not use them, the next one "
-        "tries again",
+        "ggufspec: the AMX kernels could not be tried (%s); this process does not use them, "
+        "the next one tries again",
         reason,
     )
     return None

@@ -138,8 +138,9 @@ class Context:
         if options.flash_attention == "off" and is_quantized:
             # llama.cpp rejects some of these; with others it computes wrong logits or aborts.
             raise OptionError(
-                f"KV caches of type {options.type_k} and {options.type_v} need flash attention; "
-                "leave it on auto, or use f16 caches"
+                f"KV caches of type {options.type_k} and {options.type_v} need flash attention: "
+                "leave it on auto (flash_attention, -fa), or use f16 caches (type_k, type_v; -ctk, "
+                "-ctv)"
             )
         params.flash_attn_type = _choice(
             FLASH_ATTENTION, options.flash_attention, "flash attention"

@@ -102,9 +102,10 @@ def _interrupts_held(log: _Log) -> Iterator[None]:
 
 
 def show_log() -> None:
-    """Print ggufspec's log, and llama.cpp's, on stderr."""
+    """Print ggufspec's log on stderr, and llama.cpp's without its debug lines."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     package = logging.getLogger("ggufspec")
     package.addHandler(handler)
     package.setLevel(logging.DEBUG)
+    logger.setLevel(logging.INFO)  # each pass logs a dozen debug lines

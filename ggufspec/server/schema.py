@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 N_STOPS = 16
@@ -125,9 +125,16 @@ class ChatMessage(_Body):
     """One message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | list[TextPart] | None = Field(None, validate_default=True)
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+
+    @field_validator("content")
+    @classmethod
+    def _may_be_null(cls, content: object, info: ValidationInfo) -> object:
+        if content is None and info.data.get("role") not in ("assistant", None):
+            raise PydanticCustomError("no_content", "only the assistant's can be null; send a text")
+        return content
 
     @property
     def text(self) -> str:

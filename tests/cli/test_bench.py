@@ -382,8 +382,21 @@ def test_what_was_measured_survives_ctrl_c(target: Path, draft: Path, tmp_path: 
     assert document["interrupted"]
     assert document["measurements"]
     assert b"speed-up" in out
-    assert b"Warning: interrupted" in out
+    n = len(document["measurements"])
+    assert f"Warning: interrupted: {15_000 - n} of 15000 texts are missing" in out.decode()
     assert b"Traceback" not in err
+
+
+def test_ctrl_c_before_the_first_result_is_reported(
+    bench: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite, "measure", interrupted)
+    found = bench("-p", "hi")
+    assert (found.code, found.out) == (130, "")
+    assert found.err.splitlines()[-1] == "ggufspec: interrupted"
 
 
 def test_baselines_alternate_with_ours(

@@ -72,6 +72,16 @@ def test_both_texts_and_the_result_on_stdout(compare: Command) -> None:
     assert "\x1b" not in result.out
 
 
+@pytest.mark.parametrize(("args", "stdin"), [(["-p", ""], b""), ([], b"\n")])
+def test_an_empty_prompt_is_refused_before_models_are_loaded(
+    args: list[str], stdin: bytes, command: Command, tmp_path: Path
+) -> None:
+    result = command("compare", "-m", tmp_path / "none.gguf", *args, stdin=stdin)
+    assert (result.code, result.out) == (ERROR, "")
+    assert result.err.startswith("ggufspec: the prompt is empty")
+    assert len(result.err.splitlines()) == 1
+
+
 def test_it_says_that_they_ran_one_after_the_other(compare: Command) -> None:
     result = compare()
     assert "Plain decoding runs first" in result.err

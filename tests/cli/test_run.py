@@ -290,6 +290,8 @@ def test_llama_cpps_log_comes_only_when_asked_for(
     quiet, verbose = program(*args), program(*args, "-v")
     assert quiet.err.count("\n") == 1
     assert "llama_model_loader" in verbose.err
+    assert "llama_graph_n_input_tensors" not in verbose.err, "it has no debug lines"
+    assert "flash attention" not in verbose.err.partition("round 1:")[2], "it comes earlier"
     assert verbose.err.splitlines()[-1].startswith("5 tokens at")
     assert verbose.out == quiet.out
 

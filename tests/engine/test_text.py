@@ -46,6 +46,22 @@ def test_an_incomplete_character_at_the_end_is_left_out() -> None:
     assert feed(TextStream(["b\n"]), [b"ab\xf0\x9f"]) == "ab"
 
 
+@pytest.mark.parametrize(
+    ("before", "pieces", "text"),
+    [
+        (b"a\xf0\x9f", [b"\x99", b"\x82", b"b"], "b"),
+        ("日".encode()[1:] + b"\xe6", [b"\x97\xa5!"], "!"),
+        (b"a\xe6", [b"a\x97"], "a\ufffd"),
+        (b"", [b"\x97a"], "\ufffda"),
+        ("日".encode(), [b"\x97a"], "\ufffda"),
+    ],
+)
+def test_the_rest_of_a_character_of_the_prompt_is_left_out(
+    before: bytes, pieces: list[bytes], text: str
+) -> None:
+    assert feed(TextStream(before=before), pieces) == text
+
+
 def test_a_stop_string_ends_the_text_however_it_is_split() -> None:
     rng = random.Random(1)
     for _ in range(500):

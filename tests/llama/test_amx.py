@@ -126,12 +126,16 @@ def test_a_trial_without_an_answer_is_made_again(
 @on_posix
 @pytest.mark.parametrize("script", ["kill -SEGV $$", "kill -ILL $$", "echo wrong"])
 def test_a_definite_failure_is_remembered(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv(amx.VARIABLE)
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, script))
     assert not amx.works()
     monkeypatch.setattr(sys, "executable", interpreter(tmp_path, "echo works"))
     assert not amx.works()
+    assert len(caplog.messages) == 2
+    for message in caplog.messages:
+        assert message.startswith("ggufspec: the AMX kernels")
+        assert "tried once, remembered" in message
     (found,) = profile_store.records()
     assert found.document == {"works": False}

@@ -280,6 +280,7 @@ def test_a_cache_type_that_does_not_fit_the_model_is_refused(good: Path) -> None
         ({"type_k": "q9_9"}, "'q9_9' is no type of the K cache; choose from f32, f16"),
         ({"type_v": ""}, "'' is no type of the V cache"),
         ({"flash_attention": "maybe"}, "'maybe' is no flash attention; choose from auto, on, off"),
+        ({"flash_attention": "off", "type_v": "q8_0"}, r"attention, -fa\).*type_v; -ctk, -ctv\)"),
     ],
 )
 def test_an_unknown_choice_is_refused(how: dict[str, str], match: str, good: Path) -> None:

@@ -93,6 +93,8 @@ WRONG_CHATS: dict[str, dict[str, Any]] = {
     "no messages": {"messages": []},
     "no role": {"messages": [{"content": "hi"}]},
     "an unknown role": {"messages": [{"role": "oracle", "content": "hi"}]},
+    "null as content": {"messages": [{"role": "user", "content": None}]},
+    "no content": {"messages": [{"role": "system"}]},
     "a number as content": {"messages": [{"role": "user", "content": 5}]},
     "an image": {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
@@ -154,6 +156,8 @@ def test_where_it_is_wrong_is_told(live: Live) -> None:
     assert error["param"] == "top_p"
     error = live.post("/v1/chat/completions", messages=[{"role": "user", "content": 5}]).json()
     assert error["error"]["param"].startswith("messages.0.content")
+    empty = live.post("/v1/chat/completions", messages=[{"role": "user", "content": None}]).json()
+    assert empty["error"]["message"].startswith("messages.0.content: only the assistant's")
 
 
 @pytest.mark.parametrize(
