@@ -10,6 +10,7 @@ __all__ = [
     "DownloadError",
     "GgufspecError",
     "ModelError",
+    "NoRoomError",
     "OptionError",
     "OutOfMemoryError",
     "PromptError",
@@ -35,7 +36,7 @@ class ModelError(GgufspecError):
 
 
 class VocabError(ModelError):
-    """Target and draft do not share a vocabulary."""
+    """Target and draft have no token in common."""
 
 
 class OutOfMemoryError(GgufspecError):
@@ -44,6 +45,10 @@ class OutOfMemoryError(GgufspecError):
 
 class DecodeError(GgufspecError):
     """llama.cpp failed to decode a batch."""
+
+
+class NoRoomError(DecodeError):
+    """A text has more tokens of the draft than its context; a drafter then ends its draft."""
 
 
 class DownloadError(GgufspecError):

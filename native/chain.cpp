@@ -127,7 +127,10 @@ void typical_p(const Sampling & sampling, Candidates & candidates) {
     softmax(candidates, true);
     const auto & list = candidates.list;
     float entropy = 0;
-    for (const Candidate & candidate : list) entropy += -candidate.prob * std::log(candidate.prob);
+    for (const Candidate & candidate : list) {
+        // llama.cpp has no such condition: one banned token makes its entropy NaN, and its selection arbitrary.
+        if (candidate.prob > 0) entropy += -candidate.prob * std::log(candidate.prob);
+    }
     std::vector<float> distance;
     for (const Candidate & candidate : list) distance.push_back(std::fabs(-std::log(candidate.prob) - entropy));
     std::vector<size_t> order(list.size());

@@ -47,7 +47,6 @@ struct Candidate {
 struct Candidates {
     std::vector<Candidate> list;
     bool sorted = false;     // by descending logit
-    bool is_short = false;   // top-k found fewer than k that can be drawn, and typical-p needs the others too
     bool has_ties = false;   // equal logits are adjacent, but not in llama.cpp's order
     bool cut_a_tie = false;  // a sampler kept one of two equal logits: which one depends on the order
 };

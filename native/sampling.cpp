@@ -57,7 +57,6 @@ void select_largest(Large & large, size_t k, Candidates & candidates) {
     large.gather(large.reached_by(k), list);
     std::sort(list.begin(), list.end(), by_logit);
     candidates.sorted = true;
-    candidates.is_short = false;
     candidates.cut_a_tie = list.size() > k && list[k - 1].logit == list[k].logit;
     list.resize(std::min(k, list.size()));
     note_ties(candidates);
@@ -101,11 +100,9 @@ void apply_from(size_t next, const Job & job, Candidates & candidates) {
 void first_fast(const Job & job, Large & large, Candidates & candidates) {
     if (job.starts_with_top_k()) {
         select_largest(large, job.sampling.top_k, candidates);
-        const bool asks = std::count(job.samplers.begin(), job.samplers.end(), Sampler::typical_p) > 0;
-        candidates.is_short = asks && candidates.list.size() < static_cast<size_t>(job.sampling.top_k);
         return;
     }
-    candidates.sorted = candidates.is_short = candidates.has_ties = candidates.cut_a_tie = false;
+    candidates.sorted = candidates.has_ties = candidates.cut_a_tie = false;
     large.gather(large.largest() + std::log(job.sampling.min_p), candidates.list);
     std::sort(candidates.list.begin(), candidates.list.end(), by_token);
 }
@@ -231,7 +228,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
             return sampler == Sampler::penalties || sampler == Sampler::dry || sampler == Sampler::typical_p;
         };
         const auto ties_matter = [&] {
-            if (candidates.cut_a_tie || candidates.is_short) return true;
+            if (candidates.cut_a_tie) return true;
             return candidates.has_ties && (job.is_greedy || std::any_of(samplers.begin(), samplers.end(), depends_on_order));
         };
         truncate(job, is_fast ? &large : nullptr, candidates);

@@ -221,6 +221,7 @@ def _bpe_text(text: str) -> str:
 
 SPM = spm_vocab()
 BPE = bpe_vocab()
+SILENT = dataclasses.replace(BPE, types=(int(gguf.TokenType.UNUSED),) * len(BPE))  # no text
 
 
 # Random weights

@@ -33,7 +33,7 @@ from ggufspec.decoding import verify as rules
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
-from ggufspec.errors import OptionError, PromptError
+from ggufspec.errors import DecodeError, OptionError, PromptError
 
 _Pair = tuple[Distribution, Distribution]  # of the target and of the draft, at one position
 
@@ -175,7 +175,7 @@ class _Audit:
                     distances.append(total_variation(single, batched))
                 if kept:
                     roundings += [far for _, far in self._rounding(prompt, text[: len(kept)])]
-                pairs += [likeliest(*pair) for pair in kept]
+                pairs += [likeliest(*pair) for pair in kept if pair[1].any()]
             self._report("Generating texts both ways", i + 1, n_runs)
         median, rounding = (float(np.median(each)) for each in (distances, roundings))
         batch = BatchDistributions(len(distances), median, max(distances), rounding)
@@ -239,13 +239,24 @@ class _Audit:
     def _distributions(
         self, prompt: list[int], text: list[int], *, whose: str, n_together: int = 1
     ) -> Iterator[Distribution]:
-        """A model's distribution before each token of a text."""
-        sampling = scoring.sampling(self._engine, prompt, **self._settings.options)
-        tokens, at = [*prompt, *text], len(prompt)
-        for piece in scoring.logits(self._engine, prompt, text, whose=whose, n_together=n_together):
-            ahead = tokens[at : at + len(piece) - 1]
-            yield from to_distributions(piece, sampling, tokens[:at], ahead)
-            at += len(piece)
+        """A model's distribution before each token of a text.
+
+        Zeros where a draft of another vocabulary has none: it lacks all tokens that may follow, or
+        its context is full.
+        """
+        engine, tokens = self._engine, [*prompt, *text]
+        sampling = scoring.sampling(engine, prompt, **self._settings.options)
+        for at in range(len(prompt), len(tokens), n_together):
+            before, piece = tokens[:at], tokens[at : at + n_together]
+            try:
+                rows = next(
+                    scoring.logits(engine, before, piece, whose=whose, n_together=n_together)
+                )
+                yield from to_distributions(rows, sampling, before, piece[:-1])
+            except DecodeError:
+                if whose == "target" or engine.vocab_map is None:
+                    raise
+                yield np.zeros(engine.vocab.n_tokens)
 
     def _rounding(self, prompt: list[int], text: list[int]) -> Iterator[tuple[float, float]]:
         """What rounding changes at positions of a text: (the gaps of likely tokens, distribution).

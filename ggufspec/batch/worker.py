@@ -55,8 +55,7 @@ def main() -> None:
     except (GgufspecError, OSError, MemoryError) as error:
         send(refused=str(error) or type(error).__name__, kind=type(error).__name__)
         sys.exit(1)
-    note = "; ".join(filter(None, (engine.placement, engine.warning)))
-    send(ready=True, profile=profile, note=note)
+    send(ready=True, profile=profile, note="; ".join(engine.notes))
     while True:
         prompt = Prompt.of_document(messages.get()["prompt"])
         send(record=answer(engine, prompt, task, options))

@@ -155,6 +155,7 @@ def tune(
             depth=depth,
             n_repeats=n_runs,
             at_least=MIN_SECONDS / 2,
+            vocab_map=engine.vocab_map,
             progress=_named(progress, "Measuring the draft"),
         )
         chosen = TunedSettings(

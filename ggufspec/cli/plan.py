@@ -17,7 +17,6 @@ from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
-from ggufspec.errors import VocabError
 from ggufspec.models.shape import ModelShape, shape_of_name
 from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
 from ggufspec.placement.speeds import type_note
@@ -119,7 +118,7 @@ def command(
         draft = proposed_draft(target)
     shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
     if shape_draft:
-        _check_vocabularies(shape, shape_draft)
+        _note_vocabularies(shape, shape_draft)
     machine = _machine(**hardware)
     wishes = PlacementOptions(
         n_ctx=n_ctx or (0 if n_ctx is None else shape.n_ctx_train),
@@ -146,14 +145,13 @@ def command(
         _print(plans, shape, shape_draft, machine, acceptance, hardware["rpc"])
 
 
-def _check_vocabularies(target: ModelShape, draft: ModelShape) -> None:
+def _note_vocabularies(target: ModelShape, draft: ModelShape) -> None:
     from ggufspec.llama.vocab import MAX_PADDING
 
     if abs(target.n_vocab - draft.n_vocab) > MAX_PADDING:
-        raise VocabError(
-            f"target and draft do not share a vocabulary: the target has {target.n_vocab:,} "
-            f"tokens, the draft {draft.n_vocab:,}. Use a draft of the target's model family, with "
-            "the same tokenizer"
+        render.note(
+            f"the target has {target.n_vocab:,} tokens, the draft {draft.n_vocab:,}: it drafts "
+            "only tokens that both have, so fewer are accepted (--acceptance)"
         )
 
 

@@ -70,7 +70,7 @@ def late_bars() -> closing[LateBars]:
 
 
 def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, Any]) -> Engine:
-    """ggufspec.load with a bar for each slow model; prints its placement and warning on stderr."""
+    """ggufspec.load with a bar for each slow model; prints its notes on stderr."""
     from ggufspec.engine.load import load
 
     with late_bars() as bars:
@@ -82,7 +82,7 @@ def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, An
             ),
             **load_settings,
         )
-    for line in filter(None, (engine.placement, engine.warning)):
+    for line in engine.notes:
         render.note(line)
     return engine
 

@@ -105,7 +105,8 @@ class Session(Protocol):
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
-        `tokens` must not be empty. The array is valid until the next score.
+        `tokens` must not be empty. The array is valid until the next score. Raises NoRoomError if
+        the model cannot read so long a text: a drafter then ends its draft.
         """
         ...
 

@@ -33,6 +33,7 @@ def calibrate(engine: Engine, progress: NamedProgress | None = None) -> None:
             heard and partial(heard, "costs"),
             n_most=n_most,
             n_sharers=n_sharers,
+            vocab_map=engine.vocab_map,
         )
         engine.profile.settle(costs)
 

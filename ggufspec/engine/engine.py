@@ -22,6 +22,7 @@ from ggufspec.engine.text import Message, render_chat
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.llama.context import Context
 from ggufspec.llama.vocab import Vocab, check_tokens
+from ggufspec.llama.vocab_map import VocabMap
 
 
 class Engine:
@@ -36,6 +37,7 @@ class Engine:
         draft: Context | None = None,
         *,
         n_draft_max: int,
+        vocab_map: VocabMap | None = None,
         stored_profile: StoredProfile | None = None,
         placement: str | None = None,
         attention: str | None = None,
@@ -50,12 +52,13 @@ class Engine:
         self.attention = attention  # why flash attention is on or off; None: not measured
         self.target = target
         self.draft = draft
+        self.vocab_map = vocab_map  # None: target and draft have the same vocabulary
         self.n_ctx = target.n_ctx
         self.n_draft_max = n_draft_max
         self.n_slots = target.n_sequences  # texts that can be written at the same time
         # For the modules of this package, which hold the lock while they use them.
         self.lock = EngineLock() if lock is None else lock
-        self.slots = Slots(target, draft)
+        self.slots = Slots(target, draft, vocab_map)
         known = stored_profile and stored_profile.recall(n_draft_max + 1, self.n_slots)
         self.profile = known or PairProfile(CostModel(n_draft_max + 1, self.n_slots))
         self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
@@ -180,10 +183,16 @@ class Engine:
 
     @property
     def vocab(self) -> Vocab:
-        """The vocabulary that target and draft share. Raises ClosedError."""
+        """The target's vocabulary. Raises ClosedError."""
         if self._closed:
             raise ClosedError("this engine is closed; load it again")
         return self.target.model.vocab
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should read after loading, in lines."""
+        mapped = self.vocab_map and self.vocab_map.note
+        return [line for line in (self.placement, mapped, self.warning) if line]
 
     @property
     def warning(self) -> str | None:

@@ -21,7 +21,7 @@ from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RpcConnections
-from ggufspec.llama.vocab import check_same
+from ggufspec.llama.vocab_map import map_of
 from ggufspec.placement.rpc_address import addresses
 
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", fraction loaded)
@@ -70,6 +70,9 @@ def load(
     tuned: use what `ggufspec tune` found for threads, flash attention and batches that are not
     given; without it, measure flash attention on CPUs, once and for 0.3 s at most. Store this, and
     what passes of the pair cost.
+
+    A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
+    many these are.
 
     If memory runs out, loading is tried once more with smaller values of what was not given. The
     engine's `placement` says what was chosen.
@@ -130,7 +133,7 @@ def _load(
             rpc=servers.devices,
         )
         models = [stack.enter_context(closing(target_model))]
-        draft_model = None
+        draft_model = vocab_map = None
         if options.draft is not None:
             draft_model = Model(
                 options.draft,
@@ -140,7 +143,7 @@ def _load(
                 gpu=options.main_gpu,
             )
             models.append(stack.enter_context(closing(draft_model)))
-            check_same(target_model.vocab, draft_model.vocab)
+            vocab_map = map_of(target_model.vocab, draft_model.vocab)
         limits = [target_model.n_ctx_train, *(model.n_ctx_max for model in models)]
         shared = ContextOptions(
             n_ctx=options.n_ctx or min([defaults.N_CTX, *filter(None, limits)]),
@@ -183,6 +186,7 @@ def _load(
             target_context,
             draft_context,
             n_draft_max=options.n_draft_max,
+            vocab_map=vocab_map,
             stored_profile=StoredProfile(key) if options.tuned else None,
             placement=options.placement,
             attention=attention.reason,

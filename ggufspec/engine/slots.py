@@ -8,7 +8,9 @@ from weakref import WeakSet
 
 from ggufspec.decoding.types import Logits
 from ggufspec.llama.context import Context
+from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.vocab_map import VocabMap
 
 _NEARLY_ALL = 0.8  # of the tokens that a slot holds: a prompt that starts with them continues it
 _HALF = 0.5  # of a prompt: the same, where no tokens can be copied between slots
@@ -18,7 +20,7 @@ _N_WORTH_BORROWING = 8  # tokens
 class Slot:
     """A sequence of the target, and one of the draft where there is a draft."""
 
-    def __init__(self, target: LlamaSession, draft: LlamaSession | None) -> None:
+    def __init__(self, target: LlamaSession, draft: LlamaSession | MappedSession | None) -> None:
         self.target = target
         self.draft = draft
         # Weak: a generation that is dropped without being closed does not keep its slot.
@@ -34,11 +36,14 @@ class Slot:
 class Slots:
     """All slots of a pair. At least one. Its callers hold the engine's lock."""
 
-    def __init__(self, target: Context, draft: Context | None) -> None:
+    def __init__(
+        self, target: Context, draft: Context | None, vocab_map: VocabMap | None = None
+    ) -> None:
+        """`vocab_map`: for a draft that has another vocabulary."""
         self._all = [
             Slot(
                 LlamaSession(target, i),
-                LlamaSession(draft, i, n_vocab=target.n_vocab, drafts=True) if draft else None,
+                _draft_session(draft, i, target, vocab_map) if draft else None,
             )
             for i in range(target.n_sequences)
         ]
@@ -93,7 +98,7 @@ class Slots:
                 continue
             n_known, other = max(found, key=lambda each: each[0])
             if n_known >= mine.n_common(tokens) + _N_WORTH_BORROWING:
-                mine.borrow(other, n_known)
+                mine.borrow(other.sequence, n_known)
 
 
 class SlotLease:
@@ -121,3 +126,11 @@ class SlotLease:
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """The draft's logits: see decoding.types.Session."""
         return self._slot.draft.score(tokens, draft)  # type: ignore[union-attr]
+
+
+def _draft_session(
+    draft: Context, sequence: int, target: Context, vocab_map: VocabMap | None
+) -> LlamaSession | MappedSession:
+    if vocab_map is None:
+        return LlamaSession(draft, sequence, n_vocab=target.n_vocab, drafts=True)
+    return MappedSession(LlamaSession(draft, sequence, drafts=True), vocab_map)

@@ -6,8 +6,8 @@ import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import llama_cpp
 import numpy as np
@@ -16,16 +16,24 @@ from numpy.typing import NDArray
 
 from ggufspec.common import defaults, validate
 from ggufspec.decoding.sampling import Sampling, to_probs
-from ggufspec.errors import OptionError
+from ggufspec.decoding.types import Session
+from ggufspec.errors import NoRoomError, OptionError
 from ggufspec.llama.attention import known_attention
 from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
-from ggufspec.llama.vocab import Vocab, check_same
+from ggufspec.llama.vocab import Vocab
+from ggufspec.llama.vocab_map import map_of
 from ggufspec.models.header import read_header
 from ggufspec.models.shape import shape_of
 
 _GREEDY = Sampling(temperature=0, samplers=("temperature",))
+
+
+class _Target(NamedTuple):
+    session: Session
+    stop_tokens: frozenset[int]
 
 
 class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no types
@@ -33,8 +41,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
 
         llama_cpp.Llama("large.gguf", draft_model=ggufspec.DraftModel("small.gguf"))
 
-    The draft must have the target's vocabulary. llama-cpp-python accepts a drafted token if it
-    equals the sampled one.
+    A draft of another vocabulary drafts the tokens that both have. llama-cpp-python accepts a
+    drafted token if it equals the sampled one.
     """
 
     def __init__(
@@ -64,27 +72,41 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
             self._model.close()
             raise
         self._session = LlamaSession(self._context, drafts=True)
-        self._stop_tokens = self._model.vocab.stop_tokens
-        self._targets: WeakSet[Any] = WeakSet()  # that have its vocabulary
+        self._targets: WeakKeyDictionary[Any, _Target] = WeakKeyDictionary()
 
     def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
         """At most n_draft tokens that follow `input_ids` (n); none at the end of the context.
 
-        Raises VocabError if the calling Llama has another vocabulary, DecodeError, ClosedError.
+        Raises VocabError if the calling Llama has no token of this vocabulary, DecodeError,
+        ClosedError.
         """
         # llama-cpp-python passes token ids only: the target is the caller's `self`.
         caller = sys._getframe(1).f_locals.get("self")
-        if isinstance(caller, llama_cpp.Llama) and caller not in self._targets:
-            check_same(Vocab(caller.model), self._model.vocab)
-            self._targets.add(caller)
+        session, stop_tokens = self._target(caller)
         tokens = array("i", input_ids.tolist())
         n_known = len(tokens)
         n_max = min(self.n_draft, self._context.n_ctx - n_known) if n_known else 0
         for _ in range(n_max):
-            tokens.append(to_probs(self._session.score(tokens), _GREEDY).pick(0, 0.0))
-            if tokens[-1] in self._stop_tokens:
+            try:
+                logits = session.score(tokens)
+            except NoRoomError:
+                break
+            tokens.append(to_probs(logits, _GREEDY).pick(0, 0.0))
+            if tokens[-1] in stop_tokens:
                 break
         return np.array(tokens[n_known:], dtype=np.intc)
+
+    def _target(self, caller: object) -> _Target:
+        """The session for the calling Llama, and the tokens that end its texts."""
+        if not isinstance(caller, llama_cpp.Llama):
+            return _Target(self._session, self._model.vocab.stop_tokens)
+        known = self._targets.get(caller)
+        if known is None:
+            vocab = Vocab(caller.model)
+            vocab_map = map_of(vocab, self._model.vocab)
+            session = MappedSession(self._session, vocab_map) if vocab_map else self._session
+            known = self._targets[caller] = _Target(session, vocab.stop_tokens)
+        return known
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""

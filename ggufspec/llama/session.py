@@ -66,6 +66,11 @@ class LlamaSession:
         return self._context.n_common(token_array(tokens), self.sequence)
 
     @property
+    def n_ctx(self) -> int:
+        """How many tokens the cache can hold."""
+        return self._context.n_ctx
+
+    @property
     def n_held(self) -> int:
         """How many tokens the cache holds."""
         return self._context.n_cells(self.sequence)
@@ -114,13 +119,13 @@ class LlamaSession:
         self._checkpoints.clear()
         self._context.truncate(0, self.sequence)
 
-    def borrow(self, other: LlamaSession, n_tokens: int) -> None:
+    def borrow(self, sequence: int, n_tokens: int) -> None:
         """Take over the first `n_tokens` of another sequence of the context, without decoding them.
 
         Does nothing if the sequences do not share their cells.
         """
         if self._context.can_share_passes:
-            self._context.copy_prefix(other.sequence, self.sequence, n_tokens)
+            self._context.copy_prefix(sequence, self.sequence, n_tokens)
 
     def prepare(self, tokens: Sequence[int], draft: Sequence[int]) -> PreparedScore:
         """Drop the cells that differ, and decode all but the last batch, which is returned."""

@@ -6,14 +6,18 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ggufspec.common.progress import Progress
+from ggufspec.decoding.types import Logits
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab
+
+if TYPE_CHECKING:
+    from ggufspec.llama.vocab_map import VocabMap
 
 Kind = TypeVar("Kind")
 
@@ -67,9 +71,9 @@ class FilledContext:
         self._session.feed(self._text[:-1], progress)
         self._session.score(self._text)
 
-    def score(self, n_tokens: int) -> None:
+    def score(self, n_tokens: int) -> Logits:
         """A pass over `n_tokens`, with logits."""
-        self._session.score(self._text, self._ahead[: n_tokens - 1])
+        return self._session.score(self._text, self._ahead[: n_tokens - 1])
 
     def read(self, n_tokens: int) -> None:
         """A batch of `n_tokens` after the text, without logits."""
@@ -101,15 +105,24 @@ def time_draft(
     n_repeats: int,
     at_least: float = 0.0,
     progress: Progress | None = None,
+    vocab_map: VocabMap | None = None,
 ) -> DraftTimes:
     """Seconds of draft steps (one token, one row of logits), and of reading in one batch.
 
-    Raises DecodeError, ClosedError.
+    With a `vocab_map`, a step includes the mapping of its row. Raises DecodeError, ClosedError.
     """
     n_read = min(_N_READ, context.n_ctx - 1, context.n_batch)
     filled = FilledContext(context, depth=depth, n_most=n_read + 1)
-    step = {1: partial(filled.score, 1)}
-    steps = time_interleaved(step, n_repeats, at_least=at_least, progress=progress)[1]
+    widen = None
+    if vocab_map is not None:
+        widen = partial(vocab_map.widen, out=vocab_map.empty_rows(1))
+
+    def step() -> None:
+        logits = filled.score(1)
+        if widen is not None:
+            widen(logits)
+
+    steps = time_interleaved({1: step}, n_repeats, at_least=at_least, progress=progress)[1]
     readings = []
     for _ in range(n_repeats if n_read else 0):
         filled.score(1)  # drops the tokens of the last reading
@@ -125,6 +138,7 @@ def measured(
     *,
     n_most: int,
     n_sharers: int,
+    vocab_map: VocabMap | None = None,
 ) -> CostModel:
     """The cost model of a pair, from a few passes over each of `sizes` tokens.
 
@@ -136,7 +150,7 @@ def measured(
     for size, seconds in found.items():
         costs.observe_target(size, min(seconds))
     if draft is not None:
-        times = time_draft(draft, depth=_SHORT, n_repeats=2)
+        times = time_draft(draft, depth=_SHORT, n_repeats=2, vocab_map=vocab_map)
         costs.observe_draft(1, min(times.steps))
         if times.readings:
             costs.observe_draft(1, min(times.readings), n_further=times.n_read - 1)
@@ -202,7 +216,7 @@ def time_reading(
 
 
 def time_interleaved(
-    passes: Mapping[Kind, Callable[[], None]],
+    passes: Mapping[Kind, Callable[[], object]],
     n_repeats: int,
     *,
     at_least: float = 0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,7 +11,7 @@ from functools import cached_property
 import llama_cpp
 
 from ggufspec.common.progress import Progress
-from ggufspec.errors import ClosedError, PromptError, VocabError
+from ggufspec.errors import ClosedError, PromptError
 from ggufspec.structured.constraint import TokenTable
 
 # Models of one family may pad their vocabularies to different sizes.
@@ -24,6 +25,7 @@ _MAX_BREAKER_TOKENS = 20
 
 _MARK = "\x02"  # no text has it
 
+_BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
 _TYPES = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
 
 
@@ -39,6 +41,8 @@ class Vocab:
         self.type = _TYPES.get(llama_cpp.llama_vocab_type(self.pointer), "none")
         self.bos: int = llama_cpp.llama_vocab_bos(self.pointer)
         self.eos: int = llama_cpp.llama_vocab_eos(self.pointer)
+        self.eot: int = llama_cpp.llama_vocab_eot(self.pointer)
+        self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.pointer)
         self._pieces: dict[int, bytes] = {}
         self._breakers: dict[tuple[str, ...], list[tuple[int, tuple[int, ...]]]] = {}
 
@@ -136,7 +140,7 @@ class Vocab:
         except UnicodeDecodeError:
             head = ""
         for known in (head, ""):
-            tokens = self._tokenize_inside(known + tail)
+            tokens = self.tokenize_inside(known + tail)
             n_bytes = len(known.encode())
             while tokens and n_bytes > 0:
                 n_bytes -= len(self.shown(tokens.pop(0)))
@@ -144,13 +148,28 @@ class Vocab:
                 return tokens
         return []
 
-    def _tokenize_inside(self, text: str) -> list[int]:
-        """The token ids of a text, without a space that the vocabulary puts before texts."""
+    def tokenize_inside(self, text: str) -> list[int]:
+        """The token ids of a text inside of another one: no space is put before it.
+
+        Empty for tokenizers that cannot do this.
+        """
         if self.type in ("BPE", "RWKV"):
             return self.tokenize(text, add_special=False, parse_special=False)
         mark = self._mark
         tokens = mark and self.tokenize(_MARK + text, add_special=False, parse_special=False)
         return tokens[len(mark) :] if tokens[: len(mark)] == mark else []
+
+    @cached_property
+    def byte_tokens(self) -> dict[int, int]:
+        """The token of each single byte that has one."""
+        found: dict[int, int] = {}
+        for token in range(self.n_tokens):
+            name = self.name(token)
+            if len(name) == 1 or _BYTE_NAME.fullmatch(name):
+                piece = self.piece(token)
+                if len(piece) == 1:
+                    found.setdefault(piece[0], token)
+        return found
 
     @cached_property
     def _mark(self) -> list[int]:
@@ -228,17 +247,8 @@ class Vocab:
             size = -n
 
 
-def check_same(target: Vocab, draft: Vocab) -> None:
-    """Raise VocabError with the first difference, unless all tokens of both are the same."""
-    difference = _first_difference(target, draft)
-    if difference:
-        raise VocabError(
-            f"target and draft do not share a vocabulary: {difference}. "
-            "Use a draft of the target's model family, with the same tokenizer"
-        )
-
-
-def _first_difference(target: Vocab, draft: Vocab) -> str:
+def first_difference(target: Vocab, draft: Vocab) -> str:
+    """The first difference of two vocabularies; empty if all tokens but padding are the same."""
     if target.type != draft.type:
         return f"the target's tokenizer is {target.type}, the draft's {draft.type}"
     if abs(target.n_tokens - draft.n_tokens) > MAX_PADDING:

@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ggufspec.cli.main import cli
-from ggufspec.errors import VocabError
 from ggufspec.llama import rpc
 from ggufspec.placement.plan import Gpu
 from ggufspec.placement.speeds import type_note
@@ -173,10 +172,11 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     assert "there is no file" in str(result.exception)
 
 
-def test_a_draft_with_another_vocabulary_is_refused(pair: list[str]) -> None:
+def test_a_draft_with_another_vocabulary_is_planned_with_a_note(pair: list[str]) -> None:
     result = invoke(*pair[:2], "--draft", "GPT-2-Q4_0", "--vram", "24GiB")
-    assert isinstance(result.exception, VocabError)
-    assert "128,256 tokens, the draft 50,257" in str(result.exception)
+    assert result.exit_code == 0, result.output
+    assert "128,256 tokens, the draft 50,257: it drafts only" in result.stderr
+    assert "128,256" not in invoke(*pair, "--vram", "24GiB").stderr
 
 
 def test_slow_memory_is_not_shown_as_none(pair: list[str]) -> None:

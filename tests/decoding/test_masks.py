@@ -270,3 +270,18 @@ def test_certain_rows_stand_beside_drawn_ones() -> None:
     for token in (-1, 6):
         with pytest.raises(ValueError, match="outside the vocabulary"):
             rows.append_certain(token)
+
+
+@pytest.mark.parametrize("options", [*OPTIONS, *OTHER_OPTIONS], ids=str)
+def test_a_token_without_a_logit_is_as_a_forbidden_one(options: dict[str, Any]) -> None:
+    """As in the rows of a draft that does not have all tokens of its target."""
+    rng = np.random.default_rng(3)
+    tokens = rng.integers(0, N_VOCAB, 40).tolist() * 2
+    for n_allowed in (1, 40, 1500):
+        logits = rng.normal(0, 3, (1, N_VOCAB)).astype(np.float32)
+        allowed = some(rng, 1, n_allowed, N_VOCAB)
+        expected = np.asarray(to_probs(logits, masked(options, allowed), tokens))
+        rows = np.where(allowed, logits, np.float32(-np.inf))
+        found = np.asarray(to_probs(rows, Sampling(**options), tokens))
+        np.testing.assert_array_equal(found > 0, expected > 0)
+        np.testing.assert_allclose(found, expected, atol=2e-6)

@@ -67,7 +67,7 @@ def test_two_threads_measure_once_and_equal_seeds_give_equal_texts(
 ) -> None:
     measured: list[CostModel] = []
 
-    def slow(*_: object, n_most: int, n_sharers: int) -> CostModel:
+    def slow(*_: object, n_most: int, n_sharers: int, **other: object) -> CostModel:
         """The first finds that drafting is cheap, the second that it is dear."""
         costs = CostModel(n_most, n_sharers)
         measured.append(costs)

@@ -143,15 +143,13 @@ def chi_square(
     seed: int,
     policy: LengthPolicy | None = None,
     *,
-    drops: bool = False,
+    changed: Callable[[Drafter], Drafter] = lambda drafter: drafter,
     sampling: Sampling = SAMPLING,
     n_tokens: int = N_TOKENS,
 ) -> tuple[float, int]:
     """The statistic over all texts expected at least 5 times, and its degrees of freedom."""
     verify_uniforms, draft_uniforms = uniform_streams(seed)
-    drafter = model_drafter(pair, draft_uniforms, policy or FixedLength(), sampling)
-    if drops:
-        drafter = Dropping(drafter)
+    drafter = changed(model_drafter(pair, draft_uniforms, policy or FixedLength(), sampling))
     counts: dict[tuple[int, ...], int] = {}
     n_prompt = len(PROMPT)
     constraint = sampling.constraint
@@ -249,7 +247,7 @@ def test_stopping_by_drawn_tokens_keeps_the_distribution(name: str, pair: Pair) 
 
 def test_dropping_a_drawn_token_changes_the_distribution(pair: Pair) -> None:
     """Over seeds 1 to 3, the statistics were 609 to 633 with 20,000 texts; the limit is 62."""
-    statistic, n_free = chi_square(pair, verify.rule("block"), N_RUNS // 5, seed=1, drops=True)
+    statistic, n_free = chi_square(pair, verify.rule("block"), N_RUNS // 5, 1, changed=Dropping)
     assert statistic > limit(n_free)
 
 

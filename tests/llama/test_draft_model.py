@@ -151,21 +151,41 @@ def test_a_draft_stops_where_its_text_ends(tmp_path: Path, draft_model: MakeDraf
     assert draft(np.array([1, script[0]], np.intc)).tolist() == [*script[1:], tiny.SPM.eos]
 
 
-@pytest.mark.parametrize("is_larger", [False, True])
-def test_another_vocabulary_is_refused(
-    is_larger: bool, llama: MakeLlama, draft_model: MakeDraft, tmp_path: Path
+def test_a_vocabulary_without_a_common_token_is_refused(
+    llama: MakeLlama, draft_model: MakeDraft, tmp_path: Path
 ) -> None:
-    small, large = tiny.SPM, tiny.SPM.with_size(len(tiny.SPM) + 200)
-    target, draft = (small, large) if is_larger else (large, small)
+    draft = tiny.write_llama(tmp_path / "draft.gguf", vocab=tiny.SILENT)
     with_draft = llama(
-        tiny.write_llama(tmp_path / "target.gguf", vocab=target),
+        tiny.write_llama(tmp_path / "target.gguf"),
         n_ctx=64,
-        draft_model=draft_model(tiny.write_llama(tmp_path / "draft.gguf", vocab=draft), n_ctx=64),
+        draft_model=draft_model(draft, n_ctx=64),
     )
-    found = f"the target has {len(target)} tokens, the draft {len(draft)}. Use a draft of"
     for _ in range(2):
-        with pytest.raises(VocabError, match=found):
-            greedy(with_draft, [len(target) - 1], 5)
+        with pytest.raises(VocabError, match="no token in common"):
+            greedy(with_draft, [40], 5)
+
+
+def test_a_draft_of_another_vocabulary_drafts_tokens_of_the_target(
+    llama: MakeLlama,
+    draft_model: MakeDraft,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scripts = [[*map(vocab.id_of, "abcdefghij")] for vocab in (tiny.SPM, tiny.BPE)]
+    target = tiny.write_scripted(tmp_path / "target.gguf", scripts[0])
+    other = tiny.write_scripted(tmp_path / "draft.gguf", scripts[1], vocab=tiny.BPE)
+    with_draft = llama(target, n_ctx=64, draft_model=draft_model(other, n_ctx=64))
+    n_evaluations = 0
+    evaluate = with_draft.eval
+
+    def counting(tokens: list[int]) -> None:
+        nonlocal n_evaluations
+        n_evaluations += 1
+        evaluate(tokens)
+
+    monkeypatch.setattr(with_draft, "eval", counting)
+    assert greedy(with_draft, [1, *scripts[0]], 40) == 4 * scripts[0]
+    assert n_evaluations < 20
 
 
 # The end of the context

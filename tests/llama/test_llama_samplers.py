@@ -96,6 +96,8 @@ def test_random_rows_have_llama_cpps_distribution(options: dict[str, Any], model
             row = random_row(rng, n_vocab)
             if sampling.logit_bias and n_vocab < 12:
                 continue
+            if sampling.typical_p < 1 and np.isinf(row).any():
+                continue  # llama.cpp's entropy is NaN, and what it keeps arbitrary
             chain = SamplerChain(sampling, n_vocab, n_ctx=4096, vocab=model.vocab)
             chain.accept(tokens)
             check(np.asarray(to_probs(row[None], ours, tokens))[0], chain.probs(row))

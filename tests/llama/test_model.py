@@ -395,13 +395,13 @@ def test_whatever_goes_wrong_everything_is_given_back(
         if whose == "draft" and share == 1.0:
             raise StopLoadingError
 
-    bpe = tiny.write_llama(tmp_path / "bpe.gguf", vocab=tiny.BPE)
+    silent = tiny.write_llama(tmp_path / "silent.gguf", vocab=tiny.SILENT)
     bert = tiny.write_bert(tmp_path / "bert.gguf")
     t5 = tiny.write_t5_encoder_decoder(tmp_path / "t5.gguf")
     timed = tiny.write_timed(tmp_path / "timed.gguf", [5, 6], n_ctx_train=64)
     attempts: list[tuple[Any, type[BaseException]]] = [
         (lambda: load(good, good, progress=stop), StopLoadingError),
-        (lambda: load(good, bpe), VocabError),
+        (lambda: load(good, silent), VocabError),
         (lambda: load(good, tmp_path / "missing"), ModelError),
         (lambda: load(bert), ModelError),
         (lambda: load(t5), ModelError),

@@ -12,7 +12,7 @@ from ggufspec.decoding.types import Draft, Probs, Session, Verdict
 from ggufspec.drafting.draft_length import Action
 from ggufspec.drafting.strategies import Materials
 from ggufspec.drafting.temperature import DraftTemperature
-from ggufspec.errors import DecodeError, OptionError
+from ggufspec.errors import DecodeError, NoRoomError, OptionError
 
 USES_MODEL = True  # the draft model reads each prompt ahead
 
@@ -76,7 +76,10 @@ class ModelDrafter:
                     break
             if not may_evaluate or not rule.should_evaluate():
                 break
-            logits = self._session.score(context)
+            try:
+                logits = self._session.score(context)
+            except NoRoomError:
+                break
             self._n_read = len(context)
             if rows is None:
                 rows = self._rows = Rows(self._materials.n_draft_max, logits.shape[1])
@@ -86,10 +89,10 @@ class ModelDrafter:
             try:
                 token = draw(rows, logits, sampling, context, rule, uniforms[n])
             except DecodeError:
-                if sampling.constraint is None:
+                if sampling.constraint is None and not sampling.logit_bias:
                     raise
                 self._drawn.pop()
-                break  # nothing can follow; if the target gets here, its pass raises the error
+                break  # no token that the draft has may follow; the target may have others
             if token < 0:
                 break
             context.append(token)

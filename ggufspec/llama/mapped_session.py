@@ -1,0 +1,99 @@
+"""The session of a draft that has another vocabulary than its target."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+
+from ggufspec.decoding.types import Logits, token_array
+from ggufspec.errors import NoRoomError
+from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.vocab_map import VocabMap
+
+
+class MappedSession:
+    """A draft's session in the target's tokens; see decoding.types.Session.
+
+    The draft reads each token of the target as VocabMap.spelled has it, so that a longer text only
+    adds to what it has read.
+    """
+
+    def __init__(self, session: LlamaSession, vocab_map: VocabMap) -> None:
+        self.sequence = session.sequence
+        self._session = session
+        self._map = vocab_map
+        self._rows = vocab_map.empty_rows(1)
+        # The last text, what the draft reads for it, and how many of that for its first 0, 1 ... n.
+        self._text, self._read, self._ends = array("i"), array("i"), array("i", [0])
+
+    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
+
+        -inf for the target's tokens that the draft does not have. Valid until the next score.
+        Takes a pass for each row. Raises NoRoomError if the text has too many tokens of the draft,
+        DecodeError, ClosedError.
+        """
+        if len(self._rows) <= len(draft):
+            self._rows = self._map.empty_rows(len(draft) + 1)
+        for i in range(len(draft) + 1):
+            text = [*tokens, *draft[:i]] if i else tokens
+            read = self._reading(text) or array("i", [self._map.anchor])
+            if len(read) > self._session.n_ctx:
+                raise NoRoomError(
+                    f"the text has {len(read):,} tokens of the draft, whose context has "
+                    f"{self._session.n_ctx:,}; use a larger context (n_ctx, -c)"
+                )
+            self._map.widen(self._session.score(read), self._rows[i : i + 1])
+        return self._rows[: len(draft) + 1]
+
+    def n_common(self, tokens: Sequence[int]) -> int:
+        """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
+        n_read = self._session.n_common(self._reading(tokens))
+        return max(bisect_right(self._ends, n_read) - 1, 0)
+
+    def feeding(
+        self,
+        tokens: Sequence[int],
+        progress: Callable[[int, int], None] | None = None,
+        n_most: Callable[[], int | None] = lambda: None,
+    ) -> Generator[None, None, int]:
+        """See LlamaSession.feeding; counts tokens of the draft. Reads nothing without room."""
+        read = self._reading(tokens)[:]  # a copy: other texts may be read between two pieces
+        if len(read) >= self._session.n_ctx:
+            return 0
+        return (yield from self._session.feeding(read, progress, n_most))
+
+    def forget(self) -> None:
+        """Empty the cache of this sequence. Raises ClosedError."""
+        self._session.forget()
+
+    def borrow(self, sequence: int, n_tokens: int) -> None:
+        """See LlamaSession.borrow; `n_tokens` of the text that n_common was last asked about."""
+        self._session.borrow(sequence, self._ends[n_tokens])
+
+    def _reading(self, tokens: Sequence[int]) -> array[int]:
+        """The draft's tokens for a text; valid until the next text."""
+        tokens = token_array(tokens)
+        n = _n_same(tokens, self._text)
+        del self._text[n:], self._ends[n + 1 :]
+        if n == 0:
+            self._read = array("i", self._map.start(tokens[0]) if tokens else ())
+            self._ends[0] = len(self._read)
+        del self._read[self._ends[n] :]
+        for token in tokens[n:]:
+            self._read.extend(self._map.spelled(token))
+            self._ends.append(len(self._read))
+        self._text.extend(tokens[n:])
+        return self._read
+
+
+def _n_same(a: array[int], b: array[int]) -> int:
+    """How many tokens at the start are the same."""
+    n = min(len(a), len(b))
+    if n == 0:
+        return 0
+    differs = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
+    return int(differs.argmax()) if differs.any() else n

@@ -1,0 +1,188 @@
+"""Matches the tokens of a target with those of a draft that has another vocabulary."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec.decoding.types import Logits
+from ggufspec.errors import VocabError
+from ggufspec.llama.timing import filler_tokens
+from ggufspec.llama.vocab import Vocab, first_difference
+
+_BYTE = llama_cpp.LLAMA_TOKEN_ATTR_BYTE
+_CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
+_TEXT = llama_cpp.LLAMA_TOKEN_ATTR_NORMAL | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED | _BYTE
+_N_SAMPLE = 128  # tokens of an English text
+_LEAST_COVERAGE = 0.5  # below, two drafted tokens in a row are mostly impossible
+
+
+class VocabMap:
+    """Which of the target's tokens the draft has, one to one, and how the draft reads the others.
+
+    Tokens match that write the same bytes (first those of the same name, if the tokenizers are of
+    one type), and control tokens of the same name; padding and unknown tokens never. The usual
+    end-of-text tokens match by their role if their names differ. A draft drafts only what matches:
+    its logits are those of the matching tokens, -inf elsewhere, so that their softmax is the
+    distribution that tokens are drawn from. Timor et al., https://arxiv.org/abs/2502.05202
+    """
+
+    def __init__(self, target: Vocab, draft: Vocab, difference: str = "") -> None:
+        """`difference`: in words, for messages. Raises VocabError if no text token matches."""
+        self._target, self._draft = target, draft
+        self._difference = difference
+        ours, theirs = _usable(target), _usable(draft)
+        pairs = _pairs(target, ours, draft, theirs)
+        self.to_target: NDArray[np.int32] = np.full(draft.n_tokens, -1, np.int32)
+        self.to_draft: NDArray[np.int32] = np.full(target.n_tokens, -1, np.int32)
+        for here, there in pairs:
+            self.to_draft[here], self.to_target[there] = there, here
+        if not any(ours[here] & _TEXT for here, _ in pairs):
+            raise VocabError(
+                f"target and draft have no token in common: {difference}. Use a draft of the "
+                "target's model family, with the same tokenizer"
+            )
+        # Without padding and unknown tokens.
+        self.n_common, self.n_target, self.n_draft = len(pairs), len(ours), len(theirs)
+        sample = self.to_draft[filler_tokens(target, _N_SAMPLE)]
+        self.coverage = float(np.mean(sample >= 0))  # of the tokens of an English text
+        self._here = np.flatnonzero(self.to_draft >= 0)
+        self._there = self.to_draft[self._here].astype(np.intp)
+        self._spelled: dict[int, tuple[int, ...]] = {}
+
+    @property
+    def share(self) -> float:
+        """How many of the target's tokens the draft has, of 1."""
+        return self.n_common / self.n_target
+
+    @property
+    def note(self) -> str:
+        """What the draft can draft, in a line; where that is little, with advice."""
+        found = (
+            f"the draft has another vocabulary ({self._difference}). It drafts only the "
+            f"{self.n_common:,} tokens that both have: {self.share:.0%} of the target's, "
+            f"{self.n_common / self.n_draft:.0%} of its own, and {self.coverage:.0%} of those in "
+            "an English text"
+        )
+        if self.coverage >= _LEAST_COVERAGE:
+            return found
+        return f"{found}. That will hardly pay: use a draft of the target's model family"
+
+    def spelled(self, token: int) -> tuple[int, ...]:
+        """The draft's tokens for a token of the target: its match, else the usual ones of its text.
+
+        A control token without a match is read as the draft's token of the same role (beginning or
+        end of a text), or not at all.
+        """
+        known = self._spelled.get(token)
+        if known is None:
+            known = self._spelled[token] = tuple(self._spell(token))
+        return known
+
+    def start(self, first: int) -> tuple[int, ...]:
+        """What the draft reads before a text whose first token is `first`: its own BOS token."""
+        bos = self._draft.bos
+        wants_bos = self._draft.adds_bos and self.spelled(first)[:1] != (bos,)
+        return (bos,) if wants_bos else ()
+
+    @property
+    def anchor(self) -> int:
+        """What the draft reads in place of a text without any token of its own."""
+        return max(self._draft.bos if self._draft.bos >= 0 else self._draft.eos, 0)
+
+    def empty_rows(self, n_rows: int) -> Logits:
+        """Rows (n_rows, n_vocab of the target) for `widen`."""
+        return np.full((n_rows, self._target.n_tokens), -np.inf, np.float32)
+
+    def widen(self, rows: Logits, out: Logits) -> Logits:
+        """Write logits of the draft's tokens to those of the target's in `out`; returns it.
+
+        `out` comes from `empty_rows`: the tokens that the draft does not have stay at -inf.
+        """
+        for row, wide in zip(rows, out, strict=True):
+            wide[self._here] = row.take(self._there)
+        return out
+
+    def _spell(self, token: int) -> Iterable[int]:
+        if (match := int(self.to_draft[token])) >= 0:
+            return (match,)
+        draft = self._draft
+        if data := self._target.piece(token):
+            try:
+                found = draft.tokenize_inside(data.decode())
+            except UnicodeDecodeError:  # part of a character
+                found = []
+            return found or [draft.byte_tokens[byte] for byte in data if byte in draft.byte_tokens]
+        if token == self._target.bos and draft.adds_bos:
+            return (draft.bos,)
+        if token in self._target.stop_tokens:
+            ends = [end for end in (draft.eot, draft.eos) if end >= 0]
+            return ends[:1]
+        return ()
+
+
+def map_of(target: Vocab, draft: Vocab) -> VocabMap | None:
+    """The map between two vocabularies; None if they are the same. Raises VocabError."""
+    difference = first_difference(target, draft)
+    return VocabMap(target, draft, difference) if difference else None
+
+
+def _usable(vocab: Vocab) -> dict[int, int]:
+    """The kinds (bits of llama_token_attr) of all tokens but unknown and unused ones."""
+    attribute, pointer = llama_cpp.llama_vocab_get_attr, vocab.pointer
+    kinds = ((token, attribute(pointer, token)) for token in range(vocab.n_tokens))
+    return {token: kind & (_TEXT | _CONTROL) for token, kind in kinds if kind & (_TEXT | _CONTROL)}
+
+
+def _pairs(
+    target: Vocab, ours: dict[int, int], draft: Vocab, theirs: dict[int, int]
+) -> list[tuple[int, int]]:
+    """The matching tokens (of the target, of the draft), each at most once."""
+    found: dict[int, int] = {}
+    if target.type == draft.type:
+        found = _matches(_by_name(target, ours), _by_name(draft, theirs))
+    ours = {token: kind for token, kind in ours.items() if token not in found}
+    taken = set(found.values())
+    theirs = {token: kind for token, kind in theirs.items() if token not in taken}
+    found |= _matches(_by_bytes(target, ours), _by_bytes(draft, theirs))
+    taken = set(found.values())
+    for here, there in ((target.eos, draft.eos), (target.eot, draft.eot)):
+        are_ends = here in target.stop_tokens and there in draft.stop_tokens
+        if are_ends and here not in found and there not in taken:
+            found[here] = there
+            taken.add(there)
+    return sorted(found.items())
+
+
+def _matches(ours: dict[object, int], theirs: dict[object, int]) -> dict[int, int]:
+    return {ours[key]: theirs[key] for key in ours.keys() & theirs.keys()}
+
+
+def _by_name(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
+    """Tokens by kind and name as stored; of several, the first."""
+    name, pointer = llama_cpp.llama_vocab_get_text, vocab.pointer
+    return {(kinds[token], name(pointer, token)): token for token in reversed(kinds)}
+
+
+def _by_bytes(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
+    """Tokens by the bytes that they write, control tokens by their names.
+
+    Of several, the first, but a byte token only if there is no other: models do not write ASCII in
+    byte tokens.
+    """
+    found: dict[object, int] = {}
+    buffer = ctypes.create_string_buffer(256)
+    to_piece, pointer, size = llama_cpp.llama_token_to_piece, vocab.pointer, len(buffer)
+    for wanted in (False, True):
+        for token, kind in kinds.items():
+            if bool(kind & _BYTE) is not wanted:
+                continue
+            n = to_piece(pointer, token, buffer, size, 0, True)
+            piece = buffer[:n] if n >= 0 else vocab.shown(token)
+            if piece:
+                found.setdefault((bool(kind & _CONTROL), piece), token)
+    return found
