@@ -240,6 +240,7 @@ class _Trimmer:
         self._like, self._source, self._reference = engine.target, source, reference
         self._folder, self._tell = folder, tell
         self._n_vocab = engine.target.n_vocab
+        self._required = required_tokens(source) if wanted.n_tokens is not None else []
         self._sizes = [self._n_vocab, *self._vocabularies(wanted.n_tokens)]
         # By half of a text: what to keep according to the other half. The last: according to both.
         self._orders = [self._ranked(halves) for halves in ((1,), (0,), (0, 1))]
@@ -262,9 +263,9 @@ class _Trimmer:
         """The numbers of tokens to try."""
         if wanted is None or isinstance(wanted, int):
             return [wanted] if wanted and wanted < self._n_vocab else []
-        n_least = len(required_tokens(self._source))
+        least, most = len(self._required), _LARGEST_SHARE * self._n_vocab
         powers = (1 << i for i in range(self._n_vocab.bit_length(), 0, -1))
-        return [n for n in powers if n_least < n <= _LARGEST_SHARE * self._n_vocab][:_N_SIZES]
+        return [n for n in powers if least < n <= most][:_N_SIZES]
 
     def _ranked(self, halves: Sequence[int]) -> NDArray[np.int64]:
         """All tokens, the first to keep first: by use in these halves, then by general use."""
@@ -272,7 +273,7 @@ class _Trimmer:
         if len(self._sizes) == 1:
             return ids
         is_required, counts = np.zeros(self._n_vocab, bool), np.zeros(self._n_vocab, int)
-        is_required[required_tokens(self._source)] = True
+        is_required[self._required] = True
         for half in halves:
             for token, count in self._reference.counts[half].items():
                 if token < self._n_vocab:  # not a padding token that only the target has

@@ -166,21 +166,18 @@ def command(
 
 def _document(result: TrimResult) -> dict[str, Any]:
     cuts = [{**asdict(cut), "score": cut.score} for cut in result.cuts]
-    return {
-        "cuts": cuts,
-        "chosen": result.cuts.index(result.chosen),
-        "n_counted": result.n_counted,
-    }
+    chosen = result.cuts.index(result.chosen)
+    return {"cuts": cuts, "chosen": chosen, "n_counted": result.n_counted}
 
 
 def _print_report(result: TrimResult) -> None:
     kinds, n_layers = list(result.chosen.agreement), len(result.cuts[0].cut.layers)
-    header = ["keeps", "MB", "ms/step"]
+    header = ["keeps", "step reads", "ms/step"]
     for kind in kinds:
         header += [f"{kind}: agrees", "overlap", "speed-up"]
     rows = []
     for cut in result.cuts:
-        row = [_kept(cut, n_layers), f"{cut.n_bytes / 1e6:.0f}", f"{1000 * cut.step:.2f}"]
+        row = [_kept(cut, n_layers), format_bytes(cut.n_bytes), f"{1000 * cut.step:.2f}"]
         for kind in kinds:
             row += [f"{cut.agreement[kind]:.1%}", f"{cut.overlap[kind]:.1%}"]
             row.append(" / ".join(f"{each:.2f}" for each in cut.speedups[kind]))
@@ -189,8 +186,7 @@ def _print_report(result: TrimResult) -> None:
     click.echo(
         f"Over {result.n_counted:,} tokens of text. agrees: target and draft have the same most "
         "probable token. overlap: the\nacceptance rate of a drafted token at temperature 0.7. "
-        "speed-up: predicted over plain decoding, at temperature 0 / 0.7.\nMB: weights that a step "
-        "reads."
+        "speed-up: predicted over plain decoding, at temperature 0 / 0.7."
     )
 
 
