@@ -18,7 +18,8 @@ class MappedSession:
     """A draft's session in the target's tokens; see decoding.types.Session.
 
     The draft reads each token of the target as VocabMap.spelled has it, so that a longer text only
-    adds to what it has read.
+    adds to what it has read. In a text with compounds (see VocabMap), where its likeliest token may
+    begin one, it looks a token further for their logits; that row is kept for the next score.
     """
 
     def __init__(self, session: LlamaSession, vocab_map: VocabMap) -> None:
@@ -28,13 +29,14 @@ class MappedSession:
         self._rows = vocab_map.empty_rows(1)
         # The last text, what the draft reads for it, and how many of that for its first 0, 1 ... n.
         self._text, self._read, self._ends = array("i"), array("i"), array("i", [0])
+        self._ahead: tuple[array[int], Logits] | None = None  # a text of the draft, and its row
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
         -inf for the target's tokens that the draft does not have. Valid until the next score.
-        Takes a pass for each row. Raises NoRoomError if the text has too many tokens of the draft,
-        DecodeError, ClosedError.
+        Takes one or two passes for each row. Raises NoRoomError if the text has too many tokens of
+        the draft, DecodeError, ClosedError.
         """
         if len(self._rows) <= len(draft):
             self._rows = self._map.empty_rows(len(draft) + 1)
@@ -46,8 +48,22 @@ class MappedSession:
                     f"the text has {len(read):,} tokens of the draft, whose context has "
                     f"{self._session.n_ctx:,}; use a larger context (n_ctx, -c)"
                 )
-            self._map.widen(self._session.score(read), self._rows[i : i + 1])
+            self._fill(self._rows[i : i + 1], read)
         return self._rows[: len(draft) + 1]
+
+    def _fill(self, out: Logits, read: array[int]) -> None:
+        """Write the row after the draft's text `read` into `out` (1, n_vocab)."""
+        known = self._ahead
+        rows = known[1] if known and known[0] == read else self._session.score(read)
+        self._map.widen(rows, out)
+        first = int(rows[0].argmax())
+        may_begin = first in self._map.compounds and self._map.has_compounds(self._text)
+        if may_begin and len(read) < self._session.n_ctx:
+            logit = float(rows[0, first])
+            ahead = array("i", [*read, first])
+            rows = self._session.score(ahead).copy()
+            self._ahead = (ahead, rows)
+            self._map.add_compounds(first, logit, rows[0], out[0])
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
@@ -68,6 +84,7 @@ class MappedSession:
 
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
+        self._ahead = None
         self._session.forget()
 
     def borrow(self, sequence: int, n_tokens: int) -> None:

@@ -94,6 +94,22 @@ def test_what_both_write_is_drafted_and_accepted(tmp_path: Path) -> None:
         assert done.stats.acceptance == 1
 
 
+def test_a_token_that_the_draft_writes_in_two_is_drafted(tmp_path: Path) -> None:
+    draft_vocab = tiny.spm_vocab(words=("zz",))  # without "in"
+    target = tiny.write_scripted(
+        tmp_path / "target.gguf", [*map(tiny.SPM.id_of, ("x", "in", "g", "y"))]
+    )
+    draft = tiny.write_scripted(
+        tmp_path / "draft.gguf", [*map(draft_vocab.id_of, "xingy")], vocab=draft_vocab
+    )
+    with ggufspec.load(target, draft, n_threads=1) as engine:
+        prompt = [1, *map(tiny.SPM.id_of, ("x", "in", "g", "y", "x"))]
+        for temperature in (0.0, 1.0):
+            done = engine.generate(prompt, max_tokens=40, n_draft=4, temperature=temperature)
+            assert done.text == "ingyx" * 10
+            assert done.stats.acceptance == 1
+
+
 def test_texts_in_slots_are_those_of_texts_alone(pair: Engine) -> None:
     prompts = [TEXT, TEXT + " say", " the end", TEXT]
     options = {"temperature": 0, "max_tokens": 16, "n_draft": 3}
@@ -169,7 +185,9 @@ def test_the_engine_says_what_the_draft_has(pair: Engine, target: Path) -> None:
 # Distributions
 
 # A few tokens of each kind: both have six, the target alone has four.
-ALLOWED = [*map(tiny.SPM.id_of, "abcdef"), *(tiny.SPM.id_of(f"<0x{b:02X}>") for b in b"wxyz")]
+ALLOWED = [
+    *map(tiny.SPM.id_of, ("a", "b", "c", "d", "e", "f", *(f"<0x{byte:02X}>" for byte in b"wxyz")))
+]
 BANS = {token: -np.inf for token in range(len(tiny.SPM)) if token not in ALLOWED}
 SAMPLING = Sampling(temperature=2.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=BANS)
 N_RUNS = 30_000

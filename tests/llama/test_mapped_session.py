@@ -56,6 +56,11 @@ def made(draft: Model) -> Iterator[Callable[[], LlamaSession]]:
         context.close()
 
 
+def softmax(logits: np.ndarray) -> np.ndarray:
+    weights = np.exp(logits - logits.max())
+    return np.asarray(weights / weights.sum())
+
+
 def test_rows_are_those_of_the_draft_for_the_same_text(
     vocab_map: VocabMap, made: Callable[[], LlamaSession]
 ) -> None:
@@ -69,9 +74,45 @@ def test_rows_are_those_of_the_draft_for_the_same_text(
         del text[12:]
         read = [token for each in text for token in vocab_map.spelled(each)]
         alone.forget()
-        expected = vocab_map.widen(alone.score(read), vocab_map.empty_rows(1))
-        np.testing.assert_allclose(session.score(text), expected, atol=0.02)
+        own = alone.score(read)
+        expected = vocab_map.widen(own, vocab_map.empty_rows(1))[0]
+        row = session.score(text)[0]
+        first = int(own[0].argmax())
+        same = np.ones(len(row), bool)
+        if first in vocab_map.compounds:  # whether it has looked for them or not
+            same[vocab_map.compounds[first][0]] = False
+            same[vocab_map.to_target[first]] = False
+        np.testing.assert_allclose(row[same], expected[same], atol=0.02)
         assert session.n_common([*text, 9]) == len(text)
+
+
+def test_a_token_that_the_draft_writes_in_two_has_their_probability(
+    target: Model, tmp_path: Path
+) -> None:
+    x, i, n = map(FEW.id_of, "xin")
+    path = tiny.write_scripted(tmp_path / "draft.gguf", [x, i, n], vocab=FEW, gap=5.0)
+    with closing(Model(path)) as model:
+        vocab_map = VocabMap(target.vocab, model.vocab)
+        with closing(Context(model, ContextOptions(n_ctx=N_CTX, n_threads=1))) as context:
+            inner = LlamaSession(context, drafts=True)
+            inside = tiny.SPM.id_of("in")
+            read = [1, *vocab_map.spelled(inside), x]
+            own, ahead = (softmax(inner.score(text)[0]) for text in (read, [*read, i]))
+            assert own.argmax() == i
+            session = MappedSession(inner, vocab_map)
+            text = [1, inside, tiny.SPM.id_of("x")]  # in it is another compound
+            row = session.score(text)[0].copy()
+            ratio = np.exp(row - row[tiny.SPM.id_of("y")]) * own[FEW.id_of("y")]
+            np.testing.assert_allclose(ratio[inside], own[i] * ahead[n], rtol=0.02)
+            here = tiny.SPM.id_of("i")
+            np.testing.assert_allclose(ratio[here] + ratio[inside], own[i], rtol=0.02)
+            n_held = inner.n_held
+            after = session.score([*text, here]).copy()
+            assert inner.n_held == n_held, "its row was kept"
+            fresh = MappedSession(inner, vocab_map).score([*text, here])
+            np.testing.assert_allclose(after, fresh, atol=0.02)
+            without = session.score([1, tiny.SPM.id_of("x")])[0]
+            assert without[inside] == -np.inf, "such a text has no compounds"
 
 
 def test_rows_after_a_draft_are_those_of_longer_texts(

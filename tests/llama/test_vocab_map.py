@@ -128,6 +128,18 @@ def test_a_missing_word_is_read_in_its_usual_tokens(mapped: Map) -> None:
     assert [draft.tokens[token] for token in read] == ["\u2581hel", "l", "o"]
 
 
+def test_compounds_are_tokens_that_the_draft_writes_in_two(mapped: Map) -> None:
+    found = mapped(tiny.SPM, FEW)
+    n_found = 0
+    for first, (tokens, seconds) in found.compounds.items():
+        for token, second in zip(tokens, seconds, strict=True):
+            assert found.to_draft[token] == -1
+            assert found.spelled(int(token)) == (first, second)
+            n_found += 1
+    missing = [tiny.SPM.tokens[token] for token in np.flatnonzero(found.to_draft < 0)]
+    assert n_found == sum(len(found.spelled(tiny.SPM.id_of(name))) == 2 for name in missing) > 3
+
+
 @pytest.mark.parametrize("draft_adds", [True, False])
 @pytest.mark.parametrize("named_alike", [True, False])
 def test_a_text_begins_as_the_draft_expects(
@@ -159,7 +171,8 @@ def test_the_overlap_is_reported_with_advice_where_it_is_small(mapped: Map) -> N
     n_common = np.count_nonzero(found.to_draft >= 0)
     assert f"(they differ). It drafts only the {n_common} tokens that both have" in found.note
     assert f"{found.share:.0%} of the target's" in found.note
-    assert f"{found.coverage:.0%} of those in an English text" in found.note
+    assert f"{found.coverage_of_prose:.0%} of those in an English text" in found.note
+    assert f"{found.coverage_of_code:.0%} in Python code" in found.note
     assert "hardly pay" not in found.note
     letters = [bytes([byte]) for byte in b"abcdefghijklmnopqrstuvwxyz "]
     assert "will hardly pay: use a draft" in mapped(tiny.SPM, without(tiny.BPE, letters)).note
