@@ -34,8 +34,9 @@ from ggufspec.llama.quantize import quantization_number, requantize
 from ggufspec.llama.timing import FilledContext, time_interleaved
 from ggufspec.llama.vocab import MAX_PADDING
 from ggufspec.models.gguf_file import write
-from ggufspec.models.header import Header, layer_of, read_header
-from ggufspec.models.tensors import TYPES, Tensor
+from ggufspec.models.header import Header, read_header
+from ggufspec.models.shape import ModelShape, shape_of
+from ggufspec.models.tensors import TYPES
 from ggufspec.models.trim import required_tokens, trimmed
 
 MIN_SECONDS = 0.4  # of the measurement of a step
@@ -296,10 +297,7 @@ class _Trimmer:
 
     def _layers_to_leave_out(self, n_wanted: int | None) -> list[frozenset[int]]:
         best, skip = self.best, LayerSkip()
-        n_bytes = [0] * self._source.n_layers
-        for tensor in self._source.tensors:
-            if (layer := layer_of(tensor.name)) is not None:
-                n_bytes[layer] += tensor.n_bytes
+        n_bytes = [layer.n_active_bytes for layer in shape_of(self._source).layers]
         texts = [text for text in self._reference.texts if text.excerpt.half == 0]
         sizes = [best.cut.n_tokens or self._n_vocab]
         with closing(text_context(self._like.model, self._like, skip)) as context:
@@ -346,7 +344,7 @@ class _Trimmer:
 
     def _measured(self, cut: DraftCut) -> CutResult:
         with self._model(cut) as model:
-            tensors = read_header(model.path).tensors
+            shape = shape_of(read_header(model.path))
             step = self._step
             if cut != self._as_it_is:
                 with closing(Context(model, self._like.options)) as context:
@@ -357,8 +355,8 @@ class _Trimmer:
         found = _by_kind(self.texts, [chances[at] for chances in self._chances_by_text(cut)])
         return CutResult(
             cut=cut,
-            n_tokens=next(at.shape[1] for at in tensors if at.name == "token_embd.weight"),
-            n_bytes=_read_bytes(tensors),
+            n_tokens=shape.n_vocab,
+            n_bytes=_read_bytes(shape),
             step=step,
             agreement={kind: float(each.greedy.mean()) for kind, each in found.items()},
             overlap={kind: float(each.sampled.mean()) for kind, each in found.items()},
@@ -439,10 +437,8 @@ def _by_kind(texts: Sequence[ReferenceText], chances: Iterable[Chances]) -> dict
     }
 
 
-def _read_bytes(tensors: Sequence[Tensor]) -> int:
-    """What a step reads: all weights but an embedding that is not the output, too."""
-    looked_up = {"token_embd.weight"} if any(at.name == "output.weight" for at in tensors) else ()
-    return sum(tensor.n_bytes for tensor in tensors if tensor.name not in looked_up)
+def _read_bytes(shape: ModelShape) -> int:
+    return shape.n_output_bytes + sum(layer.n_active_bytes for layer in shape.layers)
 
 
 def _mean(speedups: Mapping[str, tuple[float, float]]) -> float:
