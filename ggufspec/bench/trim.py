@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec.bench.chances import Chances, by_kind, chances_of, predicted_speedup
 from ggufspec.bench.layer_search import search_layers
-from ggufspec.bench.reference import (
-    Reference,
-    ReferenceText,
-    rows_of,
-    text_context,
-    weights_of,
-)
+from ggufspec.bench.reference import Reference, ReferenceText, rows_of, text_context
 from ggufspec.common.progress import NamedProgress
-from ggufspec.decoding.types import Logits
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError, VocabError
 from ggufspec.llama.context import Context
@@ -47,17 +40,6 @@ _N_REPEATS = 8  # of a step, at least; the fastest counts
 _N_SIZES = 4  # vocabularies to try, powers of two
 _LARGEST_SHARE = 0.7  # of all tokens, for them
 _AUTO_TYPE = "q4_0"  # the fastest on processors
-
-
-class Chances(NamedTuple):
-    """How probably each token of a text would be accepted if it were drafted.
-
-    greedy (n,): at temperature 0, so 1 where both models have the same most probable token.
-    sampled (n,): at reference.TEMPERATURE: the sum over all tokens of the smaller probability.
-    """
-
-    greedy: NDArray[np.float64]
-    sampled: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -179,53 +161,6 @@ def trim(
     return result
 
 
-def mean_length(chances: NDArray[np.float64], n_draft: int) -> float:
-    """Tokens of a round with drafts of `n_draft` tokens, on average over a text.
-
-    chances (n,): the probability that each of its tokens is accepted, if those before it are.
-    """
-    n = len(chances)
-    rounds = np.zeros(n + n_draft + 2)  # the expected number from each token on
-    for at in range(n - 1, -1, -1):
-        reached = np.concatenate([[1.0], np.cumprod(chances[at : at + n_draft])])
-        ended = reached - np.append(reached[1:], 0.0)  # after 0, 1 ... accepted tokens
-        rounds[at] = 1 + ended @ rounds[at + 1 : at + 1 + len(ended)]
-    return float(n / rounds[0]) if n else 1.0
-
-
-def predicted_speedup(chances: NDArray[np.float64], passes: Sequence[float], step: float) -> float:
-    """Speed-up over plain decoding with the best fixed draft length from 1 on.
-
-    passes: seconds of target passes over 1, 2 ... tokens. step: seconds of a draft step.
-    """
-    return max(
-        mean_length(chances, n) * passes[0] / (passes[n] + n * step) for n in range(1, len(passes))
-    )
-
-
-def chances_of(
-    rows: Logits, text: ReferenceText, order: NDArray[np.int64], sizes: Sequence[int]
-) -> list[Chances]:
-    """The chances of a text by a draft's logits (n, n_vocab), if it has only some tokens.
-
-    order: all tokens, the first to keep first. sizes: numbers of tokens that are kept.
-    """
-    kept = order[: max(sizes)]
-    place = np.full(len(order), len(kept))
-    place[kept] = np.arange(len(kept))
-    logits = rows.take(kept, axis=1)
-    weights = weights_of(logits)
-    places = place[np.minimum(text.ids, len(order) - 1)]
-    of_text = np.take_along_axis(weights, np.minimum(places, len(kept) - 1), 1)
-    found = []
-    for n in sizes:
-        best = kept[logits[:, :n].argmax(axis=1)]
-        total = np.maximum(weights[:, :n].sum(axis=1, keepdims=True), np.float32(1e-30))
-        overlap = np.minimum(of_text * (places < n) / total, text.probs).sum(axis=1)
-        found.append(Chances((best == text.best).astype(float), overlap.astype(float)))
-    return found
-
-
 class _Trimmer:
     """A loaded draft, the cuts of it that were measured, and a folder for their files."""
 
@@ -304,7 +239,7 @@ class _Trimmer:
 
             def score(left_out: frozenset[int]) -> float:
                 skip.skip(left_out)
-                found = _by_kind(texts, [self._chances_in(context, at, sizes)[0] for at in texts])
+                found = by_kind(texts, [self._chances_in(context, at, sizes)[0] for at in texts])
                 saved = sum(n_bytes[i] for i in left_out) / best.n_bytes
                 return _mean(self._speedups(found, best.step * (1 - saved)))
 
@@ -352,7 +287,7 @@ class _Trimmer:
                     before, after = self._seconds(self._filled, filled).values()
                 step *= min(after) / min(before)
         at = self._sizes.index(cut.n_tokens or self._n_vocab)
-        found = _by_kind(self.texts, [chances[at] for chances in self._chances_by_text(cut)])
+        found = by_kind(self.texts, [chances[at] for chances in self._chances_by_text(cut)])
         return CutResult(
             cut=cut,
             n_tokens=shape.n_vocab,
@@ -424,17 +359,6 @@ class _Trimmer:
         if cut.type is not None:
             output_type = cut.type if cut.type.upper() in TYPES else None
             requantize(plain, path, cut.type, output_type=output_type, force=force)
-
-
-def _by_kind(texts: Sequence[ReferenceText], chances: Iterable[Chances]) -> dict[str, Chances]:
-    """The chances of all texts of each kind, in a row."""
-    found: dict[str, list[Chances]] = {}
-    for text, each in zip(texts, chances, strict=True):
-        found.setdefault(text.excerpt.kind, []).append(each)
-    return {
-        kind: Chances(*(np.concatenate(part) for part in zip(*each, strict=True)))
-        for kind, each in found.items()
-    }
 
 
 def _read_bytes(shape: ModelShape) -> int:

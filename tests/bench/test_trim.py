@@ -12,12 +12,11 @@ import tiny
 
 import ggufspec
 from ggufspec.bench import reference, trim
+from ggufspec.bench.chances import chances_of, mean_length, predicted_speedup
 from ggufspec.bench.layer_search import search_layers
 from ggufspec.bench.reference import Excerpt, Reference, ReferenceText
 from ggufspec.errors import ModelError, OptionError, VocabError
 from ggufspec.models.header import read_header
-
-ALL = frozenset({0, 1})
 
 
 @pytest.fixture(autouse=True)
@@ -31,26 +30,26 @@ def _in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("n_draft", [1, 3, 8])
 def test_rounds_with_certain_drafts(n_draft: int) -> None:
     n = 30 * (n_draft + 1)
-    assert trim.mean_length(np.ones(n), n_draft) == n_draft + 1
-    assert trim.mean_length(np.zeros(n), n_draft) == 1
+    assert mean_length(np.ones(n), n_draft) == n_draft + 1
+    assert mean_length(np.zeros(n), n_draft) == 1
 
 
 def test_rounds_with_likely_drafts() -> None:
     expected = 1 + 0.8 + 0.8**2 + 0.8**3
-    assert trim.mean_length(np.full(3000, 0.8), 3) == pytest.approx(expected, rel=1e-3)
+    assert mean_length(np.full(3000, 0.8), 3) == pytest.approx(expected, rel=1e-3)
 
 
 def test_rounds_where_a_draft_is_right_in_turns() -> None:
     # From each rejected token on, the next two are right: rounds of 2 + 1 tokens.
     chances = np.array(100 * [1.0, 1.0, 0.0])
-    assert trim.mean_length(chances, 2) == 3
-    assert trim.mean_length(chances, 1) == pytest.approx(1.5)
+    assert mean_length(chances, 2) == 3
+    assert mean_length(chances, 1) == pytest.approx(1.5)
 
 
 def test_the_best_length_decides() -> None:
     chances = np.ones(1000)
-    assert trim.predicted_speedup(chances, [1.0, 1.0, 1.0, 9.0], 0.0) == pytest.approx(3, rel=0.01)
-    assert trim.predicted_speedup(np.zeros(9), [1.0, 1.25], 0.75) == 0.5
+    assert predicted_speedup(chances, [1.0, 1.0, 1.0, 9.0], 0.0) == pytest.approx(3, rel=0.01)
+    assert predicted_speedup(np.zeros(9), [1.0, 1.25], 0.75) == 0.5
 
 
 def test_chances_with_a_part_of_the_tokens() -> None:
@@ -58,7 +57,7 @@ def test_chances_with_a_part_of_the_tokens() -> None:
     text = ReferenceText.of(Excerpt("code", 0, (0, 1, 2), 1), logits)
     assert text.best.tolist() == [1, 2]
     order = np.array([2, 0, 1])
-    whole, two = trim.chances_of(logits, text, order, [3, 2])
+    whole, two = chances_of(logits, text, order, [3, 2])
     assert whole.greedy.tolist() == [1, 1]
     assert whole.sampled == pytest.approx([1, 1])
     assert two.greedy.tolist() == [0, 1]
