@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -17,6 +18,7 @@ from ggufspec.bench.layer_search import search_layers
 from ggufspec.bench.reference import Excerpt, Reference, ReferenceText
 from ggufspec.errors import ModelError, OptionError, VocabError
 from ggufspec.models.header import read_header
+from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 
 @pytest.fixture(autouse=True)
@@ -165,6 +167,18 @@ def test_layers_are_measured_on_the_other_half(model: Path, found: Reference) ->
     result = trimmed(model, found, trim.WantedCut(None, 4))
     assert [len(each.cut.layers) for each in result.cuts] == [6, 4]
     assert result.n_counted == sum(len(at.best) for at in found.texts if at.excerpt.half)
+
+
+def test_each_half_is_measured_with_the_tokens_of_the_other() -> None:
+    with ggufspec.load(embedded_target(), n_threads=1, **reference.LOAD) as engine:
+        found = reference.reference_of(engine)
+    own = replace(found, counts=(found.counts[1], found.counts[0]))
+    honest, biased = (
+        trimmed(embedded_draft(), each, trim.WantedCut(512)).chosen for each in (found, own)
+    )
+    for kind in ("code", "prose"):
+        assert honest.agreement[kind] < biased.agreement[kind]
+        assert honest.overlap[kind] < biased.overlap[kind]
 
 
 def test_text_of_the_user(model: Path) -> None:
