@@ -27,14 +27,14 @@ def search_layers(
     """
     middle = (n_layers - 1) / 2
     inner = sorted(range(1, n_layers - 1), key=lambda layer: abs(layer - middle))
+    tell: Progress = progress or (lambda done, of: None)
     n_expected = 1 + len(inner) + _N_PARENTS * _N_EXTENSIONS * ((n_wanted or 2) - 1)
     known: dict[frozenset[int], float] = {}
 
     def of(layers: frozenset[int]) -> float:
         if layers not in known:
             known[layers] = score(layers)
-            if progress is not None:
-                progress(min(len(known), n_expected - 1), n_expected)
+            tell(min(len(known), n_expected - 1), n_expected)
         return known[layers]
 
     started = monotonic()
@@ -54,7 +54,7 @@ def search_layers(
         best.append(level[0])
         n_chosen = len(best) - 1
         if n_chosen == n_wanted:
-            return [level[0]]
+            break
         n_left = 1 if n_wanted is None else n_wanted - n_chosen
         room = (started + seconds - monotonic()) / max(each, 1e-9) / n_left
         if n_wanted is None and (of(best[-1]) <= of(best[-2]) or room < 1):
@@ -66,4 +66,5 @@ def search_layers(
             for layer in [at for at in singles if at not in parent][:n_each]
         )
         level = list(dict.fromkeys(ideas))
-    return sorted(best[1:], key=of, reverse=True)[:2]
+    tell(n_expected, n_expected)
+    return sorted(best[1:], key=of, reverse=True)[:2] if n_wanted is None else best[-1:]

@@ -109,8 +109,8 @@ def reference_of(
     texts = []
     with closing(text_context(engine.target.model, engine.target)) as context:
         for i, excerpt in enumerate(excerpts):
-            tell("Computing the target's predictions", i, len(excerpts))
             texts.append(ReferenceText.of(excerpt, rows_of(context, excerpt)))
+            tell("Computing the target's predictions", i + 1, len(excerpts))
     passes = measured(
         engine.target,
         None,
@@ -152,7 +152,6 @@ def _written(
     """Greedy text of the target, after the built-in prompts."""
     excerpts, counts = [], (Counter[int](), Counter[int]())
     for half, prompts in enumerate(PROMPTS):
-        tell("Writing text with the target", half, len(PROMPTS))
         asked = [_asked(engine, prompt) for _, prompt in prompts]
         completions = engine.generate_batch(
             asked, max_tokens=N_COUNTED, temperature=0, drafter="none"
@@ -162,6 +161,7 @@ def _written(
             counts[half].update(tokens)
             if len(completion.tokens) >= _N_LEAST:
                 excerpts.append(Excerpt(kind, half, tokens, len(before)))
+        tell("Writing text with the target", half + 1, len(PROMPTS))
     if {excerpt.half for excerpt in excerpts} != {0, 1}:
         raise OptionError(
             "the target hardly writes text by itself; give text that it should write (--text FILE)"

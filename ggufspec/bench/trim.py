@@ -269,8 +269,8 @@ class _Trimmer:
         """Measure cuts; keep the best of them, if it is better than before or `is_asked`."""
         found = []
         for i, cut in enumerate(cuts):
-            self._tell("Measuring cuts", i, len(cuts))
             found.append(self._measured(cut))
+            self._tell("Measuring cuts", i + 1, len(cuts))
         self.results += found
         if found:
             best = max(found, key=lambda result: result.score)

@@ -173,8 +173,7 @@ def _document(result: TrimResult) -> dict[str, Any]:
 def _print_report(result: TrimResult) -> None:
     kinds, n_layers = list(result.chosen.agreement), len(result.cuts[0].cut.layers)
     header = ["keeps", "step reads", "ms/step"]
-    for kind in kinds:
-        header += [f"{kind}: agrees", "overlap", "speed-up"]
+    header += [f"{kind}: {each}" for kind in kinds for each in ("agrees", "overlap", "speed-up")]
     rows = []
     for cut in result.cuts:
         row = [_kept(cut, n_layers), format_bytes(cut.n_bytes), f"{1000 * cut.step:.2f}"]
