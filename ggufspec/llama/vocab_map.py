@@ -210,11 +210,11 @@ def _pairs(
     found: dict[int, int] = {}
     if target.type == draft.type:
         found = _matches(_by_name(target, ours), _by_name(draft, theirs))
-    ours = {token: kind for token, kind in ours.items() if token not in found}
     taken = set(found.values())
-    theirs = {token: kind for token, kind in theirs.items() if token not in taken}
-    found |= _matches(_by_bytes(target, ours), _by_bytes(draft, theirs))
-    taken = set(found.values())
+    if theirs := {token: kind for token, kind in theirs.items() if token not in taken}:
+        ours = {token: kind for token, kind in ours.items() if token not in found}
+        found |= _matches(_by_bytes(target, ours), _by_bytes(draft, theirs))
+        taken = set(found.values())
     for here, there in ((target.eos, draft.eos), (target.eot, draft.eot)):
         are_ends = here in target.stop_tokens and there in draft.stop_tokens
         if are_ends and here not in found and there not in taken:
@@ -242,12 +242,8 @@ def _by_bytes(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
     found: dict[object, int] = {}
     buffer = ctypes.create_string_buffer(256)
     to_piece, pointer, size = llama_cpp.llama_token_to_piece, vocab.pointer, len(buffer)
-    for wanted in (False, True):
-        for token, kind in kinds.items():
-            if bool(kind & _BYTE) is not wanted:
-                continue
-            n = to_piece(pointer, token, buffer, size, 0, True)
-            piece = buffer[:n] if n >= 0 else vocab.shown(token)
-            if piece:
-                found.setdefault((bool(kind & _CONTROL), piece), token)
+    for token in sorted(kinds, key=lambda token: kinds[token] & _BYTE):  # stable
+        n = to_piece(pointer, token, buffer, size, 0, True)
+        if piece := buffer[:n] if n >= 0 else vocab.shown(token):
+            found.setdefault((kinds[token] & _CONTROL, piece), token)
     return found

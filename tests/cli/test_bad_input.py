@@ -91,12 +91,20 @@ def test_a_draft_that_is_no_language_model(
     ],
     ids=["kind", "size", "token", "end"],
 )
-def test_a_pair_without_a_common_vocabulary(
+def test_a_pair_of_two_vocabularies_is_used_with_a_note(
     vocab: tiny.Vocab, named: list[str], run: Command, target: Path, tmp_path: Path
 ) -> None:
     model = tiny.write_llama(tmp_path / "small.gguf", vocab=vocab)
+    result = run("-m", target, "-md", model, "-p", "hi", "-n", "4")
+    assert result.code == 0
+    for part in ("the draft has another vocabulary", "tokens that both have", *named):
+        assert part in result.err
+
+
+def test_a_pair_without_a_common_token(run: Command, target: Path, tmp_path: Path) -> None:
+    model = tiny.write_llama(tmp_path / "small.gguf", vocab=tiny.SILENT)
     result = run("-m", target, "-md", model, "-p", "hi")
-    refuses(result, ERROR, "do not share a vocabulary", "the target's model family", *named)
+    refuses(result, ERROR, "no token in common", "the target's model family")
 
 
 # Prompts

@@ -72,6 +72,24 @@ def test_a_long_prompt_is_read_as_by_llama_cpp_and_then_reused(
     assert again.stats.n_prompt_reused >= len(prompt) + len(first.tokens) - 1
 
 
+@pytest.mark.parametrize(("target", "draft"), [("qwen-draft", "smollm"), ("smollm", "gemma")])
+def test_a_draft_of_another_vocabulary_reads_and_drafts_text(
+    load: Load, target: str, draft: str
+) -> None:
+    engine = load(target, draft)
+    assert engine.vocab_map is not None
+    assert engine.draft is not None
+    own, other = engine.vocab, engine.draft.model.vocab
+    for text in TEXTS:
+        tokens = engine.tokenize(text)
+        read = [there for token in tokens for there in engine.vocab_map.spelled(token)]
+        assert b"".join(map(other.piece, read)) == b"".join(map(own.piece, tokens))
+    done = engine.generate(CODE, temperature=0, n_draft=3, max_tokens=32)
+    assert done.stats.acceptance > 0.2
+    report = audit(engine, [STORY, CODE], AuditOptions(n_runs=4, n_tokens=12, seed=0))
+    assert report.differences == ()
+
+
 def test_a_full_context_ends_the_text(load: Load) -> None:
     engine = load("smollm", "smollm", n_ctx=64)
     for drafter in ("none", "model", "ngram"):
