@@ -27,6 +27,7 @@ _COMMANDS = {
     "run": "Continue or answer a prompt with a target and a draft model.",
     "serve": "Serve a pair over OpenAI's API, with a web page.",
     "standin": "Write a file with the shape of a model, to try its speed.",
+    "trim": "Make a cheaper draft out of a model, measured beside your target.",
     "tune": "Measure a pair on this machine, and keep its fastest settings.",
 }
 

@@ -116,6 +116,33 @@ rpc_option = option(
     callback=lambda context, option, value: _servers(value),
 )
 
+n_threads_option = option(
+    "-t --threads n_threads",
+    "Threads for the target.  [default: from tune, or one per core]",
+    type=AT_LEAST_1,
+)
+
+n_threads_draft_option = option(
+    "-td --threads-draft n_threads_draft",
+    "Threads for the draft.  [default: from tune, or as the target; 1 if tiny]",
+    type=AT_LEAST_1,
+)
+
+n_gpu_layers_option = option(
+    "-ngl --gpu-layers n_gpu_layers",
+    "Layers of the target on GPUs, counting the output layer; -1: all; auto: the number "
+    "with the best predicted speed that fits free memory.",
+    type=OrAuto(click.INT),
+    default=defaults.N_GPU_LAYERS,
+)
+
+n_gpu_layers_draft_option = option(
+    "-ngld --gpu-layers-draft n_gpu_layers_draft",
+    "Layers of the draft on its GPU, likewise.",
+    type=OrAuto(click.INT),
+    default=defaults.N_GPU_LAYERS,
+)
+
 load_options = gathered(
     "load_settings",
     context_option,
@@ -125,29 +152,10 @@ load_options = gathered(
         f"{defaults.N_BATCH}]",
         type=AT_LEAST_1,
     ),
-    option(
-        "-t --threads n_threads",
-        "Threads for the target.  [default: from tune, or one per core]",
-        type=AT_LEAST_1,
-    ),
-    option(
-        "-td --threads-draft n_threads_draft",
-        "Threads for the draft.  [default: from tune, or as the target; 1 if tiny]",
-        type=AT_LEAST_1,
-    ),
-    option(
-        "-ngl --gpu-layers n_gpu_layers",
-        "Layers of the target on GPUs, counting the output layer; -1: all; auto: the number "
-        "with the best predicted speed that fits free memory.",
-        type=OrAuto(click.INT),
-        default=defaults.N_GPU_LAYERS,
-    ),
-    option(
-        "-ngld --gpu-layers-draft n_gpu_layers_draft",
-        "Layers of the draft on its GPU, likewise.",
-        type=OrAuto(click.INT),
-        default=defaults.N_GPU_LAYERS,
-    ),
+    n_threads_option,
+    n_threads_draft_option,
+    n_gpu_layers_option,
+    n_gpu_layers_draft_option,
     option(
         "-ts --tensor-split tensor_split",
         "Proportions of the target's layers per GPU, such as 3,1.  [default: by free memory]",

@@ -9,7 +9,10 @@ import click
 # Section titles in the order of --help, each with names of parameters in their order. An option
 # that is listed nowhere comes in the last section.
 _SECTIONS: Final = {
-    "Options": ("preset", "target", "draft", "prompt", "prompt_file", "output", "vram", "port"),
+    "Options": (
+        *("preset", "target", "draft", "prompt", "prompt_file", "output", "vram", "port"),
+        *("vocab", "layers", "type_", "texts"),
+    ),
     "Models": ("offline", "size", "cache_dir", "alias"),
     "Prompt": ("n_prompts", "limit", "chat", "system"),
     "Drafting": (

@@ -18,6 +18,7 @@ from ggufspec.common import defaults
 from ggufspec.decoding.types import Logits, first_rows
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.devices import address_of, n_threads_default, physical_memory
+from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.placement.memory import VALUE_BYTES
@@ -77,8 +78,13 @@ class Context:
     Methods that call llama.cpp raise ClosedError after close.
     """
 
-    def __init__(self, model: Model, options: ContextOptions) -> None:
-        """Raises OptionError for unknown values, OutOfMemoryError where it does not fit."""
+    def __init__(
+        self, model: Model, options: ContextOptions, layer_skip: LayerSkip | None = None
+    ) -> None:
+        """`layer_skip`: leaves out layers of every decode.
+
+        Raises OptionError for unknown values, OutOfMemoryError where it does not fit.
+        """
         if model.n_ctx_max is not None and options.n_ctx > model.n_ctx_max:
             raise OptionError(
                 f"a context of {options.n_ctx:,} tokens is too long for {model.path}, which has "
@@ -95,6 +101,7 @@ class Context:
         self.can_share_passes = (
             options.n_sequences > 1 and model.can_drop_tail and not model.has_windows
         )
+        self._layer_skip = layer_skip
         self._n_rows = options.n_rows
         n_rows = options.n_rows * options.n_sequences
         self.n_batch = max(min(options.n_batch, options.n_ctx), n_rows)
@@ -147,6 +154,8 @@ class Context:
         )
         params.type_k = _choice(KV_TYPES, options.type_k, "type of the K cache")
         params.type_v = _choice(KV_TYPES, options.type_v, "type of the V cache")
+        if self._layer_skip is not None:
+            params.cb_eval = self._layer_skip.callback
         self._check_fits(options)
         with listening() as log:
             pointer: int | None = llama_cpp.llama_init_from_model(self.model.pointer, params)
@@ -228,6 +237,8 @@ class Context:
             result = native.decode(parts)
         finally:
             log.inside -= 1
+        if self._layer_skip is not None:
+            self._layer_skip.check()
         if result:
             n_tokens = sum(len(part.tokens) for part in parts)
             where = f"at position {self.n_cells(parts[0].sequence)}"

@@ -64,6 +64,14 @@ class Vocab:
         is_eog = llama_cpp.llama_vocab_is_eog
         return frozenset(token for token in range(self.n_tokens) if is_eog(self.pointer, token))
 
+    @cached_property
+    def scores(self) -> list[float]:
+        """How frequent each token is, by its tokenizer; all 0 where it has no scores."""
+        if self.type not in ("SPM", "UGM"):
+            return [0.0] * self.n_tokens
+        score = llama_cpp.llama_vocab_get_score
+        return [score(self.pointer, token) for token in range(self.n_tokens)]
+
     def token_table(self, progress: Progress | None = None) -> TokenTable:
         """The same for constraints. The first call takes about a second for 200,000 tokens.
 

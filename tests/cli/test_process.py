@@ -83,7 +83,7 @@ def no_trace(err: str) -> bool:
     "args",
     [
         ["--help"],
-        *([name, "--help"] for name in ("run", "compare", "demo", "serve", "tune")),
+        *([name, "--help"] for name in ("run", "compare", "demo", "serve", "trim", "tune")),
         ["--version"],
     ],
 )

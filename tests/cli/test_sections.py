@@ -46,7 +46,7 @@ def test_options_are_grouped_and_the_usual_ones_come_first(
 
 @pytest.mark.parametrize(
     "args",
-    [["serve"], ["plan"], ["tune"], ["demo"], ["standin"], ["bench", "compare"]],
+    [["serve"], ["plan"], ["tune"], ["trim"], ["demo"], ["standin"], ["bench", "compare"]],
     ids=" ".join,
 )
 def test_every_option_is_in_one_section(command: Command, args: list[str]) -> None:

@@ -1,0 +1,81 @@
+"""How probably a draft's tokens are accepted, by its logits, and what that brings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec.bench.reference import ReferenceText, weights_of
+from ggufspec.decoding.types import Logits
+
+
+class Chances(NamedTuple):
+    """How probably each token of a text would be accepted if it were drafted.
+
+    greedy (n,): at temperature 0, so 1 where both models have the same most probable token.
+    sampled (n,): at reference.TEMPERATURE: the sum over all tokens of the smaller probability.
+    """
+
+    greedy: NDArray[np.float64]
+    sampled: NDArray[np.float64]
+
+
+def mean_length(chances: NDArray[np.float64], n_draft: int) -> float:
+    """Tokens of a round with drafts of `n_draft` tokens, on average over a text.
+
+    chances (n,): the probability that each of its tokens is accepted, if those before it are.
+    """
+    n = len(chances)
+    rounds = np.zeros(n + n_draft + 2)  # the expected number from each token on
+    for at in range(n - 1, -1, -1):
+        reached = np.concatenate([[1.0], np.cumprod(chances[at : at + n_draft])])
+        ended = reached - np.append(reached[1:], 0.0)  # after 0, 1 ... accepted tokens
+        rounds[at] = 1 + ended @ rounds[at + 1 : at + 1 + len(ended)]
+    return float(n / rounds[0]) if n else 1.0
+
+
+def predicted_speedup(chances: NDArray[np.float64], passes: Sequence[float], step: float) -> float:
+    """Speed-up over plain decoding with the best fixed draft length from 1 on.
+
+    passes: seconds of target passes over 1, 2 ... tokens. step: seconds of a draft step.
+    """
+    return max(
+        mean_length(chances, n) * passes[0] / (passes[n] + n * step) for n in range(1, len(passes))
+    )
+
+
+def chances_of(
+    rows: Logits, text: ReferenceText, order: NDArray[np.int64], sizes: Sequence[int]
+) -> list[Chances]:
+    """The chances of a text by a draft's logits (n, n_vocab), if it has only some tokens.
+
+    order: all tokens, the first to keep first. sizes: numbers of tokens that are kept.
+    """
+    kept = order[: max(sizes)]
+    place = np.full(len(order), len(kept))
+    place[kept] = np.arange(len(kept))
+    logits = rows.take(kept, axis=1)
+    weights = weights_of(logits)
+    places = place[np.minimum(text.ids, len(order) - 1)]
+    of_text = np.take_along_axis(weights, np.minimum(places, len(kept) - 1), 1)
+    found = []
+    for n in sizes:
+        best = kept[logits[:, :n].argmax(axis=1)]
+        total = np.maximum(weights[:, :n].sum(axis=1, keepdims=True), np.float32(1e-30))
+        overlap = np.minimum(of_text * (places < n) / total, text.probs).sum(axis=1)
+        found.append(Chances((best == text.best).astype(float), overlap.astype(float)))
+    return found
+
+
+def by_kind(texts: Sequence[ReferenceText], chances: Iterable[Chances]) -> dict[str, Chances]:
+    """The chances of all texts of each kind, in a row."""
+    found: dict[str, list[Chances]] = {}
+    for text, each in zip(texts, chances, strict=True):
+        found.setdefault(text.excerpt.kind, []).append(each)
+    return {
+        kind: Chances(*(np.concatenate(part) for part in zip(*each, strict=True)))
+        for kind, each in found.items()
+    }

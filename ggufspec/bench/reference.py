@@ -1,0 +1,198 @@
+"""Text of a target, what it predicts after each token, and what its passes cost."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec.common.progress import NamedProgress
+from ggufspec.decoding.types import Logits
+from ggufspec.engine.engine import Engine
+from ggufspec.errors import OptionError
+from ggufspec.llama.context import Context
+from ggufspec.llama.layer_skip import LayerSkip
+from ggufspec.llama.model import Model
+from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.timing import measured
+
+TEMPERATURE = 0.7  # of the distributions that are compared
+N_DRAFT = 7  # the longest draft that is predicted
+N_CTX = 384  # of a text: a prompt in a chat template, and N_COUNTED tokens
+# How to load a target: for the texts of half of PROMPTS together. Mapped files would stay in memory
+# beside the weights that llama.cpp rearranges.
+LOAD = {"n_ctx": N_CTX, "n_slots": 4, "n_draft_max": N_DRAFT, "mmap": False}
+N_COUNTED = 64  # tokens of a text at which predictions are compared
+_N_GIVEN = 32  # tokens before them, in a text of the user's
+_N_LEAST = 8  # a text that is shorter is left out
+_N_TEXTS = 8
+_N_PROBS = 256  # most probable tokens of the target that an overlap is summed over
+_SIZES = (1, 2, 3, 4, 6, 8)  # tokens of the passes that are measured
+
+PROMPTS = (  # of each half of the texts: two of code, two of prose
+    (
+        ("code", 'def merge_intervals(intervals):\n    """Merge overlapping intervals."""\n'),
+        ("prose", "The history of the bicycle began in the early nineteenth century, when"),
+        ("code", "// Fetch the list of users and show their names.\nasync function showUsers("),
+        ("prose", "Dear Anna,\n\nthank you for your long letter. Since we last met,"),
+    ),
+    (
+        ("code", "#include <stdio.h>\n\n/* Count the words of a file. */\nint main(int argc,"),
+        ("prose", "To bake bread at home, you need flour, water, salt and yeast. First,"),
+        ("code", "class Cache:\n    def __init__(self, capacity):\n        self.capacity ="),
+        ("prose", "The old lighthouse keeper looked out over the sea and"),
+    ),
+)
+_ASKED = "Continue this text:\n\n"
+
+
+class Excerpt(NamedTuple):
+    """A text, of which predictions are compared for the tokens from `n_given` on.
+
+    half: 0 or 1; what is kept is chosen on one half of the texts and measured on the other.
+    """
+
+    kind: str
+    half: int
+    tokens: Sequence[int]
+    n_given: int
+
+
+@dataclass(frozen=True)
+class ReferenceText:
+    """What the target predicts in an excerpt: its most probable tokens.
+
+    best (n,): the first of them. ids, probs (n, k): the first k of them, at TEMPERATURE.
+    """
+
+    excerpt: Excerpt
+    best: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    probs: NDArray[np.float32]
+
+    @staticmethod
+    def of(excerpt: Excerpt, rows: Logits) -> ReferenceText:
+        """The predictions by the target's logits (n, n_vocab)."""
+        ids = np.argpartition(rows, -min(_N_PROBS, rows.shape[1]))[:, -_N_PROBS:]
+        weights = weights_of(rows)
+        probs = np.take_along_axis(weights, ids, 1) / weights.sum(axis=1, keepdims=True)
+        return ReferenceText(excerpt, rows.argmax(axis=1), ids, probs)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Texts in two halves, how often each half has each token, and the target's costs.
+
+    passes: seconds of target passes over 1, 2 ... N_DRAFT + 1 tokens.
+    """
+
+    texts: tuple[ReferenceText, ...]
+    counts: tuple[Counter[int], Counter[int]]
+    passes: tuple[float, ...]
+
+
+def reference_of(
+    engine: Engine, given: Sequence[str] = (), progress: NamedProgress | None = None
+) -> Reference:
+    """What a target predicts in texts that are `given`, else in texts that it writes.
+
+    The engine: a target alone, loaded with LOAD.
+    Raises OptionError for texts that are too short, DecodeError, ClosedError.
+    """
+    tell: NamedProgress = progress or (lambda what, done, of: None)
+    excerpts, counts = _taken(engine, given) if given else _written(engine, tell)
+    texts = []
+    with closing(text_context(engine.target.model, engine.target)) as context:
+        for i, excerpt in enumerate(excerpts):
+            texts.append(ReferenceText.of(excerpt, rows_of(context, excerpt)))
+            tell("Computing the target's predictions", i + 1, len(excerpts))
+    passes = measured(
+        engine.target,
+        None,
+        _SIZES,
+        progress and (lambda done, of: tell("Measuring the target", done, of)),
+        n_most=N_DRAFT + 1,
+        n_sharers=1,
+    ).curve
+    return Reference(tuple(texts), counts, tuple(passes))
+
+
+def text_context(model: Model, like: Context, layer_skip: LayerSkip | None = None) -> Context:
+    """A context for `rows_of`, with the other options of another one."""
+    options = replace(like.options, n_ctx=N_CTX, n_rows=N_COUNTED, n_sequences=1)
+    return Context(model, options, layer_skip)
+
+
+def rows_of(context: Context, excerpt: Excerpt) -> Logits:
+    """Logits before each token of an excerpt from `n_given` on, all cells computed anew.
+
+    Valid until the next decode. Raises DecodeError.
+    """
+    session = LlamaSession(context)
+    session.forget()
+    tokens, n_given = excerpt.tokens, excerpt.n_given
+    return session.score(tokens[:n_given], tokens[n_given:-1])
+
+
+def weights_of(logits: Logits) -> NDArray[np.float32]:
+    """Probabilities at TEMPERATURE, before normalization."""
+    largest = logits.max(axis=1, keepdims=True)
+    found: NDArray[np.float32] = np.exp((logits - largest) / np.float32(TEMPERATURE))
+    return found
+
+
+def _written(
+    engine: Engine, tell: NamedProgress
+) -> tuple[list[Excerpt], tuple[Counter[int], Counter[int]]]:
+    """Greedy text of the target, after the built-in prompts."""
+    excerpts, counts = [], (Counter[int](), Counter[int]())
+    for half, prompts in enumerate(PROMPTS):
+        asked = [_asked(engine, prompt) for _, prompt in prompts]
+        completions = engine.generate_batch(
+            asked, max_tokens=N_COUNTED, temperature=0, drafter="none"
+        )
+        for (kind, _), before, completion in zip(prompts, asked, completions, strict=True):
+            tokens = [*before, *completion.tokens]
+            counts[half].update(tokens)
+            if len(completion.tokens) >= _N_LEAST:
+                excerpts.append(Excerpt(kind, half, tokens, len(before)))
+        tell("Writing text with the target", half + 1, len(PROMPTS))
+    if {excerpt.half for excerpt in excerpts} != {0, 1}:
+        raise OptionError(
+            "the target hardly writes text by itself; give text that it should write (--text FILE)"
+        )
+    return excerpts, counts
+
+
+def _asked(engine: Engine, prompt: str) -> list[int]:
+    if engine.target.model.chat_template is None:
+        return engine.tokenize(prompt)
+    # The end of it: some templates begin with hundreds of tokens.
+    return engine.render([{"role": "user", "content": _ASKED + prompt}])[N_COUNTED - N_CTX :]
+
+
+def _taken(
+    engine: Engine, given: Sequence[str]
+) -> tuple[list[Excerpt], tuple[Counter[int], Counter[int]]]:
+    """Excerpts from everywhere in texts; the first half of them and the second."""
+    tokens: list[int] = []
+    for text in given:
+        tokens += engine.vocab.tokenize(text, add_special=True, parse_special=False)
+    each, middle = _N_GIVEN + N_COUNTED, len(tokens) // 2
+    n = min(_N_TEXTS, len(tokens) // each) // 2 * 2
+    if n == 0:
+        raise OptionError(
+            f"the text has {len(tokens):,} tokens, too few to choose and to measure with; give at "
+            f"least {2 * each} (--text), better some thousand"
+        )
+    starts = [i * (len(tokens) - each) // (n - 1) for i in range(n)]
+    excerpts = [
+        Excerpt("text", int(i >= n // 2), tokens[at : at + each], _N_GIVEN)
+        for i, at in enumerate(starts)
+    ]
+    return excerpts, (Counter(tokens[:middle]), Counter(tokens[middle:]))

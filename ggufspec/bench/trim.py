@@ -1,0 +1,369 @@
+"""Makes a draft cheaper: measures what fewer tokens, layers and bits cost, and chooses."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import geometric_mean
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec.bench.chances import Chances, by_kind, chances_of, predicted_speedup
+from ggufspec.bench.layer_search import search_layers
+from ggufspec.bench.reference import Reference, ReferenceText, rows_of, text_context
+from ggufspec.common.progress import NamedProgress
+from ggufspec.engine.engine import Engine
+from ggufspec.errors import OptionError, VocabError
+from ggufspec.llama.context import Context
+from ggufspec.llama.layer_skip import LayerSkip
+from ggufspec.llama.model import Model
+from ggufspec.llama.quantize import quantization_number, requantize
+from ggufspec.llama.timing import FilledContext, time_interleaved
+from ggufspec.llama.vocab import MAX_PADDING
+from ggufspec.models.gguf_file import write
+from ggufspec.models.header import Header, read_header
+from ggufspec.models.shape import ModelShape, shape_of
+from ggufspec.models.tensors import TYPES
+from ggufspec.models.trim import required_tokens, trimmed
+
+MIN_SECONDS = 0.4  # of the measurement of a step
+SEARCH_SECONDS = 45.0  # of the search for layers, about
+_CLEARLY_FASTER = 1.01  # times the best speed-up so far: what brings less is not chosen
+_DEPTH = 64  # tokens in the cache when a step is measured
+_N_REPEATS = 8  # of a step, at least; the fastest counts
+_N_SIZES = 4  # vocabularies to try, powers of two
+_LARGEST_SHARE = 0.7  # of all tokens, for them
+_AUTO_TYPE = "q4_0"  # the fastest on processors
+
+
+@dataclass(frozen=True)
+class DraftCut:
+    """What a draft keeps. n_tokens, type: None: all tokens, all types of matrices."""
+
+    n_tokens: int | None
+    layers: tuple[int, ...]
+    type: str | None = None
+
+
+@dataclass(frozen=True)
+class CutResult:
+    """A cut that was measured.
+
+    n_tokens: that its file has. n_bytes: weights that a step reads. step: seconds. agreement,
+    overlap: means of Chances by kind of text. speedups: predicted, over plain decoding of the
+    target, by kind of text: at temperature 0, and at reference.TEMPERATURE.
+    """
+
+    cut: DraftCut
+    n_tokens: int
+    n_bytes: int
+    step: float
+    agreement: Mapping[str, float]
+    overlap: Mapping[str, float]
+    speedups: Mapping[str, tuple[float, float]]
+
+    @property
+    def score(self) -> float:
+        """What is maximized: the mean of all speed-ups."""
+        return _mean(self.speedups)
+
+
+@dataclass(frozen=True)
+class TrimResult:
+    """All cuts that were measured; the first is the draft as it is. n_counted: tokens of texts."""
+
+    cuts: tuple[CutResult, ...]
+    chosen: CutResult
+    n_counted: int
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether something is left out; if not, nothing is written."""
+        return self.chosen is not self.cuts[0]
+
+
+@dataclass(frozen=True)
+class WantedCut:
+    """What to try. None: nothing is left out. "auto": what is predicted to be fastest.
+
+    layers: those to keep, or how many. type: as `requantize` takes it.
+    """
+
+    n_tokens: int | str | None = "auto"
+    layers: tuple[int, ...] | int | str | None = None
+    type: str | None = None
+
+
+def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
+    """Raise an error for what cannot be tried, before anything is loaded.
+
+    VocabError unless both files have the same tokens, except for padding; OptionError for cuts that
+    the draft does not allow, ModelError for a model that cannot be cut.
+    """
+    ours, theirs = target.tokens, source.tokens
+    n = min(len(ours), len(theirs))
+    if ours[:n] != theirs[:n] or max(len(ours), len(theirs)) - n > MAX_PADDING:
+        raise VocabError(
+            f"{source.name} has another vocabulary than {target.name}: what to keep is measured "
+            "with a target of the same vocabulary. Name another target, or none: then the text is "
+            "the draft's own"
+        )
+    if wanted.n_tokens is not None:
+        n_least = len(required_tokens(source))
+        if isinstance(wanted.n_tokens, int) and wanted.n_tokens < n_least:
+            raise OptionError(
+                f"{source.name} cannot be trimmed to {wanted.n_tokens:,} tokens: {n_least:,} are "
+                "always kept (single bytes, control tokens). Keep that many or more (--vocab)"
+            )
+    if isinstance(wanted.layers, int) and not 2 <= wanted.layers <= source.n_layers:
+        raise OptionError(
+            f"{source.name} has {source.n_layers} layers: {wanted.layers} of them cannot be kept; "
+            f"keep 2 to {source.n_layers} (--layers)"
+        )
+    if wanted.layers is not None:
+        trimmed(source, layers=wanted.layers if isinstance(wanted.layers, tuple) else [0])
+    if wanted.type not in (None, "auto"):
+        quantization_number(wanted.type)
+
+
+def trim(
+    engine: Engine,
+    source: Header,
+    reference: Reference,
+    wanted: WantedCut,
+    path: Path | None = None,
+    *,
+    force: bool = False,
+    progress: NamedProgress | None = None,
+) -> TrimResult:
+    """Measure cuts of a draft, choose one, and write it to `path` if there is one.
+
+    engine: the draft, loaded alone; source: the header of its file. Nothing is written if no cut is
+    predicted to be faster. Temporary files are removed, however this ends.
+    Raises OptionError for cuts that the draft does not allow, ModelError, CacheError, DecodeError.
+    """
+    tell: NamedProgress = progress or (lambda what, done, of: None)
+    with tempfile.TemporaryDirectory(prefix="ggufspec-trim-") as folder:
+        trimmer = _Trimmer(engine, source, reference, wanted, Path(folder), tell)
+        trimmer.measure(trimmer.vocabulary_cuts(), is_asked=wanted.n_tokens != "auto")
+        trimmer.measure(trimmer.layer_cuts(wanted.layers), is_asked=wanted.layers != "auto")
+        trimmer.measure(trimmer.type_cuts(wanted.type), is_asked=wanted.type != "auto")
+        n_counted = sum(len(text.best) for text in trimmer.texts)
+        result = TrimResult(tuple(trimmer.results), trimmer.best, n_counted)
+        if path is not None and result.is_cut:
+            trimmer.write(result.chosen.cut, path, force=force)
+    return result
+
+
+class _Trimmer:
+    """A loaded draft, the cuts of it that were measured, and a folder for their files."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        source: Header,
+        reference: Reference,
+        wanted: WantedCut,
+        folder: Path,
+        tell: NamedProgress,
+    ) -> None:
+        self._like, self._source, self._reference = engine.target, source, reference
+        self._folder, self._tell = folder, tell
+        self._n_vocab = engine.target.n_vocab
+        self._required = required_tokens(source) if wanted.n_tokens is not None else []
+        self._sizes = [self._n_vocab, *self._vocabularies(wanted.n_tokens)]
+        # By half of a text: what to keep according to the other half. The last: according to both.
+        self._orders = [self._ranked(halves) for halves in ((1,), (0,), (0, 1))]
+        chooses_layers = isinstance(wanted.layers, (int, str))
+        halves = (1,) if chooses_layers else (0, 1)  # layers are chosen on the first half
+        self.texts = [text for text in reference.texts if text.excerpt.half in halves]
+        self._chances: dict[tuple[tuple[int, ...], str | None], list[list[Chances]]] = {}
+        self._filled = FilledContext(engine.target, depth=_DEPTH, n_most=1)
+        as_it_is = DraftCut(None, tuple(range(source.n_layers)))
+        self._as_it_is, self._step = as_it_is, min(self._seconds(self._filled)[1])
+        self.best = self._measured(as_it_is)
+        self.results = [self.best]
+
+    # What to try.
+
+    def vocabulary_cuts(self) -> list[DraftCut]:
+        return [replace(self._as_it_is, n_tokens=n) for n in self._sizes[1:]]
+
+    def _vocabularies(self, wanted: int | str | None) -> list[int]:
+        """The numbers of tokens to try."""
+        if wanted is None or isinstance(wanted, int):
+            return [wanted] if wanted and wanted < self._n_vocab else []
+        least, most = len(self._required), _LARGEST_SHARE * self._n_vocab
+        powers = (1 << i for i in range(self._n_vocab.bit_length(), 0, -1))
+        return [n for n in powers if least < n <= most][:_N_SIZES]
+
+    def _ranked(self, halves: Sequence[int]) -> NDArray[np.int64]:
+        """All tokens, the first to keep first: by use in these halves, then by general use."""
+        ids = np.arange(self._n_vocab)
+        if len(self._sizes) == 1:
+            return ids
+        is_required, counts = np.zeros(self._n_vocab, bool), np.zeros(self._n_vocab, int)
+        is_required[self._required] = True
+        for half in halves:
+            for token, count in self._reference.counts[half].items():
+                if token < self._n_vocab:  # not a padding token that only the target has
+                    counts[token] += count
+        # Tokens of byte pairs are numbered by frequency; others have a score for it.
+        scores = np.array(self._like.model.vocab.scores)
+        return np.lexsort((ids, -scores, -counts, ~is_required))
+
+    def layer_cuts(self, wanted: tuple[int, ...] | int | str | None) -> list[DraftCut]:
+        """Cuts of layers, besides the best cut so far."""
+        n_layers, cut = self._source.n_layers, self.best.cut
+        if wanted is None or wanted == n_layers:
+            return []
+        if isinstance(wanted, tuple):
+            return [replace(cut, layers=wanted)] if len(wanted) < n_layers else []
+        left_out = self._layers_to_leave_out(n_layers - wanted if isinstance(wanted, int) else None)
+        return [
+            replace(cut, layers=tuple(i for i in cut.layers if i not in each)) for each in left_out
+        ]
+
+    def _layers_to_leave_out(self, n_wanted: int | None) -> list[frozenset[int]]:
+        best, skip = self.best, LayerSkip()
+        n_bytes = [layer.n_active_bytes for layer in shape_of(self._source).layers]
+        texts = [text for text in self._reference.texts if text.excerpt.half == 0]
+        sizes = [best.cut.n_tokens or self._n_vocab]
+        with closing(text_context(self._like.model, self._like, skip)) as context:
+
+            def score(left_out: frozenset[int]) -> float:
+                skip.skip(left_out)
+                found = by_kind(texts, [self._chances_in(context, at, sizes)[0] for at in texts])
+                saved = sum(n_bytes[i] for i in left_out) / best.n_bytes
+                return _mean(self._speedups(found, best.step * (1 - saved)))
+
+            started = perf_counter()
+            score(frozenset())
+            seconds = (perf_counter() - started) * len(n_bytes)
+            # The kinds of text alternate.
+            n_kinds = len({text.excerpt.kind for text in texts})
+            texts = texts[: max(int(len(texts) * SEARCH_SECONDS / 2 / seconds), n_kinds)]
+            return search_layers(
+                score,
+                len(n_bytes),
+                n_wanted=n_wanted,
+                seconds=SEARCH_SECONDS,
+                progress=partial(self._tell, "Choosing layers"),
+            )
+
+    def type_cuts(self, wanted: str | None) -> list[DraftCut]:
+        """Cuts with other types, besides the best cut so far."""
+        if wanted is None:
+            return []
+        return [replace(self.best.cut, type=_AUTO_TYPE if wanted == "auto" else wanted)]
+
+    # Measuring.
+
+    def measure(self, cuts: Sequence[DraftCut], *, is_asked: bool) -> None:
+        """Measure cuts; keep the best of them, if it is better than before or `is_asked`."""
+        found = []
+        for i, cut in enumerate(cuts):
+            found.append(self._measured(cut))
+            self._tell("Measuring cuts", i + 1, len(cuts))
+        self.results += found
+        if found:
+            best = max(found, key=lambda result: result.score)
+            if is_asked or best.score > _CLEARLY_FASTER * self.best.score:
+                self.best = best
+
+    def _measured(self, cut: DraftCut) -> CutResult:
+        with self._model(cut) as model:
+            shape = shape_of(read_header(model.path))
+            step = self._step
+            if cut != self._as_it_is:
+                with closing(Context(model, self._like.options)) as context:
+                    filled = FilledContext(context, depth=_DEPTH, n_most=1)
+                    before, after = self._seconds(self._filled, filled).values()
+                step *= min(after) / min(before)
+        at = self._sizes.index(cut.n_tokens or self._n_vocab)
+        found = by_kind(self.texts, [chances[at] for chances in self._chances_by_text(cut)])
+        return CutResult(
+            cut=cut,
+            n_tokens=shape.n_vocab,
+            n_bytes=_read_bytes(shape),
+            step=step,
+            agreement={kind: float(each.greedy.mean()) for kind, each in found.items()},
+            overlap={kind: float(each.sampled.mean()) for kind, each in found.items()},
+            speedups=self._speedups(found, step),
+        )
+
+    def _seconds(self, *contexts: FilledContext) -> dict[int, list[float]]:
+        """Seconds of steps in each context, in alternation."""
+        steps = {i: partial(each.score, 1) for i, each in enumerate(contexts, 1)}
+        return time_interleaved(steps, _N_REPEATS, at_least=MIN_SECONDS)
+
+    def _chances_by_text(self, cut: DraftCut) -> list[list[Chances]]:
+        """For each text, for each of the sizes: of a file with all tokens, so without spelling."""
+        key = cut.layers, cut.type
+        if key not in self._chances:
+            with (
+                self._model(replace(cut, n_tokens=None)) as model,
+                closing(text_context(model, self._like)) as context,
+            ):
+                self._chances[key] = [
+                    self._chances_in(context, text, self._sizes) for text in self.texts
+                ]
+        return self._chances[key]
+
+    def _chances_in(
+        self, context: Context, text: ReferenceText, sizes: Sequence[int]
+    ) -> list[Chances]:
+        order = self._orders[text.excerpt.half]
+        return chances_of(rows_of(context, text.excerpt), text, order, sizes)
+
+    def _speedups(
+        self, chances: Mapping[str, Chances], step: float
+    ) -> dict[str, tuple[float, float]]:
+        speedup = partial(predicted_speedup, passes=self._reference.passes, step=step)
+        return {kind: (speedup(of.greedy), speedup(of.sampled)) for kind, of in chances.items()}
+
+    # Files.
+
+    @contextmanager
+    def _model(self, cut: DraftCut) -> Iterator[Model]:
+        """The model of a cut, from a temporary file."""
+        if cut == self._as_it_is:
+            yield self._like.model
+            return
+        path = self._folder / "cut.gguf"
+        self.write(cut, path)
+        model = Model(path, n_gpu_layers=self._like.model.n_gpu_layers, mmap=False)
+        with closing(model):
+            yield model
+        path.unlink()
+
+    def write(self, cut: DraftCut, path: Path, *, force: bool = False) -> None:
+        """Write the file of a cut: whole, or not at all."""
+        tokens = self._orders[2][: cut.n_tokens].tolist() if cut.n_tokens else None
+        layers = cut.layers if len(cut.layers) < self._source.n_layers else None
+        plain = path if cut.type is None else self._folder / "plain.gguf"
+        if tokens is None and layers is None:
+            plain = self._source.paths[0]
+        else:
+            made = trimmed(self._source, tokens=tokens, layers=layers)
+            tell = (
+                None if plain.parent == self._folder else partial(self._tell, "Writing the draft")
+            )
+            write(made, plain, force=force or plain != path, progress=tell)
+        if cut.type is not None:
+            output_type = cut.type if cut.type.upper() in TYPES else None
+            requantize(plain, path, cut.type, output_type=output_type, force=force)
+
+
+def _read_bytes(shape: ModelShape) -> int:
+    return shape.n_output_bytes + sum(layer.n_active_bytes for layer in shape.layers)
+
+
+def _mean(speedups: Mapping[str, tuple[float, float]]) -> float:
+    return geometric_mean([each for pair in speedups.values() for each in pair])

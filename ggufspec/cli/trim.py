@@ -1,0 +1,206 @@
+"""`ggufspec trim`: writes a cheaper draft, and prints what each cut costs and brings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ggufspec.cli import options as shared
+from ggufspec.cli import render
+from ggufspec.cli.exits import ERROR
+from ggufspec.cli.files import read_file
+from ggufspec.cli.names import find_model
+from ggufspec.cli.options import option
+from ggufspec.cli.progress import late_bars, load_with_bars
+from ggufspec.cli.sections import SectionedCommand
+from ggufspec.common.files import format_bytes
+from ggufspec.common.prompts import decoded
+from ggufspec.errors import PromptError
+
+if TYPE_CHECKING:
+    from ggufspec.bench.trim import CutResult, TrimResult
+_RANGE = "[0-9]{1,4}(-[0-9]{1,4})?"
+
+
+def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
+    """A number, "auto", None for "all", or a list such as 0-10,14-23. Raises BadParameter."""
+    if value in ("all", "auto"):
+        return None if value == "all" else value
+    if re.fullmatch(r"[0-9]{1,9}", value):
+        return int(value)
+    if lists and re.fullmatch(f"{_RANGE}(,{_RANGE})*", value):
+        parts = [part.partition("-") for part in value.split(",")]
+        if found := {i for low, _, high in parts for i in range(int(low), int(high or low) + 1)}:
+            return tuple(sorted(found))
+    wanted = "a number, a list such as 0-10,14-23" if lists else "a number"
+    raise click.BadParameter(f"{value!r} is neither {wanted}, auto nor all")
+
+
+@click.command(name="trim", cls=SectionedCommand)
+@click.argument("draft", metavar="MODEL")
+@option(
+    "-o --output",
+    "The file to write; without it, only the table is printed.",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+)
+@option(
+    "-m --target",
+    "The target that the draft is for: what to keep is measured with it.  [default: MODEL itself]",
+    metavar="MODEL",
+)
+@shared.offline_option
+@option("-f --force", "Replace an existing file.", is_flag=True)
+@option(
+    "--vocab",
+    "How many tokens to keep; auto: the number with the best predicted speed-up; all.",
+    callback=lambda context, option, value: _amount(value, lists=False),
+    metavar="N|auto|all",
+    default="auto",
+)
+@option(
+    "--layers",
+    "Layers to keep: how many, a list such as 0-10,14-23, auto (those that bring more than they "
+    "cost; takes about a minute), or all.",
+    callback=lambda context, option, value: _amount(value, lists=True),
+    metavar="N|LIST|auto|all",
+    default="all",
+)
+@option(
+    "--type type_",
+    "Quantize the matrices again, such as q4_0; auto: q4_0 if that is predicted to be faster.",
+    metavar="TYPE",
+)
+@option(
+    "--text texts",
+    "A file of text like what the target will write; may be given several times.  [default: text "
+    "that the target writes]",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    multiple=True,
+)
+@shared.n_threads_option
+@shared.n_threads_draft_option
+@shared.n_gpu_layers_option
+@shared.n_gpu_layers_draft_option
+@shared.json_option
+@shared.verbose_option
+def command(
+    draft: str,
+    output: Path | None,
+    target: str | None,
+    offline: bool,
+    force: bool,
+    vocab: int | str | None,
+    layers: tuple[int, ...] | int | str | None,
+    type_: str | None,
+    texts: Sequence[Path],
+    n_threads: int | None,
+    n_threads_draft: int | None,
+    n_gpu_layers: int | str,
+    n_gpu_layers_draft: int | str,
+    as_json: bool,
+    verbose: bool,
+) -> int:
+    """Make a cheaper draft out of a model: fewer tokens, fewer layers, smaller types.
+
+    No training: weights are left out. What each cut costs and brings is measured on text of your
+    target. The draft then proposes only tokens that it has; the text keeps the target's
+    distribution. A model can also become a draft for itself, with a part of its layers.
+
+    \b
+      ggufspec trim small.gguf --target large.gguf -o draft.gguf
+      ggufspec trim small.gguf --target large.gguf --vocab 32768 --layers auto -o draft.gguf
+      ggufspec trim large.gguf --layers auto -o draft.gguf
+    """
+    shared.show_log(verbose)
+    from ggufspec.bench import reference, trim
+    from ggufspec.models.gguf_file import check_path
+    from ggufspec.models.header import read_header
+
+    wanted = trim.WantedCut(vocab, layers, type_)
+    if wanted == trim.WantedCut(None):
+        raise click.UsageError("nothing is to be left out; choose with --vocab, --layers or --type")
+    draft_path = find_model(draft, offline=offline)
+    target_path = draft_path if target is None else find_model(target, offline=offline)
+    source = read_header(draft_path)
+    if output is not None:
+        check_path(output, force=force, sources=[*source.paths, target_path])
+    trim.check_wanted(wanted, source, read_header(target_path))
+    given = [decoded(read_file(path, "the text file", PromptError), str(path)) for path in texts]
+    of_target = {**reference.LOAD, "n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
+    of_draft = {
+        "n_ctx": reference.N_CTX,
+        "mmap": False,
+        "n_threads": n_threads_draft or n_threads,
+        "n_gpu_layers": n_gpu_layers_draft,
+    }
+    with load_with_bars(target_path, None, of_target) as engine, late_bars() as bars:
+        found = reference.reference_of(engine, given, bars.update)
+    with load_with_bars(draft_path, None, of_draft) as engine, late_bars() as bars:
+        result = trim.trim(engine, source, found, wanted, output, force=force, progress=bars.update)
+    if as_json:
+        paths = {"draft": str(draft_path), "target": str(target_path)}
+        settings = {**paths, **asdict(wanted), "text": list(map(str, texts)), **of_target}
+        written = str(output) if output and result.is_cut else None
+        under = {"output": written, "settings": settings, "versions": render.versions()}
+        render.echo_json({**_document(result), **under})
+    else:
+        _print_report(result)
+    if not result.is_cut:
+        render.note("no cut is predicted to be faster than the draft as it is; nothing was written")
+        return ERROR if output is not None else 0
+    if output is not None:
+        render.note(
+            f"wrote {format_bytes(output.stat().st_size)}; use it with "
+            f"`ggufspec run --target {target_path} --draft {output}`"
+        )
+    return 0
+
+
+def _document(result: TrimResult) -> dict[str, Any]:
+    cuts = [{**asdict(cut), "score": cut.score} for cut in result.cuts]
+    chosen = result.cuts.index(result.chosen)
+    return {"cuts": cuts, "chosen": chosen, "n_counted": result.n_counted}
+
+
+def _print_report(result: TrimResult) -> None:
+    kinds, n_layers = list(result.chosen.agreement), len(result.cuts[0].cut.layers)
+    header = ["keeps", "step reads", "ms/step"]
+    header += [f"{kind}: {each}" for kind in kinds for each in ("agrees", "overlap", "speed-up")]
+    rows = []
+    for cut in result.cuts:
+        row = [_kept(cut, n_layers), format_bytes(cut.n_bytes), f"{1000 * cut.step:.2f}"]
+        for kind in kinds:
+            row += [f"{cut.agreement[kind]:.1%}", f"{cut.overlap[kind]:.1%}"]
+            row.append(" / ".join(f"{each:.2f}" for each in cut.speedups[kind]))
+        rows.append([*row, "chosen" if cut is result.chosen else ""])
+    render.echo_table([*header, ""], rows)
+    click.echo(
+        f"Over {result.n_counted:,} tokens of text. agrees: target and draft have the same most "
+        "probable token. overlap: the\nacceptance rate of a drafted token at temperature 0.7. "
+        "speed-up: predicted over plain decoding, at temperature 0 / 0.7."
+    )
+
+
+def _kept(result: CutResult, n_layers: int) -> str:
+    cut = result.cut
+    parts = [f"{result.n_tokens:,} tokens"] if cut.n_tokens else []
+    if len(cut.layers) < n_layers:
+        parts.append(f"layers {_ranges(cut.layers)}")
+    return ", ".join([*parts, *([cut.type] if cut.type else [])]) or "all"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Such as 0-10,14-23."""
+    found = []
+    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in group]
+        found.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    return ",".join(found)
