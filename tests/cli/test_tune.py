@@ -411,5 +411,5 @@ def test_the_files_are_as_people_expect_them(tune: Command) -> None:
     tune("-t", "1")
     for path in profile_store.folder().iterdir():
         content = json.loads(path.read_text())
-        assert content["format"] == 2
+        assert content["format"] == 3
         assert content["facts"]["pair"]["target"]["n_params"] > 0
