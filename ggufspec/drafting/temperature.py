@@ -70,7 +70,7 @@ class DraftTemperature:
     def _horizon(self, draft: Draft) -> int:
         assert draft.probs is not None
         n_row = as_rows(draft.probs).n_values / len(draft.tokens)
-        most = int(constants.N_TEMPERATURE_VALUES / len(self.choices) / n_row)
+        most = int(constants.N_TEMPERATURE_VALUES / len(self.choices) / max(n_row, 1))
         return max(1, min(constants.TEMPERATURE_HORIZON, most))
 
     def _learn(self, lengths: Sequence[float]) -> None:

@@ -8,7 +8,7 @@ from fakes import FakeSession, speculated
 
 from ggufspec.decoding import verify
 from ggufspec.decoding.rng import uniform_streams
-from ggufspec.decoding.sampling import Sampling, expected_lengths, to_probs
+from ggufspec.decoding.sampling import Rows, Sampling, expected_lengths, to_probs
 from ggufspec.decoding.types import Draft
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.temperature import DraftTemperature
@@ -131,3 +131,17 @@ def test_where_temperature_is_not_the_last_step_the_targets_is_kept(
 def test_a_temperature_that_is_none_is_refused(wrong: float | str) -> None:
     with pytest.raises(OptionError, match="draft_temperature"):
         DraftTemperature(1.0, wrong)
+
+
+def test_a_draft_of_forced_tokens_alone_teaches_nothing() -> None:
+    """The draft model was asked behind them, and its token was not drawn."""
+    temperature = DraftTemperature(1.0, "auto")
+    before = temperature.temperature
+    rows = Rows(1, N_VOCAB)
+    rows.append_certain(4)
+    for _ in range(10):
+        target = to_probs(
+            np.array([logits_after((1,)), logits_after((4,))], np.float32), OPEN, (), [4]
+        )
+        temperature.observe(Draft([4], rows), target)
+    assert temperature.temperature == before
