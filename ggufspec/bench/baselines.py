@@ -166,6 +166,8 @@ def _runner(
         program = replace(program, draft=None)
     elif program.draft is None:
         raise OptionError("it needs a draft model, and none is given")
+    elif read_header(program.draft).vocabulary != read_header(program.target).vocabulary:
+        raise OptionError("llama.cpp refuses a draft of another vocabulary")
     if folder is not None and name in _BINARIES:
         program = replace(program, binary=_binary(folder, _BINARIES[name]))
     header = read_header(program.target)

@@ -107,6 +107,16 @@ def test_without_a_draft_there_are_those_without(build: Build) -> None:
     assert all("needs a draft model" in line for line in warnings)
 
 
+def test_a_draft_of_another_vocabulary_is_none_for_llama_cpp(build: Build, tmp_path: Path) -> None:
+    warnings: list[str] = []
+    build.server()
+    build.simple("x", 1)
+    foreign = tiny.write_llama(tmp_path / "foreign.gguf")
+    with _opened(build.folder, warnings, draft=foreign, wanted=BASELINES[:3]) as found:
+        assert [each.name for each in found] == [baselines.LLAMA_SERVER_PLAIN]
+    assert all("refuses a draft of another vocabulary" in line for line in warnings)
+
+
 def test_what_would_not_fit_is_left_out(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     warnings: list[str] = []
     monkeypatch.setattr(baselines, "free_memory", lambda: 100_000_000)
