@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import sys
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
@@ -15,6 +12,7 @@ from typing import Any, Protocol
 
 from ggufspec.bench import llama_server
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram, SpeculativeSimple
+from ggufspec.common.sigterm import exit_on_sigterm
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptError
@@ -117,7 +115,7 @@ def open_baselines(
     names = [name for name in BASELINES if name in wanted]
     if folder is None:
         names = [name for name in names if name not in _BINARIES]
-    with _exit_on_sigterm(), ExitStack() as stack:
+    with exit_on_sigterm(), ExitStack() as stack:
         found: list[Baseline] = []
         reasons: list[str] = []
         for name in names:
@@ -221,17 +219,3 @@ def _check_room(header: Header, n_bytes: int, n_logits: int, n_ctx: int) -> None
         f"it may need {(n_bytes + n_logits) / _GB:.1f} GB more, and {free / _GB:.1f} GB are free; "
         "close other programs, or compare with fewer"
     )
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Within the block, SIGTERM raises SystemExit, so that servers are stopped."""
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)

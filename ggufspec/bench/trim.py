@@ -18,6 +18,7 @@ from ggufspec.bench.chances import Chances, by_kind, chances_of, predicted_speed
 from ggufspec.bench.layer_search import search_layers
 from ggufspec.bench.reference import Reference, ReferenceText, rows_of, text_context
 from ggufspec.common.progress import NamedProgress
+from ggufspec.common.sigterm import exit_on_sigterm
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError, VocabError
 from ggufspec.llama.context import Context
@@ -31,6 +32,7 @@ from ggufspec.models.header import Header, read_header
 from ggufspec.models.shape import ModelShape, shape_of
 from ggufspec.models.tensors import TYPES
 from ggufspec.models.trim import required_tokens, trimmed
+from ggufspec.models.trim_facts import trim_of
 
 MIN_SECONDS = 0.4  # of the measurement of a step
 SEARCH_SECONDS = 45.0  # of the search for layers, about
@@ -109,6 +111,11 @@ def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
     ours, theirs = target.tokens, source.tokens
     n = min(len(ours), len(theirs))
     if ours[:n] != theirs[:n] or max(len(ours), len(theirs)) - n > MAX_PADDING:
+        if trim_of(source):
+            raise VocabError(
+                f"{source.name} is trimmed already: trim the model that it was made of instead, "
+                "with all options at once"
+            )
         raise VocabError(
             f"{source.name} has another vocabulary than {target.name}: what to keep is measured "
             "with a target of the same vocabulary. Name another target, or none: then the text is "
@@ -120,6 +127,11 @@ def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
             raise OptionError(
                 f"{source.name} cannot be trimmed to {wanted.n_tokens:,} tokens: {n_least:,} are "
                 "always kept (single bytes, control tokens). Keep that many or more (--vocab)"
+            )
+        if isinstance(wanted.n_tokens, int) and wanted.n_tokens > len(theirs):
+            raise OptionError(
+                f"{source.name} has {len(theirs):,} tokens: {wanted.n_tokens:,} cannot be kept; "
+                "keep fewer, or all (--vocab)"
             )
     if isinstance(wanted.layers, int) and not 2 <= wanted.layers <= source.n_layers:
         raise OptionError(
@@ -149,7 +161,7 @@ def trim(
     Raises OptionError for cuts that the draft does not allow, ModelError, CacheError, DecodeError.
     """
     tell: NamedProgress = progress or (lambda what, done, of: None)
-    with tempfile.TemporaryDirectory(prefix="ggufspec-trim-") as folder:
+    with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="ggufspec-trim-") as folder:
         trimmer = _Trimmer(engine, source, reference, wanted, Path(folder), tell)
         trimmer.measure(trimmer.vocabulary_cuts(), is_asked=wanted.n_tokens != "auto")
         trimmer.measure(trimmer.layer_cuts(wanted.layers), is_asked=wanted.layers != "auto")

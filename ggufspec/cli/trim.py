@@ -32,7 +32,7 @@ def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
     """A number, "auto", None for "all", or a list such as 0-10,14-23. Raises BadParameter."""
     if value in ("all", "auto"):
         return None if value == "all" else value
-    if re.fullmatch(r"[0-9]{1,9}", value):
+    if re.fullmatch(r"[0-9]{1,18}", value):
         return int(value)
     if lists and re.fullmatch(f"{_RANGE}(,{_RANGE})*", value):
         parts = [part.partition("-") for part in value.split(",")]
@@ -153,6 +153,8 @@ def command(
         render.echo_json({**_document(result), **under})
     else:
         _print_report(result)
+    if result.chosen.score < 1:
+        render.note("this draft is predicted to be slower than plain decoding, on average")
     if not result.is_cut:
         render.note("no cut is predicted to be faster than the draft as it is; nothing was written")
         return ERROR if output is not None else 0

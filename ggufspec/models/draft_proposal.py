@@ -15,7 +15,7 @@ from ggufspec.models.pull import locate
 from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry, trims_folder
 from ggufspec.models.shape import shape_of
 from ggufspec.models.trim_facts import trim_of, trim_text
-from ggufspec.models.vocabulary_overlap import overlap
+from ggufspec.models.vocabulary_overlap import n_common
 
 MOST_FILES = 24  # whose headers are read, the smallest first: each takes up to 0.15 s
 MOST_COST = 1 / 2  # of the bytes that a pass of the target reads; Qwen2.5 0.5B for 1.5B: 0.4
@@ -35,8 +35,8 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
     """A draft for a target, from the registry, the target's folder and the cache.
 
     In this order: the newest trimmed draft whose tokens the target has; the draft that the registry
-    pairs with it; the smallest model of its vocabulary; the model whose vocabulary has most in
-    common with it. Only headers are read. Raises ModelError if none fits.
+    pairs with it; the smallest model of its vocabulary; the model that has most of its tokens. Only
+    headers are read. Raises ModelError if none fits.
     """
     known = registry or load_registry()
     named = names.parse(target, known)
@@ -55,7 +55,8 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
         return DraftProposal(draft.of, f"{why}, trimmed, which is faster: `{draft.command}`")
     if same := next((each for each in drafts if each.has_same_vocabulary), None):
         return DraftProposal(str(same.path), f"the smallest here with {target}'s vocabulary")
-    if drafts and (other := max(drafts, key=lambda each: each.overlap)).overlap >= LEAST_OVERLAP:
+    others = [each for each in drafts if each.overlap >= LEAST_OVERLAP]
+    if other := max(others, key=lambda each: each.n_common, default=None):
         why = f"of another vocabulary, with {other.overlap:.0%} of the smaller one in common"
         return DraftProposal(str(other.path), why)
     raise ModelError(
@@ -67,16 +68,20 @@ def propose_draft(target: str, registry: Registry | None = None) -> DraftProposa
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A cheap or trimmed model, and how much its vocabulary has in common with the target's."""
+    """A cheap model, and how much its vocabulary has in common with the target's.
+
+    overlap: of the smaller of the two.
+    """
 
     path: Path
     header: Header
+    n_common: int
     overlap: float
     has_same_vocabulary: bool
 
 
 def _drafts_here(target: Path) -> Iterator[_Candidate]:
-    """The cheap and the trimmed models beside the target and in the caches, the smallest first."""
+    """The cheap models beside the target and in the caches, the smallest first."""
     wanted = read_header(target)
     most = MOST_COST * shape_of(wanted).n_pass_bytes
     folders = (target.parent, trims_folder())
@@ -89,12 +94,13 @@ def _drafts_here(target: Path) -> Iterator[_Candidate]:
     for _, path in smaller[:MOST_FILES]:
         try:
             header = read_header(path)
-            is_cheap = trim_of(header) is not None or shape_of(header).n_pass_bytes <= most
+            is_cheap = shape_of(header).n_pass_bytes <= most
         except ModelError:
             continue  # damaged, or not a language model
         if is_cheap and _writes_text(header):
             same = header.vocabulary == wanted.vocabulary
-            yield _Candidate(path, header, overlap(wanted, header), same)
+            n, n_smaller = n_common(wanted, header), min(len(wanted.tokens), len(header.tokens))
+            yield _Candidate(path, header, n, n / max(n_smaller, 1), same)
 
 
 def _writes_text(header: Header) -> bool:

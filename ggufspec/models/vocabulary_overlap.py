@@ -9,8 +9,8 @@ from ggufspec.models.header import Header
 _SPACE = "▁".encode()  # as SentencePiece stores it
 
 
-def overlap(first: Header, second: Header) -> float:
-    """The share of the smaller vocabulary's tokens that the other one has.
+def n_common(first: Header, second: Header) -> int:
+    """How many tokens both vocabularies have.
 
     Tokens are compared as they are stored, or by their bytes if the tokenizers are of two types.
     """
@@ -19,7 +19,7 @@ def overlap(first: Header, second: Header) -> float:
         tokens = [set(first.tokens), set(second.tokens)]
     else:
         tokens = [_contents(first), _contents(second)]
-    return len(tokens[0] & tokens[1]) / max(min(map(len, tokens)), 1)
+    return len(tokens[0] & tokens[1])
 
 
 def letters_of_bytes() -> Iterator[str]:

@@ -97,6 +97,7 @@ def test_another_type(trim: Command, tmp_path: Path) -> None:
     [
         (("--vocab", "all"), "nothing is to be left out"),
         (("--vocab", "10"), "always kept"),
+        (("--vocab", "1000000000"), "keep fewer, or all"),
         (("--vocab", "many"), "neither a number, auto nor all"),
         (("--layers", "3"), "keep 2 to 2"),
         (("--layers", "0-"), "neither a number, a list such as"),
@@ -147,8 +148,23 @@ def test_a_target_that_writes_nothing(trim: Command, tmp_path: Path) -> None:
     assert "the target hardly writes text by itself; give text" in result.err
 
 
+def test_a_trimmed_model_is_not_trimmed_again_for_its_target(trim: Command, tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    assert trim(embedded_draft(), "--vocab", "1024", "-o", path).code == 0
+    result = trim(path, "-m", embedded_target(), "--vocab", "512")
+    assert result.code == ERROR
+    assert "trimmed already: trim the model that it was made of" in result.err
+
+
+def test_a_draft_that_will_not_pay_is_announced(trim: Command) -> None:
+    result = trim(embedded_target(), "-m", embedded_draft(), "--vocab", "4000")
+    assert result.code == 0
+    assert "predicted to be slower than plain decoding" in result.err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are of Unix")
-def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_nothing(number: signal.Signals, tmp_path: Path) -> None:
     folder, path = tmp_path / "temporary", tmp_path / "small.gguf"
     folder.mkdir()
     process = subprocess.Popen(
@@ -160,10 +176,11 @@ def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
         if list(folder.iterdir()):
             break
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == INTERRUPTED
-    assert err.splitlines()[-1] == b"ggufspec: interrupted"
+    assert process.returncode == 128 + number
+    if number == signal.SIGINT:
+        assert err.splitlines()[-1] == b"ggufspec: interrupted"
     assert b"Traceback" not in err
     assert not path.exists()
     assert not list(folder.iterdir())

@@ -16,7 +16,7 @@ from ggufspec.models.gguf_file import write
 from ggufspec.models.header import read_header
 from ggufspec.models.registry import Registry, parse_registry, trims_folder
 from ggufspec.models.trim import trimmed
-from ggufspec.models.vocabulary_overlap import letters_of_bytes, overlap
+from ggufspec.models.vocabulary_overlap import letters_of_bytes, n_common
 
 NONE = Registry({}, {})
 TRIMMED = {
@@ -81,7 +81,7 @@ def test_a_trimmed_draft_comes_first(folder: str, large: Path) -> None:
     tiny.write_llama(large.with_name("same.gguf"), n_layer=1)
     cut = tiny.SPM.with_size(300)
     paths = [
-        tiny.write_llama(place / f"cut{i}.gguf", n_layer=14, vocab=cut, header=TRIMMED)
+        tiny.write_llama(place / f"cut{i}.gguf", n_layer=3, vocab=cut, header=TRIMMED)
         for i in range(2)
     ]
     os.utime(paths[1], (1, 1))
@@ -119,11 +119,26 @@ def test_a_model_of_another_vocabulary_comes_last(large: Path) -> None:
     assert proposed(large).name == str(same)
 
 
+def test_of_other_vocabularies_the_one_with_most_of_the_targets_tokens(large: Path) -> None:
+    paths = [
+        tiny.write_llama(large.with_name(f"{n}.gguf"), n_layer=1, vocab=tiny.SPM.with_size(n))
+        for n in (300, 360)  # all of both are the target's
+    ]
+    assert proposed(large).name == str(paths[1])
+
+
+def test_a_trimmed_draft_that_is_not_cheap_is_not_proposed(large: Path) -> None:
+    cut = tiny.SPM.with_size(300)
+    tiny.write_llama(large.with_name("cut.gguf"), n_layer=14, vocab=cut, header=TRIMMED)
+    check_none(large)
+
+
 def test_a_vocabulary_with_little_in_common_is_not_proposed(tmp_path: Path) -> None:
     known = tiny.spm_vocab(words=[f" y{i:04}" for i in range(900)])
     large = tiny.write_llama(tmp_path / "large.gguf", n_layer=99, vocab=known)
     tiny.write_llama(tmp_path / "words.gguf", n_layer=1, vocab=words(900))
-    assert overlap(*map(read_header, (large, tmp_path / "words.gguf"))) < 0.3
+    headers = [read_header(path) for path in (large, tmp_path / "words.gguf")]
+    assert n_common(*headers) < 0.3 * min(len(header.tokens) for header in headers)
     check_none(large)
 
 
@@ -178,7 +193,8 @@ def overlaps(folder: Path, vocabs: Sequence[tiny.Vocab]) -> float:
         tiny.write_llama(folder / f"{i}.gguf", n_layer=1, vocab=vocab)
         for i, vocab in enumerate(vocabs)
     ]
-    return overlap(*map(read_header, paths))
+    headers = [read_header(path) for path in paths]
+    return n_common(*headers) / min(len(header.tokens) for header in headers)
 
 
 def test_tokens_of_two_tokenizers_are_compared_by_their_bytes(tmp_path: Path) -> None:
