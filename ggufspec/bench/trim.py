@@ -29,7 +29,7 @@ from ggufspec.llama.timing import FilledContext, time_interleaved
 from ggufspec.llama.vocab import MAX_PADDING
 from ggufspec.models.gguf_file import write
 from ggufspec.models.header import Header, read_header
-from ggufspec.models.shape import ModelShape, shape_of
+from ggufspec.models.shape import shape_of
 from ggufspec.models.tensors import TYPES
 from ggufspec.models.trim import required_tokens, trimmed
 from ggufspec.models.trim_facts import trim_of
@@ -303,7 +303,7 @@ class _Trimmer:
         return CutResult(
             cut=cut,
             n_tokens=shape.n_vocab,
-            n_bytes=_read_bytes(shape),
+            n_bytes=shape.n_pass_bytes,
             step=step,
             agreement={kind: float(each.greedy.mean()) for kind, each in found.items()},
             overlap={kind: float(each.sampled.mean()) for kind, each in found.items()},
@@ -371,10 +371,6 @@ class _Trimmer:
         if cut.type is not None:
             output_type = cut.type if cut.type.upper() in TYPES else None
             requantize(plain, path, cut.type, output_type=output_type, force=force)
-
-
-def _read_bytes(shape: ModelShape) -> int:
-    return shape.n_output_bytes + sum(layer.n_active_bytes for layer in shape.layers)
 
 
 def _mean(speedups: Mapping[str, tuple[float, float]]) -> float:
