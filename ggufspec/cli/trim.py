@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import decoded
 from ggufspec.errors import PromptError
+from ggufspec.models.trim_facts import ranges
 
 if TYPE_CHECKING:
     from ggufspec.bench.trim import CutResult, TrimResult
@@ -195,14 +195,5 @@ def _kept(result: CutResult, n_layers: int) -> str:
     cut = result.cut
     parts = [f"{result.n_tokens:,} tokens"] if cut.n_tokens else []
     if len(cut.layers) < n_layers:
-        parts.append(f"layers {_ranges(cut.layers)}")
+        parts.append(f"layers {ranges(cut.layers)}")
     return ", ".join([*parts, *([cut.type] if cut.type else [])]) or "all"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Such as 0-10,14-23."""
-    found = []
-    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        run = [number for _, number in group]
-        found.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
-    return ",".join(found)

@@ -32,11 +32,11 @@ def trim_text(trim: dict[str, Any]) -> str:
         kept.append(f"{trim['tokens']} of {trim.get('n_vocab', '?')} tokens")
     layers = trim.get("layers")
     if isinstance(layers, list) and all(isinstance(layer, int) for layer in layers):
-        kept.append(f"layers {_ranges(layers)}")
+        kept.append(f"layers {ranges(layers)}")
     return f"trimmed from {trim.get('source', 'an unknown model')} to {' and '.join(kept)}"
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers in short: "0-9,14"."""
     runs = groupby(enumerate(numbers), lambda each: each[1] - each[0])
     ends = [[number for _, number in run] for _, run in runs]
