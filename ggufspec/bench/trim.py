@@ -26,13 +26,13 @@ from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.model import Model
 from ggufspec.llama.quantize import quantization_number, requantize
 from ggufspec.llama.timing import FilledContext, time_interleaved
-from ggufspec.llama.vocab import MAX_PADDING
 from ggufspec.models.gguf_file import write
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.shape import shape_of
 from ggufspec.models.tensors import TYPES
 from ggufspec.models.trim import required_tokens, trimmed
 from ggufspec.models.trim_facts import trim_of
+from ggufspec.models.vocabulary_overlap import has_same_tokens
 
 MIN_SECONDS = 0.4  # of the measurement of a step
 SEARCH_SECONDS = 45.0  # of the search for layers, about
@@ -108,9 +108,7 @@ def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
     VocabError unless both files have the same tokens, except for padding; OptionError for cuts that
     the draft does not allow, ModelError for a model that cannot be cut.
     """
-    ours, theirs = target.tokens, source.tokens
-    n = min(len(ours), len(theirs))
-    if ours[:n] != theirs[:n] or max(len(ours), len(theirs)) - n > MAX_PADDING:
+    if not has_same_tokens(target, source):
         if trim_of(source):
             raise VocabError(
                 f"{source.name} is trimmed already: trim the model that it was made of instead, "
@@ -128,9 +126,9 @@ def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
                 f"{source.name} cannot be trimmed to {wanted.n_tokens:,} tokens: {n_least:,} are "
                 "always kept (single bytes, control tokens). Keep that many or more (--vocab)"
             )
-        if isinstance(wanted.n_tokens, int) and wanted.n_tokens > len(theirs):
+        if isinstance(wanted.n_tokens, int) and wanted.n_tokens > source.n_vocab:
             raise OptionError(
-                f"{source.name} has {len(theirs):,} tokens: {wanted.n_tokens:,} cannot be kept; "
+                f"{source.name} has {source.n_vocab:,} tokens: {wanted.n_tokens:,} cannot be kept; "
                 "keep fewer, or all (--vocab)"
             )
     if isinstance(wanted.layers, int) and not 2 <= wanted.layers <= source.n_layers:

@@ -18,6 +18,7 @@ from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.files import format_bytes
 from ggufspec.models.shape import ModelShape, shape_of_name
+from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
 from ggufspec.placement.speeds import type_note
 
@@ -146,8 +147,6 @@ def command(
 
 
 def _note_vocabularies(target: ModelShape, draft: ModelShape) -> None:
-    from ggufspec.llama.vocab import MAX_PADDING
-
     if abs(target.n_vocab - draft.n_vocab) > MAX_PADDING:
         render.note(
             f"the target has {target.n_vocab:,} tokens, the draft {draft.n_vocab:,}: it drafts "

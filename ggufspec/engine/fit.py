@@ -15,7 +15,8 @@ from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
-from ggufspec.models.shape import shape_of
+from ggufspec.models.heads import MTP, DraftFile, HeadFacts, check_model, head_of, own_head
+from ggufspec.models.shape import ModelShape, shape_of
 from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
@@ -38,7 +39,7 @@ class LoadOptions:
     """The options of ggufspec.load, checked. None: to be chosen; negative layers: all."""
 
     target: Path
-    draft: Path | None = None
+    draft: DraftFile | None = None
     n_ctx: int | None = None
     n_batch: int | None = None
     n_draft_max: int = defaults.N_DRAFT_MAX
@@ -66,14 +67,25 @@ class LoadOptions:
 
 
 class Fit:
-    """Chooses where a pair goes: a first placement, and a smaller one if memory runs out."""
+    """Chooses where a pair goes: a first placement, and a smaller one if memory runs out.
+
+    head: the draft, if it is a head; None: it is a model, or there is none.
+    """
 
     def __init__(self, options: LoadOptions) -> None:
-        """Raises ModelError for files whose headers cannot be right, OptionError."""
+        """Raises ModelError for files whose headers cannot be right, VocabError, OptionError."""
         header = read_header(options.target)
+        check_model(header)
         self.file_sampling = file_sampling(header.values)
         self._target = shape_of(header)
-        self._draft = shape_of(read_header(options.draft)) if options.draft else None
+        self._draft: ModelShape | None = None
+        self.head: HeadFacts | None = None
+        if options.draft == MTP:
+            self.head = own_head(header)
+        elif options.draft is not None:
+            of_draft = read_header(options.draft)
+            self.head = head_of(header, of_draft)
+            self._draft = shape_of(of_draft)
         if options.n_ctx == 0:
             options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
         self._options = options

@@ -22,6 +22,7 @@ from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.vocab_map import map_of
+from ggufspec.models.heads import MTP, HeadFacts
 from ggufspec.placement.rpc_address import addresses
 
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", fraction loaded)
@@ -51,9 +52,11 @@ def load(
     tuned: bool = True,
     progress: LoadProgress | None = None,
 ) -> Engine:
-    """Load a target GGUF model and, if given, a draft model for it.
+    """Load a target GGUF model and, if given, a draft for it.
 
-    target, draft: paths of files; `ggufspec.models.resolve` returns them for names.
+    target, draft: paths of files; `ggufspec.models.resolve` returns them for names. A draft is a
+    small model, or a head that reads the target's hidden states: the file of an EAGLE-3 head or of
+    an MTP head (often mtp-*.gguf), or "mtp" for the MTP head in the target's own file.
     n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at
     most 4096.
     n_batch: prompt tokens per batch; None: 512. n_draft_max: maximum drafted tokens per round.
@@ -82,7 +85,7 @@ def load(
     validate.function("progress", progress)
     options = LoadOptions(
         target=validate.path("target", target),
-        draft=None if draft is None else validate.path("draft", draft),
+        draft=MTP if draft == MTP else None if draft is None else validate.path("draft", draft),
         n_ctx=n_ctx,
         n_batch=n_batch,
         n_draft_max=n_draft_max,
@@ -105,12 +108,12 @@ def load(
         places.add(servers.gpus())
         first = places.first()
         try:
-            return _load(first, servers, places.file_sampling, progress)
+            return _load(first, servers, places.file_sampling, places.head, progress)
         except OutOfMemoryError:
             smaller = places.smaller(first)
             if smaller is None:
                 raise
-        return _load(smaller, servers, places.file_sampling, progress)
+        return _load(smaller, servers, places.file_sampling, places.head, progress)
     except BaseException:
         servers.close()
         raise
@@ -120,6 +123,7 @@ def _load(
     options: LoadOptions,
     servers: RpcConnections,
     sampling: FileSampling,
+    head: HeadFacts | None,
     progress: LoadProgress | None,
 ) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
@@ -134,7 +138,7 @@ def _load(
         )
         models = [stack.enter_context(closing(target_model))]
         draft_model = vocab_map = None
-        if options.draft is not None:
+        if options.draft is not None and options.draft != MTP:
             draft_model = Model(
                 options.draft,
                 mmap=options.mmap,
@@ -143,7 +147,7 @@ def _load(
                 gpu=options.main_gpu,
             )
             models.append(stack.enter_context(closing(draft_model)))
-            vocab_map = map_of(target_model.vocab, draft_model.vocab)
+            vocab_map = None if head else map_of(target_model.vocab, draft_model.vocab)
         limits = [target_model.n_ctx_train, *(model.n_ctx_max for model in models)]
         shared = ContextOptions(
             n_ctx=options.n_ctx or min([defaults.N_CTX, *filter(None, limits)]),
@@ -171,6 +175,8 @@ def _load(
         target_context = Context(target_model, of_target)
         stack.callback(target_context.close)
         draft_context = None
+        if head is not None:  # INTEGRATOR: make the head's context here
+            raise NotImplementedError(f"drafts of {head}")
         if draft_model is not None:
             usual = 1 if draft_model.n_bytes < _TINY_BYTES else options.n_threads
             of_draft = replace(

@@ -12,10 +12,8 @@ import llama_cpp
 
 from ggufspec.common.progress import Progress
 from ggufspec.errors import ClosedError, PromptError
+from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.structured.constraint import TokenTable
-
-# Models of one family may pad their vocabularies to different sizes.
-MAX_PADDING = 128
 
 _PROGRESS_EVERY = 4096  # tokens
 

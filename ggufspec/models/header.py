@@ -72,6 +72,21 @@ class Header:
         return self.number("block_count")
 
     @property
+    def n_mtp_layers(self) -> int:
+        """How many of its last blocks are for multi-token prediction."""
+        return min(self.number("nextn_predict_layers", 0), self.n_layers)
+
+    @property
+    def mtp_layers(self) -> range:
+        """Those blocks."""
+        return range(self.n_layers - self.n_mtp_layers, self.n_layers)
+
+    @property
+    def mtp_tensors(self) -> list[Tensor]:
+        """The tensors of those blocks."""
+        return [tensor for tensor in self.tensors if layer_of(tensor.name) in self.mtp_layers]
+
+    @property
     def n_ctx(self) -> int:
         """The context that it was trained for, in tokens; 0: unknown."""
         return self.number("context_length", 0)

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 from ggufspec.models.header import Header
 
+MAX_PADDING = 128  # models of one family may pad their vocabularies to different sizes
 _SPACE = "▁".encode()  # as SentencePiece stores it
+
+
+def has_same_tokens(first: Header, second: Header) -> bool:
+    """Whether all tokens are the same, except for padding at the end."""
+    ours, theirs = first.tokens, second.tokens
+    n = min(len(ours), len(theirs))
+    return ours[:n] == theirs[:n] and max(len(ours), len(theirs)) - n <= MAX_PADDING
 
 
 def n_common(first: Header, second: Header) -> int:

@@ -1,0 +1,242 @@
+"""Recognises draft heads (MTP, EAGLE-3) by their headers, and refuses those that do not fit."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from ggufspec.common.facts import counted
+from ggufspec.errors import ModelError, VocabError
+from ggufspec.models.header import Header, open_gguf
+from ggufspec.models.vocabulary_overlap import has_same_tokens
+
+MTP: Final = "mtp"  # as a draft: the head in the target's own file
+DraftFile = Path | Literal["mtp"]
+
+# From the source of llama.cpp as vendored in llama-cpp-python 0.3.36 (src/models/). A newer one may
+# have more; one that is listed wrongly ends the process.
+# Graphs of LLM_GRAPH_TYPE_DECODER_MTP; glm5-next throws "not implemented yet".
+_MTP_ARCHITECTURES = (
+    *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe"),
+    *("hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
+)
+_SEVERAL_LAYERS = ("hy_v3", "mimo2", "step35")  # others assert n_layer_nextn == 1
+# Graphs that set t_layer_inp in every layer, of the model's width (qwen4exp: of several).
+_LAYER_INPUTS = (
+    *("bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2"),
+    *("lfm2moe", "llama", "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige"),
+    *("nemotron_h", "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
+)
+_EAGLE3 = "eagle3"
+_N_TARGET_LAYERS = 3
+_UNSUPPORTED = {
+    "dflash": "a DFlash draft",
+    "gemma4-assistant": "a Gemma 4 assistant, which reads the target's KV cache",
+}
+
+
+@dataclass(frozen=True)
+class HeadFacts:
+    """A head that drafts from the target's hidden states.
+
+    n_layers: its own. target_layers: those of the target whose inputs it reads (EAGLE-3).
+    is_sidecar: a file of its own; else it is in the target's file.
+    """
+
+    kind: Literal["mtp", "eagle3"]
+    n_layers: int = 1
+    target_layers: tuple[int, ...] = ()
+    is_sidecar: bool = True
+
+
+def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
+    """The head of a draft's file, or without one that in the target's file; None: it has none.
+
+    A whole model with MTP layers, named as a draft, is an ordinary draft. Raises ModelError and
+    VocabError for a head that does not fit the target, or that llama.cpp does not run.
+    """
+    if draft is None:
+        return None if _why_no_mtp(target) else HeadFacts("mtp", target.n_mtp_layers, (), False)
+    if what := _UNSUPPORTED.get(draft.architecture):
+        raise ModelError(
+            f"{draft.paths[0]} is {what}: not supported yet. Use an MTP head, an EAGLE-3 head or a "
+            "small model as the draft"
+        )
+    if draft.architecture == _EAGLE3:
+        return _eagle3(target, draft)
+    return _sidecar(target, draft) if is_head(draft) else None
+
+
+def own_head(target: Header) -> HeadFacts:
+    """The MTP head in the target's file. Raises ModelError where it has none that runs."""
+    if (found := head_of(target, None)) is None:
+        raise ModelError(
+            f"{target.paths[0]} {_why_no_mtp(target)}. Name a file with an MTP head for this model "
+            "(often mtp-*.gguf), or another draft; `--draft auto` looks for one"
+        )
+    return found
+
+
+def is_head(header: Header) -> bool:
+    """Whether a file is a draft head, without a model that could write text."""
+    is_alone = header.n_mtp_layers > 0 and (
+        header.n_mtp_layers == header.n_layers or "blk.0.attn_norm.weight" not in _names(header)
+    )
+    return is_alone or header.architecture in {_EAGLE3, *_UNSUPPORTED}
+
+
+def check_model(header: Header) -> None:
+    """Raise ModelError for a draft head, which cannot write text by itself."""
+    if is_head(header):
+        raise ModelError(
+            f"{header.paths[0]} is {_kind(header)}, not a model: name it as the draft (--draft), "
+            "and as the target the model that it was made for"
+        )
+
+
+def head_text(header: Header) -> str:
+    """What `models show` says of a head: of the file itself, or in it; empty without one."""
+    if header.architecture == _EAGLE3:
+        layers = ", ".join(map(str, header.values.get("eagle3.target_layers") or ["unknown"]))
+        width = header.number("target_hidden_size", 0)
+        return f"is an EAGLE-3 head for models of width {width}, layers {layers}"
+    if is_head(header):
+        return f"is {_kind(header)} without a model"
+    if _why_no_mtp(header):
+        return ""
+    n_bytes = sum(tensor.n_bytes for tensor in header.mtp_tensors)
+    return f"has an MTP head ({counted(header.n_mtp_layers, 'layer')}, {n_bytes / 1e6:,.0f} MB)"
+
+
+def _kind(header: Header) -> str:
+    named = _UNSUPPORTED.get(header.architecture)
+    return named or ("an EAGLE-3 head" if header.architecture == _EAGLE3 else "an MTP head")
+
+
+def _names(header: Header) -> set[str]:
+    return {tensor.name for tensor in header.tensors}
+
+
+def _why_no_mtp(header: Header) -> str:
+    """Why the MTP head of a file cannot be used; empty: it can."""
+    n, of = header.n_mtp_layers, header.architecture
+    needed = {f"blk.{i}.nextn.eh_proj.weight" for i in header.mtp_layers}
+    if not n or not needed <= _names(header):
+        return "has no MTP head (its conversion left it out, or the model has none)"
+    if of not in _MTP_ARCHITECTURES:
+        return f"has an MTP head, but llama.cpp runs none of the architecture {of}"
+    if n > 1 and of not in _SEVERAL_LAYERS:
+        return f"has an MTP head of {n} layers; llama.cpp runs one of 1 layer for {of}"
+    return ""
+
+
+def _sidecar(target: Header, draft: Header) -> HeadFacts:
+    if draft.architecture != target.architecture:
+        raise _misfit(
+            draft,
+            f"of the architecture {draft.architecture}, and the target of {target.architecture}",
+        )
+    if why := _why_no_mtp(draft):
+        raise ModelError(f"{draft.paths[0]} {why}. Use another draft")
+    width, wanted = draft.number("embedding_length"), target.number("embedding_length")
+    if width != wanted:
+        raise _misfit(draft, f"{width} wide, and the target {wanted}")
+    _check_tokens(target, draft)
+    return HeadFacts("mtp", draft.n_mtp_layers)
+
+
+def _eagle3(target: Header, draft: Header) -> HeadFacts:
+    """Checks everything on which llama.cpp would end the process, or load another head."""
+    if target.architecture not in _LAYER_INPUTS:
+        raise ModelError(
+            f"{draft.paths[0]} is an EAGLE-3 head, and llama.cpp does not give the layer inputs "
+            f"that it needs for targets of the architecture {target.architecture}, only for "
+            f"{', '.join(_LAYER_INPUTS)}. Use another draft"
+        )
+    width, read = target.number("embedding_length"), draft.number("target_hidden_size", 0)
+    if read != width:
+        raise _misfit(draft, f"made for a target of width {read}, and the target has {width}")
+    found = draft.values.get(f"{_EAGLE3}.target_layers")
+    layers = tuple(found) if isinstance(found, list) else ()
+    if len(layers) != _N_TARGET_LAYERS or not all(isinstance(each, int) for each in layers):
+        raise _damaged(draft, f"its target_layers are {found}; they must be three layers")
+    n = target.n_layers - target.n_mtp_layers
+    if not all(0 <= each < n for each in layers):
+        shown = ", ".join(map(str, layers))
+        raise _misfit(draft, f"made for layers {shown}, and the target has layers 0 to {n - 1}")
+    _check_tokens(target, draft)
+    _check_eagle3_tensors(target, draft, width)
+    return HeadFacts("eagle3", 1, layers)
+
+
+def _check_eagle3_tensors(target: Header, draft: Header, width: int) -> None:
+    shapes = {tensor.name: tensor.shape for tensor in draft.tensors}
+    n_embd, n_heads = draft.number("embedding_length"), draft.number("attention.head_count")
+    if draft.n_layers != 1 or not n_heads:
+        raise _damaged(draft, f"it has {draft.n_layers} layers of {n_heads} heads; one is needed")
+    lengths = {
+        draft.number(f"attention.{kind}_length", n_embd // n_heads) for kind in ("key", "value")
+    }
+    if len(lengths) > 1:
+        raise _damaged(draft, "its keys and values have different lengths")
+    n_vocab, d2t = draft.n_vocab, shapes.get("d2t")
+    n_own = d2t[0] if d2t else n_vocab
+    widths = {"fc.weight": _N_TARGET_LAYERS * width}
+    widths |= {f"blk.0.attn_{of}.weight": 2 * n_embd for of in "qkv"}
+    for name, wanted in widths.items():
+        if name not in shapes or shapes[name][0] != wanted:
+            has = f"is {shapes[name][0]} wide" if name in shapes else "is missing"
+            raise _damaged(draft, f"{name} {has}; it must be {wanted} wide")
+    for name, n_rows in (("token_embd.weight", target.n_vocab), ("output.weight", n_own)):
+        shape, whose = shapes.get(name), "it has"
+        if shape is None:  # then the target's is used
+            if n_embd != width:
+                raise _misfit(
+                    draft, f"{n_embd} wide without its own {name}, and the target {width} wide"
+                )
+            shape, whose = (width, target.n_vocab), "the target has"
+        if shape[0] != n_embd or shape[1] < n_rows or (name[0] == "o" and shape[1] != n_rows):
+            raise _misfit(
+                draft, f"to have {n_rows:,} rows of {n_embd} in {name}; {whose} {shape[1]:,}"
+            )
+    if d2t is not None:
+        _check_d2t(draft, n_vocab)
+
+
+def _check_d2t(draft: Header, n_vocab: int) -> None:
+    """Raise ModelError unless each drafted token is one of the vocabulary."""
+    tensor = draft.tensor("d2t")
+    if tensor.type != "I64" or len(tensor.shape) != 1:
+        raise _damaged(draft, f"d2t is of type {tensor.type}; it must be a list of I64")
+    if found := draft.starts.get("d2t"):
+        with open_gguf(found[0]) as file:
+            file.seek(found[1])
+            data = file.read(tensor.n_bytes)
+        ids = struct.unpack(f"<{tensor.n_values}q", data)
+        if outside := [each for each in ids if not 0 <= each < n_vocab]:
+            raise _damaged(
+                draft, f"d2t has token {outside[0]}, outside the vocabulary of {n_vocab:,} tokens"
+            )
+
+
+def _check_tokens(target: Header, draft: Header) -> None:
+    if not has_same_tokens(target, draft):
+        raise VocabError(
+            f"{draft.paths[0]} is {_kind(draft)} for another vocabulary ({len(draft.tokens):,} "
+            f"tokens) than the target's ({len(target.tokens):,}). Use the head that was made for "
+            "this target"
+        )
+
+
+def _misfit(draft: Header, what: str) -> ModelError:
+    return ModelError(
+        f"{draft.paths[0]} is {_kind(draft)} {what}. Use the head that was made for this target"
+    )
+
+
+def _damaged(draft: Header, what: str) -> ModelError:
+    return ModelError(
+        f"{draft.paths[0]} cannot be used as an EAGLE-3 head: {what}. Convert it again"
+    )

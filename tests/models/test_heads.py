@@ -1,0 +1,246 @@
+"""Draft heads: which files have one, and what is refused before llama.cpp would end the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ggufspec.errors import ModelError, VocabError
+from ggufspec.models.gguf_file import GgufFile, write
+from ggufspec.models.header import Header, read_header
+from ggufspec.models.heads import HeadFacts, check_model, head_of, head_text, is_head, own_head
+from ggufspec.models.tensors import Tensor
+
+TOKENS = [b"<unk>", b"a", b"b", b"c"]
+WIDTH, OWN_WIDTH, N_OWN = 64, 32, 2
+
+
+def header(
+    architecture: str,
+    tensors: dict[str, tuple[int, ...]],
+    tokens: list[bytes] = TOKENS,
+    **keys: Any,
+) -> Header:
+    values = {"general.architecture": architecture, "tokenizer.ggml.tokens": tokens} | {
+        f"{architecture}.{name.replace('__', '.')}": value for name, value in keys.items()
+    }
+    found = [Tensor(name, shape, "F32") for name, shape in tensors.items()]
+    return Header((Path(f"{architecture}.gguf"),), 1000, values, tuple(found))
+
+
+def model(
+    architecture: str = "llama", *, n_layers: int = 8, n_mtp: int = 0, **changed: Any
+) -> Header:
+    """A model with `n_mtp` layers for multi-token prediction after its `n_layers`."""
+    tensors: dict[str, tuple[int, ...]] = {
+        "token_embd.weight": (WIDTH, len(TOKENS)),
+        "output.weight": (WIDTH, len(TOKENS)),
+    }
+    tensors |= {f"blk.{i}.attn_norm.weight": (WIDTH,) for i in range(n_layers + n_mtp)}
+    tensors |= {
+        f"blk.{i}.nextn.eh_proj.weight": (2 * WIDTH, WIDTH)
+        for i in range(n_layers, n_layers + n_mtp)
+    }
+    keys: dict[str, Any] = {"block_count": n_layers + n_mtp, "embedding_length": WIDTH}
+    if n_mtp:
+        keys["nextn_predict_layers"] = n_mtp
+    return header(architecture, tensors, **(keys | changed))
+
+
+def sidecar(of: Header, **changed: Any) -> Header:
+    """The MTP layers of a model, in a file of their own."""
+    kept = [
+        tensor
+        for tensor in of.tensors
+        if not tensor.name.startswith("blk.") or tensor in of.mtp_tensors
+    ]
+    values = of.values | {f"{of.architecture}.{key}": value for key, value in changed.items()}
+    return replace(of, paths=(Path("mtp-model.gguf"),), tensors=tuple(kept), values=values)
+
+
+def eagle3(
+    shapes: dict[str, tuple[int, ...] | None] | None = None,
+    tokens: list[bytes] = TOKENS,
+    **changed: Any,
+) -> Header:
+    """An EAGLE-3 head of another width than its target, with a reduced vocabulary."""
+    tensors: dict[str, tuple[int, ...] | None] = {
+        "fc.weight": (3 * WIDTH, OWN_WIDTH),
+        "token_embd.weight": (OWN_WIDTH, len(TOKENS)),
+        "output.weight": (OWN_WIDTH, N_OWN),
+        "d2t": (N_OWN,),
+        **{f"blk.0.attn_{of}.weight": (2 * OWN_WIDTH, OWN_WIDTH) for of in "qkv"},
+    }
+    tensors |= shapes or {}
+    keys = {
+        "block_count": 1,
+        "embedding_length": OWN_WIDTH,
+        "attention__head_count": 4,
+        "target_layers": [2, 4, 5],
+        "target_hidden_size": WIDTH,
+    }
+    made = header(
+        "eagle3", {name: at for name, at in tensors.items() if at}, tokens, **(keys | changed)
+    )
+    kept = tuple(
+        tensor._replace(type="I64") if tensor.name == "d2t" else tensor for tensor in made.tensors
+    )
+    return replace(made, tensors=kept)
+
+
+def test_the_head_in_the_targets_file_is_found() -> None:
+    target = model("glm4moe", n_mtp=1)
+    assert head_of(target, None) == own_head(target) == HeadFacts("mtp", 1, (), is_sidecar=False)
+    assert head_of(model("step35", n_mtp=3), None) == HeadFacts("mtp", 3, (), is_sidecar=False)
+    assert head_text(target) == "has an MTP head (1 layer, 0 MB)"
+    assert head_of(model(), None) is None
+    assert not head_text(model())
+    check_model(target)
+
+
+@pytest.mark.parametrize(
+    ("target", "why"),
+    [
+        (model("qwen35"), "has no MTP head"),
+        (model("qwen35", n_mtp=2), "of 2 layers; llama.cpp runs one of 1 layer for qwen35"),
+        (model("bailingmoe2", n_mtp=1), "llama.cpp runs none of the architecture bailingmoe2"),
+        (model("qwen35", nextn_predict_layers=1), "has no MTP head (its conversion left it out"),
+    ],
+)
+def test_a_target_without_a_usable_head_is_refused(target: Header, why: str) -> None:
+    assert head_of(target, None) is None
+    with pytest.raises(ModelError) as caught:
+        own_head(target)
+    assert why in str(caught.value)
+    assert "--draft auto" in str(caught.value)
+
+
+def test_a_sidecar_is_a_head_and_not_a_model() -> None:
+    target = model("qwen35", n_mtp=1)
+    found = sidecar(target)
+    without = model("qwen35")
+    assert is_head(found)
+    assert head_of(without, found) == head_of(target, found) == HeadFacts("mtp", 1)
+    assert head_text(found) == "is an MTP head without a model"
+    with pytest.raises(ModelError, match=r"mtp-model.gguf is an MTP head, not a model.*--draft"):
+        check_model(found)
+
+
+def test_a_sidecar_whose_blocks_begin_at_0_is_a_head() -> None:
+    assert is_head(model("qwen35", n_layers=0, n_mtp=1))
+
+
+def test_a_whole_model_with_a_head_is_an_ordinary_draft() -> None:
+    small = model("glm4moe", n_layers=2, n_mtp=1)
+    assert not is_head(small)
+    assert head_of(model("llama"), small) is None
+    assert head_of(model("llama"), model("llama", n_layers=1)) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"embedding_length": 32}, "32 wide, and the target 64"),
+        ({"nextn_predict_layers": 2, "block_count": 10}, "has no MTP head"),
+    ],
+)
+def test_a_sidecar_that_does_not_fit_is_refused(changed: dict[str, int], why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        head_of(model("qwen35"), sidecar(model("qwen35", n_mtp=1), **changed))
+
+
+def test_a_sidecar_of_another_architecture_or_vocabulary_is_refused() -> None:
+    found = sidecar(model("qwen35", n_mtp=1))
+    with pytest.raises(ModelError, match="of the architecture qwen35, and the target of llama"):
+        head_of(model(), found)
+    with pytest.raises(VocabError, match="another vocabulary"):
+        head_of(model("qwen35"), replace(found, values=found.values | {
+            "tokenizer.ggml.tokens": [b"x", *TOKENS[1:]]
+        }))  # fmt: skip
+
+
+def test_an_eagle3_file_is_a_head_and_not_a_model() -> None:
+    assert head_of(model(), eagle3()) == HeadFacts("eagle3", 1, (2, 4, 5))
+    assert head_text(eagle3()) == "is an EAGLE-3 head for models of width 64, layers 2, 4, 5"
+    with pytest.raises(ModelError, match="EAGLE-3 head, not a model"):
+        check_model(eagle3())
+
+
+def test_an_eagle3_head_without_its_own_ends_takes_the_targets() -> None:
+    shapes: dict[str, tuple[int, ...] | None] = {
+        "fc.weight": (3 * WIDTH, WIDTH),
+        **{f"blk.0.attn_{of}.weight": (2 * WIDTH, WIDTH) for of in "qkv"},
+        **dict.fromkeys(("token_embd.weight", "output.weight", "d2t")),
+    }
+    assert head_of(model(), eagle3(shapes, embedding_length=WIDTH))
+    with pytest.raises(ModelError, match=r"2 rows of 64 in output.weight; the target has 4"):
+        head_of(model(), eagle3({**shapes, "d2t": (N_OWN,)}, embedding_length=WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: eagle3(target_layers=[2, 4]), "its target_layers are .2, 4.; they must be three"),
+        (lambda: eagle3(target_layers=None), "they must be three layers"),
+        (lambda: eagle3(target_layers=[2, 4, 8]), "2, 4, 8, and the target has layers 0 to 7"),
+        (lambda: eagle3(target_layers=[-1, 4, 5]), "the target has layers 0 to 7"),
+        (lambda: eagle3(target_hidden_size=128), "of width 128, and the target has 64"),
+        (lambda: eagle3(block_count=2), "it has 2 layers"),
+        (lambda: eagle3(attention__value_length=4), "keys and values have different lengths"),
+        (lambda: eagle3({"fc.weight": (64, 32)}), "fc.weight is 64 wide; it must be 192"),
+        (lambda: eagle3({"fc.weight": None}), "fc.weight is missing"),
+        (lambda: eagle3({"blk.0.attn_q.weight": (32, 32)}), "attn_q.weight is 32 wide"),
+        (lambda: eagle3({"token_embd.weight": None}), "32 wide without its own token_embd"),
+        (lambda: eagle3({"token_embd.weight": (32, 3)}), "4 rows of 32 in token_embd.weight"),
+        (lambda: eagle3({"output.weight": (32, 3)}), "2 rows of 32 in output.weight; it has 3"),
+        (lambda: eagle3({"d2t": (2, 2)}), "it must be a list of I64"),
+    ],
+)
+def test_an_eagle3_head_that_does_not_fit_is_refused(made: Callable[[], Header], why: str) -> None:
+    with pytest.raises(ModelError, match=why):
+        head_of(model(), made())
+
+
+def test_an_eagle3_head_needs_the_targets_vocabulary_and_its_layer_inputs() -> None:
+    with pytest.raises(VocabError, match="another vocabulary"):
+        head_of(model(), eagle3(tokens=[b"x", *TOKENS[1:]]))
+    with pytest.raises(ModelError, match=r"does not give the layer inputs.*architecture gemma3"):
+        head_of(model("gemma3"), eagle3())
+    head_of(model("qwen35", n_mtp=1), eagle3(target_layers=[2, 4, 7]))
+    with pytest.raises(ModelError, match="the target has layers 0 to 7"):
+        head_of(model("qwen35", n_mtp=1), eagle3(target_layers=[2, 4, 8]))
+
+
+@pytest.mark.parametrize("outside", [-1, len(TOKENS)])
+def test_drafted_tokens_outside_the_vocabulary_are_refused(tmp_path: Path, outside: int) -> None:
+    made = eagle3()
+
+    def written(ids: list[int]) -> Header:
+        data = [
+            b"".join(i.to_bytes(8, "little", signed=True) for i in ids)
+            if tensor.name == "d2t"
+            else bytes(tensor.n_bytes)
+            for tensor in made.tensors
+        ]
+        path = tmp_path / "eagle3.gguf"
+        file = GgufFile(made.values, made.tensors, lambda: ([each] for each in data))
+        write(file, path, force=True)
+        return read_header(path)
+
+    assert head_of(model(), written([3, 1]))
+    with pytest.raises(ModelError, match=f"d2t has token {outside}, outside the vocabulary of 4"):
+        head_of(model(), written([3, outside]))
+
+
+@pytest.mark.parametrize("architecture", ["dflash", "gemma4-assistant"])
+def test_other_drafts_on_hidden_states_are_not_supported_yet(architecture: str) -> None:
+    found = header(architecture, {}, block_count=1, nextn_predict_layers=1)
+    assert is_head(found)
+    with pytest.raises(ModelError, match="not supported yet"):
+        head_of(model(), found)
+    with pytest.raises(ModelError, match="not a model"):
+        check_model(found)
