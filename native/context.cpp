@@ -13,7 +13,7 @@ constexpr size_t kNodesPerClock = 8;  // reading the clock at each node took 3 %
 
 }  // namespace
 
-Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences)
+Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden)
     : functions_(functions),
       context_(context),
       memory_(memory),
@@ -22,7 +22,9 @@ Context::Context(Functions functions, void * context, void * memory, size_t n_ba
       positions_(n_batch),
       n_sequences_(n_batch, 1),
       sequences_(n_batch),
-      wanted_(n_batch) {
+      wanted_(n_batch),
+      n_hidden_(n_hidden),
+      hidden_(n_batch * n_hidden) {
     for (size_t s = 0; s < n_sequences; s++) held_[s].id = static_cast<int32_t>(s);
     functions_.set_abort_callback(context_, &Context::aborts, this);
 }
@@ -75,10 +77,13 @@ void Context::begin() {
     n_added_ = 0;
 }
 
-void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows) {
+void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden) {
     Held & held = held_[sequence];
     const size_t first = n_added_, end = n_added_ + n_tokens;
     std::copy(tokens, tokens + n_tokens, tokens_.begin() + first);
+    const auto hidden_first = hidden_.begin() + first * n_hidden_;
+    if (hidden) std::copy(hidden, hidden + n_tokens * n_hidden_, hidden_first);
+    else std::fill(hidden_first, hidden_first + n_tokens * n_hidden_, 0.0f);
     std::iota(positions_.begin() + first, positions_.begin() + end, static_cast<int32_t>(held.cells.size()));
     std::fill(sequences_.begin() + first, sequences_.begin() + end, &held.id);
     std::fill(wanted_.begin() + first, wanted_.begin() + (end - n_rows), 0);
@@ -88,7 +93,7 @@ void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size
 }
 
 int32_t Context::run(std::function<bool()> is_interrupted) {
-    const Batch batch{static_cast<int32_t>(n_added_), tokens_.data(),    nullptr,       positions_.data(),
+    const Batch batch{static_cast<int32_t>(n_added_), tokens_.data(),    n_hidden_ ? hidden_.data() : nullptr, positions_.data(),
                       n_sequences_.data(),            sequences_.data(), wanted_.data()};
     for (const Part & part : parts_) part.held->is_clean = false;
     const auto start = Clock::now();

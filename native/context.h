@@ -33,7 +33,8 @@ struct Functions {
 
 class Context {
 public:
-    Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences);
+    // n_hidden: the width of the hidden states that each token of a batch has beside it, 0 without them.
+    Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden);
     Context(const Context &) = delete;  // a batch has pointers into this object
     Context & operator=(const Context &) = delete;
 
@@ -54,11 +55,12 @@ public:
     void copy_prefix(size_t source, size_t sequence, size_t n_tokens);
 
     // A batch: begin, then add once for each of its sequences, then run. Evaluates the tokens after
-    // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens.
+    // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens. `hidden`:
+    // (n_tokens, n_hidden), copied; null for zeros.
     // run returns llama_decode's code; unless it is 0, none of the tokens is held. On CPU backends, a
     // batch that takes long calls is_interrupted, in this thread and ten times a second, and ends if it is true.
     void begin();
-    void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows);
+    void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden = nullptr);
     int32_t run(std::function<bool()> is_interrupted);
 
     // The logits of token i of the last batch; null if llama.cpp keeps none of it.
@@ -68,6 +70,7 @@ public:
     double decode_seconds() const { return seconds_; }
     size_t n_batch() const { return tokens_.size(); }
     size_t n_sequences() const { return held_.size(); }
+    size_t n_hidden() const { return n_hidden_; }
     size_t n_cells(size_t sequence) const { return held_[sequence].cells.size(); }
 
 private:
@@ -94,6 +97,8 @@ private:
     std::vector<int32_t> tokens_, positions_, n_sequences_;
     std::vector<int32_t *> sequences_;
     std::vector<int8_t> wanted_;
+    size_t n_hidden_;
+    std::vector<float> hidden_;
     double seconds_ = 0;
     std::function<bool()> is_interrupted_;  // of the batch in progress; may be empty
     Clock::time_point next_check_;

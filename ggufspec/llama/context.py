@@ -7,7 +7,7 @@ import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import llama_cpp
 import numpy as np
@@ -21,6 +21,7 @@ from ggufspec.llama.devices import address_of, n_threads_default, physical_memor
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.models.heads import HeadFacts
 from ggufspec.placement.memory import VALUE_BYTES
 
 _GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
@@ -72,6 +73,25 @@ class BatchPart(NamedTuple):
     n_rows: int
 
 
+class Follower(Protocol):
+    """What reads the target's hidden states: see llama/head.py."""
+
+    def follow(self, tokens: Sequence[int], sequence: int) -> int:
+        """The context is about to read `tokens`: how many of them need not be decoded again."""
+        ...
+
+    def after_decode(self, parts: Sequence[BatchPart]) -> None:
+        """The context has decoded `parts`."""
+        ...
+
+
+class HeadLink(NamedTuple):
+    """What makes a context that of a head of `target`: see llama/head.py."""
+
+    target: Context
+    facts: HeadFacts
+
+
 class Context:
     """A context of a model, for sequences 0, 1 ... Close it before its model.
 
@@ -79,9 +99,13 @@ class Context:
     """
 
     def __init__(
-        self, model: Model, options: ContextOptions, layer_skip: LayerSkip | None = None
+        self,
+        model: Model,
+        options: ContextOptions,
+        layer_skip: LayerSkip | None = None,
+        head: HeadLink | None = None,
     ) -> None:
-        """`layer_skip`: leaves out layers of every decode.
+        """`layer_skip`: leaves out layers of every decode. `head`: the context is that of a head.
 
         Raises OptionError for unknown values, OutOfMemoryError where it does not fit.
         """
@@ -98,9 +122,15 @@ class Context:
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
         # sequence that goes back would miss them.
+        self.can_drop_tail = head is not None or model.can_drop_tail
         self.can_share_passes = (
-            options.n_sequences > 1 and model.can_drop_tail and not model.has_windows
+            options.n_sequences > 1 and self.can_drop_tail and not model.has_windows
         )
+        self.follower: Follower | None = None
+        self.head = head and head.facts
+        self.n_hidden = 0  # numbers of the hidden states that it reads
+        if head is not None:
+            self.n_hidden = model.n_embd if head.facts.kind == "eagle3" else model.n_embd_out
         self._layer_skip = layer_skip
         self._n_rows = options.n_rows
         n_rows = options.n_rows * options.n_sequences
@@ -108,7 +138,7 @@ class Context:
         self.n_vocab = model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}
-        self._pointer: int | None = self._make(options)
+        self._pointer: int | None = self._make(options, head)
         try:
             memory = llama_cpp.llama_get_memory(self._pointer)
             if not memory:
@@ -122,13 +152,14 @@ class Context:
                     address_of(memory),
                     self.n_batch,
                     self.n_sequences,
+                    self.n_hidden,
                     **_addresses(),
                 )
         except BaseException:
             self.close()
             raise
 
-    def _make(self, options: ContextOptions) -> int:
+    def _make(self, options: ContextOptions, head: HeadLink | None) -> int:
         if options.n_ctx * options.n_sequences > _MAX_CELLS:
             raise OptionError(
                 f"a {_in_words(options)} exceeds llama.cpp's limit of {_MAX_CELLS:,} tokens; use a "
@@ -156,7 +187,12 @@ class Context:
         params.type_v = _choice(KV_TYPES, options.type_v, "type of the V cache")
         if self._layer_skip is not None:
             params.cb_eval = self._layer_skip.callback
-        self._check_fits(options)
+        if head is None:
+            self._check_fits(options)
+        else:
+            params.ctx_other = head.target.pointer
+            if head.facts.kind == "mtp":
+                params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
         with listening() as log:
             pointer: int | None = llama_cpp.llama_init_from_model(self.model.pointer, params)
             if not pointer:
@@ -211,16 +247,23 @@ class Context:
     def decode(self, tokens: Sequence[int], n_rows: int, sequence: int = 0) -> None:
         """Evaluate `tokens` after those that are held, and keep logits of the last `n_rows`.
 
-        Raises DecodeError, and KeyboardInterrupt within a batch; the sequence then holds none of
-        the tokens.
+        In the context of a head, with zeros for the hidden states, as for timing. Raises
+        DecodeError, and KeyboardInterrupt within a batch; the sequence then holds none of the
+        tokens.
         """
         self._run([BatchPart(sequence, tokens, n_rows)])
+
+    def decode_hidden(
+        self, tokens: Sequence[int], hidden: NDArray[np.float32], n_rows: int, sequence: int = 0
+    ) -> None:
+        """`decode` for the context of a head: hidden (n_tokens, n_hidden), beside each token."""
+        self._run([BatchPart(sequence, tokens, n_rows)], hidden)
 
     def decode_together(self, parts: Sequence[BatchPart]) -> None:
         """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
         self._run(parts)
 
-    def _run(self, parts: Sequence[BatchPart]) -> None:
+    def _run(self, parts: Sequence[BatchPart], hidden: NDArray[np.float32] | None = None) -> None:
         native = self._open()
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self._n_rows:
             raise DecodeError(f"the context keeps {self._n_rows} rows of logits, not {n_rows}")
@@ -234,7 +277,11 @@ class Context:
                 )
         log.inside += 1
         try:
-            result = native.decode(parts)
+            if hidden is None:
+                result = native.decode(parts)
+            else:
+                (sequence, tokens, n_rows), *_ = parts
+                result = native.decode_hidden(sequence, tokens, hidden, n_rows)  # type: ignore[arg-type]
         finally:
             log.inside -= 1
         if self._layer_skip is not None:
@@ -247,6 +294,8 @@ class Context:
             what = f"{n_tokens} tokens {where} (code {result}).\n{log.complaints()}"
             log.clear()
             raise DecodeError(f"llama.cpp could not decode {what}")
+        if self.follower is not None:
+            self.follower.after_decode(parts)
 
     def rows(self, first: int, n_rows: int) -> Logits:
         """Logits (n_rows, n_vocab) of the last batch, from its token `first` on.

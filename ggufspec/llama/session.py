@@ -48,7 +48,7 @@ class LlamaSession:
         self.sequence = sequence
         self._n_vocab = context.n_vocab if n_vocab is None else n_vocab
         self._drafts = drafts
-        self._can_drop_tail = context.model.can_drop_tail
+        self._can_drop_tail = context.can_drop_tail
         self._changes_width = self._n_vocab != context.n_vocab
         self._checkpoints: list[tuple[int, Checkpoint]] = []  # by rising number of cells
 
@@ -151,6 +151,8 @@ class LlamaSession:
 
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
+        if (follower := self._context.follower) is not None:
+            n_most = min(n_most, follower.follow(tokens, self.sequence))
         known = self._context.resume(tokens, n_most, self.sequence)
         if not self._can_drop_tail:
             # Checkpoints beyond the remaining cells belong to another text.
