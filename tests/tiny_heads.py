@@ -1,4 +1,4 @@
-"""Writes tiny GGUF files that compute a planted table, with heads that draft from the same table."""
+"""Writes tiny GGUF files that compute a planted table, and heads that draft from the same one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -105,19 +105,29 @@ class Head:
     """The drafts' table: right after a share of the tokens, after the others another token's row.
 
     `noise` is the deviation of what is added to its logits: the drafted distribution differs from
-    the target's. With "attention" a MTP head reads the class of the token before from its own
-    cells, else from the target's hidden state.
+    the target's. `n_kept` makes a vocabulary of that many tokens for the drafts (EAGLE-3 only).
+    With "attention" the head reads the class of the token before from its own cell before (and from
+    its first cell takes what stands there), else from the target's hidden state.
     """
 
     table: Table
     right: float = 1.0
     noise: float = 0.0
+    n_kept: int | None = None
     seed: int = 0
     sees: Sees = "hidden"
 
     @property
     def is_exact(self) -> bool:
-        return self.right == 1.0 and not self.noise
+        return self.right == 1.0 and not self.noise and self.n_kept is None
+
+    @cached_property
+    def kept(self) -> npt.NDArray[np.intp]:
+        """The tokens that it can draft, in order."""
+        if self.n_kept is None:
+            return np.arange(len(self.table.vocab))
+        spoken = np.random.default_rng([self.seed, 3]).permutation(self.table.spoken)
+        return np.sort(spoken[: self.n_kept])
 
     @cached_property
     def wrong(self) -> npt.NDArray[np.intp]:
@@ -140,8 +150,11 @@ class Head:
         return logits
 
     def logits(self, tokens: Sequence[int]) -> F32:
-        """What the head computes after `tokens`, whichever rows it was given of them."""
-        return self.by_token[tokens[-1]] + self.table.by_class[self.table.class_before(tokens)]
+        """What the head computes after `tokens`, of which it was given the right rows."""
+        logits = np.full(len(self.table.vocab), -np.inf, np.float32)
+        by_class = self.table.by_class[self.table.class_before(tokens)]
+        logits[self.kept] = (self.by_token[tokens[-1]] + by_class)[self.kept]
+        return logits
 
 
 # Planted weights
@@ -196,6 +209,7 @@ def _attention(
     n_token_dims: int,
     total: float,
     head_dim: int = HEAD_DIM,
+    n_rot: int = N_ROT,
     is_neox: bool = True,
 ) -> dict[str, F32]:
     """Attention whose head i adds `matrix @ x` of the cell `shift` places before; (shift, matrix).
@@ -204,8 +218,9 @@ def _attention(
     the sum of the first `n_token_dims` dimensions of each normed x, which must be `total`.
     """
     n_out, n_in = moves[0][1].shape
-    frequencies = 10000.0 ** (-2 * np.arange(N_ROT // 2) / N_ROT)
-    pairs = np.arange(N_ROT).reshape(2, -1).T if is_neox else np.arange(N_ROT).reshape(-1, 2)
+    frequencies = np.array([1.0, 0.1, 0.01, 0.001])  # those of some pairs, whatever n_rot is
+    pairs = np.arange(n_rot).reshape(2, -1).T if is_neox else np.arange(n_rot).reshape(-1, 2)
+    pairs = pairs[:: n_rot // 8]
     constant = np.where(np.arange(n_in) < n_token_dims, 1 / total, 0.0)
     parts: dict[str, list[npt.NDArray[np.floating]]] = {n: [] for n in ("q", "k", "v", "output")}
     for shift, matrix in moves:
@@ -224,11 +239,20 @@ def _attention(
     return {f"{prefix}.attn_{name}.weight": tensor for name, tensor in tensors.items()}
 
 
-def _token_before(prefix: str, table: Table, **layout: bool) -> dict[str, F32]:
+def _token_before(
+    prefix: str, table: Table, *, n_rot: int = N_ROT, is_neox: bool = True
+) -> dict[str, F32]:
     """Attention of a first layer: adds the class of the token before."""
     total = float(np.sqrt(_n_embd(table)))
     matrix = _class_of_token(table) / np.float32(total)
-    return _attention(prefix, [(1, matrix)], n_token_dims=len(table.vocab), total=total, **layout)
+    return _attention(
+        prefix,
+        [(1, matrix)],
+        n_token_dims=len(table.vocab),
+        total=total,
+        n_rot=n_rot,
+        is_neox=is_neox,
+    )
 
 
 def _silent_attention(prefix: str, table: Table) -> dict[str, F32]:
@@ -331,3 +355,94 @@ def write_glm4moe(
     return write_gguf(
         path, "glm4moe", {**facts, **(header or {})}, table.vocab, tensors, chat_template
     )
+
+
+# EAGLE-3
+
+
+def write_llama_table(
+    path: Path,
+    table: Table,
+    *,
+    n_layer: int = 4,
+    n_ctx_train: int = 256,
+    chat_template: str | None = None,
+    header: Header | None = None,
+) -> Path:
+    """A Llama that computes the table; its last layer but one adds the class to the state."""
+    tensors = _ends(table)
+    for layer in range(n_layer):
+        prefix = f"blk.{layer}"
+        tensors |= _norms(prefix, table, "attn_norm", "ffn_norm")
+        tensors |= _token_before(prefix, table, n_rot=HEAD_DIM, is_neox=False)
+        if layer != n_layer - 2:
+            tensors |= _silent_attention(prefix, table)
+        tensors |= _silent_feed_forward(prefix, table)
+    facts: Header = {
+        **_facts(table, n_layer, n_ctx_train),
+        "rope.dimension_count": HEAD_DIM,  # llama.cpp takes no other of this architecture
+        **(header or {}),
+    }
+    return write_gguf(path, "llama", facts, table.vocab, tensors, chat_template)
+
+
+def write_eagle3(
+    path: Path,
+    head: Head,
+    *,
+    target_layers: Sequence[int] = (1, 2, 3),
+    own_embeddings: bool = False,
+    own_output: bool = False,
+    n_ctx_train: int = 256,
+    header: Header | None = None,
+) -> Path:
+    """An EAGLE-3 draft beside `write_llama_table`, whose inputs of those layers it reads.
+
+    It takes the token from the first of the three and the class from the last: the latter must be
+    the input of the target's last layer. An output that is not the target's is always written.
+    The state of a cell becomes the target's last one for the cell's token: attention to the cell
+    itself adds the token and its class, and takes away what the cell before left.
+    """
+    table = head.table
+    n_embd, n_tokens, scale = _n_embd(table), len(table.vocab), _scale(table)
+    token = np.diag((np.arange(n_embd) < n_tokens).astype(np.float32))
+    class_ = np.eye(n_embd, dtype=np.float32) - token
+    class_of_token = _class_of_token(table)
+    nothing = np.zeros_like(token)
+    fresh = token / np.sqrt(n_embd)
+    if head.sees == "hidden":
+        moves = [(0, np.hstack([fresh, (class_of_token - token - class_) / scale]))]
+    else:
+        moves = [
+            (0, np.hstack([fresh, -(token + class_) / scale])),
+            (1, np.hstack([class_of_token / np.sqrt(n_embd), nothing])),
+        ]
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "fc.weight": np.hstack([token, nothing, class_]),
+        "output_norm.weight": np.ones(n_embd, np.float32),
+        **_norms("blk.0", table, "attn_norm", "attn_norm_2", "ffn_norm"),
+        **_silent_feed_forward("blk.0", table),
+        **_attention(
+            "blk.0",
+            moves,
+            n_token_dims=n_tokens,
+            total=float(np.sqrt(n_embd)),
+            head_dim=n_embd,
+            is_neox=False,
+        ),
+    }
+    if own_embeddings:
+        tensors["token_embd.weight"] = _ends(table)["token_embd.weight"]
+    if own_output or not head.is_exact:
+        tensors["output.weight"] = _output(table, head.by_token)[head.kept]
+    if head.n_kept is not None:
+        tensors["d2t"] = head.kept.astype(np.int64)
+    facts: Header = {
+        **_facts(table, 1, n_ctx_train, n_head=len(moves)),
+        "attention.key_length": n_embd,
+        "attention.value_length": n_embd,
+        "target_layers": list(target_layers),
+        "target_hidden_size": n_embd,
+        **(header or {}),
+    }
+    return write_gguf(path, "eagle3", facts, table.vocab, tensors)
