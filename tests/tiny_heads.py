@@ -483,6 +483,45 @@ def _gated(tensors: dict[str, F32], prefix: str) -> dict[str, F32]:
     return tensors | {f"{prefix}.{n}.weight": t.astype(np.float32) for n, t in changed.items()}
 
 
+def write_step35(
+    path: Path,
+    table: Table,
+    heads: Sequence[Head],
+    *,
+    part: Part = "all",
+    n_ctx_train: int = 256,
+    chat_template: str | None = None,
+    header: Header | None = None,
+) -> Path:
+    """A Step 3.5 that computes the table, with a MTP layer for each of `heads`.
+
+    The i-th head is for the i-th token of a draft; each has cells of its own. The hidden state is
+    not normed, unlike in the other models. `part` as in `write_glm4moe`.
+    """
+    n_layer, tensors = 2, _ends(table)  # the first of full attention, the second with a window
+    prefixes = [f"blk.{layer}" for layer in range(n_layer + len(heads))]
+    if part == "head":
+        del prefixes[:n_layer]
+    elif part == "trunk":
+        del prefixes[n_layer:]
+    for prefix in prefixes:
+        tensors |= _norms(prefix, table, "attn_norm", "ffn_norm")
+        tensors |= _silent_feed_forward(prefix, table)
+        tensors |= (_token_before if prefix == "blk.0" else _silent_attention)(prefix, table)
+    for layer, head in enumerate(heads if part != "trunk" else (), n_layer):
+        tensors |= _mtp(f"blk.{layer}", head)
+    facts: dict[str, Any] = {
+        **_facts(table, n_layer + len(heads), n_ctx_train),
+        "nextn_predict_layers": len(heads) or None,
+        "rope.dimension_count": 2 * N_ROT,  # half of them in layers of full attention
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": [layer == 1 for layer in range(n_layer + len(heads))],
+        "expert_feed_forward_length": N_FF,
+    }
+    facts |= header or {}
+    return write_gguf(path, "step35", facts, table.vocab, tensors, chat_template)
+
+
 # EAGLE-3
 
 
