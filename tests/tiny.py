@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -696,7 +697,7 @@ def write_gguf(
     architecture: str,
     facts: Header,
     vocab: Vocab | None,
-    tensors: Mapping[str, F32],
+    tensors: Mapping[str, npt.NDArray[Any]],
     chat_template: str | None = None,
 ) -> Path:
     writer = gguf.GGUFWriter(path, architecture)

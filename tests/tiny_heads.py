@@ -1,4 +1,4 @@
-"""Writes tiny GGUF files that compute a planted table, with heads that draft from the same table."""
+"""Writes tiny GGUF files that compute a planted table, and heads that draft from the same one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import gguf
 import numpy as np
@@ -41,6 +41,7 @@ class Table:
     n_classes: int = 1
     gap: float = 5.0
     bonus: float = 3.0  # logits that the class adds to the tokens that may follow it
+    n_markers: int | None = None  # recurrent layers: see `class_before`
 
     @cached_property
     def spoken(self) -> npt.NDArray[np.intp]:
@@ -58,14 +59,11 @@ class Table:
         logits = np.full((n_vocab, n_vocab), UNSPOKEN, np.float32)
         noise = random.standard_normal((n_vocab, len(self.spoken)))
         logits[:, self.spoken] = np.clip(noise, -2, 2)
-        for group in self._groups:
+        for class_, group in enumerate(self._groups):
             follower = random.permutation(group)
-            wanted = follower[np.arange(n_vocab) % len(group)]
-            if self.n_classes == 1:  # one cycle through all
-                wanted[follower] = np.roll(follower, -1)
-            else:
-                wanted[self.spoken] = random.choice(group, len(self.spoken))
-            logits[np.arange(n_vocab), wanted] = self.gap
+            wanted = random.choice(group, n_vocab)
+            wanted[follower] = np.roll(follower, -1)  # one cycle through all, while the class stays
+            logits[np.arange(n_vocab), wanted] = self.gap - 0.25 * class_  # no ties
         return logits
 
     @cached_property
@@ -84,13 +82,30 @@ class Table:
     def _random(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])
 
+    @cached_property
+    def markers(self) -> npt.NDArray[np.intp]:
+        """The tokens at which a recurrent layer writes to its state."""
+        return self._random(4).permutation(self.spoken)[: self.n_markers]
+
     def logits(self, tokens: Sequence[int]) -> F32:
         """What the target computes after `tokens`."""
-        return self.by_token[tokens[-1]] + self.by_class[self.class_before(tokens)]
+        return self.mixed(self.by_token[tokens[-1]], self.class_before(tokens))
 
-    def class_before(self, tokens: Sequence[int]) -> int:
-        """The class of the token before the last; of the first one itself where it is alone."""
-        return int(self.classes[tokens[-2] if len(tokens) > 1 else tokens[-1]])
+    def class_before(self, tokens: Sequence[int]) -> int | None:
+        """The class of the token before the last; of the first one itself where it is alone.
+
+        With markers: the class of the token before the last marker. None if there is no such.
+        """
+        if self.n_markers is None:
+            return int(self.classes[tokens[-2] if len(tokens) > 1 else tokens[-1]])
+        at = np.flatnonzero(np.isin(tokens, self.markers))
+        return int(self.classes[tokens[at[-1] - 1]]) if at.size and at[-1] else None
+
+    def mixed(self, by_token: F32, class_: int | None) -> F32:
+        """Logits of a state; the norm makes the token's share larger where no class is added."""
+        if class_ is None:
+            return by_token * np.float32(np.sqrt(2))
+        return by_token + self.by_class[class_]
 
     def greedy(self, tokens: Sequence[int], n: int) -> list[int]:
         """The likeliest continuation."""
@@ -105,19 +120,29 @@ class Head:
     """The drafts' table: right after a share of the tokens, after the others another token's row.
 
     `noise` is the deviation of what is added to its logits: the drafted distribution differs from
-    the target's. With "attention" a MTP head reads the class of the token before from its own
-    cells, else from the target's hidden state.
+    the target's. `n_kept` makes a vocabulary of that many tokens for the drafts (EAGLE-3 only).
+    With "attention" the head reads the class of the token before from its own cell before (and from
+    its first cell takes what stands there), else from the target's hidden state.
     """
 
     table: Table
     right: float = 1.0
     noise: float = 0.0
+    n_kept: int | None = None
     seed: int = 0
     sees: Sees = "hidden"
 
     @property
     def is_exact(self) -> bool:
-        return self.right == 1.0 and not self.noise
+        return self.right == 1.0 and not self.noise and self.n_kept is None
+
+    @cached_property
+    def kept(self) -> npt.NDArray[np.intp]:
+        """The tokens that it can draft, in order."""
+        if self.n_kept is None:
+            return np.arange(len(self.table.vocab))
+        spoken = np.random.default_rng([self.seed, 3]).permutation(self.table.spoken)
+        return np.sort(spoken[: self.n_kept])
 
     @cached_property
     def wrong(self) -> npt.NDArray[np.intp]:
@@ -139,9 +164,27 @@ class Head:
         logits[:, table.spoken] += noise.astype(np.float32)
         return logits
 
-    def logits(self, tokens: Sequence[int]) -> F32:
-        """What the head computes after `tokens`, whichever rows it was given of them."""
-        return self.by_token[tokens[-1]] + self.table.by_class[self.table.class_before(tokens)]
+    def logits(self, tokens: Sequence[int], n_drafted: int = 0) -> F32:
+        """What the head computes after `tokens`, the last `n_drafted` of which it has drafted.
+
+        In a table with markers the hidden state names the class; so the head does not see it change
+        at the last token, nor at drafted ones.
+        """
+        if self.table.n_markers is None:
+            class_ = self.table.class_before(tokens)
+        else:
+            before = tokens[: len(tokens) - n_drafted - 1]
+            class_ = self.table.class_before(before) if before else None
+        logits = np.full(len(self.table.vocab), -np.inf, np.float32)
+        logits[self.kept] = self.table.mixed(self.by_token[tokens[-1]], class_)[self.kept]
+        return logits
+
+    def drafted(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Its likeliest continuation."""
+        text = list(tokens)
+        for n_drafted in range(n):
+            text.append(int(np.argmax(self.logits(text, n_drafted))))
+        return text[len(tokens) :]
 
 
 # Planted weights
@@ -189,6 +232,13 @@ def _class_of_token(table: Table) -> F32:
     return matrix
 
 
+def _class_of_state(table: Table) -> F32:
+    matrix = np.zeros((_n_embd(table), _n_embd(table)), np.float32)
+    dims = np.arange(_n_embd(table))[_class_dims(table)]
+    matrix[dims, dims] = 1.0
+    return matrix
+
+
 def _attention(
     prefix: str,
     moves: Sequence[tuple[int, F32]],
@@ -196,6 +246,7 @@ def _attention(
     n_token_dims: int,
     total: float,
     head_dim: int = HEAD_DIM,
+    n_rot: int = N_ROT,
     is_neox: bool = True,
 ) -> dict[str, F32]:
     """Attention whose head i adds `matrix @ x` of the cell `shift` places before; (shift, matrix).
@@ -204,8 +255,9 @@ def _attention(
     the sum of the first `n_token_dims` dimensions of each normed x, which must be `total`.
     """
     n_out, n_in = moves[0][1].shape
-    frequencies = 10000.0 ** (-2 * np.arange(N_ROT // 2) / N_ROT)
-    pairs = np.arange(N_ROT).reshape(2, -1).T if is_neox else np.arange(N_ROT).reshape(-1, 2)
+    frequencies = np.array([1.0, 0.1, 0.01, 0.001])  # those of some pairs, whatever n_rot is
+    pairs = np.arange(n_rot).reshape(2, -1).T if is_neox else np.arange(n_rot).reshape(-1, 2)
+    pairs = pairs[:: n_rot // 8]
     constant = np.where(np.arange(n_in) < n_token_dims, 1 / total, 0.0)
     parts: dict[str, list[npt.NDArray[np.floating]]] = {n: [] for n in ("q", "k", "v", "output")}
     for shift, matrix in moves:
@@ -224,15 +276,26 @@ def _attention(
     return {f"{prefix}.attn_{name}.weight": tensor for name, tensor in tensors.items()}
 
 
-def _token_before(prefix: str, table: Table, **layout: bool) -> dict[str, F32]:
+def _token_before(
+    prefix: str, table: Table, *, n_rot: int = N_ROT, is_neox: bool = True
+) -> dict[str, F32]:
     """Attention of a first layer: adds the class of the token before."""
     total = float(np.sqrt(_n_embd(table)))
     matrix = _class_of_token(table) / np.float32(total)
-    return _attention(prefix, [(1, matrix)], n_token_dims=len(table.vocab), total=total, **layout)
+    return _attention(
+        prefix,
+        [(1, matrix)],
+        n_token_dims=len(table.vocab),
+        total=total,
+        n_rot=n_rot,
+        is_neox=is_neox,
+    )
 
 
-def _silent_attention(prefix: str, table: Table) -> dict[str, F32]:
-    tensors = _token_before(prefix, table)
+def _silent_attention(
+    prefix: str, table: Table, *, n_rot: int = N_ROT, is_neox: bool = True
+) -> dict[str, F32]:
+    tensors = _token_before(prefix, table, n_rot=n_rot, is_neox=is_neox)
     output = f"{prefix}.attn_output.weight"
     return tensors | {output: np.zeros_like(tensors[output])}
 
@@ -264,7 +327,7 @@ def _facts(table: Table, n_layer: int, n_ctx_train: int, n_head: int = 1) -> dic
 # MTP
 
 
-def _mtp(prefix: str, head: Head) -> dict[str, F32]:
+def _mtp(prefix: str, head: Head, n_rot: int = N_ROT) -> dict[str, F32]:
     """What all architectures have in a MTP layer, beside the layer itself.
 
     The layer's state becomes what the target's last one is: the token read by the embedding, and
@@ -275,11 +338,13 @@ def _mtp(prefix: str, head: Head) -> dict[str, F32]:
     projection = np.zeros((n_embd, 2 * n_embd), np.float32)
     projection[:, :n_embd] = np.eye(n_embd) / np.sqrt(n_embd)
     if head.sees == "hidden":
-        projection[:, n_embd:] = _class_of_token(table) / _scale(table)
+        known = _class_of_token(table) if table.n_markers is None else _class_of_state(table)
+        projection[:, n_embd:] = known / _scale(table)
+    attention = _silent_attention if head.sees == "hidden" else _token_before
     tensors = {
         f"{prefix}.nextn.eh_proj.weight": projection,
         **_norms(prefix, table, "nextn.enorm", "nextn.hnorm"),
-        **(_silent_attention if head.sees == "hidden" else _token_before)(prefix, table),
+        **attention(prefix, table, n_rot=n_rot),
     }
     if not head.is_exact:
         tensors[f"{prefix}.nextn.shared_head_head.weight"] = _output(table, head.by_token)
@@ -331,3 +396,218 @@ def write_glm4moe(
     return write_gguf(
         path, "glm4moe", {**facts, **(header or {})}, table.vocab, tensors, chat_template
     )
+
+
+def write_qwen35(
+    path: Path,
+    table: Table,
+    head: Head | None,
+    *,
+    part: Part = "all",
+    n_ctx_train: int = 256,
+    chat_template: str | None = None,
+    header: Header | None = None,
+) -> Path:
+    """A Qwen 3.5 that computes the table: a recurrent layer, one of attention, and the MTP layer.
+
+    The recurrent layer reads the token before from the state of its convolution. Without markers in
+    the table each token writes its class to the recurrent state, with them only a marker does: then
+    the state is a memory of any length, and a token that was taken back must not show in it.
+    Unlike in the other models no class is added at the first token. `part` as in `write_glm4moe`.
+    """
+    tensors = _ends(table)
+    if part != "head":
+        for prefix in ("blk.0", "blk.1"):
+            tensors |= _norms(prefix, table, "attn_norm", "post_attention_norm")
+            tensors |= _silent_feed_forward(prefix, table)
+        tensors |= _delta_net("blk.0", table)
+        tensors |= _gated(_silent_attention("blk.1", table, n_rot=HEAD_DIM), "blk.1")
+    if head is not None and part != "trunk":
+        tensors |= _norms("blk.2", table, "attn_norm", "post_attention_norm")
+        tensors |= _silent_feed_forward("blk.2", table)
+        tensors |= _gated(_mtp("blk.2", head, n_rot=HEAD_DIM), "blk.2")
+    n_heads = 0 if head is None else 1
+    facts: dict[str, Any] = {
+        **_facts(table, 2 + n_heads, n_ctx_train),
+        "nextn_predict_layers": n_heads or None,
+        "rope.dimension_count": HEAD_DIM,
+        "rope.dimension_sections": [6, 5, 5, 0],
+        "full_attention_interval": 2,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": HEAD_DIM,
+        "ssm.state_size": HEAD_DIM,
+        "ssm.time_step_rank": 1,
+        "ssm.group_count": 1,
+    }
+    facts |= header or {}
+    return write_gguf(path, "qwen35", facts, table.vocab, tensors, chat_template)
+
+
+def _delta_net(prefix: str, table: Table) -> dict[str, F32]:
+    """A layer of one key, under which it keeps the class of the token before the last marker."""
+    n_embd, large = _n_embd(table), 20.0
+    is_token = (np.arange(n_embd) < len(table.vocab)) / np.sqrt(n_embd)  # adds up to one
+    qkv = np.zeros((3, HEAD_DIM, n_embd))
+    qkv[:2, 0] = large * is_token
+    qkv[2] = large * _class_of_token(table)[-N_CLASS_DIMS:] / np.sqrt(n_embd)
+    kernel = np.zeros((3, HEAD_DIM, 4))
+    kernel[:2, :, 3], kernel[2, :, 2] = 1.0, 1.0
+    writes = np.full(n_embd, 1.0 if table.n_markers is None else -1.0)
+    if table.n_markers is not None:
+        writes[table.markers] = 1.0
+    out = np.eye(n_embd, HEAD_DIM, k=-(n_embd - N_CLASS_DIMS)) / (large * np.sqrt(HEAD_DIM))
+    tensors = {
+        "attn_qkv.weight": qkv.reshape(-1, n_embd),
+        "attn_gate.weight": np.tile(large * is_token, (HEAD_DIM, 1)),
+        "ssm_conv1d.weight": kernel.reshape(-1, 4),
+        "ssm_a": np.full(1, -1.0),
+        "ssm_dt.bias": np.full(1, -30.0),  # no decay
+        "ssm_alpha.weight": np.zeros((1, n_embd)),
+        "ssm_beta.weight": (large * writes * is_token)[None],
+        "ssm_norm.weight": np.ones(HEAD_DIM),
+        "ssm_out.weight": out,
+    }
+    return {f"{prefix}.{name}": tensor.astype(np.float32) for name, tensor in tensors.items()}
+
+
+def _gated(tensors: dict[str, F32], prefix: str) -> dict[str, F32]:
+    """Attention whose queries and keys are normed, with a gate that is open."""
+    query = tensors[f"{prefix}.attn_q.weight"]
+    gate = 20.0 * np.sign(np.abs(query).max(axis=0)) / np.sqrt(query.shape[1])
+    norm = 1 / np.sqrt(HEAD_DIM / 8)
+    changed = {
+        "attn_q": np.concatenate([query, np.tile(gate, (HEAD_DIM, 1))]),
+        "attn_q_norm": np.full(HEAD_DIM, PEAK * np.sqrt(HEAD_DIM) * norm),
+        "attn_k_norm": np.full(HEAD_DIM, norm),
+    }
+    return tensors | {f"{prefix}.{n}.weight": t.astype(np.float32) for n, t in changed.items()}
+
+
+def write_step35(
+    path: Path,
+    table: Table,
+    heads: Sequence[Head],
+    *,
+    part: Part = "all",
+    n_ctx_train: int = 256,
+    chat_template: str | None = None,
+    header: Header | None = None,
+) -> Path:
+    """A Step 3.5 that computes the table, with a MTP layer for each of `heads`.
+
+    The i-th head is for the i-th token of a draft; each has cells of its own. The hidden state is
+    not normed, unlike in the other models. `part` as in `write_glm4moe`.
+    """
+    n_layer, tensors = 2, _ends(table)  # the first of full attention, the second with a window
+    prefixes = [f"blk.{layer}" for layer in range(n_layer + len(heads))]
+    if part == "head":
+        del prefixes[:n_layer]
+    elif part == "trunk":
+        del prefixes[n_layer:]
+    for prefix in prefixes:
+        tensors |= _norms(prefix, table, "attn_norm", "ffn_norm")
+        tensors |= _silent_feed_forward(prefix, table)
+        tensors |= (_token_before if prefix == "blk.0" else _silent_attention)(prefix, table)
+    for layer, head in enumerate(heads if part != "trunk" else (), n_layer):
+        tensors |= _mtp(f"blk.{layer}", head)
+    facts: dict[str, Any] = {
+        **_facts(table, n_layer + len(heads), n_ctx_train),
+        "nextn_predict_layers": len(heads) or None,
+        "rope.dimension_count": 2 * N_ROT,  # half of them in layers of full attention
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": [layer == 1 for layer in range(n_layer + len(heads))],
+        "expert_feed_forward_length": N_FF,
+    }
+    facts |= header or {}
+    return write_gguf(path, "step35", facts, table.vocab, tensors, chat_template)
+
+
+# EAGLE-3
+
+
+def write_llama_table(
+    path: Path,
+    table: Table,
+    *,
+    n_layer: int = 4,
+    n_ctx_train: int = 256,
+    chat_template: str | None = None,
+    header: Header | None = None,
+) -> Path:
+    """A Llama that computes the table; its last layer but one adds the class to the state."""
+    tensors = _ends(table)
+    for layer in range(n_layer):
+        prefix = f"blk.{layer}"
+        tensors |= _norms(prefix, table, "attn_norm", "ffn_norm")
+        tensors |= _token_before(prefix, table, n_rot=HEAD_DIM, is_neox=False)
+        if layer != n_layer - 2:
+            tensors |= _silent_attention(prefix, table)
+        tensors |= _silent_feed_forward(prefix, table)
+    facts: Header = {
+        **_facts(table, n_layer, n_ctx_train),
+        "rope.dimension_count": HEAD_DIM,  # llama.cpp takes no other of this architecture
+        **(header or {}),
+    }
+    return write_gguf(path, "llama", facts, table.vocab, tensors, chat_template)
+
+
+def write_eagle3(
+    path: Path,
+    head: Head,
+    *,
+    target_layers: Sequence[int] = (1, 2, 3),
+    own_embeddings: bool = False,
+    own_output: bool = False,
+    n_ctx_train: int = 256,
+    header: Header | None = None,
+) -> Path:
+    """An EAGLE-3 draft beside `write_llama_table`, whose inputs of those layers it reads.
+
+    It takes the token from the first of the three and the class from the last: the latter must be
+    the input of the target's last layer. An output that is not the target's is always written.
+    The state of a cell becomes the target's last one for the cell's token: attention to the cell
+    itself adds the token and its class, and takes away what the cell before left.
+    """
+    table = head.table
+    n_embd, n_tokens, scale = _n_embd(table), len(table.vocab), _scale(table)
+    token = np.diag((np.arange(n_embd) < n_tokens).astype(np.float32))
+    class_ = np.eye(n_embd, dtype=np.float32) - token
+    class_of_token = _class_of_token(table)
+    nothing = np.zeros_like(token)
+    fresh = token / np.sqrt(n_embd)
+    if head.sees == "hidden":
+        moves = [(0, np.hstack([fresh, (class_of_token - token - class_) / scale]))]
+    else:
+        moves = [
+            (0, np.hstack([fresh, -(token + class_) / scale])),
+            (1, np.hstack([class_of_token / np.sqrt(n_embd), nothing])),
+        ]
+    tensors: dict[str, npt.NDArray[Any]] = {
+        "fc.weight": np.hstack([token, nothing, class_]),
+        "output_norm.weight": np.ones(n_embd, np.float32),
+        **_norms("blk.0", table, "attn_norm", "attn_norm_2", "ffn_norm"),
+        **_silent_feed_forward("blk.0", table),
+        **_attention(
+            "blk.0",
+            moves,
+            n_token_dims=n_tokens,
+            total=float(np.sqrt(n_embd)),
+            head_dim=n_embd,
+            is_neox=False,
+        ),
+    }
+    if own_embeddings:
+        tensors["token_embd.weight"] = _ends(table)["token_embd.weight"]
+    if own_output or not head.is_exact:
+        tensors["output.weight"] = _output(table, head.by_token)[head.kept]
+    if head.n_kept is not None:
+        tensors["d2t"] = head.kept.astype(np.int64)
+    facts: Header = {
+        **_facts(table, 1, n_ctx_train, n_head=len(moves)),
+        "attention.key_length": n_embd,
+        "attention.value_length": n_embd,
+        "target_layers": list(target_layers),
+        "target_hidden_size": n_embd,
+        **(header or {}),
+    }
+    return write_gguf(path, "eagle3", facts, table.vocab, tensors)
