@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -352,8 +353,8 @@ def write_llama(
     """
     weights = Weights(seed, perturb)
     tensors = weights.ends(vocab, n_embd, sharpness) | weights.llama_layers(n_embd, n_layer)
-    facts = {**_transformer(n_embd, n_layer, n_ctx_train), "vocab_size": len(vocab)}
-    return _write(path, "llama", {**facts, **(header or {})}, vocab, tensors, chat_template)
+    facts = {**transformer(n_embd, n_layer, n_ctx_train), "vocab_size": len(vocab)}
+    return write_gguf(path, "llama", {**facts, **(header or {})}, vocab, tensors, chat_template)
 
 
 def write_swa(
@@ -382,11 +383,11 @@ def write_swa(
         tensors |= weights.attention(prefix, n_embd)
         tensors |= weights.feed_forward(prefix, n_embd, 2 * n_embd)
     facts = {
-        **_transformer(n_embd, n_layer, n_ctx_train),
+        **transformer(n_embd, n_layer, n_ctx_train),
         "attention.sliding_window": n_window,
         "attention.sliding_window_pattern": 2,
     }
-    return _write(path, "gemma3", facts, vocab, tensors)
+    return write_gguf(path, "gemma3", facts, vocab, tensors)
 
 
 def write_mamba(
@@ -416,7 +417,7 @@ def write_mamba(
         "attention.layer_norm_rms_epsilon": 1e-5,
         **sizes.header,
     }
-    return _write(path, "mamba", facts, vocab, tensors)
+    return write_gguf(path, "mamba", facts, vocab, tensors)
 
 
 def write_rwkv(
@@ -467,7 +468,7 @@ def write_rwkv(
         "attention.gate_lora_rank": n_rank,
         "token_shift_count": 2,
     }
-    return _write(path, "rwkv7", facts, vocab, tensors)
+    return write_gguf(path, "rwkv7", facts, vocab, tensors)
 
 
 def write_hybrid(
@@ -495,11 +496,11 @@ def write_hybrid(
         for norm, size in (("dt", sizes.dt_rank), ("b", sizes.n_state), ("c", sizes.n_state)):
             tensors[f"{prefix}.ssm_{norm}_norm.weight"] = np.ones(size, np.float32)
     facts = {
-        **_transformer(n_embd, len(n_head_kv), n_ctx_train),
+        **transformer(n_embd, len(n_head_kv), n_ctx_train),
         "attention.head_count_kv": n_head_kv,
         **sizes.header,
     }
-    return _write(path, "jamba", facts, vocab, tensors)
+    return write_gguf(path, "jamba", facts, vocab, tensors)
 
 
 # Models that write a known text
@@ -538,8 +539,8 @@ def write_scripted(
     }
     for silenced in ("blk.0.attn_output.weight", "blk.0.ffn_down.weight"):
         tensors[silenced] = np.zeros_like(tensors[silenced])
-    facts = _transformer(n_embd, 1, n_ctx_train)
-    return _write(path, "llama", facts, vocab, tensors, chat_template)
+    facts = transformer(n_embd, 1, n_ctx_train)
+    return write_gguf(path, "llama", facts, vocab, tensors, chat_template)
 
 
 def write_timed(
@@ -580,11 +581,11 @@ def write_timed(
         tensors[f"blk.0.{name}.weight"] = np.zeros(shape, np.float32)
         tensors[f"blk.0.{name}.bias"] = np.zeros(shape[0], np.float32)
     facts = {
-        **_transformer(n_embd, 1, n_ctx_train),
+        **transformer(n_embd, 1, n_ctx_train),
         "attention.head_count_kv": N_HEAD,
         "attention.layer_norm_epsilon": 1e-5,
     }
-    return _write(path, "gpt2", facts, vocab, tensors, chat_template)
+    return write_gguf(path, "gpt2", facts, vocab, tensors, chat_template)
 
 
 def _one_hot(nexts: Sequence[int], n_vocab: int) -> tuple[F32, F32]:
@@ -616,13 +617,13 @@ def write_bert(path: Path, *, seed: int = 0, n_embd: int = 32, n_ctx_train: int 
         tensors[f"{norm}.weight"] = np.ones(n_embd, np.float32)
         tensors[f"{norm}.bias"] = np.zeros(n_embd, np.float32)
     facts = {
-        **_transformer(n_embd, 1, n_ctx_train),
+        **transformer(n_embd, 1, n_ctx_train),
         "attention.head_count_kv": N_HEAD,
         "attention.layer_norm_epsilon": 1e-5,
         "attention.causal": False,
         "pooling_type": int(gguf.PoolingType.MEAN),
     }
-    return _write(path, "bert", facts, vocab, tensors)
+    return write_gguf(path, "bert", facts, vocab, tensors)
 
 
 def write_t5_encoder_decoder(
@@ -645,17 +646,17 @@ def write_t5_encoder_decoder(
         )
         tensors |= weights.feed_forward(f"{side}.blk.0", n_embd, 2 * n_embd)
     facts = {
-        **_transformer(n_embd, 1, 256),
+        **transformer(n_embd, 1, 256),
         "attention.head_count_kv": N_HEAD,
         "attention.relative_buckets_count": buckets,
         "decoder_start_token_id": 1,
     }
-    return _write(path, "t5", facts, vocab, tensors)
+    return write_gguf(path, "t5", facts, vocab, tensors)
 
 
 def write_vocab_only(path: Path, *, vocab: Vocab = SPM) -> Path:
     """A Llama's whole header and tokenizer, and not one tensor."""
-    return _write(path, "llama", _transformer(32, 2, 256), vocab, {})
+    return write_gguf(path, "llama", transformer(32, 2, 256), vocab, {})
 
 
 def write_without_tokenizer(path: Path) -> Path:
@@ -663,7 +664,7 @@ def write_without_tokenizer(path: Path) -> Path:
     n_embd, n_layer = 32, 2
     weights = Weights()
     tensors = weights.ends(SPM, n_embd, 1.0) | weights.llama_layers(n_embd, n_layer)
-    return _write(path, "llama", _transformer(n_embd, n_layer, 256), None, tensors)
+    return write_gguf(path, "llama", transformer(n_embd, n_layer, 256), None, tensors)
 
 
 def truncate(path: Path, fraction: float) -> Path:
@@ -676,7 +677,7 @@ def truncate(path: Path, fraction: float) -> Path:
 # Into the file
 
 
-def _transformer(n_embd: int, n_layer: int, n_ctx_train: int) -> dict[str, int | float]:
+def transformer(n_embd: int, n_layer: int, n_ctx_train: int) -> dict[str, int | float]:
     return {
         "context_length": n_ctx_train,
         "embedding_length": n_embd,
@@ -691,12 +692,12 @@ def _transformer(n_embd: int, n_layer: int, n_ctx_train: int) -> dict[str, int |
     }
 
 
-def _write(
+def write_gguf(
     path: Path,
     architecture: str,
     facts: Header,
     vocab: Vocab | None,
-    tensors: Mapping[str, F32],
+    tensors: Mapping[str, npt.NDArray[Any]],
     chat_template: str | None = None,
 ) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
