@@ -15,8 +15,8 @@ from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import MTP, DraftFile, HeadFacts, check_model, head_of, own_head
-from ggufspec.models.shape import ModelShape, shape_of
+from ggufspec.models.heads import DraftFile, HeadFacts, check_model
+from ggufspec.models.shape import ModelShape, draft_shape, shape_of
 from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
@@ -80,12 +80,8 @@ class Fit:
         self._target = shape_of(header)
         self._draft: ModelShape | None = None
         self.head: HeadFacts | None = None
-        if options.draft == MTP:
-            self.head = own_head(header)
-        elif options.draft is not None:
-            of_draft = read_header(options.draft)
-            self.head = head_of(header, of_draft)
-            self._draft = shape_of(of_draft)
+        if options.draft is not None:
+            self._draft, self.head = draft_shape(header, options.draft)
         if options.n_ctx == 0:
             options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
         self._options = options

@@ -109,10 +109,15 @@ class Header:
             digest.update(len(token).to_bytes(4, "little") + token)
         return digest.hexdigest()[:16]
 
+    @cached_property
+    def tensor_names(self) -> frozenset[str]:
+        """The names of its tensors."""
+        return frozenset(tensor.name for tensor in self.tensors)
+
     @property
     def is_tied(self) -> bool:
         """Whether the output matrix is the token embedding."""
-        return all(tensor.name != "output.weight" for tensor in self.tensors)
+        return "output.weight" not in self.tensor_names
 
     @property
     def n_tensor_bytes(self) -> int:

@@ -13,6 +13,7 @@ from ggufspec.models.header import Header, open_gguf
 from ggufspec.models.vocabulary_overlap import has_same_tokens
 
 MTP: Final = "mtp"  # as a draft: the head in the target's own file
+EAGLE3 = "eagle3"  # an architecture
 DraftFile = Path | Literal["mtp"]
 
 # From the source of llama.cpp as vendored in llama-cpp-python 0.3.36 (src/models/). A newer one may
@@ -29,7 +30,6 @@ _LAYER_INPUTS = (
     *("lfm2moe", "llama", "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige"),
     *("nemotron_h", "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
 )
-_EAGLE3 = "eagle3"
 _N_TARGET_LAYERS = 3
 _UNSUPPORTED = {
     "dflash": "a DFlash draft",
@@ -64,7 +64,7 @@ def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
             f"{draft.paths[0]} is {what}: not supported yet. Use an MTP head, an EAGLE-3 head or a "
             "small model as the draft"
         )
-    if draft.architecture == _EAGLE3:
+    if draft.architecture == EAGLE3:
         return _eagle3(target, draft)
     return _sidecar(target, draft) if is_head(draft) else None
 
@@ -81,10 +81,13 @@ def own_head(target: Header) -> HeadFacts:
 
 def is_head(header: Header) -> bool:
     """Whether a file is a draft head, without a model that could write text."""
-    is_alone = header.n_mtp_layers > 0 and (
-        header.n_mtp_layers == header.n_layers or "blk.0.attn_norm.weight" not in _names(header)
-    )
-    return is_alone or header.architecture in {_EAGLE3, *_UNSUPPORTED}
+    return is_mtp_alone(header) or header.architecture in {EAGLE3, *_UNSUPPORTED}
+
+
+def is_mtp_alone(header: Header) -> bool:
+    """Whether a file has layers for multi-token prediction, and no others."""
+    has_others = "blk.0.attn_norm.weight" in header.tensor_names and header.mtp_layers.start > 0
+    return header.n_mtp_layers > 0 and not has_others
 
 
 def check_model(header: Header) -> None:
@@ -98,7 +101,7 @@ def check_model(header: Header) -> None:
 
 def head_text(header: Header) -> str:
     """What `models show` says of a head: of the file itself, or in it; empty without one."""
-    if header.architecture == _EAGLE3:
+    if header.architecture == EAGLE3:
         layers = ", ".join(map(str, header.values.get("eagle3.target_layers") or ["unknown"]))
         width = header.number("target_hidden_size", 0)
         return f"is an EAGLE-3 head for models of width {width}, layers {layers}"
@@ -112,18 +115,14 @@ def head_text(header: Header) -> str:
 
 def _kind(header: Header) -> str:
     named = _UNSUPPORTED.get(header.architecture)
-    return named or ("an EAGLE-3 head" if header.architecture == _EAGLE3 else "an MTP head")
-
-
-def _names(header: Header) -> set[str]:
-    return {tensor.name for tensor in header.tensors}
+    return named or ("an EAGLE-3 head" if header.architecture == EAGLE3 else "an MTP head")
 
 
 def _why_no_mtp(header: Header) -> str:
     """Why the MTP head of a file cannot be used; empty: it can."""
     n, of = header.n_mtp_layers, header.architecture
     needed = {f"blk.{i}.nextn.eh_proj.weight" for i in header.mtp_layers}
-    if not n or not needed <= _names(header):
+    if not n or not needed <= header.tensor_names:
         return "has no MTP head (its conversion left it out, or the model has none)"
     if of not in _MTP_ARCHITECTURES:
         return f"has an MTP head, but llama.cpp runs none of the architecture {of}"
@@ -158,7 +157,7 @@ def _eagle3(target: Header, draft: Header) -> HeadFacts:
     width, read = target.number("embedding_length"), draft.number("target_hidden_size", 0)
     if read != width:
         raise _misfit(draft, f"made for a target of width {read}, and the target has {width}")
-    found = draft.values.get(f"{_EAGLE3}.target_layers")
+    found = draft.values.get(f"{EAGLE3}.target_layers")
     layers = tuple(found) if isinstance(found, list) else ()
     if len(layers) != _N_TARGET_LAYERS or not all(isinstance(each, int) for each in layers):
         raise _damaged(draft, f"its target_layers are {found}; they must be three layers")

@@ -7,6 +7,15 @@ from dataclasses import dataclass, replace
 from ggufspec.errors import ModelError
 from ggufspec.models import names
 from ggufspec.models.header import Header, layer_of, read_header
+from ggufspec.models.heads import (
+    EAGLE3,
+    MTP,
+    DraftFile,
+    HeadFacts,
+    head_of,
+    is_mtp_alone,
+    own_head,
+)
 from ggufspec.models.pull import locate
 from ggufspec.models.quantization import file_type_of, header_of
 from ggufspec.models.quants import quant_of
@@ -16,6 +25,7 @@ from ggufspec.models.tensors import Tensor
 _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
 _EXPERTS = "_exps."
+_OWN_INPUT, _OWN_OUTPUT = "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
 _STATE_VALUE_BYTES = 4
 _USUAL_MIX = "Q4_K_M"  # for the proportions of a quantization that is not in FILE_TYPES
 
@@ -43,6 +53,10 @@ class ModelShape:
     n_input_bytes: the token embedding, of which a pass reads a row for each token. n_output_bytes:
     everything after the last layer, and the embedding again where it is_tied to the output.
     is_exact: sizes come from a file; otherwise they are estimates. matrix_type: see Header.
+    Layers that are not loaded, such as those of a head that is not used, count with 0 bytes.
+    Of a head, n_shared_bytes: those of the output that are the target's, so read but not stored
+    again; n_row_values: numbers of hidden states that it needs for each token of a batch;
+    is_inside: it is in the target's file, and on the target's devices.
     """
 
     name: str
@@ -59,6 +73,9 @@ class ModelShape:
     matrix_type: str = "unknown"
     is_tied: bool = False
     is_exact: bool = True
+    n_shared_bytes: int = 0
+    n_row_values: int = 0
+    is_inside: bool = False
 
     @property
     def n_layers(self) -> int:
@@ -67,9 +84,9 @@ class ModelShape:
 
     @property
     def n_bytes(self) -> int:
-        """Size of all weights in the file."""
+        """Size of all weights that are loaded."""
         ends = self.n_output_bytes if self.is_tied else self.n_input_bytes + self.n_output_bytes
-        return ends + sum(at.n_bytes for at in self.layers)
+        return ends - self.n_shared_bytes + sum(at.n_bytes for at in self.layers)
 
     @property
     def n_pass_bytes(self) -> int:
@@ -83,7 +100,10 @@ class ModelShape:
 
 
 def shape_of(header: Header) -> ModelShape:
-    """The shape of a model, from its header. Raises ModelError for impossible numbers."""
+    """The shape of a model, from its header. Raises ModelError for impossible numbers.
+
+    Layers for multi-token prediction are not loaded, except those in a file of their own.
+    """
     n_layers, n_embd = header.n_layers, header.number("embedding_length")
     if not 1 <= n_layers <= _N_MOST_LAYERS or not n_embd:
         raise ModelError(
@@ -93,20 +113,23 @@ def shape_of(header: Header) -> ModelShape:
     _check_numbers(header, n_embd)
     _check_tokens(header)
     n_heads = max(header.numbers("attention.head_count", 0))
-    by_layer: list[list[Tensor]] = [[] for _ in range(n_layers)]
-    n_input = n_output = 0
+    is_tied = header.is_tied and header.architecture != EAGLE3
+    used = header.mtp_layers if is_mtp_alone(header) else range(header.mtp_layers.start)
+    n_input = n_output = n_params = 0
     for tensor in header.tensors:
         if (layer := layer_of(tensor.name)) is not None:
-            by_layer[min(layer, n_layers - 1)].append(tensor)
-        elif tensor.name.startswith(_INPUT):
+            n_params += tensor.n_values if layer in used else 0
+            continue
+        n_params += tensor.n_values
+        if tensor.name.startswith(_INPUT):
             n_input += tensor.n_bytes
-            if header.is_tied and tensor.name == "token_embd.weight":
+            if is_tied and tensor.name == "token_embd.weight":
                 n_output += tensor.n_bytes  # also read as the output matrix
         else:
             n_output += tensor.n_bytes
     return ModelShape(
         name=header.name,
-        layers=_layers(header, by_layer, n_embd),
+        layers=_layers(header, n_embd, used),
         n_input_bytes=n_input,
         n_output_bytes=n_output,
         n_embd=n_embd,
@@ -115,9 +138,49 @@ def shape_of(header: Header) -> ModelShape:
         n_embd_head=header.number("attention.key_length", n_embd // n_heads if n_heads else 0),
         n_vocab=header.n_vocab,
         n_ctx_train=header.n_ctx,
-        n_params=max(header.n_params, 1),
+        n_params=max(n_params, 1),
         matrix_type=header.matrix_type,
-        is_tied=header.is_tied,
+        is_tied=is_tied,
+    )
+
+
+def draft_shape(target: Header, draft: DraftFile) -> tuple[ModelShape, HeadFacts | None]:
+    """The shape of a draft beside its target; if it is a head, with its facts.
+
+    Raises ModelError and VocabError for a head that does not fit the target.
+    """
+    if draft == MTP:
+        head = own_head(target)
+        return _head_shape(target, None, head), head
+    header = read_header(draft)
+    found = head_of(target, header)
+    return _head_shape(target, header, found) if found else shape_of(header), found
+
+
+def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelShape:
+    of_target = shape_of(target)
+    shared, n_embd = of_target.n_output_bytes, of_target.n_embd
+    n_rows = (len(head.target_layers) or 1) * n_embd
+    if draft is not None:
+        made = shape_of(draft)
+        made = replace(made, n_row_values=n_rows + made.n_embd)
+        if "output.weight" in draft.tensor_names or made.is_tied:
+            return made
+        return replace(made, n_output_bytes=made.n_output_bytes + shared, n_shared_bytes=shared)
+    layers = _layers(target, n_embd, target.mtp_layers)[target.mtp_layers.start :]
+    if any(tensor.name.endswith(_OWN_OUTPUT) for tensor in target.mtp_tensors):
+        shared = 0
+    return replace(
+        of_target,
+        name=f"the MTP head of {of_target.name}",
+        layers=layers,
+        n_input_bytes=0,
+        n_output_bytes=shared,
+        n_shared_bytes=shared,
+        n_params=sum(tensor.n_values for tensor in target.mtp_tensors),
+        is_tied=False,
+        n_row_values=n_rows + n_embd,
+        is_inside=True,
     )
 
 
@@ -160,19 +223,31 @@ def _check_tokens(header: Header) -> None:
             )
 
 
-def _layers(header: Header, tensors: list[list[Tensor]], n_embd: int) -> tuple[Layer, ...]:
+def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
+    """All layers; those that are not used have no bytes."""
     n_experts = header.number("expert_count", 0)
     n_used = header.number("expert_used_count", 0)
     share = n_used / n_experts if 0 < n_used < n_experts else 1.0
     n_state = _state_bytes(header, n_embd)
+    tensors: list[list[Tensor]] = [[] for _ in range(header.n_layers)]
+    for tensor in header.tensors:
+        if (layer := layer_of(tensor.name)) is not None:
+            tensors[min(layer, header.n_layers - 1)].append(tensor)
     made = []
-    for n_kv, of in zip(_kv_values(header, n_embd), tensors, strict=True):
+    for i, (n_kv, of) in enumerate(zip(_kv_values(header, n_embd), tensors, strict=True)):
+        if i not in used:
+            made.append(Layer(0, 0, 0))
+            continue
         n_bytes = sum(tensor.n_bytes for tensor in of)
         n_expert_bytes = sum(tensor.n_bytes for tensor in of if _EXPERTS in tensor.name)
+        n_lookup = sum(tensor.n_bytes for tensor in of if tensor.name.endswith(_OWN_INPUT))
+        n_active = n_bytes - n_lookup - round(n_expert_bytes * (1 - share))
+        if i in header.mtp_layers:
+            n_active //= len(header.mtp_layers)  # a step computes one of them
         made.append(
             Layer(
                 n_bytes=n_bytes,
-                n_active_bytes=n_bytes - round(n_expert_bytes * (1 - share)),
+                n_active_bytes=n_active,
                 n_kv_values=n_kv,
                 n_state_bytes=0 if n_kv else n_state,
             )
@@ -189,7 +264,8 @@ def _kv_values(header: Header, n_embd: int) -> list[int]:
         own = n_embd // n_heads if n_heads else 0
         n_key = header.number("attention.key_length", own)
         n_value = header.number("attention.value_length", own)
-        has_attention = n_heads and (not interval or (i + 1) % interval == 0)
+        is_full = not interval or (i + 1) % interval == 0 or i in header.mtp_layers
+        has_attention = n_heads and is_full
         found.append(n_kv_heads * (n_key + n_value) if has_attention else 0)
     return found
 

@@ -55,16 +55,17 @@ class ModelMemory:
         self.compute = compute_bytes(shape, caches)
         # Bytes of each layer and its cache, the last first, since llama.cpp offloads those first.
         self.units = (
-            shape.n_output_bytes,
+            shape.n_output_bytes - shape.n_shared_bytes,
             *(at.n_bytes + _cached(at, caches) for at in reversed(shape.layers)),
         )
         self._sums = [0, *accumulate(self.units)]
+        self._rows = 4 * shape.n_row_values * min(caches.n_batch, caches.n_ctx)
 
     def use(self, n_gpu_layers: int) -> MemoryUse:
         """The memory with `n_gpu_layers` layers on one GPU."""
         on_gpu = self._sums[n_gpu_layers]
         buffers = self.compute if n_gpu_layers else 0
-        host = self.shape.n_input_bytes + self._sums[-1] - on_gpu + self.compute
+        host = self.shape.n_input_bytes + self._sums[-1] - on_gpu + self.compute + self._rows
         return MemoryUse(on_gpu + buffers, host)
 
     def split(self, n_gpu_layers: int, rooms: Sequence[int], n_remote: int = 0) -> list[int] | None:

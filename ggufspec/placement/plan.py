@@ -140,7 +140,7 @@ def alternatives(
         found = [("chosen: no draft", alone), ("with the draft", chosen)]
     else:
         found = [("chosen", chosen), ("no draft", alone)]
-    if draft and len(machine.gpus) > machine.n_remote:
+    if draft and not draft.is_inside and len(machine.gpus) > machine.n_remote:
         half, whole = draft.n_layers // 2, draft.n_layers + 1
         found += [
             ("draft on CPU", other(n_gpu_layers_draft=0)),
@@ -160,7 +160,7 @@ def describe(
     if machine.gpus:
         where = f"{plan.n_gpu_layers} of {target.n_layers + 1} layers of the target"
         n_here = len(machine.gpus) - machine.n_remote
-        if draft and n_here:
+        if draft and n_here and not draft.is_inside:
             where += f" and {plan.n_gpu_layers_draft} of {draft.n_layers + 1} of the draft"
         places = [counted(machine.n_remote, "RPC device")] if machine.n_remote else []
         if n_here:
@@ -216,6 +216,8 @@ def _best(
             for i, gpu in enumerate(machine.gpus)
         ]
         for n_gpu_layers in _target_places(memory, rooms, options, machine.n_remote):
+            if draft and draft.is_inside and bool(n_gpu_layers) != bool(n_gpu_layers_draft):
+                continue
             split = memory.split(n_gpu_layers, rooms, machine.n_remote)
             is_draft_in = draft_gpu is None or rooms[draft_gpu] >= 0
             fits_gpus = split is not None and is_draft_in
@@ -247,6 +249,14 @@ def _best(
 def _draft_places(
     memory: ModelMemory | None, machine: Machine, options: PlacementOptions
 ) -> Iterator[tuple[int, int | None]]:
+    """GPU layers of the draft, and its GPU; a head in the target's file is where the target is."""
+    if memory and memory.shape.is_inside and machine.gpus:
+        asked = options.n_gpu_layers
+        n = memory.n_units if asked is None or asked < 0 else min(asked, memory.n_units)
+        yield n, len(machine.gpus) - 1 if n else None
+        if asked is None:
+            yield 0, None
+        return
     here = range(machine.n_remote, len(machine.gpus))
     if memory is None or not here or options.n_gpu_layers_draft == 0:
         yield 0, None

@@ -70,12 +70,13 @@ class PassTimes:
         self._share = n_active / max(sum(at.n_bytes for at in shape.layers), 1) or 1.0
         units = (shape.n_output_bytes, *(at.n_active_bytes for at in reversed(shape.layers)))
         self._sums = list(accumulate(units, initial=0))
+        self._n_computed = list(accumulate(map(bool, units), initial=0))
 
     def seconds(self, n_gpu_layers: int, n_tokens: int = 1) -> float:
         """The predicted seconds of a pass over `n_tokens` tokens."""
         at = self._bandwidths
         on_gpu = self._sums[n_gpu_layers]
-        gpu = on_gpu / at.gpu + n_gpu_layers * _LAYER_SECONDS
+        gpu = on_gpu / at.gpu + self._n_computed[n_gpu_layers] * _LAYER_SECONDS
         host = (self._sums[-1] - on_gpu) / self._host
         return gpu * self._times(n_tokens, at.gpu_slope) + host * self._times(
             n_tokens, at.host_slope
