@@ -43,6 +43,8 @@ _FUNCTIONS = (  # called by the extension
     "llama_set_abort_callback",
 )
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
+# Tokens in a batch of an EAGLE-3 head, for which llama.cpp computes logits of each token.
+_EAGLE3_BATCH = 128
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _processes: set[int] = set()  # this one, if it has computed with several threads, or its parent
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -127,14 +129,16 @@ class Context:
             options.n_sequences > 1 and self.can_drop_tail and not model.has_windows
         )
         self.follower: Follower | None = None
-        self.head = head and head.facts
         self.n_hidden = 0  # numbers of the hidden states that it reads
         if head is not None:
             self.n_hidden = model.n_embd if head.facts.kind == "eagle3" else model.n_embd_out
         self._layer_skip = layer_skip
         self._n_rows = options.n_rows
         n_rows = options.n_rows * options.n_sequences
-        self.n_batch = max(min(options.n_batch, options.n_ctx), n_rows)
+        n_batch = min(options.n_batch, options.n_ctx)
+        if head is not None and head.facts.kind == "eagle3":
+            n_batch = min(n_batch, _EAGLE3_BATCH)
+        self.n_batch = max(n_batch, n_rows)
         self.n_vocab = model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}

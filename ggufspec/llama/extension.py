@@ -15,7 +15,8 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.errors import ModelError
+from ggufspec.errors import DecodeError, ModelError
+from ggufspec.llama.log import log
 
 _CONTEXT = ctypes.c_void_p
 _FLOATS = ctypes.POINTER(ctypes.c_float)
@@ -93,32 +94,25 @@ def use_head(context: int, i: int) -> None:
 def encode(context: int, features: NDArray[np.float32], width: int) -> NDArray[np.float32]:
     """What an EAGLE-3 context makes of `features` (n, 3 * width of the target): (n, width).
 
-    At most n_batch rows. Valid until the next decode. The caller checks for errors: None results
-    are raised as ModelError.
+    At most n_batch rows. Valid until the next decode. Raises DecodeError.
     """
     n = len(features)
-    positions = (ctypes.c_int32 * n)(*range(n))
-    counts = (ctypes.c_int32 * n)(*[1] * n)
-    sequence = (ctypes.c_int32 * 1)(0)
-    sequences = (ctypes.POINTER(ctypes.c_int32) * n)(
-        *[ctypes.cast(sequence, ctypes.POINTER(ctypes.c_int32))] * n
-    )
-    wanted = (ctypes.c_int8 * n)(*[1] * n)
     features = np.ascontiguousarray(features, np.float32)
+    # Without positions: llama.cpp then takes those after the cells of sequence 0, and uses none.
     batch = llama_cpp.llama_batch(
-        n_tokens=n,
-        embd=features.ctypes.data_as(_FLOATS),
-        pos=positions,
-        n_seq_id=counts,
-        seq_id=sequences,
-        logits=wanted,
+        n_tokens=n, embd=features.ctypes.data_as(_FLOATS), logits=(ctypes.c_int8 * n)(*[1] * n)
     )
-    if code := llama_cpp.llama_encode(context, batch):
-        raise ModelError(f"llama.cpp could not encode {n} rows of hidden states (code {code})")
+    log.inside += 1
+    try:
+        code = llama_cpp.llama_encode(context, batch)
+    finally:
+        log.inside -= 1
+    if code:
+        raise DecodeError(f"llama.cpp could not encode {n} rows of hidden states (code {code})")
     return hidden(context, n, width)
 
 
 def _rows(pointer: Any, n_rows: int, width: int) -> NDArray[np.float32]:
     if not pointer:
-        raise ModelError("llama.cpp kept no hidden states of the last batch")
+        raise DecodeError("llama.cpp kept no hidden states of the last batch")
     return np.ctypeslib.as_array(pointer, (n_rows, width))

@@ -14,10 +14,9 @@ from numpy.typing import NDArray
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension
-from ggufspec.llama.context import BatchPart, Context
+from ggufspec.llama.context import BatchPart, Context, HeadLink
 from ggufspec.llama.log import listening
 from ggufspec.llama.mapped_session import n_same
-from ggufspec.models.heads import HeadFacts
 
 Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
 
@@ -31,14 +30,13 @@ _MOST_UNREAD = 64
 class Head:
     """The context of a head, which follows what the target's context decodes."""
 
-    def __init__(self, target: Context, context: Context, facts: HeadFacts) -> None:
-        """`context`: made as that of a head of `target`, with as many sequences.
+    def __init__(self, link: HeadLink, context: Context) -> None:
+        """`context`: made with `link`, and with as many sequences as the target's.
 
         Raises ModelError if the loaded llama.cpp lacks what heads need.
         """
         self.context = context
-        self.facts = facts
-        self._target = target
+        self._target, self.facts = target, facts = link
         inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
         with listening():
             if facts.kind == "mtp" or len(inside) < len(facts.target_layers):
