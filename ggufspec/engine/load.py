@@ -167,6 +167,7 @@ def _load(
             shared,
             n_rows=options.n_draft_max + 1,
             n_threads=options.n_threads or found.n_threads,
+            n_rollback=options.n_rollback,
         )
         target_context = Context(target_model, of_target)
         stack.callback(target_context.close)

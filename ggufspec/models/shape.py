@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ggufspec.errors import ModelError
@@ -17,6 +18,10 @@ _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
 _EXPERTS = "_exps."
 _STATE_VALUE_BYTES = 4
+_RECURRENT = (".ssm_", ".shortconv.", ".time_mix_")  # tensors of layers that have a state
+# Architectures whose states llama.cpp can roll back (llm_arch_supports_rs_rollback), as far as
+# `_state_bytes` has the size of the state.
+_ROLLED_BACK = frozenset(("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe"))
 _USUAL_MIX = "Q4_K_M"  # for the proportions of a quantization that is not in FILE_TYPES
 
 
@@ -43,6 +48,7 @@ class ModelShape:
     n_input_bytes: the token embedding, of which a pass reads a row for each token. n_output_bytes:
     everything after the last layer, and the embedding again where it is_tied to the output.
     is_exact: sizes come from a file; otherwise they are estimates. matrix_type: see Header.
+    can_roll_back: llama.cpp can keep earlier recurrent states.
     """
 
     name: str
@@ -59,6 +65,7 @@ class ModelShape:
     matrix_type: str = "unknown"
     is_tied: bool = False
     is_exact: bool = True
+    can_roll_back: bool = False
 
     @property
     def n_layers(self) -> int:
@@ -118,6 +125,7 @@ def shape_of(header: Header) -> ModelShape:
         n_params=max(header.n_params, 1),
         matrix_type=header.matrix_type,
         is_tied=header.is_tied,
+        can_roll_back=header.architecture in _ROLLED_BACK,
     )
 
 
@@ -174,7 +182,7 @@ def _layers(header: Header, tensors: list[list[Tensor]], n_embd: int) -> tuple[L
                 n_bytes=n_bytes,
                 n_active_bytes=n_bytes - round(n_expert_bytes * (1 - share)),
                 n_kv_values=n_kv,
-                n_state_bytes=0 if n_kv else n_state,
+                n_state_bytes=n_state if _has_state(of) else 0,
             )
         )
     return tuple(made)
@@ -194,11 +202,17 @@ def _kv_values(header: Header, n_embd: int) -> list[int]:
     return found
 
 
+def _has_state(tensors: Sequence[Tensor]) -> bool:
+    return any(part in tensor.name for tensor in tensors for part in _RECURRENT)
+
+
 def _state_bytes(header: Header, n_embd: int) -> int:
     n_inner, n_state = header.number("ssm.inner_size", 0), header.number("ssm.state_size", 0)
     n_groups, n_conv = header.number("ssm.group_count", 0), header.number("ssm.conv_kernel", 0)
     n_values = max(n_conv - 1, 0) * (n_inner + 2 * n_groups * n_state) + n_state * n_inner
-    n_values += (2 + header.number("wkv.head_size", 0)) * n_embd if not n_inner else 0
+    n_values += n_embd * max(header.number("shortconv.l_cache", 1) - 1, 0)
+    if n_head := header.number("wkv.head_size", 0):
+        n_values += (header.number("token_shift_count", 2) + n_head) * n_embd
     return n_values * _STATE_VALUE_BYTES
 
 
