@@ -13,10 +13,12 @@ constexpr size_t kNodesPerClock = 8;  // reading the clock at each node took 3 %
 
 }  // namespace
 
-Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden)
+Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
+                 size_t n_rollback)
     : functions_(functions),
       context_(context),
       memory_(memory),
+      n_rollback_(n_rollback),
       held_(n_sequences),
       tokens_(n_batch),
       positions_(n_batch),
@@ -51,16 +53,27 @@ int32_t Context::resume(size_t sequence, const int32_t * tokens, size_t n_most) 
     return truncate(sequence, n) ? static_cast<int32_t>(n) : -1;
 }
 
-void Context::forget(size_t sequence, size_t n_tokens) {
+void Context::begin_restore(size_t sequence, size_t n_tokens) {
     Held & held = held_[sequence];
     held.cells.resize(std::min(n_tokens, held.cells.size()));
     held.is_clean = false;
+    held.n_droppable = -1;
 }
 
 bool Context::truncate(size_t sequence, size_t n_tokens) {
-    forget(sequence, n_tokens);
     Held & held = held_[sequence];
-    return held.is_clean = functions_.seq_rm(memory_, held.id, static_cast<int32_t>(n_tokens), -1);
+    const int32_t n_kept = static_cast<int32_t>(std::min(n_tokens, held.cells.size()));
+    const int32_t n_dropped = static_cast<int32_t>(held.cells.size()) - n_kept;
+    // llama.cpp would also roll back to states that the last batch has not written.
+    const bool is_kept = n_rollback_ == 0 || n_kept == 0 || n_dropped <= held.n_droppable;
+    held.cells.resize(n_kept);
+    held.is_clean = is_kept && functions_.seq_rm(memory_, held.id, n_kept, -1);
+    if (!held.is_clean) {
+        held.n_droppable = -1;
+    } else if (n_kept == 0 || n_dropped > 0) {
+        held.n_droppable = 0;  // until the next batch
+    }
+    return held.is_clean;
 }
 
 void Context::copy_prefix(size_t source, size_t sequence, size_t n_tokens) {
@@ -95,7 +108,10 @@ void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size
 int32_t Context::run(std::function<bool()> is_interrupted) {
     const Batch batch{static_cast<int32_t>(n_added_), tokens_.data(),    n_hidden_ ? hidden_.data() : nullptr, positions_.data(),
                       n_sequences_.data(),            sequences_.data(), wanted_.data()};
-    for (const Part & part : parts_) part.held->is_clean = false;
+    for (const Part & part : parts_) {
+        part.held->is_clean = false;
+        part.held->n_droppable = -1;
+    }
     const auto start = Clock::now();
     next_check_ = start + kCheckInterval;
     is_interrupted_ = std::move(is_interrupted);
@@ -108,6 +124,7 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
     for (const Part & part : parts_) {
         part.held->cells.insert(part.held->cells.end(), tokens, tokens + part.n_tokens);
         part.held->is_clean = true;
+        part.held->n_droppable = static_cast<int32_t>(std::min(n_rollback_, part.n_tokens - 1));
         tokens += part.n_tokens;
     }
     return 0;

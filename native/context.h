@@ -34,7 +34,9 @@ struct Functions {
 class Context {
 public:
     // n_hidden: the width of the hidden states that each token of a batch has beside it, 0 without them.
-    Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden);
+    // n_rollback: see ContextOptions in context.py; 0 where llama.cpp itself refuses what it cannot drop.
+    Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
+            size_t n_rollback);
     Context(const Context &) = delete;  // a batch has pointers into this object
     Context & operator=(const Context &) = delete;
 
@@ -48,8 +50,10 @@ public:
     // Drops the tokens from position n_tokens on. False: this kind of memory cannot drop a tail.
     bool truncate(size_t sequence, size_t n_tokens);
 
-    // Counts tokens from position n_tokens on as not held, even if llama.cpp still holds some of them.
-    void forget(size_t sequence, size_t n_tokens);
+    // Restoring a checkpoint of n_tokens: begin_restore, llama.cpp's function, end_restore if it succeeded.
+    // Between them, the tokens from there on count as not held, and no tail can be dropped.
+    void begin_restore(size_t sequence, size_t n_tokens);
+    void end_restore(size_t sequence) { held_[sequence].n_droppable = 0; }
 
     // Makes a sequence hold the first n_tokens of another, and nothing else. They share cells.
     void copy_prefix(size_t source, size_t sequence, size_t n_tokens);
@@ -78,6 +82,7 @@ private:
         int32_t id;
         std::vector<int32_t> cells;  // the tokens that the sequence holds; llama.cpp may hold more of them
         bool is_clean = true;        // false: llama.cpp may hold more, after a failure or a refused truncation
+        int32_t n_droppable = 0;     // with n_rollback: tokens whose states are kept; -1: the state is not that of cells
     };
     struct Part {
         Held * held;
@@ -91,6 +96,7 @@ private:
     Functions functions_;
     void * context_;
     void * memory_;
+    size_t n_rollback_;
     std::vector<Held> held_;
     std::vector<Part> parts_;
     size_t n_added_ = 0;

@@ -178,11 +178,12 @@ def _load(
             shared,
             n_rows=options.n_draft_max + 1,
             n_threads=options.n_threads or found.n_threads,
+            n_rollback=options.n_rollback,
         )
         target_context = Context(target_model, of_target)
         stack.callback(target_context.close)
         draft_context = None
-        link = head and HeadLink(target_context, head)
+        link = None if head is None else HeadLink(target_context, head)
         if draft_model is not None:
             usual = 1 if draft_model.n_bytes < _TINY_BYTES else options.n_threads
             of_draft = replace(

@@ -54,8 +54,12 @@ Checkpoint = NDArray[np.uint8]  # the state of recurrent layers, which cannot be
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """How a context is made. n_ctx: tokens for each sequence; n_rows: the most rows of logits for
-    each sequence in one decode."""
+    """How a context is made.
+
+    n_ctx: tokens for each sequence; n_rows: the most rows of logits for each sequence in one
+    decode. n_rollback: recurrent states to keep of each sequence, so that as many tokens at the end
+    of the last decode can be dropped; each takes as much memory as the state.
+    """
 
     n_ctx: int
     n_rows: int = 1
@@ -65,6 +69,7 @@ class ContextOptions:
     flash_attention: str = defaults.FLASH_ATTENTION
     type_k: str = defaults.KV_TYPE
     type_v: str = defaults.KV_TYPE
+    n_rollback: int = 0
 
 
 class BatchPart(NamedTuple):
@@ -124,10 +129,8 @@ class Context:
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
         # sequence that goes back would miss them.
-        self.can_drop_tail = head is not None or model.can_drop_tail
-        self.can_share_passes = (
-            options.n_sequences > 1 and self.can_drop_tail and not model.has_windows
-        )
+        can_drop_tail = head is not None or model.can_drop_tail
+        self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not model.has_windows
         self.follower: Follower | None = None
         self.n_hidden = 0  # numbers of the hidden states that it reads
         if head is not None:
@@ -143,6 +146,10 @@ class Context:
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}
         self._pointer: int | None = self._make(options, head)
+        n_rollback = int(llama_cpp.llama_n_rs_seq(self._pointer))  # 0: not by this architecture
+        # How many tokens at the end of the last decode can be dropped, all but its first at most;
+        # None: all that are held.
+        self.n_droppable = None if can_drop_tail else n_rollback
         try:
             memory = llama_cpp.llama_get_memory(self._pointer)
             if not memory:
@@ -157,6 +164,7 @@ class Context:
                     self.n_batch,
                     self.n_sequences,
                     self.n_hidden,
+                    n_rollback,
                     **_addresses(),
                 )
         except BaseException:
@@ -175,6 +183,8 @@ class Context:
         params.n_seq_max = options.n_sequences
         params.kv_unified = self.can_share_passes
         params.n_outputs_max = options.n_rows * options.n_sequences
+        # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.
+        params.n_rs_seq = max(min(options.n_rollback, self.n_batch - 2), 0)
         params.n_threads = params.n_threads_batch = self.n_threads
         is_quantized = not {options.type_k, options.type_v} <= {"f32", "f16", "bf16"}
         if options.flash_attention == "off" and is_quantized:
@@ -243,8 +253,8 @@ class Context:
     def resume(self, tokens: array[int], n_most: int, sequence: int = 0) -> int:
         """Truncate a sequence to its common prefix with the first `n_most` of `tokens`.
 
-        Returns how many tokens remain; -1 if the tail cannot be dropped, so that a checkpoint has
-        to be restored.
+        Returns how many tokens remain; -1 if the tail cannot be dropped, see `n_droppable`: then a
+        checkpoint has to be restored.
         """
         return self._open().resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
 
@@ -355,13 +365,14 @@ class Context:
 
     def restore(self, saved: Checkpoint, n_cells: int, sequence: int = 0) -> None:
         """Go back to a checkpoint of `n_cells` tokens; the caller then truncates to that length."""
-        self._open().forget(n_cells, sequence)
+        self._open().begin_restore(n_cells, sequence)
         read = llama_cpp.llama_state_seq_set_data_ext(
             self.pointer, _bytes_of(saved), saved.size, sequence, _PARTIAL
         )
         if read == 0:
             self.truncate(0, sequence)
             raise DecodeError(f"llama.cpp did not restore {saved.size} bytes of the model's state")
+        self._open().end_restore(sequence)
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""
