@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from typing import Any, Literal
 import gguf
 import numpy as np
 import numpy.typing as npt
-from tiny import F32, SPM, Header, Vocab, transformer, write_gguf
+from tiny import BPE, F32, SPM, Header, Vocab, transformer, write_gguf
 
 Sees = Literal["hidden", "attention"]
 Part = Literal["all", "trunk", "head"]
@@ -22,6 +23,15 @@ N_ROT = 8
 N_FF = 32
 PEAK = 100.0  # how far the attention score of the wanted token is above the others'
 UNSPOKEN = -8.0  # the logit of control, byte and padding tokens
+
+
+# 24 tokens of a sign or digit each, and the end: texts whose distribution can be enumerated
+SMALL = dataclasses.replace(
+    BPE.with_size(24).with_token("<|im_end|>", gguf.TokenType.CONTROL),
+    merges=("! !",),  # llama.cpp wants one
+    bos=None,
+    eos=24,
+)
 
 
 # The table
@@ -165,7 +175,7 @@ class Head:
         return logits
 
     def logits(self, tokens: Sequence[int], n_drafted: int = 0) -> F32:
-        """What the head computes after `tokens`, the last `n_drafted` of which it has drafted.
+        """What the head computes after `tokens`, of which the last `n_drafted` are its own.
 
         In a table with markers the hidden state names the class; so the head does not see it change
         at the last token, nor at drafted ones.
