@@ -137,8 +137,11 @@ def _load(
             rpc=servers.devices,
         )
         models = [stack.enter_context(closing(target_model))]
-        draft_model = vocab_map = None
-        if options.draft is not None and options.draft != MTP:
+        draft_model: Model | None = None
+        vocab_map = None
+        if options.draft == MTP:
+            draft_model = target_model
+        elif options.draft is not None:
             draft_model = Model(
                 options.draft,
                 mmap=options.mmap,
