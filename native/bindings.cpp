@@ -205,8 +205,8 @@ Function borrowed(uintptr_t address) {
     return reinterpret_cast<Function>(address);
 }
 
-void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences,
-                  uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
+void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
+                  size_t n_rollback, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
                   uintptr_t llama_memory_seq_cp, uintptr_t llama_set_abort_callback) {
     require(n_sequences >= 1, "Context: needs at least one sequence");
     const ggufspec::Functions functions{
@@ -217,7 +217,8 @@ void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory,
         borrowed<decltype(ggufspec::Functions::seq_cp)>(llama_memory_seq_cp),
         borrowed<decltype(ggufspec::Functions::set_abort_callback)>(llama_set_abort_callback),
     };
-    new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences);
+    new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences, n_hidden,
+                                n_rollback);
 }
 
 void require_sequence(const ggufspec::Context & self, size_t sequence) {
@@ -242,9 +243,14 @@ void copy_prefix(ggufspec::Context & self, size_t source, size_t sequence, size_
     self.copy_prefix(source, sequence, n_tokens);
 }
 
-void forget(ggufspec::Context & self, size_t n_tokens, size_t sequence) {
+void begin_restore(ggufspec::Context & self, size_t n_tokens, size_t sequence) {
     require_sequence(self, sequence);
-    self.forget(sequence, n_tokens);
+    self.begin_restore(sequence, n_tokens);
+}
+
+void end_restore(ggufspec::Context & self, size_t sequence) {
+    require_sequence(self, sequence);
+    self.end_restore(sequence);
 }
 
 bool drop_tail(ggufspec::Context & self, size_t n_tokens, size_t sequence) {
@@ -299,6 +305,14 @@ int32_t decode(ggufspec::Context & self, const std::vector<std::tuple<size_t, To
     return run_batch(self, [&] {
         for (const auto & [sequence, tokens, n_rows] : parts) self.add(sequence, tokens.data(), tokens.size(), n_rows);
     });
+}
+
+int32_t decode_hidden(ggufspec::Context & self, size_t sequence, TokenRow tokens, ConstMatrix hidden, size_t n_rows) {
+    require_sequence(self, sequence);
+    const size_t n = tokens.shape(0);
+    require(n >= 1 && n <= self.n_batch() && n_rows <= n, "decode_hidden: needs 1 to n_batch tokens, and at most as many rows");
+    require(hidden.shape(0) == n && hidden.shape(1) == self.n_hidden(), "decode_hidden: needs n_hidden numbers for each token");
+    return run_batch(self, [&] { self.add(sequence, tokens.data(), n, n_rows, hidden.data()); });
 }
 
 size_t update(ggufspec::Ngrams & self, TokenRow tokens) {
@@ -489,7 +503,8 @@ NB_MODULE(_native, m) {
         "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "block_bonus"_a = 0.0,
         "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
-        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, nb::kw_only(), "llama_decode"_a,
+        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_hidden"_a = 0,
+             "n_rollback"_a = 0, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a,
              "llama_set_abort_callback"_a)
         .def("n_common", &n_common, "tokens"_a.noconvert(), "sequence"_a = 0,
@@ -500,10 +515,13 @@ NB_MODULE(_native, m) {
              "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows), the tokens after those held, and keep\n"
              "logits of the last n_rows; returns llama_decode's code.\n\n"
              "On a CPU, raises in the middle of a long batch what a signal handler raises; none of the tokens is then held.")
+        .def("decode_hidden", &decode_hidden, "sequence"_a, "tokens"_a.noconvert(), "hidden"_a.noconvert(), "n_rows"_a,
+             "decode of one sequence, with a hidden state (n_tokens, n_hidden) beside each token.")
         .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "n_tokens"_a,
              "Make a sequence hold the first n_tokens of another, and nothing else.")
-        .def("forget", &forget, "n_tokens"_a, "sequence"_a = 0,
+        .def("begin_restore", &begin_restore, "n_tokens"_a, "sequence"_a = 0,
              "Count tokens from position n_tokens on as not held, before a checkpoint of that length is restored.")
+        .def("end_restore", &end_restore, "sequence"_a = 0, "The checkpoint has been restored.")
         .def("n_cells", &n_cells, "sequence"_a = 0, "How many tokens the sequence holds.")
         .def(
             "logits", [](const ggufspec::Context & self, int32_t i) { return reinterpret_cast<uintptr_t>(self.logits(i)); },

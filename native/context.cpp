@@ -13,16 +13,20 @@ constexpr size_t kNodesPerClock = 8;  // reading the clock at each node took 3 %
 
 }  // namespace
 
-Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences)
+Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
+                 size_t n_rollback)
     : functions_(functions),
       context_(context),
       memory_(memory),
+      n_rollback_(n_rollback),
       held_(n_sequences),
       tokens_(n_batch),
       positions_(n_batch),
       n_sequences_(n_batch, 1),
       sequences_(n_batch),
-      wanted_(n_batch) {
+      wanted_(n_batch),
+      n_hidden_(n_hidden),
+      hidden_(n_batch * n_hidden) {
     for (size_t s = 0; s < n_sequences; s++) held_[s].id = static_cast<int32_t>(s);
     functions_.set_abort_callback(context_, &Context::aborts, this);
 }
@@ -49,16 +53,27 @@ int32_t Context::resume(size_t sequence, const int32_t * tokens, size_t n_most) 
     return truncate(sequence, n) ? static_cast<int32_t>(n) : -1;
 }
 
-void Context::forget(size_t sequence, size_t n_tokens) {
+void Context::begin_restore(size_t sequence, size_t n_tokens) {
     Held & held = held_[sequence];
     held.cells.resize(std::min(n_tokens, held.cells.size()));
     held.is_clean = false;
+    held.n_droppable = -1;
 }
 
 bool Context::truncate(size_t sequence, size_t n_tokens) {
-    forget(sequence, n_tokens);
     Held & held = held_[sequence];
-    return held.is_clean = functions_.seq_rm(memory_, held.id, static_cast<int32_t>(n_tokens), -1);
+    const int32_t n_kept = static_cast<int32_t>(std::min(n_tokens, held.cells.size()));
+    const int32_t n_dropped = static_cast<int32_t>(held.cells.size()) - n_kept;
+    // llama.cpp would also roll back to states that the last batch has not written.
+    const bool is_kept = n_rollback_ == 0 || n_kept == 0 || n_dropped <= held.n_droppable;
+    held.cells.resize(n_kept);
+    held.is_clean = is_kept && functions_.seq_rm(memory_, held.id, n_kept, -1);
+    if (!held.is_clean) {
+        held.n_droppable = -1;
+    } else if (n_kept == 0 || n_dropped > 0) {
+        held.n_droppable = 0;  // until the next batch
+    }
+    return held.is_clean;
 }
 
 void Context::copy_prefix(size_t source, size_t sequence, size_t n_tokens) {
@@ -75,10 +90,13 @@ void Context::begin() {
     n_added_ = 0;
 }
 
-void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows) {
+void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden) {
     Held & held = held_[sequence];
     const size_t first = n_added_, end = n_added_ + n_tokens;
     std::copy(tokens, tokens + n_tokens, tokens_.begin() + first);
+    const auto hidden_first = hidden_.begin() + first * n_hidden_;
+    if (hidden) std::copy(hidden, hidden + n_tokens * n_hidden_, hidden_first);
+    else std::fill(hidden_first, hidden_first + n_tokens * n_hidden_, 0.0f);
     std::iota(positions_.begin() + first, positions_.begin() + end, static_cast<int32_t>(held.cells.size()));
     std::fill(sequences_.begin() + first, sequences_.begin() + end, &held.id);
     std::fill(wanted_.begin() + first, wanted_.begin() + (end - n_rows), 0);
@@ -88,9 +106,12 @@ void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size
 }
 
 int32_t Context::run(std::function<bool()> is_interrupted) {
-    const Batch batch{static_cast<int32_t>(n_added_), tokens_.data(),    nullptr,       positions_.data(),
+    const Batch batch{static_cast<int32_t>(n_added_), tokens_.data(),    n_hidden_ ? hidden_.data() : nullptr, positions_.data(),
                       n_sequences_.data(),            sequences_.data(), wanted_.data()};
-    for (const Part & part : parts_) part.held->is_clean = false;
+    for (const Part & part : parts_) {
+        part.held->is_clean = false;
+        part.held->n_droppable = -1;
+    }
     const auto start = Clock::now();
     next_check_ = start + kCheckInterval;
     is_interrupted_ = std::move(is_interrupted);
@@ -103,6 +124,7 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
     for (const Part & part : parts_) {
         part.held->cells.insert(part.held->cells.end(), tokens, tokens + part.n_tokens);
         part.held->is_clean = true;
+        part.held->n_droppable = static_cast<int32_t>(std::min(n_rollback_, part.n_tokens - 1));
         tokens += part.n_tokens;
     }
     return 0;

@@ -33,7 +33,10 @@ struct Functions {
 
 class Context {
 public:
-    Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences);
+    // n_hidden: the width of the hidden states that each token of a batch has beside it, 0 without them.
+    // n_rollback: see ContextOptions in context.py; 0 where llama.cpp itself refuses what it cannot drop.
+    Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
+            size_t n_rollback);
     Context(const Context &) = delete;  // a batch has pointers into this object
     Context & operator=(const Context &) = delete;
 
@@ -47,18 +50,21 @@ public:
     // Drops the tokens from position n_tokens on. False: this kind of memory cannot drop a tail.
     bool truncate(size_t sequence, size_t n_tokens);
 
-    // Counts tokens from position n_tokens on as not held, even if llama.cpp still holds some of them.
-    void forget(size_t sequence, size_t n_tokens);
+    // Restoring a checkpoint of n_tokens: begin_restore, llama.cpp's function, end_restore if it succeeded.
+    // Between them, the tokens from there on count as not held, and no tail can be dropped.
+    void begin_restore(size_t sequence, size_t n_tokens);
+    void end_restore(size_t sequence) { held_[sequence].n_droppable = 0; }
 
     // Makes a sequence hold the first n_tokens of another, and nothing else. They share cells.
     void copy_prefix(size_t source, size_t sequence, size_t n_tokens);
 
     // A batch: begin, then add once for each of its sequences, then run. Evaluates the tokens after
-    // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens.
+    // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens. `hidden`:
+    // (n_tokens, n_hidden), copied; null for zeros.
     // run returns llama_decode's code; unless it is 0, none of the tokens is held. On CPU backends, a
     // batch that takes long calls is_interrupted, in this thread and ten times a second, and ends if it is true.
     void begin();
-    void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows);
+    void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden = nullptr);
     int32_t run(std::function<bool()> is_interrupted);
 
     // The logits of token i of the last batch; null if llama.cpp keeps none of it.
@@ -68,6 +74,7 @@ public:
     double decode_seconds() const { return seconds_; }
     size_t n_batch() const { return tokens_.size(); }
     size_t n_sequences() const { return held_.size(); }
+    size_t n_hidden() const { return n_hidden_; }
     size_t n_cells(size_t sequence) const { return held_[sequence].cells.size(); }
 
 private:
@@ -75,6 +82,7 @@ private:
         int32_t id;
         std::vector<int32_t> cells;  // the tokens that the sequence holds; llama.cpp may hold more of them
         bool is_clean = true;        // false: llama.cpp may hold more, after a failure or a refused truncation
+        int32_t n_droppable = 0;     // with n_rollback: tokens whose states are kept; -1: the state is not that of cells
     };
     struct Part {
         Held * held;
@@ -88,12 +96,15 @@ private:
     Functions functions_;
     void * context_;
     void * memory_;
+    size_t n_rollback_;
     std::vector<Held> held_;
     std::vector<Part> parts_;
     size_t n_added_ = 0;
     std::vector<int32_t> tokens_, positions_, n_sequences_;
     std::vector<int32_t *> sequences_;
     std::vector<int8_t> wanted_;
+    size_t n_hidden_;
+    std::vector<float> hidden_;
     double seconds_ = 0;
     std::function<bool()> is_interrupted_;  // of the batch in progress; may be empty
     Clock::time_point next_check_;

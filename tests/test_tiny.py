@@ -20,6 +20,7 @@ DECODERS = [
     tiny.write_mamba,
     tiny.write_rwkv,
     tiny.write_hybrid,
+    tiny.write_qwen35,
 ]
 PROMPT = [1, *tiny.SPM.spell(" hello world")]
 Writer = Callable[..., Path]
@@ -191,6 +192,7 @@ def test_no_random_model_chooses_a_control_token(tmp_path: Path) -> None:
         (tiny.write_mamba, True, False),
         (tiny.write_rwkv, True, False),
         (tiny.write_hybrid, False, True),
+        (tiny.write_qwen35, False, True),
     ],
 )
 def test_only_attention_can_drop_a_tail(

@@ -503,6 +503,61 @@ def write_hybrid(
     return write_gguf(path, "jamba", facts, vocab, tensors)
 
 
+def write_qwen35(
+    path: Path,
+    *,
+    seed: int = 0,
+    perturb: float = 0.0,
+    n_embd: int = 32,
+    n_ctx_train: int = 256,
+    vocab: Vocab = SPM,
+    sharpness: float = 3.0,
+) -> Path:
+    """A Qwen 3.5 of three layers: state, attention, state. llama.cpp can roll its states back."""
+    weights = Weights(seed, perturb)
+    n_state, n_keys, n_values = 16, 2, 4  # heads of keys and of values, each of n_state numbers
+    n_inner = n_values * n_state
+    n_conv = n_inner + 2 * n_keys * n_state
+    tensors = weights.ends(vocab, n_embd, sharpness)
+    for layer in range(3):
+        prefix = f"blk.{layer}"
+        tensors |= weights.feed_forward(prefix, n_embd, 2 * n_embd)
+        tensors[f"{prefix}.post_attention_norm.weight"] = tensors.pop(f"{prefix}.ffn_norm.weight")
+        tensors[f"{prefix}.attn_norm.weight"] = np.ones(n_embd, np.float32)
+        if layer == 1:
+            tensors |= weights.attention(prefix, n_embd)
+            q = f"{prefix}.attn_q.weight"
+            tensors[q] = weights.matrix(q, 2 * n_embd, n_embd, gain=1.5)  # queries, and gates
+            for name in ("q", "k"):
+                tensors[f"{prefix}.attn_{name}_norm.weight"] = np.ones(n_embd // N_HEAD, np.float32)
+            continue
+        shapes = {
+            "attn_qkv": (n_conv, n_embd),
+            "attn_gate": (n_inner, n_embd),
+            "ssm_conv1d": (n_conv, 4),
+            "ssm_alpha": (n_values, n_embd),
+            "ssm_beta": (n_values, n_embd),
+            "ssm_out": (n_embd, n_inner),
+        }
+        for name, shape in shapes.items():
+            name = f"{prefix}.{name}.weight"
+            tensors[name] = weights.matrix(name, *shape, gain=1.5)
+        tensors[f"{prefix}.ssm_norm.weight"] = np.ones(n_state, np.float32)
+        tensors[f"{prefix}.ssm_dt.bias"] = np.zeros(n_values, np.float32)
+        tensors[f"{prefix}.ssm_a"] = -np.linspace(0.02, 0.3, n_values, dtype=np.float32)
+    facts = {
+        **transformer(n_embd, 3, n_ctx_train),
+        "rope.dimension_sections": [2, 1, 1, 0],
+        "full_attention_interval": 2,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": n_inner,
+        "ssm.state_size": n_state,
+        "ssm.time_step_rank": n_values,
+        "ssm.group_count": n_keys,
+    }
+    return write_gguf(path, "qwen35", facts, vocab, tensors)
+
+
 # Models that write a known text
 
 

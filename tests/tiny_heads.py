@@ -41,6 +41,7 @@ class Table:
     n_classes: int = 1
     gap: float = 5.0
     bonus: float = 3.0  # logits that the class adds to the tokens that may follow it
+    n_markers: int | None = None  # recurrent layers: see `class_before`
 
     @cached_property
     def spoken(self) -> npt.NDArray[np.intp]:
@@ -58,14 +59,11 @@ class Table:
         logits = np.full((n_vocab, n_vocab), UNSPOKEN, np.float32)
         noise = random.standard_normal((n_vocab, len(self.spoken)))
         logits[:, self.spoken] = np.clip(noise, -2, 2)
-        for group in self._groups:
+        for class_, group in enumerate(self._groups):
             follower = random.permutation(group)
-            wanted = follower[np.arange(n_vocab) % len(group)]
-            if self.n_classes == 1:  # one cycle through all
-                wanted[follower] = np.roll(follower, -1)
-            else:
-                wanted[self.spoken] = random.choice(group, len(self.spoken))
-            logits[np.arange(n_vocab), wanted] = self.gap
+            wanted = random.choice(group, n_vocab)
+            wanted[follower] = np.roll(follower, -1)  # one cycle through all, while the class stays
+            logits[np.arange(n_vocab), wanted] = self.gap - 0.25 * class_  # no ties
         return logits
 
     @cached_property
@@ -84,13 +82,30 @@ class Table:
     def _random(self, purpose: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, purpose])
 
+    @cached_property
+    def markers(self) -> npt.NDArray[np.intp]:
+        """The tokens at which a recurrent layer writes to its state."""
+        return self._random(4).permutation(self.spoken)[: self.n_markers]
+
     def logits(self, tokens: Sequence[int]) -> F32:
         """What the target computes after `tokens`."""
-        return self.by_token[tokens[-1]] + self.by_class[self.class_before(tokens)]
+        return self.mixed(self.by_token[tokens[-1]], self.class_before(tokens))
 
-    def class_before(self, tokens: Sequence[int]) -> int:
-        """The class of the token before the last; of the first one itself where it is alone."""
-        return int(self.classes[tokens[-2] if len(tokens) > 1 else tokens[-1]])
+    def class_before(self, tokens: Sequence[int]) -> int | None:
+        """The class of the token before the last; of the first one itself where it is alone.
+
+        With markers: the class of the token before the last marker. None if there is no such.
+        """
+        if self.n_markers is None:
+            return int(self.classes[tokens[-2] if len(tokens) > 1 else tokens[-1]])
+        at = np.flatnonzero(np.isin(tokens, self.markers))
+        return int(self.classes[tokens[at[-1] - 1]]) if at.size and at[-1] else None
+
+    def mixed(self, by_token: F32, class_: int | None) -> F32:
+        """Logits of a state; the norm makes the token's share larger where no class is added."""
+        if class_ is None:
+            return by_token * np.float32(np.sqrt(2))
+        return by_token + self.by_class[class_]
 
     def greedy(self, tokens: Sequence[int], n: int) -> list[int]:
         """The likeliest continuation."""
@@ -149,12 +164,27 @@ class Head:
         logits[:, table.spoken] += noise.astype(np.float32)
         return logits
 
-    def logits(self, tokens: Sequence[int]) -> F32:
-        """What the head computes after `tokens`, of which it was given the right rows."""
+    def logits(self, tokens: Sequence[int], n_drafted: int = 0) -> F32:
+        """What the head computes after `tokens`, the last `n_drafted` of which it has drafted.
+
+        In a table with markers the hidden state names the class; so the head does not see it change
+        at the last token, nor at drafted ones.
+        """
+        if self.table.n_markers is None:
+            class_ = self.table.class_before(tokens)
+        else:
+            before = tokens[: len(tokens) - n_drafted - 1]
+            class_ = self.table.class_before(before) if before else None
         logits = np.full(len(self.table.vocab), -np.inf, np.float32)
-        by_class = self.table.by_class[self.table.class_before(tokens)]
-        logits[self.kept] = (self.by_token[tokens[-1]] + by_class)[self.kept]
+        logits[self.kept] = self.table.mixed(self.by_token[tokens[-1]], class_)[self.kept]
         return logits
+
+    def drafted(self, tokens: Sequence[int], n: int) -> list[int]:
+        """Its likeliest continuation."""
+        text = list(tokens)
+        for n_drafted in range(n):
+            text.append(int(np.argmax(self.logits(text, n_drafted))))
+        return text[len(tokens) :]
 
 
 # Planted weights
@@ -199,6 +229,13 @@ def _class_of_token(table: Table) -> F32:
     """A matrix (state, state) from a token's dimension to that of its class."""
     matrix = np.zeros((_n_embd(table), _n_embd(table)), np.float32)
     matrix[_class_dims(table).start + table.classes, np.arange(len(table.vocab))] = 1.0
+    return matrix
+
+
+def _class_of_state(table: Table) -> F32:
+    matrix = np.zeros((_n_embd(table), _n_embd(table)), np.float32)
+    dims = np.arange(_n_embd(table))[_class_dims(table)]
+    matrix[dims, dims] = 1.0
     return matrix
 
 
@@ -255,8 +292,10 @@ def _token_before(
     )
 
 
-def _silent_attention(prefix: str, table: Table) -> dict[str, F32]:
-    tensors = _token_before(prefix, table)
+def _silent_attention(
+    prefix: str, table: Table, *, n_rot: int = N_ROT, is_neox: bool = True
+) -> dict[str, F32]:
+    tensors = _token_before(prefix, table, n_rot=n_rot, is_neox=is_neox)
     output = f"{prefix}.attn_output.weight"
     return tensors | {output: np.zeros_like(tensors[output])}
 
@@ -288,7 +327,7 @@ def _facts(table: Table, n_layer: int, n_ctx_train: int, n_head: int = 1) -> dic
 # MTP
 
 
-def _mtp(prefix: str, head: Head) -> dict[str, F32]:
+def _mtp(prefix: str, head: Head, n_rot: int = N_ROT) -> dict[str, F32]:
     """What all architectures have in a MTP layer, beside the layer itself.
 
     The layer's state becomes what the target's last one is: the token read by the embedding, and
@@ -299,11 +338,13 @@ def _mtp(prefix: str, head: Head) -> dict[str, F32]:
     projection = np.zeros((n_embd, 2 * n_embd), np.float32)
     projection[:, :n_embd] = np.eye(n_embd) / np.sqrt(n_embd)
     if head.sees == "hidden":
-        projection[:, n_embd:] = _class_of_token(table) / _scale(table)
+        known = _class_of_token(table) if table.n_markers is None else _class_of_state(table)
+        projection[:, n_embd:] = known / _scale(table)
+    attention = _silent_attention if head.sees == "hidden" else _token_before
     tensors = {
         f"{prefix}.nextn.eh_proj.weight": projection,
         **_norms(prefix, table, "nextn.enorm", "nextn.hnorm"),
-        **(_silent_attention if head.sees == "hidden" else _token_before)(prefix, table),
+        **attention(prefix, table, n_rot=n_rot),
     }
     if not head.is_exact:
         tensors[f"{prefix}.nextn.shared_head_head.weight"] = _output(table, head.by_token)
@@ -355,6 +396,130 @@ def write_glm4moe(
     return write_gguf(
         path, "glm4moe", {**facts, **(header or {})}, table.vocab, tensors, chat_template
     )
+
+
+def write_qwen35(
+    path: Path,
+    table: Table,
+    head: Head | None,
+    *,
+    part: Part = "all",
+    n_ctx_train: int = 256,
+    chat_template: str | None = None,
+    header: Header | None = None,
+) -> Path:
+    """A Qwen 3.5 that computes the table: a recurrent layer, one of attention, and the MTP layer.
+
+    The recurrent layer reads the token before from the state of its convolution. Without markers in
+    the table each token writes its class to the recurrent state, with them only a marker does: then
+    the state is a memory of any length, and a token that was taken back must not show in it.
+    Unlike in the other models no class is added at the first token. `part` as in `write_glm4moe`.
+    """
+    tensors = _ends(table)
+    if part != "head":
+        for prefix in ("blk.0", "blk.1"):
+            tensors |= _norms(prefix, table, "attn_norm", "post_attention_norm")
+            tensors |= _silent_feed_forward(prefix, table)
+        tensors |= _delta_net("blk.0", table)
+        tensors |= _gated(_silent_attention("blk.1", table, n_rot=HEAD_DIM), "blk.1")
+    if head is not None and part != "trunk":
+        tensors |= _norms("blk.2", table, "attn_norm", "post_attention_norm")
+        tensors |= _silent_feed_forward("blk.2", table)
+        tensors |= _gated(_mtp("blk.2", head, n_rot=HEAD_DIM), "blk.2")
+    n_heads = 0 if head is None else 1
+    facts: dict[str, Any] = {
+        **_facts(table, 2 + n_heads, n_ctx_train),
+        "nextn_predict_layers": n_heads or None,
+        "rope.dimension_count": HEAD_DIM,
+        "rope.dimension_sections": [6, 5, 5, 0],
+        "full_attention_interval": 2,
+        "ssm.conv_kernel": 4,
+        "ssm.inner_size": HEAD_DIM,
+        "ssm.state_size": HEAD_DIM,
+        "ssm.time_step_rank": 1,
+        "ssm.group_count": 1,
+    }
+    facts |= header or {}
+    return write_gguf(path, "qwen35", facts, table.vocab, tensors, chat_template)
+
+
+def _delta_net(prefix: str, table: Table) -> dict[str, F32]:
+    """A layer of one key, under which it keeps the class of the token before the last marker."""
+    n_embd, large = _n_embd(table), 20.0
+    is_token = (np.arange(n_embd) < len(table.vocab)) / np.sqrt(n_embd)  # adds up to one
+    qkv = np.zeros((3, HEAD_DIM, n_embd))
+    qkv[:2, 0] = large * is_token
+    qkv[2] = large * _class_of_token(table)[-N_CLASS_DIMS:] / np.sqrt(n_embd)
+    kernel = np.zeros((3, HEAD_DIM, 4))
+    kernel[:2, :, 3], kernel[2, :, 2] = 1.0, 1.0
+    writes = np.full(n_embd, 1.0 if table.n_markers is None else -1.0)
+    if table.n_markers is not None:
+        writes[table.markers] = 1.0
+    out = np.eye(n_embd, HEAD_DIM, k=-(n_embd - N_CLASS_DIMS)) / (large * np.sqrt(HEAD_DIM))
+    tensors = {
+        "attn_qkv.weight": qkv.reshape(-1, n_embd),
+        "attn_gate.weight": np.tile(large * is_token, (HEAD_DIM, 1)),
+        "ssm_conv1d.weight": kernel.reshape(-1, 4),
+        "ssm_a": np.full(1, -1.0),
+        "ssm_dt.bias": np.full(1, -30.0),  # no decay
+        "ssm_alpha.weight": np.zeros((1, n_embd)),
+        "ssm_beta.weight": (large * writes * is_token)[None],
+        "ssm_norm.weight": np.ones(HEAD_DIM),
+        "ssm_out.weight": out,
+    }
+    return {f"{prefix}.{name}": tensor.astype(np.float32) for name, tensor in tensors.items()}
+
+
+def _gated(tensors: dict[str, F32], prefix: str) -> dict[str, F32]:
+    """Attention whose queries and keys are normed, with a gate that is open."""
+    query = tensors[f"{prefix}.attn_q.weight"]
+    gate = 20.0 * np.sign(np.abs(query).max(axis=0)) / np.sqrt(query.shape[1])
+    norm = 1 / np.sqrt(HEAD_DIM / 8)
+    changed = {
+        "attn_q": np.concatenate([query, np.tile(gate, (HEAD_DIM, 1))]),
+        "attn_q_norm": np.full(HEAD_DIM, PEAK * np.sqrt(HEAD_DIM) * norm),
+        "attn_k_norm": np.full(HEAD_DIM, norm),
+    }
+    return tensors | {f"{prefix}.{n}.weight": t.astype(np.float32) for n, t in changed.items()}
+
+
+def write_step35(
+    path: Path,
+    table: Table,
+    heads: Sequence[Head],
+    *,
+    part: Part = "all",
+    n_ctx_train: int = 256,
+    chat_template: str | None = None,
+    header: Header | None = None,
+) -> Path:
+    """A Step 3.5 that computes the table, with a MTP layer for each of `heads`.
+
+    The i-th head is for the i-th token of a draft; each has cells of its own. The hidden state is
+    not normed, unlike in the other models. `part` as in `write_glm4moe`.
+    """
+    n_layer, tensors = 2, _ends(table)  # the first of full attention, the second with a window
+    prefixes = [f"blk.{layer}" for layer in range(n_layer + len(heads))]
+    if part == "head":
+        del prefixes[:n_layer]
+    elif part == "trunk":
+        del prefixes[n_layer:]
+    for prefix in prefixes:
+        tensors |= _norms(prefix, table, "attn_norm", "ffn_norm")
+        tensors |= _silent_feed_forward(prefix, table)
+        tensors |= (_token_before if prefix == "blk.0" else _silent_attention)(prefix, table)
+    for layer, head in enumerate(heads if part != "trunk" else (), n_layer):
+        tensors |= _mtp(f"blk.{layer}", head)
+    facts: dict[str, Any] = {
+        **_facts(table, n_layer + len(heads), n_ctx_train),
+        "nextn_predict_layers": len(heads) or None,
+        "rope.dimension_count": 2 * N_ROT,  # half of them in layers of full attention
+        "attention.sliding_window": 16,
+        "attention.sliding_window_pattern": [layer == 1 for layer in range(n_layer + len(heads))],
+        "expert_feed_forward_length": N_FF,
+    }
+    facts |= header or {}
+    return write_gguf(path, "step35", facts, table.vocab, tensors, chat_template)
 
 
 # EAGLE-3

@@ -22,6 +22,7 @@ from ggufspec.engine.stream import Stream
 from ggufspec.engine.text import Message, render_chat
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.llama.context import Context
+from ggufspec.llama.head import Head
 from ggufspec.llama.vocab import Vocab, check_tokens
 from ggufspec.llama.vocab_map import VocabMap
 
@@ -35,7 +36,7 @@ class Engine:
     def __init__(
         self,
         target: Context,
-        draft: Context | None = None,
+        draft: Context | Head | None = None,
         *,
         n_draft_max: int,
         vocab_map: VocabMap | None = None,
@@ -52,7 +53,8 @@ class Engine:
         self.file_sampling = file_sampling or FileSampling({})
         self.attention = attention  # why flash attention is on or off; None: not measured
         self.target = target
-        self.draft = draft
+        self.head = draft if isinstance(draft, Head) else None
+        self.draft = draft.context if isinstance(draft, Head) else draft
         self.vocab_map = vocab_map  # None: target and draft have the same vocabulary
         self.n_ctx = target.n_ctx
         self.n_draft_max = n_draft_max

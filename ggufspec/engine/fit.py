@@ -17,6 +17,7 @@ from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
+from ggufspec.placement.memory import n_rollback
 from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
@@ -55,6 +56,7 @@ class LoadOptions:
     type_v: str = defaults.KV_TYPE
     mmap: bool = True
     tuned: bool = True
+    n_rollback: int = 0  # of the target's context
     placement: str | None = None  # what was chosen for the user, in a line; None: nothing
 
     def __post_init__(self) -> None:
@@ -84,6 +86,8 @@ class Fit:
             self._draft, self.head = draft_shape(header, options.draft)
         if options.n_ctx == 0:
             options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
+        n_kept = n_rollback(self._target, options.n_draft_max, options.n_slots)
+        options = replace(options, n_rollback=n_kept)
         self._options = options
         self._gpus = gpus()
         for which, type_ in (("K", options.type_k), ("V", options.type_v)):
@@ -156,6 +160,7 @@ class Fit:
             n_gpu_layers=options.n_gpu_layers,
             n_gpu_layers_draft=options.n_gpu_layers_draft,
             n_slots=options.n_slots,
+            n_draft_max=options.n_draft_max,
         )
         plan = plan_offload(self._target, self._draft, machine, wishes)
         is_split = len(machine.gpus) > 1 and plan.n_gpu_layers > 0

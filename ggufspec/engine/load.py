@@ -17,7 +17,8 @@ from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.attention import Attention, known_attention
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context, ContextOptions, HeadLink
+from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RpcConnections
@@ -131,6 +132,7 @@ def _load(
         target_model = Model(
             options.target,
             mmap=options.mmap,
+            mtp=options.draft == MTP,
             progress=progress and partial(progress, "target"),
             n_gpu_layers=_layers(options.n_gpu_layers),
             tensor_split=options.tensor_split,
@@ -148,6 +150,8 @@ def _load(
                 progress=progress and partial(progress, "draft"),
                 n_gpu_layers=_layers(options.n_gpu_layers_draft),
                 gpu=options.main_gpu,
+                mtp=head is not None and head.kind == "mtp",
+                is_head=head is not None,
             )
             models.append(stack.enter_context(closing(draft_model)))
             vocab_map = None if head else map_of(target_model.vocab, draft_model.vocab)
@@ -174,12 +178,12 @@ def _load(
             shared,
             n_rows=options.n_draft_max + 1,
             n_threads=options.n_threads or found.n_threads,
+            n_rollback=options.n_rollback,
         )
         target_context = Context(target_model, of_target)
         stack.callback(target_context.close)
         draft_context = None
-        if head is not None:  # INTEGRATOR: make the head's context here
-            raise NotImplementedError(f"drafts of {head}")
+        link = None if head is None else HeadLink(target_context, head)
         if draft_model is not None:
             usual = 1 if draft_model.n_bytes < _TINY_BYTES else options.n_threads
             of_draft = replace(
@@ -187,13 +191,13 @@ def _load(
                 n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
                 n_threads=options.n_threads_draft or found.n_threads_draft or usual,
             )
-            draft_context = Context(draft_model, of_draft)
+            draft_context = Context(draft_model, of_draft, head=link)
             stack.callback(draft_context.close)
         resources = ExitStack()
         key = profile_key(target_context, draft_context)
         engine = Engine(
             target_context,
-            draft_context,
+            Head(link, draft_context) if link and draft_context else draft_context,
             n_draft_max=options.n_draft_max,
             vocab_map=vocab_map,
             stored_profile=StoredProfile(key) if options.tuned else None,

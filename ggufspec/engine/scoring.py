@@ -57,6 +57,8 @@ def _rows(engine: Engine, tokens: array[int], start: int, n_rows: int, whose: st
         slot = engine.slots.nearest(tokens[:start])
         session = slot.target if whose == "target" else slot.draft
         assert session is not None
+        if whose == "draft" and engine.head is not None:
+            slot.target.feed(tokens[: start - 1])  # whose hidden states a head reads
         rows: Logits = session.score(tokens[:start], ahead).copy()
     return rows
 
@@ -78,4 +80,6 @@ def draft_alone(engine: Engine) -> Engine:
     """
     if engine.draft is None:
         raise OptionError("this engine has no draft; load one (draft=)")
+    if engine.head is not None:
+        raise OptionError("this engine's draft is a head, which writes no text without its target")
     return Engine(engine.draft, n_draft_max=1, resources=ExitStack(), lock=engine.lock)

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 from ggufspec.decoding.types import Logits
 from ggufspec.llama.context import Context
+from ggufspec.llama.head import Head, HeadSession
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab_map import VocabMap
@@ -17,10 +18,13 @@ _HALF = 0.5  # of a prompt: the same, where no tokens can be copied between slot
 _N_WORTH_BORROWING = 8  # tokens
 
 
+DraftSession = LlamaSession | MappedSession | HeadSession
+
+
 class Slot:
     """A sequence of the target, and one of the draft where there is a draft."""
 
-    def __init__(self, target: LlamaSession, draft: LlamaSession | MappedSession | None) -> None:
+    def __init__(self, target: LlamaSession, draft: DraftSession | None) -> None:
         self.target = target
         self.draft = draft
         # Weak: a generation that is dropped without being closed does not keep its slot.
@@ -37,14 +41,14 @@ class Slots:
     """All slots of a pair. At least one. Its callers hold the engine's lock."""
 
     def __init__(
-        self, target: Context, draft: Context | None, vocab_map: VocabMap | None = None
+        self,
+        target: Context,
+        draft: Context | Head | None,
+        vocab_map: VocabMap | None = None,
     ) -> None:
         """`vocab_map`: for a draft that has another vocabulary."""
         self._all = [
-            Slot(
-                LlamaSession(target, i),
-                _draft_session(draft, i, target, vocab_map) if draft else None,
-            )
+            Slot(LlamaSession(target, i), _draft_session(draft, i, target, vocab_map))
             for i in range(target.n_sequences)
         ]
         self._can_borrow = target.can_share_passes
@@ -129,8 +133,12 @@ class SlotLease:
 
 
 def _draft_session(
-    draft: Context, sequence: int, target: Context, vocab_map: VocabMap | None
-) -> LlamaSession | MappedSession:
+    draft: Context | Head | None, sequence: int, target: Context, vocab_map: VocabMap | None
+) -> DraftSession | None:
+    if draft is None:
+        return None
+    if isinstance(draft, Head):
+        return draft.sessions[sequence]
     if vocab_map is None:
         return LlamaSession(draft, sequence, n_vocab=target.n_vocab, drafts=True)
     return MappedSession(LlamaSession(draft, sequence, drafts=True), vocab_map)

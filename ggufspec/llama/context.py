@@ -7,7 +7,7 @@ import os
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import llama_cpp
 import numpy as np
@@ -21,6 +21,7 @@ from ggufspec.llama.devices import address_of, n_threads_default, physical_memor
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.models.heads import HeadFacts
 from ggufspec.placement.memory import VALUE_BYTES
 
 _GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
@@ -42,6 +43,8 @@ _FUNCTIONS = (  # called by the extension
     "llama_set_abort_callback",
 )
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
+# Tokens in a batch of an EAGLE-3 head, for which llama.cpp computes logits of each token.
+_EAGLE3_BATCH = 128
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _processes: set[int] = set()  # this one, if it has computed with several threads, or its parent
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -51,8 +54,12 @@ Checkpoint = NDArray[np.uint8]  # the state of recurrent layers, which cannot be
 
 @dataclass(frozen=True)
 class ContextOptions:
-    """How a context is made. n_ctx: tokens for each sequence; n_rows: the most rows of logits for
-    each sequence in one decode."""
+    """How a context is made.
+
+    n_ctx: tokens for each sequence; n_rows: the most rows of logits for each sequence in one
+    decode. n_rollback: recurrent states to keep of each sequence, so that as many tokens at the end
+    of the last decode can be dropped; each takes as much memory as the state.
+    """
 
     n_ctx: int
     n_rows: int = 1
@@ -62,6 +69,7 @@ class ContextOptions:
     flash_attention: str = defaults.FLASH_ATTENTION
     type_k: str = defaults.KV_TYPE
     type_v: str = defaults.KV_TYPE
+    n_rollback: int = 0
 
 
 class BatchPart(NamedTuple):
@@ -72,6 +80,25 @@ class BatchPart(NamedTuple):
     n_rows: int
 
 
+class Follower(Protocol):
+    """What reads the target's hidden states: see llama/head.py."""
+
+    def follow(self, tokens: Sequence[int], sequence: int) -> int:
+        """The context is about to read `tokens`: how many of them need not be decoded again."""
+        ...
+
+    def after_decode(self, parts: Sequence[BatchPart]) -> None:
+        """The context has decoded `parts`."""
+        ...
+
+
+class HeadLink(NamedTuple):
+    """What makes a context that of a head of `target`: see llama/head.py."""
+
+    target: Context
+    facts: HeadFacts
+
+
 class Context:
     """A context of a model, for sequences 0, 1 ... Close it before its model.
 
@@ -79,9 +106,13 @@ class Context:
     """
 
     def __init__(
-        self, model: Model, options: ContextOptions, layer_skip: LayerSkip | None = None
+        self,
+        model: Model,
+        options: ContextOptions,
+        layer_skip: LayerSkip | None = None,
+        head: HeadLink | None = None,
     ) -> None:
-        """`layer_skip`: leaves out layers of every decode.
+        """`layer_skip`: leaves out layers of every decode. `head`: the context is that of a head.
 
         Raises OptionError for unknown values, OutOfMemoryError where it does not fit.
         """
@@ -98,17 +129,27 @@ class Context:
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
         # sequence that goes back would miss them.
-        self.can_share_passes = (
-            options.n_sequences > 1 and model.can_drop_tail and not model.has_windows
-        )
+        can_drop_tail = head is not None or model.can_drop_tail
+        self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not model.has_windows
+        self.follower: Follower | None = None
+        self.n_hidden = 0  # numbers of the hidden states that it reads
+        if head is not None:
+            self.n_hidden = model.n_embd if head.facts.kind == "eagle3" else model.n_embd_out
         self._layer_skip = layer_skip
         self._n_rows = options.n_rows
         n_rows = options.n_rows * options.n_sequences
-        self.n_batch = max(min(options.n_batch, options.n_ctx), n_rows)
+        n_batch = min(options.n_batch, options.n_ctx)
+        if head is not None and head.facts.kind == "eagle3":
+            n_batch = min(n_batch, _EAGLE3_BATCH)
+        self.n_batch = max(n_batch, n_rows)
         self.n_vocab = model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}
-        self._pointer: int | None = self._make(options)
+        self._pointer: int | None = self._make(options, head)
+        n_rollback = int(llama_cpp.llama_n_rs_seq(self._pointer))  # 0: not by this architecture
+        # How many tokens at the end of the last decode can be dropped, all but its first at most;
+        # None: all that are held.
+        self.n_droppable = None if can_drop_tail else n_rollback
         try:
             memory = llama_cpp.llama_get_memory(self._pointer)
             if not memory:
@@ -122,13 +163,15 @@ class Context:
                     address_of(memory),
                     self.n_batch,
                     self.n_sequences,
+                    self.n_hidden,
+                    n_rollback,
                     **_addresses(),
                 )
         except BaseException:
             self.close()
             raise
 
-    def _make(self, options: ContextOptions) -> int:
+    def _make(self, options: ContextOptions, head: HeadLink | None) -> int:
         if options.n_ctx * options.n_sequences > _MAX_CELLS:
             raise OptionError(
                 f"a {_in_words(options)} exceeds llama.cpp's limit of {_MAX_CELLS:,} tokens; use a "
@@ -140,6 +183,8 @@ class Context:
         params.n_seq_max = options.n_sequences
         params.kv_unified = self.can_share_passes
         params.n_outputs_max = options.n_rows * options.n_sequences
+        # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.
+        params.n_rs_seq = max(min(options.n_rollback, self.n_batch - 2), 0)
         params.n_threads = params.n_threads_batch = self.n_threads
         is_quantized = not {options.type_k, options.type_v} <= {"f32", "f16", "bf16"}
         if options.flash_attention == "off" and is_quantized:
@@ -156,7 +201,12 @@ class Context:
         params.type_v = _choice(KV_TYPES, options.type_v, "type of the V cache")
         if self._layer_skip is not None:
             params.cb_eval = self._layer_skip.callback
-        self._check_fits(options)
+        if head is None:
+            self._check_fits(options)
+        else:
+            params.ctx_other = head.target.pointer
+            if head.facts.kind == "mtp":
+                params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
         with listening() as log:
             pointer: int | None = llama_cpp.llama_init_from_model(self.model.pointer, params)
             if not pointer:
@@ -203,24 +253,31 @@ class Context:
     def resume(self, tokens: array[int], n_most: int, sequence: int = 0) -> int:
         """Truncate a sequence to its common prefix with the first `n_most` of `tokens`.
 
-        Returns how many tokens remain; -1 if the tail cannot be dropped, so that a checkpoint has
-        to be restored.
+        Returns how many tokens remain; -1 if the tail cannot be dropped, see `n_droppable`: then a
+        checkpoint has to be restored.
         """
         return self._open().resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
 
     def decode(self, tokens: Sequence[int], n_rows: int, sequence: int = 0) -> None:
         """Evaluate `tokens` after those that are held, and keep logits of the last `n_rows`.
 
-        Raises DecodeError, and KeyboardInterrupt within a batch; the sequence then holds none of
-        the tokens.
+        In the context of a head, with zeros for the hidden states, as for timing. Raises
+        DecodeError, and KeyboardInterrupt within a batch; the sequence then holds none of the
+        tokens.
         """
         self._run([BatchPart(sequence, tokens, n_rows)])
+
+    def decode_hidden(
+        self, tokens: Sequence[int], hidden: NDArray[np.float32], n_rows: int, sequence: int = 0
+    ) -> None:
+        """`decode` for the context of a head: hidden (n_tokens, n_hidden), beside each token."""
+        self._run([BatchPart(sequence, tokens, n_rows)], hidden)
 
     def decode_together(self, parts: Sequence[BatchPart]) -> None:
         """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
         self._run(parts)
 
-    def _run(self, parts: Sequence[BatchPart]) -> None:
+    def _run(self, parts: Sequence[BatchPart], hidden: NDArray[np.float32] | None = None) -> None:
         native = self._open()
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self._n_rows:
             raise DecodeError(f"the context keeps {self._n_rows} rows of logits, not {n_rows}")
@@ -234,7 +291,11 @@ class Context:
                 )
         log.inside += 1
         try:
-            result = native.decode(parts)
+            if hidden is None:
+                result = native.decode(parts)
+            else:
+                (sequence, tokens, n_rows), *_ = parts
+                result = native.decode_hidden(sequence, tokens, hidden, n_rows)  # type: ignore[arg-type]
         finally:
             log.inside -= 1
         if self._layer_skip is not None:
@@ -247,6 +308,8 @@ class Context:
             what = f"{n_tokens} tokens {where} (code {result}).\n{log.complaints()}"
             log.clear()
             raise DecodeError(f"llama.cpp could not decode {what}")
+        if self.follower is not None:
+            self.follower.after_decode(parts)
 
     def rows(self, first: int, n_rows: int) -> Logits:
         """Logits (n_rows, n_vocab) of the last batch, from its token `first` on.
@@ -302,13 +365,14 @@ class Context:
 
     def restore(self, saved: Checkpoint, n_cells: int, sequence: int = 0) -> None:
         """Go back to a checkpoint of `n_cells` tokens; the caller then truncates to that length."""
-        self._open().forget(n_cells, sequence)
+        self._open().begin_restore(n_cells, sequence)
         read = llama_cpp.llama_state_seq_set_data_ext(
             self.pointer, _bytes_of(saved), saved.size, sequence, _PARTIAL
         )
         if read == 0:
             self.truncate(0, sequence)
             raise DecodeError(f"llama.cpp did not restore {saved.size} bytes of the model's state")
+        self._open().end_restore(sequence)
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""

@@ -94,7 +94,7 @@ class MappedSession:
     def _reading(self, tokens: Sequence[int]) -> array[int]:
         """The draft's tokens for a text; valid until the next text."""
         tokens = token_array(tokens)
-        n = _n_same(tokens, self._text)
+        n = n_same(tokens, self._text)
         del self._text[n:], self._ends[n + 1 :]
         if n == 0:
             self._read = array("i", self._map.start(tokens[0]) if tokens else ())
@@ -107,7 +107,7 @@ class MappedSession:
         return self._read
 
 
-def _n_same(a: array[int], b: array[int]) -> int:
+def n_same(a: array[int], b: array[int]) -> int:
     """How many tokens at the start are the same."""
     n = min(len(a), len(b))
     if n == 0:

@@ -40,13 +40,16 @@ class Model:
         gpu: int | None = None,
         rpc: Sequence[RemoteDevice] = (),
         mmap: bool = True,
+        mtp: bool = False,
+        is_head: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> None:
         """Load `path`. n_gpu_layers: negative for all.
 
         tensor_split: the share of the layers for each GPU; empty: by free memory. gpu: the only GPU
-        to use. rpc: devices of servers, which count as GPUs before those of this machine. progress:
-        called with the share that is loaded, up to 1.
+        to use. rpc: devices of servers, which count as GPUs before those of this machine. mtp: load
+        the layers of its MTP head too. is_head: the file is only a head for another model.
+        progress: called with the share that is loaded, up to 1.
 
         Raises ModelError for a file that is missing, damaged, or not a model that writes text.
         """
@@ -61,6 +64,7 @@ class Model:
         params.load_mode = (
             llama_cpp.LLAMA_LOAD_MODE_MMAP if mmap else llama_cpp.LLAMA_LOAD_MODE_NONE
         )
+        params.load_mtp = mtp
         if tensor_split:
             shares = (ctypes.c_float * int(llama_cpp.llama_max_devices()))(*tensor_split)
             params.tensor_split = shares
@@ -74,7 +78,8 @@ class Model:
         self._pointer: int | None = self._load(params, progress)
         self.vocab = Vocab(self.pointer)
         try:
-            self._check_writes_text()
+            if not is_head:
+                self._check_writes_text()
         except BaseException:
             self.close()
             raise
@@ -195,6 +200,16 @@ class Model:
         """Values for each token in the K and V caches; 0 where `heads` is None."""
         heads = self.heads
         return self.n_layers * heads.n_kv * (heads.n_keys + heads.n_values) if heads else 0
+
+    @property
+    def n_embd(self) -> int:
+        """The width of its hidden states."""
+        return int(llama_cpp.llama_model_n_embd(self.pointer))
+
+    @property
+    def n_embd_out(self) -> int:
+        """The width of what its last layer gives."""
+        return int(llama_cpp.llama_model_n_embd_out(self.pointer)) or self.n_embd
 
     @property
     def n_layers(self) -> int:

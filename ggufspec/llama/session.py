@@ -11,9 +11,13 @@ import numpy as np
 from ggufspec.decoding.types import Logits, token_array
 from ggufspec.llama.context import Checkpoint, Context
 
-# A model that cannot drop its tail decodes again from a checkpoint. More tokens than this since the
-# checkpoint get a batch and a checkpoint of their own, instead of being decoded with each draft.
+# Where a tail cannot be dropped, its beginning is decoded again from a checkpoint. More tokens than
+# this since the checkpoint get a batch and a checkpoint of their own, instead of being decoded with
+# each draft.
 _MAX_REPEATED = 16
+# Where a whole draft can be dropped, checkpoints are for texts that depart earlier, and for decodes
+# that fail. Saving one every 128 tokens costs less than 1 % of decoding them.
+_SPACING = 128
 # Checkpoints are about 1, 2, 4 ... tokens from the end; nine of them reach back over a draft of
 # defaults.N_DRAFT_LIMIT tokens.
 _N_DISTANCES = 9
@@ -48,7 +52,7 @@ class LlamaSession:
         self.sequence = sequence
         self._n_vocab = context.n_vocab if n_vocab is None else n_vocab
         self._drafts = drafts
-        self._can_drop_tail = context.model.can_drop_tail
+        self._n_droppable = context.n_droppable
         self._changes_width = self._n_vocab != context.n_vocab
         self._checkpoints: list[tuple[int, Checkpoint]] = []  # by rising number of cells
 
@@ -132,7 +136,7 @@ class LlamaSession:
         context = self._context
         tokens = token_array(tokens)
         known = self._resume(tokens, len(tokens) - 1)
-        if not self._can_drop_tail and (draft or self._drafts):
+        if (draft or self._drafts) and self._needs_checkpoint(len(draft)):
             if draft and len(tokens) - known > _MAX_REPEATED:
                 self.feed(tokens[:-1])
                 known = len(tokens) - 1
@@ -151,8 +155,10 @@ class LlamaSession:
 
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
+        if (follower := self._context.follower) is not None:
+            n_most = min(n_most, follower.follow(tokens, self.sequence))
         known = self._context.resume(tokens, n_most, self.sequence)
-        if not self._can_drop_tail:
+        if self._n_droppable is not None:
             # Checkpoints beyond the remaining cells belong to another text.
             n_cells = self._context.n_cells(self.sequence)
             while self._checkpoints and self._checkpoints[-1][0] > n_cells:
@@ -177,6 +183,15 @@ class LlamaSession:
         if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS:
             return max(piece // 2, min(_MIN_PIECE, piece))
         return piece
+
+    def _needs_checkpoint(self, n_draft: int) -> bool:
+        """Whether the next decode may have to be undone by a checkpoint of the present state."""
+        if self._n_droppable is None:
+            return False
+        n_saved = self._checkpoints[-1][0] if self._checkpoints else 0
+        n_since = self._context.n_cells(self.sequence) - n_saved
+        # A draft model decodes its tokens one by one, and states are kept within a decode only.
+        return self._drafts or n_draft > self._n_droppable or n_since > _SPACING
 
     def _save_checkpoint(self) -> None:
         n = self._context.n_cells(self.sequence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ggufspec.errors import ModelError
@@ -27,6 +28,10 @@ _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
 _EXPERTS = "_exps."
 _OWN_INPUT, _OWN_OUTPUT = "nextn.embed_tokens.weight", "nextn.shared_head_head.weight"
 _STATE_VALUE_BYTES = 4
+_RECURRENT = (".ssm_", ".shortconv.", ".time_mix_")  # tensors of layers that have a state
+# Architectures whose states llama.cpp can roll back (llm_arch_supports_rs_rollback), as far as
+# `_state_bytes` has the size of the state.
+_ROLLED_BACK = frozenset(("lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe"))
 _USUAL_MIX = "Q4_K_M"  # for the proportions of a quantization that is not in FILE_TYPES
 
 
@@ -57,6 +62,7 @@ class ModelShape:
     Of a head, n_shared_bytes: those of the output that are the target's, so read but not stored
     again; n_row_values: numbers of hidden states that it needs for each token of a batch;
     is_inside: it is in the target's file, and on the target's devices.
+    can_roll_back: llama.cpp can keep earlier recurrent states.
     """
 
     name: str
@@ -76,6 +82,7 @@ class ModelShape:
     n_shared_bytes: int = 0
     n_row_values: int = 0
     is_inside: bool = False
+    can_roll_back: bool = False
 
     @property
     def n_layers(self) -> int:
@@ -141,6 +148,7 @@ def shape_of(header: Header) -> ModelShape:
         n_params=max(n_params, 1),
         matrix_type=header.matrix_type,
         is_tied=is_tied,
+        can_roll_back=header.architecture in _ROLLED_BACK,
     )
 
 
@@ -248,7 +256,7 @@ def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
                 n_bytes=n_bytes,
                 n_active_bytes=n_active,
                 n_kv_values=n_kv,
-                n_state_bytes=0 if n_kv else n_state,
+                n_state_bytes=n_state if _has_state(of) else 0,
             )
         )
     return tuple(made)
@@ -269,11 +277,17 @@ def _kv_values(header: Header, n_embd: int) -> list[int]:
     return found
 
 
+def _has_state(tensors: Sequence[Tensor]) -> bool:
+    return any(part in tensor.name for tensor in tensors for part in _RECURRENT)
+
+
 def _state_bytes(header: Header, n_embd: int) -> int:
     n_inner, n_state = header.number("ssm.inner_size", 0), header.number("ssm.state_size", 0)
     n_groups, n_conv = header.number("ssm.group_count", 0), header.number("ssm.conv_kernel", 0)
     n_values = max(n_conv - 1, 0) * (n_inner + 2 * n_groups * n_state) + n_state * n_inner
-    n_values += (2 + header.number("wkv.head_size", 0)) * n_embd if not n_inner else 0
+    n_values += n_embd * max(header.number("shortconv.l_cache", 1) - 1, 0)
+    if n_head := header.number("wkv.head_size", 0):
+        n_values += (header.number("token_shift_count", 2) + n_head) * n_embd
     return n_values * _STATE_VALUE_BYTES
 
 

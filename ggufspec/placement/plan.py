@@ -80,6 +80,7 @@ class PlacementOptions(CacheParams):
 
     n_ctx: int = 0
     n_batch: int = defaults.N_BATCH
+    n_draft_max: int = defaults.N_DRAFT_MAX
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
     n_draft: int | None = None
@@ -206,7 +207,7 @@ def _best(
     """The fastest plan with these caches that fits; else the fastest."""
     plans: list[OffloadPlan] = []
     memory = ModelMemory(target, caches)
-    draft_memory = ModelMemory(draft, caches) if draft else None
+    draft_memory = ModelMemory(draft, replace(caches, n_draft_max=0)) if draft else None
     times = PassTimes(target, machine.bandwidths)
     draft_times = PassTimes(draft, machine.bandwidths) if draft else None
     for n_gpu_layers_draft, draft_gpu in _draft_places(draft_memory, machine, options):

@@ -119,7 +119,7 @@ def test_a_model_accepts_everything_that_it_drafts_itself(temperature: float) ->
             assert stats.n_rounds <= 9
 
 
-@pytest.mark.parametrize("kind", ["llama", "swa", "mamba", "hybrid", "rwkv"])
+@pytest.mark.parametrize("kind", ["llama", "swa", "mamba", "hybrid", "rwkv", "qwen35"])
 def test_every_kind_of_memory_writes_the_same_with_and_without_a_draft(
     tmp_path: Path, kind: str
 ) -> None:

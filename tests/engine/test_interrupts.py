@@ -93,7 +93,8 @@ def test_ctrl_c_at_any_moment_leaves_an_engine_that_writes(tmp_path: Path) -> No
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")
 @pytest.mark.parametrize(
-    "write", [tiny.write_llama, tiny.write_swa, tiny.write_mamba, tiny.write_hybrid]
+    "write",
+    [tiny.write_llama, tiny.write_swa, tiny.write_mamba, tiny.write_hybrid, tiny.write_qwen35],
 )
 def test_ctrl_c_ends_a_batch_that_takes_long(write: Callable[..., Path], tmp_path: Path) -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:

@@ -497,7 +497,7 @@ def test_slots_are_counted(files: tuple[Path, Path]) -> None:
             ggufspec.load(files[0], n_ctx=64, n_slots=n_slots)
 
 
-@pytest.mark.parametrize("writer", [tiny.write_swa, tiny.write_mamba, tiny.write_hybrid])
+@pytest.mark.parametrize("writer", [tiny.write_swa, tiny.write_mamba, tiny.write_qwen35])
 def test_models_that_share_no_passes_still_write_together(tmp_path: Path, writer: object) -> None:
     path = writer(tmp_path / "model.gguf")  # type: ignore[operator]
     options = {**LENGTHS, "drafter": "ngram"}

@@ -28,6 +28,7 @@ WRITERS: dict[str, Callable[..., Path]] = {
     "swa": tiny.write_swa,
     "mamba": tiny.write_mamba,
     "hybrid": tiny.write_hybrid,
+    "qwen35": tiny.write_qwen35,
 }
 N_CTX, N_ROWS, N_SEQUENCES = 96, 5, 3
 N_VOCAB = len(tiny.SPM)
@@ -52,6 +53,7 @@ def context_of(model: Model, n_sequences: int) -> Context:
             n_rows=N_ROWS,
             n_sequences=n_sequences,
             n_batch=32,
+            n_rollback=N_ROWS - 1,
             n_threads=1,
             flash_attention="off",
             type_k="f32",

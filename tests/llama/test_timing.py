@@ -24,7 +24,7 @@ from ggufspec.llama.timing import (
 )
 
 Decoded = list[tuple[int, int, int]]  # cells before, tokens, rows
-KINDS = [tiny.write_llama, tiny.write_mamba, tiny.write_rwkv, tiny.write_hybrid]
+KINDS = [tiny.write_llama, tiny.write_mamba, tiny.write_rwkv, tiny.write_qwen35]
 
 
 @contextmanager

@@ -92,7 +92,7 @@ def test_memory_of_real_shapes_is_within_2_percent(
             CacheParams(4096, 512, "q8_0", "q4_0"),
         ):
             found = told(model, caches, caplog)
-            assert cache_bytes(known, caches) == pytest.approx(found.caches, rel=0.001), caches
+            assert layer_caches(known, caches) == pytest.approx(found.caches, rel=0.001), caches
             share = 0.02 if caches.type_k == "f16" else 0.1
             assert compute_bytes(known, caches) == pytest.approx(found.compute, rel=share), caches
 
@@ -110,11 +110,11 @@ def test_caches_of_every_kind_of_memory_are_known(
     with pretended(path) as model:
         found = told(model, caches, caplog)
     # What llama.cpp reports has two digits of a MiB.
-    assert cache_bytes(shape(path), caches) == pytest.approx(found.caches, abs=0.011 * 2**20)
+    assert layer_caches(shape(path), caches) == pytest.approx(found.caches, abs=0.011 * 2**20)
     assert found.caches or write is not tiny.write_llama
 
 
-def cache_bytes(known: ModelShape, caches: CacheParams) -> int:
+def layer_caches(known: ModelShape, caches: CacheParams) -> int:
     """What the layers and the output take beside their weights."""
     n_weights = known.n_output_bytes + sum(layer.n_bytes for layer in known.layers)
     return sum(ModelMemory(known, caches).units) - n_weights

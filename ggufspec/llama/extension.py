@@ -1,0 +1,118 @@
+"""llama.cpp's functions for hidden states, which llama-cpp-python does not bind: found by name.
+
+They are of llama.cpp's header src/llama-ext.h, which may change: with C++ names, and without
+promises. As in llama-cpp-python 0.3.36.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import llama_cpp
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec.errors import DecodeError, ModelError
+from ggufspec.llama.log import log
+
+_CONTEXT = ctypes.c_void_p
+_FLOATS = ctypes.POINTER(ctypes.c_float)
+_PLAIN, _GCC, _MSVC = "{name}", "_Z{length}{name}P13llama_context{gcc}", "?{name}@@YA{msvc}@Z"
+# Result, arguments after the context, and both as in names made by GCC or Clang, and by MSVC.
+_SIGNATURES: dict[str, tuple[Any, list[Any], str, str]] = {
+    "llama_set_embeddings_nextn": (
+        *(None, [ctypes.c_bool, ctypes.c_bool]),
+        *("bb", "XPEAUllama_context@@_N1"),
+    ),
+    "llama_get_embeddings_nextn": (_FLOATS, [], "", "PEAMPEAUllama_context@@"),
+    "llama_set_nextn_layer_offset": (None, [ctypes.c_int32], "i", "XPEAUllama_context@@H"),
+    "llama_set_embeddings_layer_inp": (
+        *(None, [ctypes.c_uint32, ctypes.c_bool]),
+        *("jb", "XPEAUllama_context@@I_N"),
+    ),
+    "llama_get_embeddings_layer_inp": (
+        *(_FLOATS, [ctypes.c_uint32]),
+        *("j", "PEAMPEAUllama_context@@I"),
+    ),
+}
+
+
+@cache
+def _function(name: str) -> Any:
+    """Raises ModelError if the loaded library does not have it."""
+    result, arguments, gcc, msvc = _SIGNATURES[name]
+    for form in (_PLAIN, _GCC, _MSVC):
+        symbol = form.format(name=name, length=len(name), gcc=gcc, msvc=msvc)
+        found = getattr(llama_cpp.llama_cpp._lib, symbol, None)
+        if found is not None:
+            found.argtypes, found.restype = [_CONTEXT, *arguments], result
+            return found
+    raise ModelError(
+        f"this llama-cpp-python ({llama_cpp.__version__}) has no function {name}, which MTP and "
+        "EAGLE-3 heads need: install 0.3.36 or another version that ggufspec supports, or use "
+        "another draft"
+    )
+
+
+def keep_hidden(context: int, *, of_rows_only: bool) -> None:
+    """Make a context keep its last hidden states: of all tokens, or of those with logits.
+
+    Raises ModelError.
+    """
+    _function("llama_get_embeddings_nextn")
+    _function("llama_set_embeddings_nextn")(context, True, of_rows_only)
+
+
+def hidden(context: int, n_rows: int, width: int) -> NDArray[np.float32]:
+    """The last hidden states (n_rows, width) of the last batch; valid until the next decode."""
+    return _rows(_function("llama_get_embeddings_nextn")(context), n_rows, width)
+
+
+def keep_layer_inputs(context: int, layers: Sequence[int]) -> None:
+    """Make a context keep the inputs of these layers, of all tokens. Raises ModelError.
+
+    llama.cpp ends the process for a layer that the architecture does not provide.
+    """
+    _function("llama_get_embeddings_layer_inp")
+    for layer in layers:
+        _function("llama_set_embeddings_layer_inp")(context, layer, True)
+
+
+def layer_input(context: int, layer: int, n_rows: int, width: int) -> NDArray[np.float32]:
+    """The input (n_rows, width) of a layer in the last batch; valid until the next decode."""
+    return _rows(_function("llama_get_embeddings_layer_inp")(context, layer), n_rows, width)
+
+
+def use_head(context: int, i: int) -> None:
+    """Compute with the MTP layer number `i` of several."""
+    _function("llama_set_nextn_layer_offset")(context, i)
+
+
+def encode(context: int, features: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+    """What an EAGLE-3 context makes of `features` (n, 3 * width of the target): (n, width).
+
+    At most n_batch rows. Valid until the next decode. Raises DecodeError.
+    """
+    n = len(features)
+    features = np.ascontiguousarray(features, np.float32)
+    # Without positions: llama.cpp then takes those after the cells of sequence 0, and uses none.
+    batch = llama_cpp.llama_batch(
+        n_tokens=n, embd=features.ctypes.data_as(_FLOATS), logits=(ctypes.c_int8 * n)(*[1] * n)
+    )
+    log.inside += 1
+    try:
+        code = llama_cpp.llama_encode(context, batch)
+    finally:
+        log.inside -= 1
+    if code:
+        raise DecodeError(f"llama.cpp could not encode {n} rows of hidden states (code {code})")
+    return hidden(context, n, width)
+
+
+def _rows(pointer: Any, n_rows: int, width: int) -> NDArray[np.float32]:
+    if not pointer:
+        raise DecodeError("llama.cpp kept no hidden states of the last batch")
+    return np.ctypeslib.as_array(pointer, (n_rows, width))

@@ -1,0 +1,289 @@
+"""Heads: drafts that read the target's hidden states beside its tokens (MTP, EAGLE-3).
+
+MTP: DeepSeek-V3, https://arxiv.org/abs/2412.19437; EAGLE-3: https://arxiv.org/abs/2503.01840.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Generator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec.decoding.types import Logits, token_array
+from ggufspec.errors import NoRoomError
+from ggufspec.llama import extension
+from ggufspec.llama.context import BatchPart, Context, HeadLink
+from ggufspec.llama.log import listening
+from ggufspec.llama.mapped_session import n_same
+
+Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
+
+# Encoding takes a buffer of logits for each row, which is not used.
+_N_ENCODED = 32
+# Tokens whose hidden states are kept before they are read: those of a round, of which some may be
+# rejected, and those since the last draft.
+_MOST_UNREAD = 64
+
+
+class Head:
+    """The context of a head, which follows what the target's context decodes."""
+
+    def __init__(self, link: HeadLink, context: Context) -> None:
+        """`context`: made with `link`, and with as many sequences as the target's.
+
+        Raises ModelError if the loaded llama.cpp lacks what heads need.
+        """
+        self.context = context
+        self._target, self.facts = target, facts = link
+        inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
+        with listening():
+            if facts.kind == "mtp" or len(inside) < len(facts.target_layers):
+                extension.keep_hidden(target.pointer, of_rows_only=False)
+            extension.keep_layer_inputs(target.pointer, inside)
+            extension.keep_hidden(context.pointer, of_rows_only=True)
+        self.sessions = [HeadSession(self, i) for i in range(context.n_sequences)]
+        target.follower = self
+
+    def follow(self, tokens: Sequence[int], sequence: int) -> int:
+        """See HeadSession.follow."""
+        return self.sessions[sequence].follow(tokens)
+
+    def after_decode(self, parts: Sequence[BatchPart]) -> None:
+        """The target has decoded `parts`. Raises DecodeError, and KeyboardInterrupt."""
+        states = self._states(sum(len(part.tokens) for part in parts))
+        first = 0
+        for part in parts:
+            n = len(part.tokens)
+            position = self._target.n_cells(part.sequence) - n
+            self.sessions[part.sequence].take(position, part.tokens, states[first : first + n])
+            first += n
+
+    def encoded(self, states: Hidden) -> Hidden:
+        """What the head reads, from states of the target as it has taken them."""
+        if self.facts.kind == "mtp":
+            return states
+        found = np.empty((len(states), self.context.n_hidden), np.float32)
+        for i in range(0, len(states), _N_ENCODED):
+            piece = states[i : i + _N_ENCODED]
+            found[i : i + len(piece)] = extension.encode(
+                self.context.pointer, piece, found.shape[1]
+            )
+        return found
+
+    def _states(self, n: int) -> Hidden:
+        """The target's states of the last batch, of n tokens; valid until its next decode."""
+        target, n_embd = self._target.pointer, self._target.model.n_embd
+        if self.facts.kind == "mtp":
+            return extension.hidden(target, n, self.context.n_hidden)
+        return np.concatenate(
+            [
+                extension.layer_input(target, layer, n, n_embd)
+                if layer < self._target.model.n_layers
+                else extension.hidden(target, n, n_embd)
+                for layer in self.facts.target_layers
+            ],
+            axis=1,
+        )
+
+
+class HeadSession:
+    """A head as a function from tokens to logits; see decoding.types.Session.
+
+    For token i of a text, the head reads the token and a hidden state of the token before it: the
+    target's own where the target has decoded that token, else what the head computed there. It
+    reads prompts along with the target, and later tokens in the next score.
+    """
+
+    def __init__(self, head: Head, sequence: int) -> None:
+        self.sequence = sequence
+        self._head = head
+        self._context = head.context
+        self._n_skipped = 1 if head.facts.kind == "eagle3" else 0  # tokens that it does not read
+        self._text = array("i")  # that it has read
+        self._n_true = 0  # tokens of it that were read with states of the target
+        self._own: list[Hidden] = []  # its own states (1, width) after _n_true, _n_true + 1 ...
+        self._first = 0  # the position of the first state that the target gave and is kept
+        self._unread = array("i")  # the tokens from there on
+        self._states = np.empty((0, 0), np.float32)  # of them, with room for more
+        self._last = 0  # the token of the last batch that has logits
+
+    @property
+    def n_ctx(self) -> int:
+        """How many tokens the cache can hold."""
+        return self._context.n_ctx
+
+    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
+
+        Valid until the next score. Raises NoRoomError where the head cannot draft: as the first
+        token of a text (EAGLE-3), or beyond its last layer (several MTP layers); DecodeError,
+        ClosedError.
+        """
+        if not draft:
+            return self._score(token_array(tokens))
+        texts = [token_array([*tokens, *draft[:i]]) for i in range(len(draft) + 1)]
+        return np.concatenate([self._score(text).copy() for text in texts])
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        """The target is about to read `tokens`: drop what differs.
+
+        Returns how many of them, at most, the target need not decode again.
+        """
+        tokens = token_array(tokens)
+        n_held = self._context.n_common(self._text[self._n_skipped :], self.sequence)
+        self._cut(min(n_same(tokens, self._text), n_held + self._n_skipped))
+        del self._unread[n_same(tokens[self._first :], self._unread) :]
+        return self._n_given if self._can_go_on else max(self._n_true - 1, 0)
+
+    def take(self, position: int, tokens: Sequence[int], states: Hidden) -> None:
+        """The target has decoded `tokens` at `position`; `states` is copied."""
+        n = position - self._first
+        if not 0 <= n <= len(self._unread):
+            self._first, n = position, 0
+        self._cut(position + n_same(token_array(tokens), self._text[position:]))
+        del self._unread[n:]
+        self._unread.extend(tokens)
+        self._keep(n, states)
+        if len(self._unread) > _MOST_UNREAD and self._can_go_on:
+            self._read(self._unread[self._n_true - self._first :])
+
+    def n_common(self, tokens: Sequence[int]) -> int:
+        """How many tokens at the start of `tokens` it has read. Raises ClosedError."""
+        self._context.pointer  # noqa: B018  (raises)
+        return min(n_same(token_array(tokens), self._text), self._n_true)
+
+    def feeding(
+        self,
+        tokens: Sequence[int],
+        progress: Callable[[int, int], None] | None = None,
+        n_most: Callable[[], int | None] = lambda: None,
+    ) -> Generator[None, None, int]:
+        """Nothing to do: a head reads a prompt along with its target."""
+        yield from ()
+        return len(tokens)
+
+    def forget(self) -> None:
+        """Empty the cache of this sequence. Raises ClosedError."""
+        self._context.truncate(0, self.sequence)
+        self._cut(0)
+        del self._unread[:]
+        self._first = 0
+
+    def borrow(self, sequence: int, n_tokens: int) -> None:
+        """Take over the first `n_tokens` of those that another sequence has read."""
+        if self._context.can_share_passes:
+            self.forget()
+            n_cells = max(n_tokens - self._n_skipped, 0)
+            self._context.copy_prefix(sequence, self.sequence, n_cells)
+            self._text = self._head.sessions[sequence]._text[:n_tokens]
+            self._n_true = n_tokens
+
+    @property
+    def _n_given(self) -> int:
+        """For how many tokens at the start of the text the target has given states."""
+        return self._first + len(self._unread)
+
+    @property
+    def _can_go_on(self) -> bool:
+        """Whether the state is there that is read with the next token."""
+        return self._first < max(self._n_true, 1) and self._n_given >= self._n_true
+
+    def _score(self, tokens: array[int]) -> Logits:
+        n = len(tokens)
+        n_given = self._first + n_same(tokens[self._first :], self._unread)
+        n_true = min(n, n_given + 1)
+        if n_true <= self._n_skipped:
+            raise NoRoomError("an EAGLE-3 head needs two tokens to draft from")
+        known = min(n_same(tokens, self._text), n - 1)
+        if known < n_true or self._n_true != n_true:
+            self._cut(min(known, self._n_true, n_true - 1))
+            if not self._can_go_on:
+                raise NoRoomError("hidden states of this text are missing")
+            if self._n_true < n_true - 1:
+                self._read(tokens[self._n_true : n_true - 1])
+            self._own = [self._step(tokens[:n_true], self._given(n_true - 2, n_true - 1))]
+            self._n_true = known = n_true
+        self._cut(known)
+        for i in range(known, n):
+            self._own.append(self._draft_step(tokens[: i + 1]))
+        return self._context.rows(self._last, 1)
+
+    def _read(self, tokens: array[int]) -> None:
+        """Read tokens behind those that were read with the target's states."""
+        start = max(self._n_true, self._n_skipped)
+        end = self._n_true + len(tokens)
+        states = self._given(start - 1, end - 1)
+        for layer in range(self._head.facts.n_layers):  # each has cells of its own
+            self._decode(start, tokens[len(tokens) - len(states) :], states, 0, layer)
+        self._text.extend(tokens)
+        self._n_true = end
+        self._drop(end - 2)
+
+    def _draft_step(self, tokens: array[int]) -> Hidden:
+        """Read the last token, which was only drafted, with the head's own states."""
+        if self._head.facts.n_layers == 1:
+            return self._step(tokens, self._own[-1])
+        layer = len(tokens) - self._n_true
+        if layer >= self._head.facts.n_layers:
+            raise NoRoomError(f"the head has {layer} layers, and drafts as many tokens")
+        first = self._given(self._n_true - 2, self._n_true - 1)
+        return self._step(tokens, np.concatenate([first, *self._own]), layer)
+
+    def _step(self, tokens: array[int], states: Hidden, layer: int = 0) -> Hidden:
+        """Read the last tokens with `states`; keep logits of the last, return its own state."""
+        start = len(tokens) - len(states)
+        self._decode(start, tokens[start:], states, 1, layer)
+        self._text = tokens[:]
+        own: Hidden = extension.hidden(self._context.pointer, 1, self._context.n_hidden).copy()
+        return own
+
+    def _decode(
+        self, start: int, tokens: array[int], states: Hidden, n_rows: int, layer: int
+    ) -> None:
+        """Decode `tokens` behind the first `start` of the text."""
+        context, n_batch = self._context, self._context.n_batch
+        context.truncate(start - self._n_skipped, self.sequence)
+        extension.use_head(context.pointer, layer)
+        for i in range(0, len(tokens), n_batch):
+            piece = tokens[i : i + n_batch]
+            wanted = n_rows if i + n_batch >= len(tokens) else 0
+            context.decode_hidden(piece, states[i : i + n_batch], wanted, self.sequence)
+            self._last = len(piece) - 1
+
+    def _given(self, start: int, end: int) -> Hidden:
+        """The target's states of positions `start` to `end`, encoded; zeros for position -1."""
+        first = max(start, 0) - self._first
+        found = self._head.encoded(self._states[first : end - self._first])
+        if start >= 0:
+            return found
+        return np.concatenate([np.zeros((1, self._context.n_hidden), np.float32), found])
+
+    def _keep(self, n: int, states: Hidden) -> None:
+        """Keep `states` behind the first `n` that are kept."""
+        n_all = n + len(states)
+        if n_all > len(self._states):
+            larger = np.empty((2 * n_all, states.shape[1]), np.float32)
+            if n:
+                larger[:n] = self._states[:n]
+            self._states = larger
+        self._states[n:n_all] = states
+
+    def _drop(self, position: int) -> None:
+        """Drop the states before a position."""
+        if (n := position - self._first) > 0:
+            del self._unread[:n]
+            n_left = len(self._unread)
+            self._states[:n_left] = self._states[n : n + n_left].copy()
+            if len(self._states) > 4 * _MOST_UNREAD:
+                self._states = self._states[: 2 * _MOST_UNREAD].copy()
+            self._first = position
+
+    def _cut(self, n_tokens: int) -> None:
+        """Count tokens from `n_tokens` on as not read."""
+        del self._text[n_tokens:]
+        if n_tokens < self._n_true:
+            self._n_true = n_tokens
+            self._own = []
+        del self._own[max(len(self._text) - self._n_true + 1, 0) :]
