@@ -21,6 +21,7 @@ from ggufspec import __version__
 from ggufspec.batch.process import LocalProcess, StartWorker, WorkerEvent, last_line
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import ClusterError, OptionError
+from ggufspec.models.heads import MTP
 
 LOCAL = "local"
 _ADDRESS = re.compile(r"(ray://)?\[?(?P<host>[^/\s]+?)\]?:(?P<port>\d{1,5})/?")
@@ -236,7 +237,7 @@ def _missing(node: str, models: Mapping[str, str | None], version: str) -> dict[
 
 
 def _models(task: Mapping[str, Any]) -> list[str]:
-    return [role for role in ("target", "draft") if task[role]]
+    return [role for role in ("target", "draft") if task[role] not in (None, MTP)]
 
 
 def _cpus(ray: Any) -> dict[str, int]:

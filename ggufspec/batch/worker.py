@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter
 from typing import Any
@@ -146,8 +145,7 @@ def _load(task: Mapping[str, Any], options: CheckedOptions) -> Engine:
     settings = dict(task["load"])
     if settings.get("n_threads") is None and task["n_workers"] > 1:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
-    draft = task["draft"] and Path(task["draft"])
-    engine = load(Path(task["target"]), draft, **settings)
+    engine = load(task["target"], task["draft"], **settings)
     sampling_of(options, engine.vocab, 0)  # errors before any prompt
     return engine
 

@@ -20,6 +20,7 @@ from ggufspec.llama import lookup
 from ggufspec.llama.devices import free_memory
 from ggufspec.llama.lookup import BaselineRequest, BaselineText, PythonLlama
 from ggufspec.models.header import Header, read_header
+from ggufspec.models.heads import read_draft
 
 LLAMA_SIMPLE = "llama.cpp speculative-simple"  # at its defaults; loads for each text
 LLAMA_SERVER = "llama.cpp server"  # with the pair, at its defaults
@@ -160,18 +161,22 @@ def _runner(
     name: str, program: LlamaCppProgram, folder: Path | None
 ) -> AbstractContextManager[BaselineRunner]:
     """One of them, for a block. Raises OptionError, OutOfMemoryError, ModelError."""
+    header, of_draft = read_header(program.target), None
     if name not in NEED_A_DRAFT:
         program = replace(program, draft=None)
     elif program.draft is None:
         raise OptionError("it needs a draft model, and none is given")
-    elif read_header(program.draft).vocabulary != read_header(program.target).vocabulary:
-        raise OptionError("llama.cpp refuses a draft of another vocabulary")
+    else:
+        of_draft, head = read_draft(header, program.draft)
+        if head is not None:
+            program = replace(program, spec_type=f"draft-{head.kind}")
+        elif of_draft and of_draft.vocabulary != header.vocabulary:
+            raise OptionError("llama.cpp refuses a draft of another vocabulary")
     if folder is not None and name in _BINARIES:
         program = replace(program, binary=_binary(folder, _BINARIES[name]))
-    header = read_header(program.target)
     n_bytes = n_logits = 0
     if not program.n_gpu_layers:
-        n_bytes = header.n_bytes + (read_header(program.draft).n_bytes if program.draft else 0)
+        n_bytes = header.n_bytes + (of_draft.n_bytes if of_draft else 0)
     if name == PYTHON_LOOKUP:
         n_logits = lookup.n_logits_bytes(program.n_ctx, header.n_vocab)
     _check_room(header, n_bytes, n_logits, program.n_ctx)

@@ -14,6 +14,7 @@ from pathlib import Path
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.llama.lookup import BaselineRequest, BaselineText
+from ggufspec.models.heads import MTP, DraftFile
 
 _N_TRIES = 6  # sometimes its last lines are missing: it does not flush its log at exit
 _N_TAIL = 800  # characters of a log in an error message
@@ -33,12 +34,13 @@ class LlamaCppProgram:
 
     binary: Path
     target: Path
-    draft: Path | None
+    draft: DraftFile | None
     n_ctx: int
     n_threads: int
     n_threads_draft: int
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
+    spec_type: str = "draft-simple"
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ def loading_options(program: LlamaCppProgram) -> list[str]:
     if program.n_gpu_layers is not None:
         made += ["-ngl", _layers(program.n_gpu_layers)]
     if program.draft is not None:
-        made += ["-md", str(program.draft), "--spec-type", "draft-simple"]
+        made += [] if program.draft == MTP else ["-md", str(program.draft)]
+        made += ["--spec-type", program.spec_type]
         made += ["-td", str(program.n_threads_draft)]
         if program.n_gpu_layers_draft is not None:
             made += ["-ngld", _layers(program.n_gpu_layers_draft)]

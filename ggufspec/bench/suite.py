@@ -15,6 +15,7 @@ from ggufspec.common.facts import differences, plain
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError
 from ggufspec.llama import devices
+from ggufspec.models.heads import DraftFile
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class PairBenchmark:
     """The experiment of one pair. `pair`: its name in the results; "" if there is only one."""
 
     target: Path
-    draft: Path | None
+    draft: DraftFile | None
     experiment: Experiment
     pair: str = ""
     target_label: str = ""

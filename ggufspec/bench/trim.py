@@ -28,6 +28,7 @@ from ggufspec.llama.quantize import quantization_number, requantize
 from ggufspec.llama.timing import FilledContext, time_interleaved
 from ggufspec.models.gguf_file import write
 from ggufspec.models.header import Header, read_header
+from ggufspec.models.heads import check_model
 from ggufspec.models.shape import shape_of
 from ggufspec.models.tensors import TYPES
 from ggufspec.models.trim import required_tokens, trimmed
@@ -108,6 +109,8 @@ def check_wanted(wanted: WantedCut, source: Header, target: Header) -> None:
     VocabError unless both files have the same tokens, except for padding; OptionError for cuts that
     the draft does not allow, ModelError for a model that cannot be cut.
     """
+    check_model(target)
+    check_model(source)
     if not has_same_tokens(target, source):
         if trim_of(source):
             raise VocabError(

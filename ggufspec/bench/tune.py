@@ -29,6 +29,7 @@ from ggufspec.llama.timing import (
     time_target,
     time_threads,
 )
+from ggufspec.models.heads import MTP, DraftFile
 
 CLEARLY_FASTER = 0.96  # of the default's seconds: a setting that is slower than this is not chosen
 PROMPT_TOKENS = (512, 2048)  # of the prompt for trials of n_batch, on slow and fast machines
@@ -197,7 +198,7 @@ def keep(tuned: Tuned) -> bool:
     )
 
 
-def forget(target: Path | None = None, draft: Path | None = None) -> int:
+def forget(target: Path | None = None, draft: DraftFile | None = None) -> int:
     """Delete the stored records of a target, of a pair, or all; returns how many there were.
 
     Raises ModelError for a file that cannot be read.
@@ -205,7 +206,7 @@ def forget(target: Path | None = None, draft: Path | None = None) -> int:
     if target is None and draft is None:
         return profile_store.forget()
     wanted = {
-        name: _fingerprint(path)
+        name: {"head": MTP} if path == MTP else {"fingerprint": _fingerprint(path)}
         for name, path in (("target", target), ("draft", draft))
         if path is not None
     }
@@ -352,10 +353,10 @@ def _fingerprint(path: Path) -> str:
     return found
 
 
-def _is_about(facts: Mapping[str, Any], fingerprints: Mapping[str, str]) -> bool:
+def _is_about(facts: Mapping[str, Any], wanted: Mapping[str, Mapping[str, str]]) -> bool:
     try:
-        return all(facts["pair"][of]["fingerprint"] == each for of, each in fingerprints.items())
-    except (KeyError, TypeError):  # of another kind, or without a draft
+        return all(facts["pair"][of].items() >= each.items() for of, each in wanted.items())
+    except (KeyError, AttributeError):  # of another kind, or without a draft
         return False
 
 

@@ -30,6 +30,7 @@ from ggufspec.common.files import is_stream
 from ggufspec.common.prompts import Prompt, digest, parse_prompts
 from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.models.header import read_header
+from ggufspec.models.heads import MTP
 
 _TALK_EVERY = 10.0  # seconds, where there is no terminal
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
@@ -178,7 +179,7 @@ def _results(
     load = {name: each for name, each in plan.load.items() if name not in _WITHOUT_EFFECT}
     settings = {
         "target": model_identity(plan.target),
-        "draft": plan.draft and model_identity(plan.draft),
+        "draft": plan.draft if plan.draft in (None, MTP) else model_identity(plan.draft),
         "n_prompts": len(prompts),
         "prompts": digest(prompts),
         "seed": plan.seed,

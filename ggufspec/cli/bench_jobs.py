@@ -34,6 +34,7 @@ from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.models.header import read_header
+from ggufspec.models.heads import DraftFile, read_draft
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import load_registry
 from ggufspec.models.shape import estimated_shape
@@ -177,10 +178,19 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
     load = {**options.load_settings, **_room(experiment)}
     jobs = [
-        PairBenchmark(*paths, experiment.of_pair(name), name, load=load)
+        PairBenchmark(*paths, _able(experiment.of_pair(name), paths), name, load=load)
         for name, paths in pairs.items()
     ]
     return jobs, title
+
+
+def _able(experiment: Experiment, paths: tuple[Path, DraftFile | None]) -> Experiment:
+    """Without the draft alone where it is a head, which cannot write text by itself."""
+    target, draft = paths
+    if draft is None or read_draft(read_header(target), draft)[1] is None:
+        return experiment
+    able = [each for each in experiment.contenders if each.model != "draft"]
+    return replace(experiment, contenders=able)
 
 
 def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contender]:
@@ -229,16 +239,16 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     # What the user gives replaces the preset's settings.
     preset_load = {each: value for each, value in chosen.load.items() if not was_given(each)}
 
-    def job(paths: tuple[Path, Path | None], labels: tuple[str, str]) -> PairBenchmark:
+    def job(paths: tuple[Path, DraftFile | None], labels: tuple[str, str]) -> PairBenchmark:
         pair = " / ".join(filter(None, labels))
         experiment = chosen.experiment_of(pair, **given)
         load = {**options.load_settings, **preset_load, **_room(experiment)}
-        return PairBenchmark(*paths, experiment, pair, *labels, load=load)
+        return PairBenchmark(*paths, _able(experiment, paths), pair, *labels, load=load)
 
     if options.pair.target is not None:
         jobs = []
         for own_name, paths in options.pair.find_each().items():
-            draft_name = own_name or (paths[1].name if paths[1] else "")
+            draft_name = own_name or (Path(paths[1]).name if paths[1] else "")
             jobs.append(job(paths, (plain(paths[0].name), plain(draft_name))))
         return jobs, f"{name}, on the given pair{'s' if len(jobs) > 1 else ''}"
     here = [(pair, found) for pair in chosen.pairs if (found := _located(pair)) is not None]

@@ -11,6 +11,7 @@ from ggufspec.cli import render
 from ggufspec.cli.progress import late_bars
 from ggufspec.common import defaults
 from ggufspec.common.files import default_cache_dir
+from ggufspec.models.heads import MTP, DraftFile
 
 AUTO_DRAFT = "auto"
 MOST_DRAFTS = 16  # that a command ranks
@@ -27,7 +28,7 @@ class PairOptions:
     size: str = defaults.DEMO_SIZE
     cache_dir: Path | None = None
 
-    def find(self) -> tuple[Path, Path | None]:
+    def find(self) -> tuple[Path, DraftFile | None]:
         """The files of target and draft. Raises GgufspecError."""
         if self.target is not None:
             return find_models(self.target, self.draft, offline=self.offline)
@@ -35,7 +36,7 @@ class PairOptions:
 
         return stand_in(self.size, self.cache_dir), embedded_draft()
 
-    def find_each(self) -> dict[str, tuple[Path, Path | None]]:
+    def find_each(self) -> dict[str, tuple[Path, DraftFile | None]]:
         """The files of a pair for each draft of a comma-separated list, by the draft's name.
 
         A pair without competitors has the name "". Raises GgufspecError, BadParameter.
@@ -49,7 +50,8 @@ class PairOptions:
         if len(drafts) > MOST_DRAFTS:
             raise _bad_drafts(f"{len(drafts)} drafts were given; give at most {MOST_DRAFTS}")
         pairs = [replace(self, draft=name).find() for name in drafts]
-        files = [read_header(draft).paths[0] for _, draft in pairs if draft]
+        found = [draft for _, draft in pairs if draft]
+        files = [Path(MTP) if draft == MTP else read_header(draft).paths[0] for draft in found]
         known: set[Path] = set()
         for name, file in zip(drafts, files, strict=True):
             if file.resolve() in known:
@@ -72,12 +74,17 @@ def find_model(name: str, *, offline: bool) -> Path:
         return resolve(name, offline=offline, progress=bars.download)
 
 
-def find_models(target: str, draft: str | None, *, offline: bool) -> tuple[Path, Path | None]:
+def find_models(target: str, draft: str | None, *, offline: bool) -> tuple[Path, DraftFile | None]:
     """The files of a pair. For the draft `auto`, one is proposed and named on stderr."""
     target_path = find_model(target, offline=offline)
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
-    return target_path, None if draft is None else find_model(draft, offline=offline)
+    return target_path, None if draft is None else find_draft(draft, offline=offline)
+
+
+def find_draft(name: str, *, offline: bool) -> DraftFile:
+    """The file of a draft; the head in the target's own file has none."""
+    return MTP if name == MTP else find_model(name, offline=offline)
 
 
 def proposed_draft(target: str) -> str:

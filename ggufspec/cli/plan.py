@@ -16,8 +16,9 @@ from ggufspec.cli.options import SHARE, gathered, option
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
+from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
-from ggufspec.models.shape import ModelShape, shape_of_name
+from ggufspec.models.shape import ModelShape, shapes_of_pair
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
 from ggufspec.placement.speeds import type_note
@@ -117,7 +118,7 @@ def command(
         raise click.UsageError("--vram is for another machine, --rpc for this one: leave one out")
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
-    shape, shape_draft = shape_of_name(target), shape_of_name(draft) if draft else None
+    shape, shape_draft = shapes_of_pair(target, draft)
     if shape_draft:
         _note_vocabularies(shape, shape_draft)
     machine = _machine(**hardware)
@@ -193,7 +194,7 @@ def _print(
         if shape:
             about = "" if shape.is_exact else "about "
             click.echo(
-                f"{whose}: {shape.name}, {shape.n_layers} layers, {about}"
+                f"{whose}: {shape.name}, {counted(shape.n_layers, 'layer')}, {about}"
                 f"{format_bytes(shape.n_bytes)}"
             )
     bandwidths = machine.bandwidths
@@ -208,6 +209,7 @@ def _print(
     if draft:
         source = "" if was_given("acceptance") else "; assumed (--acceptance)"
         click.echo(f"acceptance: {acceptance:.0%} of tokens, if those before were accepted{source}")
+    placed = None if draft is None or draft.is_inside else draft
     click.echo("GPU layers of target and draft, memory of GPUs and host, draft length n:")
     rows = [["placement", "target", "draft", "GPU", "host", "n", "tokens/s"]]
     seen: list[OffloadPlan] = []
@@ -219,7 +221,7 @@ def _print(
             [
                 name if plan.fits else f"{name}: too large",
                 f"{plan.n_gpu_layers}/{target.n_layers + 1}",
-                f"{plan.n_gpu_layers_draft}/{draft.n_layers + 1}" if draft else "",
+                f"{plan.n_gpu_layers_draft}/{placed.n_layers + 1}" if placed else "",
                 format_bytes(sum(plan.gpu_bytes)) if machine.gpus else "",
                 format_bytes(plan.host_bytes),
                 str(plan.n_draft) if plan.n_draft else "",
@@ -235,7 +237,7 @@ def _print(
         return
     click.echo(
         f"\nOptions of llama.cpp for the first row: -ngl {chosen.n_gpu_layers}"
-        + (f" -ngld {chosen.n_gpu_layers_draft}" if chosen.n_draft else "")
+        + (f" -ngld {chosen.n_gpu_layers_draft}" if chosen.n_draft and placed else "")
         + (f" -ts {','.join(map(str, chosen.split))}" if len(machine.gpus) > 1 else "")
         + (f" --rpc {','.join(rpc)}" if rpc else "")
         + f" -c {chosen.caches.n_ctx}"

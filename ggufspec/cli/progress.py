@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
     from ggufspec.engine.engine import Engine
+    from ggufspec.models.heads import DraftFile
 
 _PATIENCE_SECONDS = 1.0
 _WORK = {"costs": "Measuring the pair", "vocabulary": "Reading the vocabulary"}
@@ -69,7 +70,7 @@ def late_bars() -> closing[LateBars]:
     return closing(LateBars())
 
 
-def load_with_bars(target: Path, draft: Path | None, load_settings: dict[str, Any]) -> Engine:
+def load_with_bars(target: Path, draft: DraftFile | None, load_settings: dict[str, Any]) -> Engine:
     """ggufspec.load with a bar for each slow model; prints its notes on stderr."""
     from ggufspec.engine.load import load
 

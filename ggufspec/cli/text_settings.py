@@ -11,6 +11,7 @@ import click
 from ggufspec.cli import render
 from ggufspec.cli.options import DRAFTING, Command, Option, gathered, ignore_eos_option, stop_option
 from ggufspec.cli.sampling_options import SAMPLING, to_generate, to_json
+from ggufspec.models.heads import DraftFile
 
 if TYPE_CHECKING:
     from ggufspec.engine.file_sampling import FileSampling
@@ -87,7 +88,7 @@ def was_given(name: str) -> bool:
 
 
 def conditions(
-    paths: tuple[Path, Path | None], settings: dict[str, Any], load_settings: dict[str, Any]
+    paths: tuple[Path, DraftFile | None], settings: dict[str, Any], load_settings: dict[str, Any]
 ) -> dict[str, Any]:
     """What a result depends on, for a JSON document: all settings, and versions."""
     target, draft = paths

@@ -11,7 +11,7 @@ import click
 
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
-from ggufspec.cli.names import find_model, find_models
+from ggufspec.cli.names import find_draft, find_model, find_models
 from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
@@ -19,6 +19,7 @@ from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.models.header import read_header
+from ggufspec.models.heads import DraftFile
 from ggufspec.placement.speeds import type_note
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def command(
     if forgets:
         _forget(
             None if target is None else find_model(target, offline=True),
-            None if draft is None else find_model(draft, offline=True),
+            None if draft is None else find_draft(draft, offline=True),
             as_json=as_json,
         )
         return
@@ -131,7 +132,7 @@ def command(
         )
 
 
-def _forget(target: Path | None, draft: Path | None, *, as_json: bool) -> None:
+def _forget(target: Path | None, draft: DraftFile | None, *, as_json: bool) -> None:
     from ggufspec.bench import tune
 
     n_forgotten = tune.forget(target, draft)

@@ -26,6 +26,7 @@ from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab
 from ggufspec.llama.vocab_map import map_of
 from ggufspec.models.header import read_header
+from ggufspec.models.heads import check_model
 from ggufspec.models.shape import shape_of
 
 _GREEDY = Sampling(temperature=0, samplers=("temperature",))
@@ -61,7 +62,9 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         self.n_draft = n_draft
         path = validate.path("path", path)
         n_gpu_layers = validate.whole("n_gpu_layers", n_gpu_layers)
-        shape_of(read_header(path))  # raises where llama.cpp would end the process
+        header = read_header(path)
+        check_model(header)
+        shape_of(header)  # raises where llama.cpp would end the process
         self._model = Model(path, n_gpu_layers=n_gpu_layers)
         try:
             options = ContextOptions(n_ctx=n_ctx, n_threads=n_threads)

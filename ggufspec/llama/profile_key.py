@@ -6,6 +6,7 @@ from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.llama.context import Context, ContextOptions
 from ggufspec.llama.devices import machine
 from ggufspec.llama.model import Model
+from ggufspec.models.heads import MTP
 
 
 def profile_key(target: Context, draft: Context | None) -> dict[str, object]:
@@ -19,10 +20,13 @@ def profile_key(target: Context, draft: Context | None) -> dict[str, object]:
 
 
 def pair_key(target: Model, draft: Model | None, options: ContextOptions) -> dict[str, object]:
-    """The key of a pair's tuned settings, so without the settings that are tuned."""
+    """The key of a pair's tuned settings, so without the settings that are tuned.
+
+    The same model as target and as draft: its own head drafts.
+    """
     return {
         "target": _model_key(target),
-        "draft": _model_key(draft) if draft else None,
+        "draft": _model_key(draft) | ({"head": MTP} if draft is target else {}) if draft else None,
         "type_k": options.type_k,
         "type_v": options.type_v,
         "machine": machine(),

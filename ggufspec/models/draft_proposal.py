@@ -1,15 +1,17 @@
-"""Proposes a draft for a target: trimmed, registered, of the target's vocabulary, or of another."""
+"""Proposes a draft for a target: its own head, or the best draft that is on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from ggufspec.errors import ModelError
+from ggufspec.errors import ModelError, VocabError
 from ggufspec.models import local, names
 from ggufspec.models.header import Header, read_header
+from ggufspec.models.heads import MTP, check_model, head_of, is_head
 from ggufspec.models.names import HubFiles
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry, trims_folder
@@ -25,7 +27,7 @@ _WHOLE_OVERLAP = 0.99  # but for padding tokens
 
 @dataclass(frozen=True)
 class DraftProposal:
-    """A draft for a target: its name, as `resolve` takes it, and the reason for the choice."""
+    """A draft for a target, and the reason. name: as `resolve` takes it, or MTP."""
 
     name: str
     why: str
@@ -34,14 +36,24 @@ class DraftProposal:
 def propose_draft(target: str, registry: Registry | None = None) -> DraftProposal:
     """A draft for a target, from the registry, the target's folder and the cache.
 
-    In this order: the newest trimmed draft whose tokens the target has; the draft that the registry
-    pairs with it; the smallest model of its vocabulary; the model that has most of its tokens. Only
-    headers are read. Raises ModelError if none fits.
+    In this order: the MTP head in its file, or beside it; an EAGLE-3 head beside it; the newest
+    trimmed draft whose tokens the target has; the draft that the registry pairs with it; the
+    smallest model of its vocabulary; the model that has most of its tokens. Only headers are read.
+    Raises ModelError if none fits.
     """
     known = registry or load_registry()
     named = names.parse(target, known)
     paths = locate(target, known)
-    drafts = list(_drafts_here(paths[0])) if paths else []
+    drafts: list[_Candidate] = []
+    if paths:
+        wanted = read_header(paths[0])
+        check_model(wanted)
+        if head_of(wanted, None):
+            return DraftProposal(MTP, "its own multi-token-prediction head")
+        headers = list(_headers_here(wanted))
+        if head := _head_beside(wanted, headers):
+            return head
+        drafts = list(_drafts_among(wanted, headers))
     trimmed = [each for each in drafts if trim_of(each.header) and each.overlap > _WHOLE_OVERLAP]
     if trimmed:
         newest = max(trimmed, key=lambda each: each.path.stat().st_mtime)
@@ -80,36 +92,61 @@ class _Candidate:
     has_same_vocabulary: bool
 
 
-def _drafts_here(target: Path) -> Iterator[_Candidate]:
-    """The cheap models beside the target and in the caches, the smallest first."""
-    wanted = read_header(target)
-    most = MOST_COST * shape_of(wanted).n_pass_bytes
-    folders = (target.parent, trims_folder())
+def _headers_here(wanted: Header) -> Iterator[Header]:
+    """The headers of files beside the target, and of smaller ones in caches, the smallest first."""
+    beside = wanted.paths[0].parent
+    folders = (beside, trims_folder())
     models = (*chain.from_iterable(map(local.models_in, folders)), *local.cached_models())
     sizes = {
         model[0]: sum(path.stat().st_size for path in model)
         for model in {model[0].resolve(): model for model in models}.values()
     }
-    smaller = sorted((size, path) for path, size in sizes.items() if size < wanted.n_bytes)
-    for _, path in smaller[:MOST_FILES]:
+    used = sorted(
+        (size, path)
+        for path, size in sizes.items()
+        if size < wanted.n_bytes or (path.parent == beside and path != wanted.paths[0])
+    )
+    for _, path in used[:MOST_FILES]:
+        with suppress(ModelError):  # damaged
+            yield read_header(path)
+
+
+def _head_beside(wanted: Header, headers: Sequence[Header]) -> DraftProposal | None:
+    """A head that fits, from the target's folder: an MTP head, else an EAGLE-3 head."""
+    found: dict[str, Path] = {}
+    for header in headers:
+        path = header.paths[0]
+        with suppress(ModelError, VocabError):  # for another target
+            if path.parent == wanted.paths[0].parent and (head := head_of(wanted, header)):
+                found.setdefault(head.kind, path)
+    for kind, what in (("mtp", "an MTP head"), ("eagle3", "an EAGLE-3 head")):
+        if kind in found:
+            return DraftProposal(str(found[kind]), f"{what} beside the target")
+    return None
+
+
+def _drafts_among(wanted: Header, headers: Sequence[Header]) -> Iterator[_Candidate]:
+    """The cheap models among them."""
+    most = MOST_COST * shape_of(wanted).n_pass_bytes
+    for header in headers:
         try:
-            header = read_header(path)
-            is_cheap = shape_of(header).n_pass_bytes <= most
+            is_smaller = header.n_bytes < wanted.n_bytes
+            is_cheap = is_smaller and shape_of(header).n_pass_bytes <= most
         except ModelError:
-            continue  # damaged, or not a language model
+            continue  # not a language model
         if is_cheap and _writes_text(header):
             same = header.vocabulary == wanted.vocabulary
             n, n_smaller = n_common(wanted, header), min(len(wanted.tokens), len(header.tokens))
-            yield _Candidate(path, header, n, n / max(n_smaller, 1), same)
+            yield _Candidate(header.paths[0], header, n, n / max(n_smaller, 1), same)
 
 
 def _writes_text(header: Header) -> bool:
-    """Whether it is neither an embedding model, nor an encoder, nor a vocabulary alone."""
+    """Whether it is no head, embedding model or encoder, and more than a vocabulary."""
     of, values = header.architecture, header.values
     others = (f"{of}.pooling_type", f"{of}.decoder_start_token_id")
     is_decoder = values.get(f"{of}.attention.causal", True) and values.keys().isdisjoint(others)
     is_whole = any(tensor.name == "token_embd.weight" for tensor in header.tensors)
-    return is_whole and bool(is_decoder and header.tokens)
+    return is_whole and not is_head(header) and bool(is_decoder and header.tokens)
 
 
 def _entry_of(named: names.Named, known: Registry) -> ModelEntry | None:

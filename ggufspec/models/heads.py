@@ -9,10 +9,10 @@ from typing import Final, Literal
 
 from ggufspec.common.facts import counted
 from ggufspec.errors import ModelError, VocabError
-from ggufspec.models.header import Header, open_gguf
+from ggufspec.models.header import Header, open_gguf, read_header
 from ggufspec.models.vocabulary_overlap import has_same_tokens
 
-MTP: Final = "mtp"  # as a draft: the head in the target's own file
+MTP: Final = "mtp"  # as a draft: the head in the target's own file (a file: ./mtp)
 EAGLE3 = "eagle3"  # an architecture
 DraftFile = Path | Literal["mtp"]
 
@@ -67,6 +67,14 @@ def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
     if draft.architecture == EAGLE3:
         return _eagle3(target, draft)
     return _sidecar(target, draft) if is_head(draft) else None
+
+
+def read_draft(target: Header, draft: DraftFile) -> tuple[Header | None, HeadFacts | None]:
+    """The header of a draft's file, if it has one, and which head it is. Raises as `head_of`."""
+    if draft == MTP:
+        return None, own_head(target)
+    header = read_header(draft)
+    return header, head_of(target, header)
 
 
 def own_head(target: Header) -> HeadFacts:

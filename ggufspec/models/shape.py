@@ -13,9 +13,9 @@ from ggufspec.models.heads import (
     MTP,
     DraftFile,
     HeadFacts,
-    head_of,
+    check_model,
     is_mtp_alone,
-    own_head,
+    read_draft,
 )
 from ggufspec.models.pull import locate
 from ggufspec.models.quantization import file_type_of, header_of
@@ -157,12 +157,11 @@ def draft_shape(target: Header, draft: DraftFile) -> tuple[ModelShape, HeadFacts
 
     Raises ModelError and VocabError for a head that does not fit the target.
     """
-    if draft == MTP:
-        head = own_head(target)
-        return _head_shape(target, None, head), head
-    header = read_header(draft)
-    found = head_of(target, header)
-    return _head_shape(target, header, found) if found else shape_of(header), found
+    header, head = read_draft(target, draft)
+    if head is not None:
+        return _head_shape(target, header, head), head
+    assert header is not None, "a draft without a file is a head"
+    return shape_of(header), None
 
 
 def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelShape:
@@ -345,6 +344,27 @@ def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:
         is_exact=False,
     )
     return replace(made, n_params=round(of.n_params * made.n_bytes / of.n_bytes))
+
+
+def shapes_of_pair(target: str, draft: str | None) -> tuple[ModelShape, ModelShape | None]:
+    """The shapes of a named target and draft. Raises ModelError and VocabError as `draft_shape`.
+
+    Where the target's file is not on this machine, a head is not compared with it.
+    """
+    paths = locate(target)
+    if not paths:
+        if draft == MTP:
+            raise ModelError(
+                f"{target} is not on this machine, and only its file says what its MTP head takes: "
+                f"download it first, with `ggufspec models pull {target}`"
+            )
+        return shape_of_name(target), shape_of_name(draft) if draft else None
+    header = read_header(paths[0])
+    check_model(header)
+    if draft is None:
+        return shape_of(header), None
+    at: DraftFile | None = MTP if draft == MTP else next(iter(locate(draft) or ()), None)
+    return shape_of(header), draft_shape(header, at)[0] if at else shape_of_name(draft)
 
 
 def shape_of_name(name: str) -> ModelShape:

@@ -41,7 +41,7 @@ def check(source: Header) -> None:
             f"{source.name}: no layer of it can be left out, because llama.cpp takes the scale of "
             f"its attention from the number of layers, {source.n_layers}"
         )
-    if source.number("nextn_predict_layers", 0):
+    if source.n_mtp_layers:
         raise ModelError(
             f"{source.name} has layers that predict further tokens (nextn_predict_layers): no "
             "layer of it can be left out. Use a file without them"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import tiny
+import tiny_heads
 
 from ggufspec.errors import ModelError
 from ggufspec.models import draft_proposal, local
@@ -219,3 +220,39 @@ def test_a_folder_is_read_without_its_subfolders(large: Path) -> None:
     deeper.mkdir()
     tiny.write_llama(deeper / "small.gguf", n_layer=1)
     assert [paths[0] for paths in local.models_in(large.parent)] == [large]
+
+
+TABLE = tiny_heads.Table()
+HEAD = tiny_heads.Head(table=TABLE)
+
+
+def test_the_targets_own_head_comes_first(tmp_path: Path) -> None:
+    target = tiny_heads.write_glm4moe(tmp_path / "target.gguf", TABLE, HEAD)
+    tiny_heads.write_glm4moe(tmp_path / "mtp-target.gguf", TABLE, HEAD, part="head")
+    found = proposed(target)
+    assert (found.name, found.why) == ("mtp", "its own multi-token-prediction head")
+
+
+def test_an_mtp_head_beside_the_target_comes_before_models(tmp_path: Path) -> None:
+    target = tiny_heads.write_glm4moe(
+        tmp_path / "target.gguf", TABLE, HEAD, n_layer=24, part="trunk"
+    )
+    tiny_heads.write_llama_table(tmp_path / "small.gguf", TABLE, n_layer=2)
+    assert proposed(target).name == str(tmp_path / "small.gguf")
+    head = tiny_heads.write_glm4moe(
+        tmp_path / "mtp-target.gguf", TABLE, HEAD, n_layer=24, part="head"
+    )
+    found = proposed(target)
+    assert (found.name, found.why) == (str(head), "an MTP head beside the target")
+
+
+def test_an_eagle3_head_that_fits_comes_before_models(tmp_path: Path) -> None:
+    target = tiny_heads.write_llama_table(tmp_path / "target.gguf", TABLE, n_layer=8)
+    other = tiny_heads.write_eagle3(tmp_path / "other.gguf", HEAD, target_layers=(1, 2, 8))
+    check_none(target)
+    head = tiny_heads.write_eagle3(tmp_path / "head.gguf", HEAD)
+    found = proposed(target)
+    assert (found.name, found.why) == (str(head), "an EAGLE-3 head beside the target")
+    for path in (head, other):
+        with pytest.raises(ModelError, match="EAGLE-3 head, not a model"):
+            proposed(path)
