@@ -48,7 +48,8 @@ class ModelShape:
     n_input_bytes: the token embedding, of which a pass reads a row for each token. n_output_bytes:
     everything after the last layer, and the embedding again where it is_tied to the output.
     is_exact: sizes come from a file; otherwise they are estimates. matrix_type: see Header.
-    can_roll_back: llama.cpp can keep earlier recurrent states.
+    n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
+    token. can_roll_back: llama.cpp can keep earlier states.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ModelShape:
     matrix_type: str = "unknown"
     is_tied: bool = False
     is_exact: bool = True
+    n_recurrent: int = 0
     can_roll_back: bool = False
 
     @property
@@ -125,6 +127,7 @@ def shape_of(header: Header) -> ModelShape:
         n_params=max(header.n_params, 1),
         matrix_type=header.matrix_type,
         is_tied=header.is_tied,
+        n_recurrent=header.number("ssm.inner_size", 0) + _n_convolved(header),
         can_roll_back=header.architecture in _ROLLED_BACK,
     )
 
@@ -207,13 +210,18 @@ def _has_state(tensors: Sequence[Tensor]) -> bool:
 
 
 def _state_bytes(header: Header, n_embd: int) -> int:
-    n_inner, n_state = header.number("ssm.inner_size", 0), header.number("ssm.state_size", 0)
-    n_groups, n_conv = header.number("ssm.group_count", 0), header.number("ssm.conv_kernel", 0)
-    n_values = max(n_conv - 1, 0) * (n_inner + 2 * n_groups * n_state) + n_state * n_inner
+    n_conv = header.number("ssm.conv_kernel", 0)
+    n_values = max(n_conv - 1, 0) * _n_convolved(header)
+    n_values += header.number("ssm.state_size", 0) * header.number("ssm.inner_size", 0)
     n_values += n_embd * max(header.number("shortconv.l_cache", 1) - 1, 0)
     if n_head := header.number("wkv.head_size", 0):
         n_values += (header.number("token_shift_count", 2) + n_head) * n_embd
     return n_values * _STATE_VALUE_BYTES
+
+
+def _n_convolved(header: Header) -> int:
+    n_groups, n_state = header.number("ssm.group_count", 0), header.number("ssm.state_size", 0)
+    return header.number("ssm.inner_size", 0) + 2 * n_groups * n_state
 
 
 def estimated_shape(entry: ModelEntry) -> ModelShape:
