@@ -241,8 +241,8 @@ class _Audit:
     ) -> Iterator[Distribution]:
         """A model's distribution before each token of a text.
 
-        Zeros where a draft of another vocabulary has none: it lacks all tokens that may follow, or
-        its context is full.
+        Zeros where a draft of another vocabulary, or a head, has none: it lacks all tokens that
+        may follow, its context is full, or it needs more than one token (EAGLE-3).
         """
         engine, tokens = self._engine, [*prompt, *text]
         sampling = scoring.sampling(engine, prompt, **self._settings.options)
@@ -254,7 +254,7 @@ class _Audit:
                 )
                 yield from to_distributions(rows, sampling, before, piece[:-1])
             except DecodeError:
-                if whose == "target" or engine.vocab_map is None:
+                if whose == "target" or (engine.vocab_map is None and engine.head is None):
                     raise
                 yield np.zeros(engine.vocab.n_tokens)
 

@@ -125,6 +125,7 @@ class Context:
             )
         self.model = model
         self.options = options
+        self.link = head  # None: it is no context of a head
         self.n_threads = options.n_threads or n_threads_default()
         self.n_ctx = options.n_ctx
         self.n_sequences = options.n_sequences
