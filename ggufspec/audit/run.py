@@ -35,6 +35,17 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import DecodeError, OptionError, PromptError
 
+PROMPTS = (  # of an audit that is given none
+    "The old house at the end of the road had been empty for years, until",
+    "Dear Sir,\n\nI am writing to you because",
+    "The three most important things to know about water are",
+    '"Where have you been?" she asked. He',
+    "def fibonacci(n):\n",
+    "Q: Why is the sky blue?\nA:",
+    "1. Wash the potatoes.\n2.",
+    "In the year 1815, after the battle of",
+)
+
 _Pair = tuple[Distribution, Distribution]  # of the target and of the draft, at one position
 
 _N_SINGLE_TEXTS = 8  # texts whose distributions are also computed token by token,
