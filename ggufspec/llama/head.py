@@ -17,11 +17,10 @@ from ggufspec.llama import extension
 from ggufspec.llama.context import BatchPart, Context, HeadLink
 from ggufspec.llama.log import listening
 from ggufspec.llama.mapped_session import n_same
+from ggufspec.models.heads import EAGLE3_ROWS
 
 Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
 
-# Encoding takes a buffer of logits for each row, which is not used.
-_N_ENCODED = 32
 # Tokens whose hidden states are kept before they are read: those of a round, of which some may be
 # rejected, and those since the last draft.
 _MOST_UNREAD = 64
@@ -65,8 +64,8 @@ class Head:
         if self.facts.kind == "mtp":
             return states
         found = np.empty((len(states), self.context.n_hidden), np.float32)
-        for i in range(0, len(states), _N_ENCODED):
-            piece = states[i : i + _N_ENCODED]
+        for i in range(0, len(states), EAGLE3_ROWS):
+            piece = states[i : i + EAGLE3_ROWS]
             found[i : i + len(piece)] = extension.encode(
                 self.context.pointer, piece, found.shape[1]
             )
