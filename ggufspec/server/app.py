@@ -40,7 +40,7 @@ from ggufspec.server.schema import (
 )
 from ggufspec.server.sse import DONE, KEEP_ALIVE, EventStream, frame
 from ggufspec.server.strict_json import parse_json
-from ggufspec.server.submission import KeepAlive, submit
+from ggufspec.server.submission import submit
 from ggufspec.server.worker import EngineWorker
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
@@ -245,7 +245,7 @@ async def _collect(
 ) -> None:
     async with aclosing(submit(service.worker, parsed, service.options, request.receive)) as events:
         async for event in events:
-            if not isinstance(event, KeepAlive):
+            if event is not None:
                 builder.add(event)
 
 
@@ -257,10 +257,7 @@ async def _frames(
     try:
         async with aclosing(events):
             async for event in events:
-                if isinstance(event, KeepAlive):
-                    frames = [KEEP_ALIVE]
-                else:
-                    frames = [frame(chunk) for chunk in builder.add(event)]
+                frames = [KEEP_ALIVE] if event is None else map(frame, builder.add(event))
                 for data in frames:
                     has_begun = True
                     yield data
