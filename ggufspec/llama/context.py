@@ -21,8 +21,10 @@ from ggufspec.llama.devices import address_of, n_threads_default, physical_memor
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.models.header import read_header
 from ggufspec.models.heads import HeadFacts
-from ggufspec.placement.memory import VALUE_BYTES
+from ggufspec.models.shape import shape_of
+from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
 
 _GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
 KV_TYPES: dict[str, int] = {
@@ -123,6 +125,7 @@ class Context:
             )
         self.model = model
         self.options = options
+        self.link = head  # None: it is no context of a head
         self.n_threads = options.n_threads or n_threads_default()
         self.n_ctx = options.n_ctx
         self.n_sequences = options.n_sequences
@@ -222,8 +225,19 @@ class Context:
         memory = physical_memory()
         if memory is None or self.model.n_gpu_layers:
             return
-        n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
-        needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
+        if self.model.can_drop_tail:
+            n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
+            needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
+        else:  # llama.cpp does not report which layers have a state
+            caches = CacheParams(
+                options.n_ctx,
+                self.n_batch,
+                options.type_k,
+                options.type_v,
+                n_slots=options.n_sequences,
+                n_draft_max=options.n_rollback,
+            )
+            needed = sum(cache_bytes(shape_of(read_header(self.model.path)), caches))
         if needed > memory:
             raise OutOfMemoryError(
                 f"a {_in_words(options)} needs {needed / 1e9:,.0f} GB for "

@@ -146,8 +146,8 @@ class HeadSession:
         del self._unread[n:]
         self._unread.extend(tokens)
         self._keep(n, states)
-        if len(self._unread) > _MOST_UNREAD and self._can_go_on:
-            self._read(self._unread[self._n_true - self._first :])
+        if len(self._unread) > _MOST_UNREAD:
+            self._read_unread()
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` it has read. Raises ClosedError."""
@@ -160,7 +160,9 @@ class HeadSession:
         progress: Callable[[int, int], None] | None = None,
         n_most: Callable[[], int | None] = lambda: None,
     ) -> Generator[None, None, int]:
-        """Nothing to do: a head reads a prompt along with its target."""
+        """Read what the target has read of `tokens` last; the rest was read along with it."""
+        self.follow(tokens)
+        self._read_unread()
         yield from ()
         return len(tokens)
 
@@ -209,6 +211,10 @@ class HeadSession:
         for i in range(known, n):
             self._own.append(self._draft_step(tokens[: i + 1]))
         return self._context.rows(self._last, 1)
+
+    def _read_unread(self) -> None:
+        if self._can_go_on and self._n_given > self._n_true:
+            self._read(self._unread[self._n_true - self._first :])
 
     def _read(self, tokens: array[int]) -> None:
         """Read tokens behind those that were read with the target's states."""

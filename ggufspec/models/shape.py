@@ -62,7 +62,8 @@ class ModelShape:
     Of a head, n_shared_bytes: those of the output that are the target's, so read but not stored
     again; n_row_values: numbers of hidden states that it needs for each token of a batch;
     is_inside: it is in the target's file, and on the target's devices.
-    can_roll_back: llama.cpp can keep earlier recurrent states.
+    n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
+    token. can_roll_back: llama.cpp can keep earlier states.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ModelShape:
     n_shared_bytes: int = 0
     n_row_values: int = 0
     is_inside: bool = False
+    n_recurrent: int = 0
     can_roll_back: bool = False
 
     @property
@@ -148,6 +150,7 @@ def shape_of(header: Header) -> ModelShape:
         n_params=max(n_params, 1),
         matrix_type=header.matrix_type,
         is_tied=is_tied,
+        n_recurrent=header.number("ssm.inner_size", 0) + _n_convolved(header),
         can_roll_back=header.architecture in _ROLLED_BACK,
     )
 
@@ -282,13 +285,18 @@ def _has_state(tensors: Sequence[Tensor]) -> bool:
 
 
 def _state_bytes(header: Header, n_embd: int) -> int:
-    n_inner, n_state = header.number("ssm.inner_size", 0), header.number("ssm.state_size", 0)
-    n_groups, n_conv = header.number("ssm.group_count", 0), header.number("ssm.conv_kernel", 0)
-    n_values = max(n_conv - 1, 0) * (n_inner + 2 * n_groups * n_state) + n_state * n_inner
+    n_conv = header.number("ssm.conv_kernel", 0)
+    n_values = max(n_conv - 1, 0) * _n_convolved(header)
+    n_values += header.number("ssm.state_size", 0) * header.number("ssm.inner_size", 0)
     n_values += n_embd * max(header.number("shortconv.l_cache", 1) - 1, 0)
     if n_head := header.number("wkv.head_size", 0):
         n_values += (header.number("token_shift_count", 2) + n_head) * n_embd
     return n_values * _STATE_VALUE_BYTES
+
+
+def _n_convolved(header: Header) -> int:
+    n_groups, n_state = header.number("ssm.group_count", 0), header.number("ssm.state_size", 0)
+    return header.number("ssm.inner_size", 0) + 2 * n_groups * n_state
 
 
 def estimated_shape(entry: ModelEntry) -> ModelShape:

@@ -55,7 +55,12 @@ def pair() -> Iterator[Engine]:
 def by_llama_cpp() -> dict[str, list[int]]:
     """Greedy continuations, 24 tokens each, by llama-cpp-python's own loop."""
     llama = llama_cpp.Llama(
-        str(embedded_target()), n_ctx=512, n_threads=1, flash_attn=True, verbose=False
+        str(embedded_target()),
+        n_ctx=512,
+        n_threads=1,
+        n_threads_batch=1,
+        flash_attn=True,
+        verbose=False,
     )
     found = {}
     for prompt in PROMPTS:
