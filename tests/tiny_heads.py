@@ -686,6 +686,7 @@ def _gemma_facts(n_embd: int, n_ctx_train: int) -> dict[str, Any]:
         "embedding_length_per_layer_input": 0,
         "attention.shared_kv_layers": 0,
         "attention.sliding_window": WINDOW,
+        "final_logit_softcapping": 0.0,
         "attention.sliding_window_pattern": [True, False],
     }
 

@@ -174,6 +174,8 @@ def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelS
     if draft is not None:
         made = shape_of(draft)
         made = replace(made, n_row_values=n_rows + made.n_embd)
+        if head.shares_cache:
+            return replace(made, layers=tuple(replace(at, n_kv_values=0) for at in made.layers))
         if "output.weight" in draft.tensor_names or made.is_tied:
             return made
         return replace(made, n_output_bytes=made.n_output_bytes + shared, n_shared_bytes=shared)
