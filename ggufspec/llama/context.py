@@ -42,6 +42,7 @@ _FUNCTIONS = (  # called by the extension
     "llama_get_logits_ith",
     "llama_memory_seq_rm",
     "llama_memory_seq_cp",
+    "llama_memory_seq_pos_max",
     "llama_set_abort_callback",
 )
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
@@ -166,6 +167,7 @@ class Context:
                     self.n_sequences,
                     self.n_hidden,
                     n_rollback,
+                    head is not None and head.facts.shares_cache,
                     **_addresses(),
                 )
         except BaseException:

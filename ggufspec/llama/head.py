@@ -17,6 +17,7 @@ from ggufspec.llama import extension
 from ggufspec.llama.context import BatchPart, Context, HeadLink
 from ggufspec.llama.log import listening
 from ggufspec.llama.mapped_session import n_same
+from ggufspec.llama.shared_head import SharedCacheSession
 from ggufspec.models.heads import EAGLE3_ROWS
 
 Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
@@ -42,7 +43,13 @@ class Head:
                 extension.keep_hidden(target.pointer, of_rows_only=False)
             extension.keep_layer_inputs(target.pointer, inside)
             extension.keep_hidden(context.pointer, of_rows_only=True)
-        self.sessions = [HeadSession(self, i) for i in range(context.n_sequences)]
+        self.sessions: list[HeadSession] | list[SharedCacheSession]
+        if facts.shares_cache:
+            self.sessions = [
+                SharedCacheSession(context, target, i) for i in range(context.n_sequences)
+            ]
+        else:
+            self.sessions = [HeadSession(self, i) for i in range(context.n_sequences)]
         target.follower = self
 
     def follow(self, tokens: Sequence[int], sequence: int) -> int:

@@ -13,7 +13,7 @@ from ggufspec.models.header import Header, open_gguf, read_header
 from ggufspec.models.vocabulary_overlap import has_same_tokens
 
 MTP: Final = "mtp"  # as a draft: the head in the target's own file (a file: ./mtp)
-EAGLE3 = "eagle3"  # an architecture
+EAGLE3, _ASSISTANT, _DFLASH = "eagle3", "gemma4-assistant", "dflash"  # architectures
 DraftFile = Path | Literal["mtp"]
 
 # From the source of llama.cpp as vendored in llama-cpp-python 0.3.36 (src/models/). A newer one may
@@ -39,9 +39,11 @@ _N_TARGET_LAYERS = 3
 # llama.cpp computes logits of each token of an EAGLE-3 head's batch, and has room for those of each
 # row of hidden states that it encodes.
 EAGLE3_BATCH, EAGLE3_ROWS = 128, 32
-_UNSUPPORTED = {
-    "dflash": "a DFlash draft",
-    "gemma4-assistant": "a Gemma 4 assistant, which reads the target's KV cache",
+_TARGET_OF_ASSISTANT = "gemma4"
+_KINDS = {
+    EAGLE3: "an EAGLE-3 head",
+    _ASSISTANT: "a Gemma 4 assistant",
+    _DFLASH: "a DFlash draft",
 }
 
 
@@ -50,13 +52,15 @@ class HeadFacts:
     """A head that drafts from the target's hidden states.
 
     n_layers: its own. target_layers: those of the target whose inputs it reads (EAGLE-3).
-    is_sidecar: a file of its own; else it is in the target's file.
+    is_sidecar: a file of its own; else it is in the target's file. shares_cache: it reads the
+    target's KV cache, and has none.
     """
 
     kind: Literal["mtp", "eagle3"]
     n_layers: int = 1
     target_layers: tuple[int, ...] = ()
     is_sidecar: bool = True
+    shares_cache: bool = False
 
 
 def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
@@ -67,13 +71,15 @@ def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
     """
     if draft is None:
         return None if _why_no_mtp(target) else HeadFacts("mtp", target.n_mtp_layers, (), False)
-    if what := _UNSUPPORTED.get(draft.architecture):
+    if draft.architecture == _DFLASH:
         raise ModelError(
-            f"{draft.paths[0]} is {what}: not supported yet. Use an MTP head, an EAGLE-3 head or a "
-            "small model as the draft"
+            f"{draft.paths[0]} is {_kind(draft)}: not supported yet. Use an MTP head, an EAGLE-3 "
+            "head or a small model as the draft"
         )
     if draft.architecture == EAGLE3:
         return _eagle3(target, draft)
+    if draft.architecture == _ASSISTANT:
+        return _assistant(target, draft)
     return _sidecar(target, draft) if is_head(draft) else None
 
 
@@ -97,7 +103,7 @@ def own_head(target: Header) -> HeadFacts:
 
 def is_head(header: Header) -> bool:
     """Whether a file is a draft head, without a model that could write text."""
-    return is_mtp_alone(header) or header.architecture in {EAGLE3, *_UNSUPPORTED}
+    return is_mtp_alone(header) or header.architecture in _KINDS
 
 
 def is_mtp_alone(header: Header) -> bool:
@@ -121,6 +127,9 @@ def head_text(header: Header) -> str:
         layers = ", ".join(map(str, header.values.get("eagle3.target_layers") or ["unknown"]))
         width = header.number("target_hidden_size", 0)
         return f"is an EAGLE-3 head for models of width {width}, layers {layers}"
+    if header.architecture == _ASSISTANT:
+        width = header.number("embedding_length_out", 0)
+        return f"is a Gemma 4 assistant (an MTP head) for models of width {width}"
     if is_head(header):
         return f"is {_kind(header)} without a model"
     if _why_no_mtp(header):
@@ -130,8 +139,7 @@ def head_text(header: Header) -> str:
 
 
 def _kind(header: Header) -> str:
-    named = _UNSUPPORTED.get(header.architecture)
-    return named or ("an EAGLE-3 head" if header.architecture == EAGLE3 else "an MTP head")
+    return _KINDS.get(header.architecture, "an MTP head")
 
 
 def _why_no_mtp(header: Header) -> str:
@@ -160,6 +168,54 @@ def _sidecar(target: Header, draft: Header) -> HeadFacts:
         raise _misfit(draft, f"{width} wide, and the target {wanted}")
     _check_tokens(target, draft)
     return HeadFacts("mtp", draft.n_mtp_layers)
+
+
+def _assistant(target: Header, draft: Header) -> HeadFacts:
+    """Checks everything on which llama.cpp would end the process, or read other memory."""
+    if target.architecture != _TARGET_OF_ASSISTANT:
+        raise _misfit(draft, f"for {_TARGET_OF_ASSISTANT}, and the target is {target.architecture}")
+    width, wanted = draft.number("embedding_length_out", 0), target.number("embedding_length")
+    if width != wanted:
+        raise _misfit(draft, f"made for a target of width {width}, and the target has {wanted}")
+    if draft.n_mtp_layers != draft.n_layers or draft.number("embedding_length") == width:
+        raise _damaged(draft, "its header is not that of an assistant")
+    ours, theirs = _windows(draft), _windows(target)
+    if theirs[-2:] != [True, False]:
+        raise _misfit(
+            draft, "for targets whose last layers are one with a sliding window and one without"
+        )
+    if not any(ours):
+        raise _damaged(draft, "none of its layers has a sliding window")
+    heads = draft.numbers("attention.head_count")
+    for i, has_window in enumerate(ours):
+        read = target.n_layers - (2 if has_window else 1)
+        cells, wanted_cells = _cells(draft, i, has_window), _cells(target, read, has_window)
+        if cells != wanted_cells or heads[i] % max(cells[0], 1):
+            raise _misfit(
+                draft,
+                f"whose layer {i} reads {cells[0]} KV heads of {cells[1]} numbers, and the "
+                f"target's layer {read} has {wanted_cells[0]} of {wanted_cells[1]}",
+            )
+    _check_tokens(target, draft)
+    return HeadFacts("mtp", draft.n_layers, shares_cache=True)
+
+
+def _windows(header: Header) -> list[bool]:
+    """Which layers have a sliding window. Raises ModelError."""
+    found = header.values.get(f"{header.architecture}.attention.sliding_window_pattern")
+    if not isinstance(found, list) or len(found) != header.n_layers:
+        raise ModelError(
+            f"{header.paths[0]} is damaged: its sliding_window_pattern is not a list of "
+            f"{header.n_layers} layers. Download it again"
+        )
+    return [bool(each) for each in found]
+
+
+def _cells(header: Header, layer: int, has_window: bool) -> tuple[int, int, int]:
+    """KV heads of a layer, and the length of each one's key and value."""
+    kind = "_swa" if has_window else ""
+    lengths = [header.number(f"attention.{of}_length{kind}", 0) for of in ("key", "value")]
+    return header.numbers("attention.head_count_kv")[layer], lengths[0], lengths[1]
 
 
 def _eagle3(target: Header, draft: Header) -> HeadFacts:
@@ -253,5 +309,5 @@ def _misfit(draft: Header, what: str) -> ModelError:
 
 def _damaged(draft: Header, what: str) -> ModelError:
     return ModelError(
-        f"{draft.paths[0]} cannot be used as an EAGLE-3 head: {what}. Convert it again"
+        f"{draft.paths[0]} cannot be used as {_kind(draft)}: {what}. Convert it again"
     )

@@ -179,6 +179,8 @@ def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelS
         if head.kind == EAGLE3:
             n_own = draft.tensor("d2t").n_values if "d2t" in draft.tensor_names else 0
             made = replace(made, n_logits=made.n_vocab + n_own)
+        if head.shares_cache:
+            return replace(made, layers=tuple(replace(at, n_kv_values=0) for at in made.layers))
         if "output.weight" in draft.tensor_names or made.is_tied:
             return made
         return replace(made, n_output_bytes=made.n_output_bytes + shared, n_shared_bytes=shared)

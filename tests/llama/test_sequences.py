@@ -241,6 +241,7 @@ def test_a_context_has_at_least_one_sequence() -> None:
             "llama_get_logits_ith",
             "llama_memory_seq_rm",
             "llama_memory_seq_cp",
+            "llama_memory_seq_pos_max",
             "llama_set_abort_callback",
         ),
         1,
