@@ -349,7 +349,11 @@ def _fingerprint(path: Path) -> str:
 
 def _is_about(facts: Mapping[str, Any], wanted: Mapping[str, Mapping[str, str]]) -> bool:
     try:
-        return all(facts["pair"][of].items() >= each.items() for of, each in wanted.items())
+        found = {of: facts["pair"][of] for of in wanted}
+        return all(
+            found[of].items() >= each.items() and found[of].get("head") == each.get("head")
+            for of, each in wanted.items()
+        )
     except (KeyError, AttributeError):  # of another kind, or without a draft
         return False
 

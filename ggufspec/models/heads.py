@@ -30,7 +30,7 @@ _LAYER_INPUTS = (
     *("lfm2moe", "llama", "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige"),
     *("nemotron_h", "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
 )
-# Graphs among them that set t_h_nextn, of that width too: what would be the input of one more layer.
+# Graphs among them that set t_h_nextn, of that width too: the input of one more layer.
 _FINAL_STATES = (
     *("bailingmoe3", "gemma4", "gpt-oss", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35"),
     *("qwen35moe", "qwen3next"),
