@@ -83,11 +83,6 @@ class Tuned:
             costs.observe_draft(1, self.reading.seconds, n_further=self.reading.n_tokens - 1)
         return costs
 
-    @property
-    def cannot_pay(self) -> bool:
-        """Whether drafting is slower than plain decoding even if every token is accepted."""
-        return self.step is not None and self.costs.draft_cannot_pay
-
 
 def tune(
     engine: Engine,
