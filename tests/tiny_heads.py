@@ -636,7 +636,7 @@ def write_gemma4(
     chat_template: str | None = None,
     header: Header | None = None,
 ) -> Path:
-    """A Gemma 4 of a layer with a window, which adds the class of the token before, and one without."""
+    """A Gemma 4 of two layers: the first, with a window, adds the class of the token before."""
     n_embd = _n_embd(table)
     tensors = _ends(table) | _gemma_layers(table, n_embd, adds_class=True)
     tensors["token_embd.weight"] /= np.float32(np.sqrt(n_embd))  # Gemma multiplies by that
@@ -669,7 +669,10 @@ def write_gemma4_assistant(path: Path, head: Head, *, header: Header | None = No
         "nextn.post_projection.weight": np.eye(n_target, n_embd, dtype=np.float32)
         * np.float32(n_wanted / n_normed),
     }
-    facts = _gemma_facts(n_embd, 256) | {"embedding_length_out": n_target, "nextn_predict_layers": 2}
+    facts = _gemma_facts(n_embd, 256) | {
+        "embedding_length_out": n_target,
+        "nextn_predict_layers": 2,
+    }
     return write_gguf(path, "gemma4-assistant", facts | (header or {}), table.vocab, tensors)
 
 
@@ -679,7 +682,11 @@ def _gemma_facts(n_embd: int, n_ctx_train: int) -> dict[str, Any]:
         "feed_forward_length": N_FF,
         "attention.head_count": 1,
         "attention.head_count_kv": 1,
-        **{f"attention.{of}_length{kind}": HEAD_DIM for of in ("key", "value") for kind in ("", "_swa")},
+        **{
+            f"attention.{of}_length{kind}": HEAD_DIM
+            for of in ("key", "value")
+            for kind in ("", "_swa")
+        },
         "rope.dimension_count": HEAD_DIM,
         "rope.dimension_count_swa": HEAD_DIM,
         "rope.freq_base_swa": 10000.0,
