@@ -636,7 +636,7 @@ def write_gemma4(
     chat_template: str | None = None,
     header: Header | None = None,
 ) -> Path:
-    """A Gemma 4 of a layer with a window, which adds the class of the token before, and one without."""
+    """A Gemma 4 of two layers: the first, with a window, adds the class of the token before."""
     n_embd = _n_embd(table)
     tensors = _ends(table) | _gemma_layers(table, n_embd, adds_class=True)
     tensors["token_embd.weight"] /= np.float32(np.sqrt(n_embd))  # Gemma multiplies by that

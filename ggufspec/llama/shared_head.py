@@ -72,10 +72,12 @@ class SharedCacheSession:
         """The target is about to read `tokens`, of which it may skip all that it holds."""
         return len(tokens)
 
-    def take(self, position: int, tokens: Sequence[int], states: Hidden) -> None:
+    def take(
+        self, position: int, tokens: Sequence[int], states: Hidden, n_drafted: int = 0
+    ) -> None:
         """The target has decoded `tokens` at `position`; `states` is copied."""
-        self._states = states[-_MOST_KEPT:].copy()
-        self._first = position + len(states) - len(self._states)
+        kept = states[-_MOST_KEPT:].copy()
+        self._states, self._first = kept, position + len(states) - len(kept)
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the target's cache holds. Raises ClosedError."""

@@ -51,9 +51,9 @@ _KINDS = {
 class HeadFacts:
     """A head that drafts from the target's hidden states.
 
-    n_layers: its own. target_layers: those of the target whose inputs it reads (EAGLE-3).
-    is_sidecar: a file of its own; else it is in the target's file. shares_cache: it reads the
-    target's KV cache, and has none.
+    n_layers: its own that draft a token each. target_layers: those of the target whose inputs it
+    reads (EAGLE-3). is_sidecar: a file of its own; else it is in the target's file. shares_cache:
+    it reads the target's KV cache, and has none.
     """
 
     kind: Literal["mtp", "eagle3"]
@@ -186,18 +186,19 @@ def _assistant(target: Header, draft: Header) -> HeadFacts:
         )
     if not any(ours):
         raise _damaged(draft, "none of its layers has a sliding window")
-    heads = draft.numbers("attention.head_count")
     for i, has_window in enumerate(ours):
         read = target.n_layers - (2 if has_window else 1)
-        cells, wanted_cells = _cells(draft, i, has_window), _cells(target, read, has_window)
-        if cells != wanted_cells or heads[i] % max(cells[0], 1):
+        found, there = _cells(draft, i, has_window), _cells(target, read, has_window)
+        if found != there or 0 in found:
             raise _misfit(
                 draft,
-                f"whose layer {i} reads {cells[0]} KV heads of {cells[1]} numbers, and the "
-                f"target's layer {read} has {wanted_cells[0]} of {wanted_cells[1]}",
+                f"whose layer {i} reads {_shown(found)}, and the target's layer {read} has "
+                f"{_shown(there)}",
             )
+        if draft.numbers("attention.head_count")[i] % found[0]:
+            raise _damaged(draft, f"layer {i} has no whole number of heads for each KV head")
     _check_tokens(target, draft)
-    return HeadFacts("mtp", draft.n_layers, shares_cache=True)
+    return HeadFacts("mtp", shares_cache=True)
 
 
 def _windows(header: Header) -> list[bool]:
@@ -214,8 +215,13 @@ def _windows(header: Header) -> list[bool]:
 def _cells(header: Header, layer: int, has_window: bool) -> tuple[int, int, int]:
     """KV heads of a layer, and the length of each one's key and value."""
     kind = "_swa" if has_window else ""
-    lengths = [header.number(f"attention.{of}_length{kind}", 0) for of in ("key", "value")]
-    return header.numbers("attention.head_count_kv")[layer], lengths[0], lengths[1]
+    key, value = (header.number(f"attention.{of}_length{kind}", 0) for of in ("key", "value"))
+    return header.numbers("attention.head_count_kv", 0)[layer], key, value
+
+
+def _shown(cells: tuple[int, int, int]) -> str:
+    n_heads, key, value = cells
+    return f"{counted(n_heads, 'KV head')} of {key} + {value} numbers"
 
 
 def _eagle3(target: Header, draft: Header) -> HeadFacts:
