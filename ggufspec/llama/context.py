@@ -132,7 +132,9 @@ class Context:
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
         # sequence that goes back would miss them.
         can_drop_tail = head is not None or model.can_drop_tail
-        self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not model.has_windows
+        # Nor of a head of several layers: each reads a text again, into the cells of those before.
+        is_separate = model.has_windows or (head is not None and head.facts.n_layers > 1)
+        self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
         self.follower: Follower | None = None
         self.n_hidden = 0  # numbers of the hidden states that it reads
         if head is not None:
