@@ -1,6 +1,6 @@
 """Measures tokens per target pass, by verification rule, temperature and draft length.
 
-    python -m tests.benchmarks.tokens_per_pass [TARGET DRAFT] [--prompts FILE]
+    python -m tests.benchmarks.tokens_per_pass [TARGET DRAFT] [--prompts FILE] [--chat]
 
 Counts only, so a busy machine does not matter. No truncation; end-of-text tokens are ignored.
 `match, argmax` is what llama.cpp's programs do: draft the likeliest token, sample, compare.
@@ -39,16 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("target", nargs="?", default=embedded_target())
     parser.add_argument("draft", nargs="?", default=embedded_draft())
     parser.add_argument("--prompts", type=Path, help="as for ggufspec audit")
+    parser.add_argument("--chat", action="store_true", help="with the target's chat template")
     parser.add_argument("--temp", type=float, nargs="+", default=[0.3, 0.7, 1.0])
     parser.add_argument("--draft-n", type=int, nargs="+", default=[4, 8])
     parser.add_argument("--runs", type=int, default=24, help="texts of each kind")
     parser.add_argument("--tokens", type=int, default=120, help="tokens of a text")
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
-    prompts: Sequence[str] = PROMPTS
+    texts: Sequence[str] = PROMPTS
     if options.prompts:
         found = parse_prompts(options.prompts.read_bytes(), str(options.prompts), TEXTS)
-        prompts = [prompt.turns[0] for prompt in found]
+        texts = [prompt.turns[0] for prompt in found]
     sys.stdout.write(
         f"{'temperature':>11}{'drafted':>9}" + "".join(f"{name:>22}" for name in VARIANTS)
     )
@@ -59,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         n_draft_max=max(options.draft_n),
         n_threads=options.threads,
     ) as engine:
+        prompts: Sequence[str | Sequence[int]] = texts
+        if options.chat:
+            prompts = [engine.render([{"role": "user", "content": text}]) for text in texts]
         for temperature in options.temp:
             for n_draft in options.draft_n:
                 sys.stdout.write(f"{temperature:>11.2f}{n_draft:>9}")
@@ -79,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measure(
-    engine: Engine, prompts: Sequence[str], n_runs: int, settings: GenerateOptions
+    engine: Engine, prompts: Sequence[str | Sequence[int]], n_runs: int, settings: GenerateOptions
 ) -> list[float]:
     """Tokens per pass of each text."""
     lengths = []
