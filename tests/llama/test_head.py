@@ -263,6 +263,21 @@ def test_ctrl_c_leaves_no_states_of_other_tokens(contexts: Contexts, oracle: Ora
             break
 
 
+def test_a_long_prompt_after_accepted_drafts_is_read_once(
+    contexts: Contexts, oracle: Oracle
+) -> None:
+    target, head = contexts.sessions[0], contexts.head.sessions[0]
+    text, drafted = [*range(20, 40)], [60, 61]
+    target.feed(text[:-1])
+    for i in range(3):
+        head.score([*text, *drafted[:i]])
+    target.score(text, drafted)
+    text = [*text, *drafted, *range(70, 160), 50]
+    target.feed(text[:-1])
+    assert head.n_common(text) > 60
+    assert_same(head.score(text), oracle(text))
+
+
 def test_a_prompt_of_one_token_has_a_draft_of_mtp(contexts: Contexts, oracle: Oracle) -> None:
     head = contexts.head.sessions[0]
     if contexts.head.facts.kind == "mtp":
