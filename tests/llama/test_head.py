@@ -273,7 +273,9 @@ def test_a_long_prompt_after_accepted_drafts_is_read_once(
         head.score([*text, *drafted[:i]])
     target.score(text, drafted)
     text = [*text, *drafted, *range(70, 160), 50]
-    target.feed(text[:-1])
+    progress: list[int] = []
+    target.feed(text[:-1], lambda n_done, n_all: progress.append(n_done))
+    assert progress == sorted(progress)
     assert head.n_common(text) > 60
     assert_same(head.score(text), oracle(text))
 
