@@ -263,7 +263,7 @@ def test_ctrl_c_leaves_no_states_of_other_tokens(contexts: Contexts, oracle: Ora
             break
 
 
-def test_a_long_prompt_after_accepted_drafts_is_read_once(
+def test_a_long_prompt_that_begins_with_drafted_tokens_is_read_once(
     contexts: Contexts, oracle: Oracle
 ) -> None:
     target, head = contexts.sessions[0], contexts.head.sessions[0]
@@ -271,7 +271,6 @@ def test_a_long_prompt_after_accepted_drafts_is_read_once(
     target.feed(text[:-1])
     for i in range(3):
         head.score([*text, *drafted[:i]])
-    target.score(text, drafted)
     text = [*text, *drafted, *range(70, 160), 50]
     progress: list[int] = []
     target.feed(text[:-1], lambda n_done, n_all: progress.append(n_done))
