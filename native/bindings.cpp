@@ -206,8 +206,8 @@ Function borrowed(uintptr_t address) {
 }
 
 void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
-                  size_t n_rollback, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
-                  uintptr_t llama_memory_seq_cp, uintptr_t llama_set_abort_callback) {
+                  size_t n_rollback, bool shares_cells, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
+                  uintptr_t llama_memory_seq_cp, uintptr_t llama_memory_seq_pos_max, uintptr_t llama_set_abort_callback) {
     require(n_sequences >= 1, "Context: needs at least one sequence");
     const ggufspec::Functions functions{
         borrowed<decltype(ggufspec::Functions::decode)>(llama_decode),
@@ -215,10 +215,11 @@ void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory,
         borrowed<decltype(ggufspec::Functions::get_logits_ith)>(llama_get_logits_ith),
         borrowed<decltype(ggufspec::Functions::seq_rm)>(llama_memory_seq_rm),
         borrowed<decltype(ggufspec::Functions::seq_cp)>(llama_memory_seq_cp),
+        borrowed<decltype(ggufspec::Functions::seq_pos_max)>(llama_memory_seq_pos_max),
         borrowed<decltype(ggufspec::Functions::set_abort_callback)>(llama_set_abort_callback),
     };
     new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences, n_hidden,
-                                n_rollback);
+                                n_rollback, shares_cells);
 }
 
 void require_sequence(const ggufspec::Context & self, size_t sequence) {
@@ -504,9 +505,9 @@ NB_MODULE(_native, m) {
         "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
         .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_hidden"_a = 0,
-             "n_rollback"_a = 0, nb::kw_only(), "llama_decode"_a,
+             "n_rollback"_a = 0, "shares_cells"_a = false, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a,
-             "llama_set_abort_callback"_a)
+             "llama_memory_seq_pos_max"_a, "llama_set_abort_callback"_a)
         .def("n_common", &n_common, "tokens"_a.noconvert(), "sequence"_a = 0,
              "The length of the longest common prefix of the held tokens and tokens.")
         .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a, "sequence"_a = 0,

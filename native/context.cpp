@@ -14,11 +14,12 @@ constexpr size_t kNodesPerClock = 8;  // reading the clock at each node took 3 %
 }  // namespace
 
 Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
-                 size_t n_rollback)
+                 size_t n_rollback, bool shares_cells)
     : functions_(functions),
       context_(context),
       memory_(memory),
       n_rollback_(n_rollback),
+      shares_cells_(shares_cells),
       held_(n_sequences),
       tokens_(n_batch),
       positions_(n_batch),
@@ -97,7 +98,8 @@ void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size
     const auto hidden_first = hidden_.begin() + first * n_hidden_;
     if (hidden) std::copy(hidden, hidden + n_tokens * n_hidden_, hidden_first);
     else std::fill(hidden_first, hidden_first + n_tokens * n_hidden_, 0.0f);
-    std::iota(positions_.begin() + first, positions_.begin() + end, static_cast<int32_t>(held.cells.size()));
+    const int32_t position = shares_cells_ ? functions_.seq_pos_max(memory_, held.id) + 1 : static_cast<int32_t>(held.cells.size());
+    std::iota(positions_.begin() + first, positions_.begin() + end, position);
     std::fill(sequences_.begin() + first, sequences_.begin() + end, &held.id);
     std::fill(wanted_.begin() + first, wanted_.begin() + (end - n_rows), 0);
     std::fill(wanted_.begin() + (end - n_rows), wanted_.begin() + end, 1);

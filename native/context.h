@@ -28,6 +28,7 @@ struct Functions {
     float * (*get_logits_ith)(void *, int32_t);            // llama_get_logits_ith
     bool (*seq_rm)(void *, int32_t, int32_t, int32_t);     // llama_memory_seq_rm
     void (*seq_cp)(void *, int32_t, int32_t, int32_t, int32_t);  // llama_memory_seq_cp
+    int32_t (*seq_pos_max)(void *, int32_t);               // llama_memory_seq_pos_max
     void (*set_abort_callback)(void *, bool (*)(void *), void *);  // llama_set_abort_callback
 };
 
@@ -35,8 +36,10 @@ class Context {
 public:
     // n_hidden: the width of the hidden states that each token of a batch has beside it, 0 without them.
     // n_rollback: see ContextOptions in context.py; 0 where llama.cpp itself refuses what it cannot drop.
+    // shares_cells: its memory is that of another context. A batch is then placed behind that one's cells, and
+    // llama.cpp adds none: the tokens that this object holds are those of past batches.
     Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
-            size_t n_rollback);
+            size_t n_rollback, bool shares_cells);
     Context(const Context &) = delete;  // a batch has pointers into this object
     Context & operator=(const Context &) = delete;
 
@@ -97,6 +100,7 @@ private:
     void * context_;
     void * memory_;
     size_t n_rollback_;
+    bool shares_cells_;
     std::vector<Held> held_;
     std::vector<Part> parts_;
     size_t n_added_ = 0;

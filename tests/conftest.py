@@ -6,10 +6,15 @@ import signal
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import tiny
 from hub import Hub
+
+if TYPE_CHECKING:
+    from ggufspec.llama.attention import Times
+    from ggufspec.llama.model import Heads
 
 _numbers = count()
 
@@ -34,6 +39,24 @@ def _amx(_caches: Path) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(amx.VARIABLE, "off" if amx.leave_out_if_broken() else "on")
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _attention(_amx: None) -> Iterator[None]:
+    """Attention over heads of one size is timed once by each process, not at each load."""
+    from ggufspec.llama import attention
+
+    known: dict[Heads, Times | None] = {}
+    measure = attention.time_attention
+
+    def time_once(heads: Heads, until: float) -> Times | None:
+        if known.get(heads) is None:
+            known[heads] = measure(heads, until)
+        return known[heads]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "time_attention", time_once)
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from typing import Any
 
@@ -45,13 +46,21 @@ def speculated(tokens: MutableSequence[int], *, target: Session, **loop: Any) ->
         yield turn
 
 
+def of_last_two(logits_after: Callable[[tuple[int, ...]], np.ndarray]) -> Callable[..., np.ndarray]:
+    """The same function of the last two tokens of a prefix, which computes each row once."""
+
+    @functools.cache
+    def row(last: tuple[int, ...]) -> np.ndarray:
+        found = logits_after(last)
+        found.setflags(write=False)
+        return found
+
+    return lambda prefix: row(tuple(prefix[-2:]))
+
+
 def hashed_logits(n_vocab: int, seed: int, spread: float = 2.0) -> Callable[..., np.ndarray]:
     """A fixed random function of the last two tokens of a prefix."""
-
-    def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
-        return np.random.default_rng([seed, *prefix[-2:]]).normal(0, spread, n_vocab)
-
-    return logits_after
+    return of_last_two(lambda last: np.random.default_rng([seed, *last]).normal(0, spread, n_vocab))
 
 
 def scripted_logits(script: Sequence[int], n_vocab: int) -> Callable[..., np.ndarray]:

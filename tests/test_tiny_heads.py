@@ -44,7 +44,9 @@ def differences(path: Path, table: Table) -> list[float]:
         ]
 
 
-@pytest.mark.parametrize("write", [glm, qwen, step, tiny_heads.write_llama_table])
+@pytest.mark.parametrize(
+    "write", [glm, qwen, step, tiny_heads.write_llama_table, tiny_heads.write_gemma4]
+)
 @pytest.mark.parametrize("table", TABLES, ids=["cycle", "classes", "small"])
 def test_a_target_computes_its_table(
     write: Callable[[Path, Table], Path], table: Table, tmp_path: Path

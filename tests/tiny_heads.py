@@ -22,6 +22,8 @@ HEAD_DIM = 32
 N_ROT = 8
 N_FF = 32
 PEAK = 100.0  # how far the attention score of the wanted token is above the others'
+WINDOW = 16  # of Gemma
+N_OWN_DIMS = 32  # by which its assistant is wider than the target
 UNSPOKEN = -8.0  # the logit of control, byte and padding tokens
 
 
@@ -621,3 +623,105 @@ def write_eagle3(
         **(header or {}),
     }
     return write_gguf(path, "eagle3", facts, table.vocab, tensors)
+
+
+# The assistant of Gemma 4
+
+
+def write_gemma4(
+    path: Path,
+    table: Table,
+    *,
+    n_ctx_train: int = 256,
+    chat_template: str | None = None,
+    header: Header | None = None,
+) -> Path:
+    """A Gemma 4 of two layers: the first, with a window, adds the class of the token before."""
+    n_embd = _n_embd(table)
+    tensors = _ends(table) | _gemma_layers(table, n_embd, adds_class=True)
+    tensors["token_embd.weight"] /= np.float32(np.sqrt(n_embd))  # Gemma multiplies by that
+    facts = _gemma_facts(n_embd, n_ctx_train) | (header or {})
+    return write_gguf(path, "gemma4", facts, table.vocab, tensors, chat_template)
+
+
+def write_gemma4_assistant(path: Path, head: Head, *, header: Header | None = None) -> Path:
+    """A draft beside `write_gemma4`. Its own state, as the target's, names a token and a class.
+
+    With "attention" it reads the class from the target's cell of the token before the last one of
+    the text, for all drafted tokens.
+    """
+    table = head.table
+    n_target, n_embd = _n_embd(table), _n_embd(table) + N_OWN_DIMS
+    tensors = _gemma_layers(table, n_embd, adds_class=head.sees == "attention")
+    for name in [name for name in tensors if "attn_k" in name or "attn_v" in name]:
+        del tensors[name]
+    projection = np.zeros((n_embd, 2 * n_target), np.float32)
+    projection[:n_target, :n_target] = np.eye(n_target)
+    if head.sees == "hidden":
+        scale = np.float32(np.sqrt(n_target / 2))  # of a normed state with a token and a class
+        projection[:n_target, n_target:] = _class_of_token(table) / scale
+    n_normed, n_wanted = np.sqrt(n_embd / 2), np.sqrt(n_target / 2)
+    output = np.pad(_output(table, head.by_token), ((0, 0), (0, N_OWN_DIMS)))
+    tensors |= {
+        "token_embd.weight": output * np.float32(n_wanted / n_normed),  # the output matrix too
+        "output_norm.weight": np.ones(n_embd, np.float32),
+        "nextn.pre_projection.weight": projection,
+        "nextn.post_projection.weight": np.eye(n_target, n_embd, dtype=np.float32)
+        * np.float32(n_wanted / n_normed),
+    }
+    facts = _gemma_facts(n_embd, 256) | {
+        "embedding_length_out": n_target,
+        "nextn_predict_layers": 2,
+    }
+    return write_gguf(path, "gemma4-assistant", facts | (header or {}), table.vocab, tensors)
+
+
+def _gemma_facts(n_embd: int, n_ctx_train: int) -> dict[str, Any]:
+    return {
+        **transformer(n_embd, 2, n_ctx_train),
+        "feed_forward_length": N_FF,
+        "attention.head_count": 1,
+        "attention.head_count_kv": 1,
+        **{
+            f"attention.{of}_length{kind}": HEAD_DIM
+            for of in ("key", "value")
+            for kind in ("", "_swa")
+        },
+        "rope.dimension_count": HEAD_DIM,
+        "rope.dimension_count_swa": HEAD_DIM,
+        "rope.freq_base_swa": 10000.0,
+        "embedding_length_per_layer_input": 0,
+        "attention.shared_kv_layers": 0,
+        "attention.sliding_window": WINDOW,
+        "final_logit_softcapping": 0.0,
+        "attention.sliding_window_pattern": [True, False],
+    }
+
+
+def _gemma_layers(table: Table, n_embd: int, *, adds_class: bool) -> dict[str, F32]:
+    """Both layers; a norm of zeros makes attention and feed-forward silent.
+
+    Queries, keys and values are normed, and so is what attention adds.
+    """
+    tensors: dict[str, F32] = {"rope_freqs.weight": np.ones(HEAD_DIM // 2, np.float32)}
+    n_more = n_embd - _n_embd(table)
+    matrix = np.pad(_class_of_token(table), ((0, n_more), (0, n_more)))
+    for layer in range(2):
+        prefix = f"blk.{layer}"
+        tensors |= _attention(
+            prefix, [(1, matrix)], n_token_dims=len(table.vocab), total=1.0, n_rot=HEAD_DIM
+        )
+        ffn = {"gate": (N_FF, n_embd), "up": (N_FF, n_embd), "down": (n_embd, N_FF)}
+        constants = {
+            **{f"ffn_{name}": np.zeros(shape) for name, shape in ffn.items()},
+            **{f"{name}_norm": np.ones(n_embd) for name in ("attn", "ffn")},
+            "post_ffw_norm": np.zeros(n_embd),
+            "post_attention_norm": np.full(
+                n_embd, 1 / np.sqrt(n_embd) if adds_class and layer == 0 else 0.0
+            ),
+            "attn_q_norm": np.full(HEAD_DIM, PEAK / 8),
+            "attn_k_norm": np.ones(HEAD_DIM),
+            "layer_output_scale": np.ones(1),
+        }
+        tensors |= {f"{prefix}.{n}.weight": t.astype(np.float32) for n, t in constants.items()}
+    return tensors

@@ -35,6 +35,17 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import DecodeError, OptionError, PromptError
 
+PROMPTS = (  # of an audit that is given none
+    "The old house at the end of the road had been empty for years, until",
+    "Dear Sir,\n\nI am writing to you because",
+    "The three most important things to know about water are",
+    '"Where have you been?" she asked. He',
+    "def fibonacci(n):\n",
+    "Q: Why is the sky blue?\nA:",
+    "1. Wash the potatoes.\n2.",
+    "In the year 1815, after the battle of",
+)
+
 _Pair = tuple[Distribution, Distribution]  # of the target and of the draft, at one position
 
 _N_SINGLE_TEXTS = 8  # texts whose distributions are also computed token by token,
@@ -241,8 +252,8 @@ class _Audit:
     ) -> Iterator[Distribution]:
         """A model's distribution before each token of a text.
 
-        Zeros where a draft of another vocabulary has none: it lacks all tokens that may follow, or
-        its context is full.
+        Zeros where a draft of another vocabulary, or a head, has none: it lacks all tokens that
+        may follow, its context is full, or it needs more than one token (EAGLE-3).
         """
         engine, tokens = self._engine, [*prompt, *text]
         sampling = scoring.sampling(engine, prompt, **self._settings.options)
@@ -254,7 +265,7 @@ class _Audit:
                 )
                 yield from to_distributions(rows, sampling, before, piece[:-1])
             except DecodeError:
-                if whose == "target" or engine.vocab_map is None:
+                if whose == "target" or (engine.vocab_map is None and engine.head is None):
                     raise
                 yield np.zeros(engine.vocab.n_tokens)
 

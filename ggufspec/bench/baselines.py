@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ggufspec.bench import llama_server
 from ggufspec.bench.llama_cpp_runner import LlamaCppProgram, SpeculativeSimple
@@ -42,19 +42,9 @@ _BREAKERS = "dry_sequence_breakers"
 _UNSUPPORTED = (*CONSTRAINTS, "stop")  # options that no baseline gets
 
 
-class BaselineRunner(Protocol):
-    """Generates the texts of a baseline: with a process for each, a server, or a library."""
-
-    @property
-    def sampling_options(self) -> Collection[str] | None:
-        """The sampling options that it has; None: all."""
-
-    @property
-    def is_resident(self) -> bool:
-        """Whether its models stay loaded between texts; else energy cannot be measured by text."""
-
-    def write(self, request: BaselineRequest) -> BaselineText:
-        """Raises GgufspecError if it fails."""
+# `sampling_options`: those that it has; None: all. `is_resident`: whether its models stay loaded
+# between texts; else energy cannot be measured by text.
+BaselineRunner = SpeculativeSimple | llama_server.LlamaServer | PythonLlama
 
 
 @dataclass(frozen=True)

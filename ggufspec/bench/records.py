@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ggufspec.bench import json_decoding
+from ggufspec.bench.json_decoding import decode
 from ggufspec.common.facts import plain
 from ggufspec.decoding.stats import Stats
 from ggufspec.errors import OptionError
@@ -215,45 +215,12 @@ def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
     return BenchResults.of_document(document, str(path))
 
 
-def _round(where: str, value: object) -> RoundTiming:
-    kinds: Sequence[json_decoding.Kind] = (*[json_decoding.count] * 3, *[json_decoding.seconds] * 2)
-    if not isinstance(value, list) or len(value) != len(kinds):
-        raise ValueError(f"{where} is not a round; it must be a list of {len(kinds)} numbers")
-    made = RoundTiming(*(kind(where, each) for kind, each in zip(kinds, value, strict=True)))
-    _check_counts(where, made.n_accepted, made.n_drafted)
-    return made
-
-
-# How to read a field, by its annotation.
-_KINDS: dict[str, json_decoding.Kind] = {
-    "str": json_decoding.text,
-    "str | None": json_decoding.optional(json_decoding.text),
-    "bool": json_decoding.switch,
-    "int": json_decoding.count,
-    "float": json_decoding.seconds,
-    "float | None": json_decoding.optional(json_decoding.amount),
-    "Mapping[str, Any]": json_decoding.facts,
-    "dict[str, Any]": json_decoding.facts,
-    "Sequence[int]": json_decoding.several(json_decoding.count),
-    "Sequence[RoundTiming]": json_decoding.several(_round),
-    "list[Contender]": json_decoding.several(lambda where, value: _contender(where, value)),
-    "list[Measurement]": json_decoding.several(lambda where, value: _measurement(where, value)),
-    "list[FirstDifference]": json_decoding.several(
-        lambda where, value: FirstDifference(**_fields(FirstDifference, where, value))
-    ),
-}
-
-
-def _fields(kind: type, where: str, value: object) -> dict[str, Any]:
-    """The checked fields of a dataclass. Raises ValueError."""
-    kinds = {each.name: _KINDS[str(each.type)] for each in fields(kind)}
-    return json_decoding.record(kinds, where, value)
-
-
-def _results(document: Any) -> BenchResults:
-    if "partings" in document:  # written by an earlier version
-        document = {**document, "divergences": document["partings"]}
-    made = BenchResults(**_fields(BenchResults, "", document))
+def _results(document: object) -> BenchResults:
+    made: BenchResults = decode(BenchResults, "", document)
+    for i, contender in enumerate(made.contenders):
+        _check_contender(f"contenders[{i}]", contender)
+    for i, text in enumerate(made.measurements):
+        _check_text(f"measurements[{i}]", text)
     names = [contender.name for contender in made.contenders]
     _check_once("the contender", names)
     _check_once("the text", [found.key for found in made.measurements])
@@ -266,41 +233,31 @@ def _results(document: Any) -> BenchResults:
     return made
 
 
-def _contender(where: str, value: Any) -> Contender:
-    if isinstance(value, dict) and "peer" in value:  # written by an earlier version
-        model = "baseline" if value.get("model") == "peer" else value.get("model")
-        value = {**value, "program": value["peer"], "model": model}
-    made = Contender(**_fields(Contender, where, value))
+def _check_contender(where: str, made: Contender) -> None:
     if made.model not in ("pair", "draft", "baseline"):
         raise ValueError(f"{where}.model is {made.model!r:.40}; it must be pair, draft or baseline")
-    if "temperature" in made.options:
-        json_decoding.amount(f"{where}.options.temperature", made.options["temperature"])
-    return made
+    decode(float, f"{where}.options.temperature", made.options.get("temperature", 0.0))
 
 
-def _measurement(where: str, value: object) -> Measurement:
-    made = Measurement(**_fields(Measurement, where, value))
-    _check_counts(where, made.n_accepted, made.n_drafted)
+def _check_text(where: str, made: Measurement) -> None:
     drafted, accepted = made.drafted_by_position, made.accepted_by_position
     if len(drafted) != len(accepted):
         raise ValueError(
             f"{where} has {len(drafted)} positions of drafted tokens and {len(accepted)} of "
             "accepted ones; there must be equally many"
         )
-    for n_drafted, n_accepted in zip(drafted, accepted, strict=True):
-        _check_counts(where, n_accepted, n_drafted)
+    counts = [(made.n_drafted, made.n_accepted), *zip(drafted, accepted, strict=True)]
+    counts += [(each.n_drafted, each.n_accepted) for each in made.rounds]
+    for n_drafted, n_accepted in counts:
+        if n_accepted > n_drafted:
+            raise ValueError(
+                f"{where} has {n_accepted} accepted tokens of {n_drafted} drafted; it cannot be "
+                "more"
+            )
     for name, n_needed in (("tokens", made.n_generated), ("rounds", made.n_rounds)):
         n_found = len(getattr(made, name))
         if n_found not in (0, n_needed):  # 0: left out
             raise ValueError(f"{where} has {n_found} {name}; its counts require {n_needed}")
-    return made
-
-
-def _check_counts(where: str, n_accepted: int, n_drafted: int) -> None:
-    if n_accepted > n_drafted:
-        raise ValueError(
-            f"{where} has {n_accepted} accepted tokens of {n_drafted} drafted; it cannot be more"
-        )
 
 
 def _check_once(what: str, names: Sequence[object]) -> None:

@@ -239,24 +239,16 @@ def _overwrite(line: str) -> None:
 
 def _show(race: Race, speed: float, color: str) -> bool:
     """Show both texts, replayed on a terminal; whether the user interrupted the replay."""
-    if not render.is_terminal(sys.stdout):
-        from ggufspec.bench.race_text import harmless
+    render.tolerate_letters()
+    if render.is_terminal(sys.stdout):
+        from ggufspec.cli.race_view import show
 
-        render.tolerate_letters()
-        for lane in race.lanes:
-            text = race.prompt + lane.text
-            click.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
-        return False
-    from ggufspec.cli.race_view import RaceView
+        return show(race, speed, color=render.wants_color(color, sys.stdout))
+    from ggufspec.bench.race_text import harmless
 
-    view = RaceView(race, color=render.wants_color(color, sys.stdout))
-    try:
-        if speed:
-            view.replay(speed)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        view.end()
+    for lane in race.lanes:
+        text = race.prompt + lane.text
+        click.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
     return False
 
 

@@ -10,52 +10,43 @@ from rich.live import Live
 from rich.text import Text
 
 from ggufspec.bench.race import Race
-from ggufspec.bench.race_frame import ASCII, BOXES, SpanRow, frame, lay_out
+from ggufspec.bench.race_frame import ASCII, BOXES, frame, lay_out
 from ggufspec.bench.recording import ansi
-from ggufspec.cli.render import can_write, tolerate_letters
+from ggufspec.cli.render import can_write
 
 _FRAME_SECONDS = 1 / 20
 _ENDLESS = 1_000_000  # rows: the final output may scroll
 
 
-class RaceView:
-    """Shows one race on a terminal. `color`: whether to send escape codes for styles."""
+def show(race: Race, speed: float, *, color: bool) -> bool:
+    """Play a race on the alternate screen, then print both whole texts; 0: print them only.
 
-    def __init__(self, race: Race, *, color: bool) -> None:
-        tolerate_letters()
-        self._glyphs = BOXES if can_write("╭─━…") else ASCII
-        self._race = race
-        self._color = color
-        self._console = Console(file=sys.stdout, highlight=False)
+    `color`: whether to send escape codes for styles. Returns whether the user interrupted it.
+    """
+    glyphs = BOXES if can_write("╭─━…") else ASCII
+    console = Console(file=sys.stdout, highlight=False)
 
-    def replay(self, speed: float) -> None:
-        """Play it at `speed` times the original speed on the alternate screen.
+    def picture(seconds: float, height: int) -> Group:
+        rows = frame(lay_out(race, console.width, height, glyphs), seconds)
+        lines = (ansi(row) if color else "".join(text for text, _ in row) for row in rows)
+        return Group(*(Text.from_ansi(line, no_wrap=True, overflow="crop") for line in lines))
 
-        The normal screen is always restored. Raises KeyboardInterrupt.
-        """
-        with Live(
-            self._picture(0.0),
-            console=self._console,
-            screen=True,
-            auto_refresh=False,
-            vertical_overflow="crop",
-        ) as live:
-            start = monotonic()
-            seconds = 0.0
-            while seconds < self._race.seconds:
-                sleep(_FRAME_SECONDS)
-                seconds = (monotonic() - start) * speed
-                live.update(self._picture(seconds), refresh=True)
-
-    def end(self) -> None:
-        """Print the end: both whole texts."""
-        self._console.print(self._picture(self._race.seconds, height=_ENDLESS))
-
-    def _picture(self, seconds: float, height: int | None = None) -> Group:
-        size = self._console.size
-        layout = lay_out(self._race, size.width, height or size.height, self._glyphs)
-        return Group(*(self._line(row) for row in frame(layout, seconds)))
-
-    def _line(self, row: SpanRow) -> Text:
-        text = ansi(row) if self._color else "".join(text for text, _ in row)
-        return Text.from_ansi(text, no_wrap=True, overflow="crop")
+    interrupted = False
+    try:
+        if speed:
+            with Live(
+                picture(0.0, console.height),
+                console=console,
+                screen=True,
+                auto_refresh=False,
+                vertical_overflow="crop",
+            ) as live:
+                start, seconds = monotonic(), 0.0
+                while seconds < race.seconds:
+                    sleep(_FRAME_SECONDS)
+                    seconds = (monotonic() - start) * speed
+                    live.update(picture(seconds, console.height), refresh=True)
+    except KeyboardInterrupt:
+        interrupted = True
+    console.print(picture(race.seconds, _ENDLESS))
+    return interrupted

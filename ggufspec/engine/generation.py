@@ -263,11 +263,11 @@ class Generation:
         self.session, self.has_begun = slot.target, True
         progress = self.lock.callback(self._progress)
         tokens = self._prompt[:-1]
-        if slot.draft is not None and self._has_model:
-            heard = progress and partial(progress, "draft")
-            yield from slot.draft.feeding(tokens, heard, lambda: self._n_piece)
         heard = progress and partial(progress, "target")
         self._n_reused = yield from slot.target.feeding(tokens, heard, lambda: self._n_piece)
+        if slot.draft is not None and self._has_model:  # last: a head reads what the target gives
+            heard = progress and partial(progress, "draft")
+            yield from slot.draft.feeding(tokens, heard, lambda: self._n_piece)
         self._decode_seconds_before = self._engine.decode_seconds
         self._started_at = self._ended_at = perf_counter()
         self._prompt_seconds = self._started_at - start

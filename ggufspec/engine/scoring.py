@@ -57,8 +57,8 @@ def _rows(engine: Engine, tokens: array[int], start: int, n_rows: int, whose: st
         slot = engine.slots.nearest(tokens[:start])
         session = slot.target if whose == "target" else slot.draft
         assert session is not None
-        if whose == "draft" and engine.head is not None:
-            slot.target.feed(tokens[: start - 1])  # whose hidden states a head reads
+        if whose == "draft" and engine.head is not None and start > 1:
+            slot.target.score(tokens[: start - 1])  # whose hidden states a head reads
         rows: Logits = session.score(tokens[:start], ahead).copy()
     return rows
 

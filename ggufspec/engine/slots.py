@@ -11,6 +11,7 @@ from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head, HeadSession
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.shared_head import SharedCacheSession
 from ggufspec.llama.vocab_map import VocabMap
 
 _NEARLY_ALL = 0.8  # of the tokens that a slot holds: a prompt that starts with them continues it
@@ -18,7 +19,7 @@ _HALF = 0.5  # of a prompt: the same, where no tokens can be copied between slot
 _N_WORTH_BORROWING = 8  # tokens
 
 
-DraftSession = LlamaSession | MappedSession | HeadSession
+DraftSession = LlamaSession | MappedSession | HeadSession | SharedCacheSession
 
 
 class Slot:

@@ -21,8 +21,10 @@ from ggufspec.llama.devices import address_of, n_threads_default, physical_memor
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
-from ggufspec.models.heads import HeadFacts
-from ggufspec.placement.memory import VALUE_BYTES
+from ggufspec.models.header import read_header
+from ggufspec.models.heads import EAGLE3_BATCH, HeadFacts
+from ggufspec.models.shape import shape_of
+from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
 
 _GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
 KV_TYPES: dict[str, int] = {
@@ -40,11 +42,10 @@ _FUNCTIONS = (  # called by the extension
     "llama_get_logits_ith",
     "llama_memory_seq_rm",
     "llama_memory_seq_cp",
+    "llama_memory_seq_pos_max",
     "llama_set_abort_callback",
 )
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
-# Tokens in a batch of an EAGLE-3 head, for which llama.cpp computes logits of each token.
-_EAGLE3_BATCH = 128
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _processes: set[int] = set()  # this one, if it has computed with several threads, or its parent
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -123,6 +124,7 @@ class Context:
             )
         self.model = model
         self.options = options
+        self.link = head  # None: it is no context of a head
         self.n_threads = options.n_threads or n_threads_default()
         self.n_ctx = options.n_ctx
         self.n_sequences = options.n_sequences
@@ -142,7 +144,7 @@ class Context:
         n_rows = options.n_rows * options.n_sequences
         n_batch = min(options.n_batch, options.n_ctx)
         if head is not None and head.facts.kind == "eagle3":
-            n_batch = min(n_batch, _EAGLE3_BATCH)
+            n_batch = min(n_batch, EAGLE3_BATCH)
         self.n_batch = max(n_batch, n_rows)
         self.n_vocab = model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
@@ -167,6 +169,7 @@ class Context:
                     self.n_sequences,
                     self.n_hidden,
                     n_rollback,
+                    head is not None and head.facts.shares_cache,
                     **_addresses(),
                 )
         except BaseException:
@@ -224,8 +227,19 @@ class Context:
         memory = physical_memory()
         if memory is None or self.model.n_gpu_layers:
             return
-        n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
-        needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
+        if self.model.can_drop_tail:
+            n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
+            needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
+        else:  # llama.cpp does not report which layers have a state
+            caches = CacheParams(
+                options.n_ctx,
+                self.n_batch,
+                options.type_k,
+                options.type_v,
+                n_slots=options.n_sequences,
+                n_draft_max=options.n_rollback,
+            )
+            needed = sum(cache_bytes(shape_of(read_header(self.model.path)), caches))
         if needed > memory:
             raise OutOfMemoryError(
                 f"a {_in_words(options)} needs {needed / 1e9:,.0f} GB for "

@@ -17,11 +17,11 @@ from ggufspec.llama import extension
 from ggufspec.llama.context import BatchPart, Context, HeadLink
 from ggufspec.llama.log import listening
 from ggufspec.llama.mapped_session import n_same
+from ggufspec.llama.shared_head import SharedCacheSession
+from ggufspec.models.heads import EAGLE3_ROWS
 
 Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
 
-# Encoding takes a buffer of logits for each row, which is not used.
-_N_ENCODED = 32
 # Tokens whose hidden states are kept before they are read: those of a round, of which some may be
 # rejected, and those since the last draft.
 _MOST_UNREAD = 64
@@ -44,7 +44,13 @@ class Head:
                 extension.keep_hidden(target.pointer, of_rows_only=False)
             extension.keep_layer_inputs(target.pointer, inside)
             extension.keep_hidden(context.pointer, of_rows_only=True)
-        self.sessions = [HeadSession(self, i) for i in range(context.n_sequences)]
+        self.sessions: list[HeadSession] | list[SharedCacheSession]
+        if facts.shares_cache:
+            self.sessions = [
+                SharedCacheSession(context, target, i) for i in range(context.n_sequences)
+            ]
+        else:
+            self.sessions = [HeadSession(self, i) for i in range(context.n_sequences)]
         target.follower = self
 
     def follow(self, tokens: Sequence[int], sequence: int) -> int:
@@ -69,7 +75,7 @@ class Head:
         if self.facts.kind == "mtp":
             return states
         found = np.empty((len(states), self.context.n_hidden), np.float32)
-        n_most = min(_N_ENCODED, self.context.n_batch)  # more would end the process
+        n_most = min(EAGLE3_ROWS, self.context.n_batch)  # more would end the process
         for i in range(0, len(states), n_most):
             piece = states[i : i + n_most]
             found[i : i + len(piece)] = extension.encode(
@@ -161,9 +167,8 @@ class HeadSession:
         del self._unread[n:]
         self._keep(n, states)
         self._unread.extend(tokens)
-        if len(self._unread) > _MOST_UNREAD and self._can_go_on:
-            end = self._n_given - n_drafted
-            self._read(self._unread[self._n_true - self._first : max(end - self._first, 0)])
+        if len(self._unread) > _MOST_UNREAD:
+            self._read_unread(n_drafted)
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` it has read. Raises ClosedError."""
@@ -176,7 +181,9 @@ class HeadSession:
         progress: Callable[[int, int], None] | None = None,
         n_most: Callable[[], int | None] = lambda: None,
     ) -> Generator[None, None, int]:
-        """Nothing to do: a head reads a prompt along with its target."""
+        """Read what the target has read of `tokens` last; the rest was read along with it."""
+        self.follow(tokens)
+        self._read_unread()
         yield from ()
         return len(tokens)
 
@@ -231,6 +238,12 @@ class HeadSession:
             self._own.append(self._draft_step(text))
             self._text = text
         return self._context.rows(self._last, 1)
+
+    def _read_unread(self, n_left: int = 0) -> None:
+        """Read all tokens that the target has given states of, but for the last `n_left`."""
+        end = self._n_given - n_left
+        if self._can_go_on and end > self._n_true:
+            self._read(self._unread[self._n_true - self._first : end - self._first])
 
     def _read(self, tokens: array[int]) -> None:
         """Read tokens behind those that were read with the target's states."""

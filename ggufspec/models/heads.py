@@ -13,7 +13,7 @@ from ggufspec.models.header import Header, open_gguf, read_header
 from ggufspec.models.vocabulary_overlap import has_same_tokens
 
 MTP: Final = "mtp"  # as a draft: the head in the target's own file (a file: ./mtp)
-EAGLE3 = "eagle3"  # an architecture
+EAGLE3, _ASSISTANT, _DFLASH = "eagle3", "gemma4-assistant", "dflash"  # architectures
 DraftFile = Path | Literal["mtp"]
 
 # From the source of llama.cpp as vendored in llama-cpp-python 0.3.36 (src/models/). A newer one may
@@ -30,10 +30,20 @@ _LAYER_INPUTS = (
     *("lfm2moe", "llama", "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige"),
     *("nemotron_h", "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
 )
+# Graphs among them that set t_h_nextn, of that width too: the input of one more layer.
+_FINAL_STATES = (
+    *("bailingmoe3", "gemma4", "gpt-oss", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35"),
+    *("qwen35moe", "qwen3next"),
+)
 _N_TARGET_LAYERS = 3
-_UNSUPPORTED = {
-    "dflash": "a DFlash draft",
-    "gemma4-assistant": "a Gemma 4 assistant, which reads the target's KV cache",
+# llama.cpp computes logits of each token of an EAGLE-3 head's batch, and has room for those of each
+# row of hidden states that it encodes.
+EAGLE3_BATCH, EAGLE3_ROWS = 128, 32
+_TARGET_OF_ASSISTANT = "gemma4"
+_KINDS = {
+    EAGLE3: "an EAGLE-3 head",
+    _ASSISTANT: "a Gemma 4 assistant",
+    _DFLASH: "a DFlash draft",
 }
 
 
@@ -41,14 +51,16 @@ _UNSUPPORTED = {
 class HeadFacts:
     """A head that drafts from the target's hidden states.
 
-    n_layers: its own. target_layers: those of the target whose inputs it reads (EAGLE-3).
-    is_sidecar: a file of its own; else it is in the target's file.
+    n_layers: its own that draft a token each. target_layers: those of the target whose inputs it
+    reads (EAGLE-3). is_sidecar: a file of its own; else it is in the target's file. shares_cache:
+    it reads the target's KV cache, and has none.
     """
 
     kind: Literal["mtp", "eagle3"]
     n_layers: int = 1
     target_layers: tuple[int, ...] = ()
     is_sidecar: bool = True
+    shares_cache: bool = False
 
 
 def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
@@ -59,13 +71,15 @@ def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
     """
     if draft is None:
         return None if _why_no_mtp(target) else HeadFacts("mtp", target.n_mtp_layers, (), False)
-    if what := _UNSUPPORTED.get(draft.architecture):
+    if draft.architecture == _DFLASH:
         raise ModelError(
-            f"{draft.paths[0]} is {what}: not supported yet. Use an MTP head, an EAGLE-3 head or a "
-            "small model as the draft"
+            f"{draft.paths[0]} is {_kind(draft)}: not supported yet. Use an MTP head, an EAGLE-3 "
+            "head or a small model as the draft"
         )
     if draft.architecture == EAGLE3:
         return _eagle3(target, draft)
+    if draft.architecture == _ASSISTANT:
+        return _assistant(target, draft)
     return _sidecar(target, draft) if is_head(draft) else None
 
 
@@ -89,7 +103,7 @@ def own_head(target: Header) -> HeadFacts:
 
 def is_head(header: Header) -> bool:
     """Whether a file is a draft head, without a model that could write text."""
-    return is_mtp_alone(header) or header.architecture in {EAGLE3, *_UNSUPPORTED}
+    return is_mtp_alone(header) or header.architecture in _KINDS
 
 
 def is_mtp_alone(header: Header) -> bool:
@@ -113,6 +127,9 @@ def head_text(header: Header) -> str:
         layers = ", ".join(map(str, header.values.get("eagle3.target_layers") or ["unknown"]))
         width = header.number("target_hidden_size", 0)
         return f"is an EAGLE-3 head for models of width {width}, layers {layers}"
+    if header.architecture == _ASSISTANT:
+        width = header.number("embedding_length_out", 0)
+        return f"is a Gemma 4 assistant (an MTP head) for models of width {width}"
     if is_head(header):
         return f"is {_kind(header)} without a model"
     if _why_no_mtp(header):
@@ -122,8 +139,7 @@ def head_text(header: Header) -> str:
 
 
 def _kind(header: Header) -> str:
-    named = _UNSUPPORTED.get(header.architecture)
-    return named or ("an EAGLE-3 head" if header.architecture == EAGLE3 else "an MTP head")
+    return _KINDS.get(header.architecture, "an MTP head")
 
 
 def _why_no_mtp(header: Header) -> str:
@@ -154,13 +170,66 @@ def _sidecar(target: Header, draft: Header) -> HeadFacts:
     return HeadFacts("mtp", draft.n_mtp_layers)
 
 
+def _assistant(target: Header, draft: Header) -> HeadFacts:
+    """Checks everything on which llama.cpp would end the process, or read other memory."""
+    if target.architecture != _TARGET_OF_ASSISTANT:
+        raise _misfit(draft, f"for {_TARGET_OF_ASSISTANT}, and the target is {target.architecture}")
+    width, wanted = draft.number("embedding_length_out", 0), target.number("embedding_length")
+    if width != wanted:
+        raise _misfit(draft, f"made for a target of width {width}, and the target has {wanted}")
+    if draft.n_mtp_layers != draft.n_layers or draft.number("embedding_length") == width:
+        raise _damaged(draft, "its header is not that of an assistant")
+    ours, theirs = _windows(draft), _windows(target)
+    if theirs[-2:] != [True, False]:
+        raise _misfit(
+            draft, "for targets whose last layers are one with a sliding window and one without"
+        )
+    if not any(ours):
+        raise _damaged(draft, "none of its layers has a sliding window")
+    for i, has_window in enumerate(ours):
+        read = target.n_layers - (2 if has_window else 1)
+        found, there = _cells(draft, i, has_window), _cells(target, read, has_window)
+        if found != there or 0 in found:
+            raise _misfit(
+                draft,
+                f"whose layer {i} reads {_shown(found)}, and the target's layer {read} has "
+                f"{_shown(there)}",
+            )
+        if draft.numbers("attention.head_count")[i] % found[0]:
+            raise _damaged(draft, f"layer {i} has no whole number of heads for each KV head")
+    _check_tokens(target, draft)
+    return HeadFacts("mtp", shares_cache=True)
+
+
+def _windows(header: Header) -> list[bool]:
+    """Which layers have a sliding window. Raises ModelError."""
+    found = header.values.get(f"{header.architecture}.attention.sliding_window_pattern")
+    if not isinstance(found, list) or len(found) != header.n_layers:
+        raise ModelError(
+            f"{header.paths[0]} is damaged: its sliding_window_pattern is not a list of "
+            f"{header.n_layers} layers. Download it again"
+        )
+    return [bool(each) for each in found]
+
+
+def _cells(header: Header, layer: int, has_window: bool) -> tuple[int, int, int]:
+    """KV heads of a layer, and the length of each one's key and value."""
+    kind = "_swa" if has_window else ""
+    key, value = (header.number(f"attention.{of}_length{kind}", 0) for of in ("key", "value"))
+    return header.numbers("attention.head_count_kv", 0)[layer], key, value
+
+
+def _shown(cells: tuple[int, int, int]) -> str:
+    n_heads, key, value = cells
+    return f"{counted(n_heads, 'KV head')} of {key} + {value} numbers"
+
+
 def _eagle3(target: Header, draft: Header) -> HeadFacts:
     """Checks everything on which llama.cpp would end the process, or load another head."""
     if target.architecture not in _LAYER_INPUTS:
         raise ModelError(
-            f"{draft.paths[0]} is an EAGLE-3 head, and llama.cpp does not give the layer inputs "
-            f"that it needs for targets of the architecture {target.architecture}, only for "
-            f"{', '.join(_LAYER_INPUTS)}. Use another draft"
+            f"{draft.paths[0]} is an EAGLE-3 head. It needs inputs of the target's layers, which "
+            f"llama.cpp does not give for the architecture {target.architecture}. Use another draft"
         )
     width, read = target.number("embedding_length"), draft.number("target_hidden_size", 0)
     if read != width:
@@ -170,9 +239,10 @@ def _eagle3(target: Header, draft: Header) -> HeadFacts:
     if len(layers) != _N_TARGET_LAYERS or not all(isinstance(each, int) for each in layers):
         raise _damaged(draft, f"its target_layers are {found}; they must be three layers")
     n = target.n_layers - target.n_mtp_layers
-    if not all(0 <= each < n for each in layers):
+    last = n if target.architecture in _FINAL_STATES else n - 1
+    if not all(0 <= each <= last for each in layers):
         shown = ", ".join(map(str, layers))
-        raise _misfit(draft, f"made for layers {shown}, and the target has layers 0 to {n - 1}")
+        raise _misfit(draft, f"made for layers {shown}, and the target has layers 0 to {last}")
     _check_tokens(target, draft)
     _check_eagle3_tensors(target, draft, width)
     return HeadFacts("eagle3", 1, layers)
@@ -245,5 +315,5 @@ def _misfit(draft: Header, what: str) -> ModelError:
 
 def _damaged(draft: Header, what: str) -> ModelError:
     return ModelError(
-        f"{draft.paths[0]} cannot be used as an EAGLE-3 head: {what}. Convert it again"
+        f"{draft.paths[0]} cannot be used as {_kind(draft)}: {what}. Convert it again"
     )

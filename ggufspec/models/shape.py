@@ -60,9 +60,11 @@ class ModelShape:
     is_exact: sizes come from a file; otherwise they are estimates. matrix_type: see Header.
     Layers that are not loaded, such as those of a head that is not used, count with 0 bytes.
     Of a head, n_shared_bytes: those of the output that are the target's, so read but not stored
-    again; n_row_values: numbers of hidden states that it needs for each token of a batch;
-    is_inside: it is in the target's file, and on the target's devices.
-    can_roll_back: llama.cpp can keep earlier recurrent states.
+    again; n_row_values: numbers of hidden states that are held for each token of a batch;
+    n_logits: those computed for each token of a batch, in EAGLE-3; is_inside: it is in the target's
+    file, and on the target's devices.
+    n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
+    token. can_roll_back: llama.cpp can keep earlier states.
     """
 
     name: str
@@ -81,7 +83,9 @@ class ModelShape:
     is_exact: bool = True
     n_shared_bytes: int = 0
     n_row_values: int = 0
+    n_logits: int = 0
     is_inside: bool = False
+    n_recurrent: int = 0
     can_roll_back: bool = False
 
     @property
@@ -148,6 +152,7 @@ def shape_of(header: Header) -> ModelShape:
         n_params=max(n_params, 1),
         matrix_type=header.matrix_type,
         is_tied=is_tied,
+        n_recurrent=header.number("ssm.inner_size", 0) + _n_convolved(header),
         can_roll_back=header.architecture in _ROLLED_BACK,
     )
 
@@ -167,10 +172,15 @@ def draft_shape(target: Header, draft: DraftFile) -> tuple[ModelShape, HeadFacts
 def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelShape:
     of_target = shape_of(target)
     shared, n_embd = of_target.n_output_bytes, of_target.n_embd
-    n_rows = (len(head.target_layers) or 1) * n_embd
+    # llama.cpp's, the batch's, and those kept until they are read, with room for as many again.
+    n_row_values = 4 * (len(head.target_layers) or 1) * n_embd
     if draft is not None:
-        made = shape_of(draft)
-        made = replace(made, n_row_values=n_rows + made.n_embd)
+        made = replace(shape_of(draft), n_row_values=n_row_values)
+        if head.kind == EAGLE3:
+            n_own = draft.tensor("d2t").n_values if "d2t" in draft.tensor_names else 0
+            made = replace(made, n_logits=made.n_vocab + n_own)
+        if head.shares_cache:
+            return replace(made, layers=tuple(replace(at, n_kv_values=0) for at in made.layers))
         if "output.weight" in draft.tensor_names or made.is_tied:
             return made
         return replace(made, n_output_bytes=made.n_output_bytes + shared, n_shared_bytes=shared)
@@ -186,7 +196,8 @@ def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelS
         n_shared_bytes=shared,
         n_params=sum(tensor.n_values for tensor in target.mtp_tensors),
         is_tied=False,
-        n_row_values=n_rows + n_embd,
+        n_recurrent=0,
+        n_row_values=n_row_values,
         is_inside=True,
     )
 
@@ -282,13 +293,18 @@ def _has_state(tensors: Sequence[Tensor]) -> bool:
 
 
 def _state_bytes(header: Header, n_embd: int) -> int:
-    n_inner, n_state = header.number("ssm.inner_size", 0), header.number("ssm.state_size", 0)
-    n_groups, n_conv = header.number("ssm.group_count", 0), header.number("ssm.conv_kernel", 0)
-    n_values = max(n_conv - 1, 0) * (n_inner + 2 * n_groups * n_state) + n_state * n_inner
+    n_conv = header.number("ssm.conv_kernel", 0)
+    n_values = max(n_conv - 1, 0) * _n_convolved(header)
+    n_values += header.number("ssm.state_size", 0) * header.number("ssm.inner_size", 0)
     n_values += n_embd * max(header.number("shortconv.l_cache", 1) - 1, 0)
     if n_head := header.number("wkv.head_size", 0):
         n_values += (header.number("token_shift_count", 2) + n_head) * n_embd
     return n_values * _STATE_VALUE_BYTES
+
+
+def _n_convolved(header: Header) -> int:
+    n_groups, n_state = header.number("ssm.group_count", 0), header.number("ssm.state_size", 0)
+    return header.number("ssm.inner_size", 0) + 2 * n_groups * n_state
 
 
 def estimated_shape(entry: ModelEntry) -> ModelShape:

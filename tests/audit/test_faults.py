@@ -10,7 +10,8 @@ import pytest
 from audit.conftest import Plant, lossy
 
 import ggufspec
-from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, Divergence, Greedy, audit
+from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, audit
+from ggufspec.audit.report import Divergence, Greedy
 from ggufspec.decoding import verify
 from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 from ggufspec.engine import generation, scoring

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import reference
-from fakes import FakeSession, speculated
+from fakes import FakeSession, hashed_logits, of_last_two, speculated
 
 from ggufspec import _native
 from ggufspec.decoding import verify
@@ -172,26 +173,22 @@ def test_no_gap_is_too_large(gap: float) -> None:
 # Texts, by what they would cost
 
 
+@functools.cache
 def near(noise: float) -> tuple[Callable[..., np.ndarray], Callable[..., np.ndarray]]:
     """A target and a draft that is right more or less often, from place to place."""
 
-    def target(prefix: tuple[int, ...]) -> np.ndarray:
-        return np.random.default_rng([1, *prefix[-2:]]).normal(0, 2.0, N_VOCAB)
+    target = hashed_logits(N_VOCAB, 1)
 
-    def draft(prefix: tuple[int, ...]) -> np.ndarray:
-        rng = np.random.default_rng([2, *prefix[-2:]])
-        return target(prefix) + rng.normal(0, noise * rng.random(), N_VOCAB)
+    def draft(last: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([2, *last])
+        return target(last) + rng.normal(0, noise * rng.random(), N_VOCAB)
 
-    return target, draft
+    return target, of_last_two(draft)
 
 
 def random_logits(seed: int) -> Callable[..., np.ndarray]:
     """Two of them are equally sure of themselves, of different things."""
-
-    def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
-        return np.random.default_rng([seed, *prefix[-2:]]).normal(0, 6.0, N_VOCAB)
-
-    return logits_after
+    return hashed_logits(N_VOCAB, seed, 6.0)
 
 
 def both(intercept: float, slope: float) -> Acceptance:
@@ -258,17 +255,24 @@ def seconds_of(curve: Sequence[float], step: float, policy: AutoLength, **option
     return seconds
 
 
+@functools.cache
+def lengths_of_fixed(n_draft: int, temperature: float) -> list[int]:
+    """The drafted tokens of each round: the same for all curves."""
+    rounds = rounds_of(
+        near(1.5), FixedLength(), n_draft=n_draft, temperature=temperature, n_tokens=N_TOKENS
+    )
+    return [round_.n_drafted for round_ in rounds]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("shape", CURVES)
 def test_the_chosen_length_is_as_good_as_the_best_fixed_one(shape: str, temperature: float) -> None:
     curve, logits = CURVES[shape], near(1.5)
     step = 0.03 * curve[0]
-    fixed = []
-    for n in (1, 2, 3, 5, 8, 15):
-        rounds = rounds_of(
-            logits, FixedLength(), n_draft=n, temperature=temperature, n_tokens=N_TOKENS
-        )
-        fixed.append(sum(curve[round_.n_drafted] + step * round_.n_drafted for round_ in rounds))
+    fixed = [
+        sum(curve[n] + step * n for n in lengths_of_fixed(n_most, temperature))
+        for n_most in (1, 2, 3, 5, 8, 15)
+    ]
     policy = chosen(curve, step, block_bonus=0.07 if temperature else 0.0)
     auto = seconds_of(
         curve, step, policy, logits=logits, temperature=temperature, n_tokens=N_TOKENS

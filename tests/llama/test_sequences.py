@@ -241,6 +241,7 @@ def test_a_context_has_at_least_one_sequence() -> None:
             "llama_get_logits_ith",
             "llama_memory_seq_rm",
             "llama_memory_seq_cp",
+            "llama_memory_seq_pos_max",
             "llama_set_abort_callback",
         ),
         1,
@@ -250,7 +251,8 @@ def test_a_context_has_at_least_one_sequence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "n_ctx"), [(tiny.write_llama, 10**8), (tiny.write_mamba, 2**31 - 1)]
+    ("write", "n_ctx"),
+    [(tiny.write_llama, 10**8), (tiny.write_mamba, 2**31 - 1), (tiny.write_qwen35, 6 * 10**7)],
 )
 def test_what_is_too_much_for_all_sequences_together_names_them(
     tmp_path: Path, write: Callable[..., Path], n_ctx: int

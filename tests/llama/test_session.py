@@ -74,11 +74,14 @@ class Oracle:
         self._context.truncate(0)
         return LlamaSession(self._context).score(tokens, draft).copy()
 
+    def close(self) -> None:
+        self._context.close()
+
 
 @pytest.fixture
 def oracle(model: Model) -> Iterator[Oracle]:
-    made = make_context(model, n_batch=N_CTX)
-    yield Oracle(made)
+    made = Oracle(make_context(model, n_batch=N_CTX))
+    yield made
     made.close()
 
 
@@ -527,6 +530,66 @@ def test_a_closed_context_says_so(model: Model, drafts: bool) -> None:
     ):
         with pytest.raises(ClosedError, match="closed"):
             act()
+
+
+# States that are kept for roll-back
+
+
+@pytest.fixture(scope="module")
+def rolled_back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    loaded = Model(tiny.write_qwen35(tmp_path_factory.mktemp("models") / "qwen35.gguf"))
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize("n_rollback", [0, 1, 3, N_ROWS - 1])
+@pytest.mark.parametrize("seed", range(2))
+def test_drafts_may_be_longer_than_what_can_be_rolled_back(
+    rolled_back: Model, n_rollback: int, seed: int
+) -> None:
+    context = make_context(rolled_back, n_rollback=n_rollback)
+    oracle = Oracle(make_context(rolled_back, n_batch=N_CTX, n_rollback=0))
+    session, texts = LlamaSession(context), Texts(seed)
+    assert context.n_droppable == n_rollback
+    for _ in range(40):
+        text, draft = texts.next()
+        assert_same(session.score(text, draft), oracle(text, draft))
+    context.close()
+    oracle.close()
+
+
+def test_a_draft_that_is_rolled_back_needs_no_checkpoint(
+    rolled_back: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved: list[int] = []
+    checkpoint = Context.checkpoint
+
+    def counting(self: Context, sequence: int = 0) -> Any:
+        saved.append(self.n_cells(sequence))
+        return checkpoint(self, sequence)
+
+    monkeypatch.setattr(Context, "checkpoint", counting)
+    context = make_context(rolled_back, n_ctx=1000)
+    session, texts = LlamaSession(context), Texts(0)
+    text = texts.some(300)
+    session.feed(text[:-1])
+    while len(text) < 900:
+        draft = texts.some(N_ROWS - 1)
+        session.score(text, draft)
+        text += [*draft[: texts.random.randint(0, N_ROWS - 1)], *texts.some(1)]
+    assert saved[0] == 299, "the end of the prompt, for another text after it"
+    assert len(saved) <= 1 + 600 // 128
+    session.score(text, texts.some(N_ROWS - 1))
+    assert session.feed([*text[:-3], *texts.some(10)]) >= len(text) - 3 - 128
+    context.close()
+
+
+@pytest.mark.parametrize("n_batch", [1, 2, 3, 8])
+def test_no_more_is_kept_than_a_batch_holds(rolled_back: Model, n_batch: int) -> None:
+    context = make_context(rolled_back, n_rows=1, n_batch=n_batch, n_rollback=16)
+    assert context.n_droppable == max(n_batch - 2, 0)
+    assert LlamaSession(context).score(Texts(0).some(20)).shape == (1, N_VOCAB)
+    context.close()
 
 
 # The width of rows

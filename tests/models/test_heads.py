@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -208,11 +209,11 @@ def test_an_eagle3_head_that_does_not_fit_is_refused(made: Callable[[], Header],
 def test_an_eagle3_head_needs_the_targets_vocabulary_and_its_layer_inputs() -> None:
     with pytest.raises(VocabError, match="another vocabulary"):
         head_of(model(), eagle3(tokens=[b"x", *TOKENS[1:]]))
-    with pytest.raises(ModelError, match=r"does not give the layer inputs.*architecture gemma3"):
+    with pytest.raises(ModelError, match="does not give for the architecture gemma3"):
         head_of(model("gemma3"), eagle3())
-    head_of(model("qwen35", n_mtp=1), eagle3(target_layers=[2, 4, 7]))
-    with pytest.raises(ModelError, match="the target has layers 0 to 7"):
-        head_of(model("qwen35", n_mtp=1), eagle3(target_layers=[2, 4, 8]))
+    head_of(model("qwen35", n_mtp=1), eagle3(target_layers=[2, 4, 8]))
+    with pytest.raises(ModelError, match="the target has layers 0 to 8"):
+        head_of(model("qwen35", n_mtp=1), eagle3(target_layers=[2, 4, 9]))
 
 
 @pytest.mark.parametrize("outside", [-1, len(TOKENS)])
@@ -236,9 +237,73 @@ def test_drafted_tokens_outside_the_vocabulary_are_refused(tmp_path: Path, outsi
         head_of(model(), written([3, outside]))
 
 
-@pytest.mark.parametrize("architecture", ["dflash", "gemma4-assistant"])
-def test_other_drafts_on_hidden_states_are_not_supported_yet(architecture: str) -> None:
-    found = header(architecture, {}, block_count=1, nextn_predict_layers=1)
+def gemma(architecture: str = "gemma4", tokens: list[bytes] = TOKENS, **changed: Any) -> Header:
+    """A Gemma 4 of two layers with a window and one without; or what is read of its assistant."""
+    keys = {
+        "block_count": 3,
+        "embedding_length": WIDTH,
+        "attention__head_count": 8,
+        "attention__head_count_kv": [4, 4, 2],
+        **{f"attention__{of}_length": 512 for of in ("key", "value")},
+        **{f"attention__{of}_length_swa": 256 for of in ("key", "value")},
+        "attention__sliding_window_pattern": [True, True, False],
+    }
+    tensors = {f"blk.{i}.attn_norm.weight": (WIDTH,) for i in range(3)}
+    return header(
+        architecture, {"token_embd.weight": (WIDTH, 4), **tensors}, tokens, **keys | changed
+    )
+
+
+def assistant(tokens: list[bytes] = TOKENS, **changed: Any) -> Header:
+    keys: dict[str, Any] = {"nextn_predict_layers": 3, "embedding_length_out": WIDTH}
+    keys["embedding_length"] = OWN_WIDTH
+    return gemma("gemma4-assistant", tokens, **keys | changed)
+
+
+def test_an_assistant_is_a_head_without_a_cache() -> None:
+    found = assistant()
+    assert head_of(gemma(), found) == HeadFacts("mtp", shares_cache=True)
+    assert is_head(found)
+    assert head_text(found) == "is a Gemma 4 assistant (an MTP head) for models of width 64"
+    with pytest.raises(ModelError, match="is a Gemma 4 assistant, not a model"):
+        check_model(found)
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "why"),
+    [
+        (model(), assistant(), "for gemma4, and the target is llama"),
+        (gemma(embedding_length=48), assistant(), "of width 64, and the target has 48"),
+        (gemma(), assistant(nextn_predict_layers=2), "its header is not that of an assistant"),
+        (gemma(), assistant(embedding_length=WIDTH), "its header is not that of an assistant"),
+        (gemma(attention__sliding_window_pattern=[True, False, False]), assistant(), "last layers"),
+        (gemma(), assistant(attention__sliding_window_pattern=[False] * 3), "none of its layers"),
+        (gemma(), assistant(attention__sliding_window_pattern=2), "not a list of 3 layers"),
+        (
+            gemma(),
+            assistant(attention__head_count_kv=[4, 4, 1]),
+            "layer 2 reads 1 KV head of 512 + 512 numbers, and the target's layer 2 has 2 KV heads",
+        ),
+        (
+            gemma(),
+            assistant(attention__key_length_swa=128),
+            "layer 0 reads 4 KV heads of 128 + 256 numbers, and the target's layer 1 has 4",
+        ),
+        (gemma(), assistant(attention__head_count=6), "no whole number of heads"),
+    ],
+)
+def test_an_assistant_that_does_not_fit_is_refused(target: Header, draft: Header, why: str) -> None:
+    with pytest.raises(ModelError, match=re.escape(why)):
+        head_of(target, draft)
+
+
+def test_an_assistant_needs_the_targets_vocabulary() -> None:
+    with pytest.raises(VocabError, match="another vocabulary"):
+        head_of(gemma(), assistant([b"x", *TOKENS[1:]]))
+
+
+def test_dflash_drafts_are_not_supported_yet() -> None:
+    found = header("dflash", {}, block_count=1)
     assert is_head(found)
     with pytest.raises(ModelError, match="not supported yet"):
         head_of(model(), found)

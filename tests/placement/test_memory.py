@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import llama_cpp
@@ -21,6 +22,7 @@ from ggufspec.placement.memory import (
     CacheParams,
     ModelMemory,
     compute_bytes,
+    n_rollback,
 )
 
 _MIB = re.compile(r"\b(compute buffer size|size|buffer size) *= *([\d.]+) MiB")
@@ -58,7 +60,8 @@ def pretended(path: Path) -> Iterator[int]:
 
 def told(model: int, caches: CacheParams, caplog: pytest.LogCaptureFixture) -> Told:
     params = llama_cpp.llama_context_default_params()
-    params.n_ctx, params.n_seq_max, params.n_outputs_max = caches.n_ctx, 1, 17
+    params.n_ctx, params.n_seq_max = caches.n_ctx * caches.n_slots, caches.n_slots
+    params.n_outputs_max, params.n_rs_seq = 17, caches.n_draft_max
     params.n_batch = params.n_ubatch = caches.n_batch
     params.type_k, params.type_v = KV_TYPES[caches.type_k], KV_TYPES[caches.type_v]
     params.flash_attn_type = FLASH_ATTENTION["on" if caches.flash_attention else "off"]
@@ -112,6 +115,42 @@ def test_caches_of_every_kind_of_memory_are_known(
     # What llama.cpp reports has two digits of a MiB.
     assert layer_caches(shape(path), caches) == pytest.approx(found.caches, abs=0.011 * 2**20)
     assert found.caches or write is not tiny.write_llama
+
+
+@pytest.mark.parametrize("n_slots", [1, 4])
+@pytest.mark.parametrize("n_draft_max", [0, 3, 8])
+@pytest.mark.parametrize("write", [tiny.write_hybrid, tiny.write_qwen35])
+def test_memory_of_hybrid_models_is_within_5_percent(
+    write: Callable[..., Path],
+    n_draft_max: int,
+    n_slots: int,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = write(tmp_path / "model.gguf", n_embd=64)
+    known, caches = shape(path), CacheParams(256, 64, n_slots=n_slots, n_draft_max=n_draft_max)
+    with pretended(path) as model:
+        found = told(model, caches, caplog)
+    assert layer_caches(known, caches) == pytest.approx(found.caches, abs=0.011 * 2**20)
+    whole = known.n_bytes + found.caches + found.compute
+    assert ModelMemory(known, caches).use(0).host == pytest.approx(whole, rel=0.05)
+
+
+def test_states_for_roll_back_take_a_share_of_the_memory() -> None:
+    def kept(n_bytes: int, n_state_bytes: int, n_slots: int = 1, n_draft_max: int = 16) -> int:
+        layer = Layer(n_bytes, n_bytes, 0, n_state_bytes)
+        made = replace(_simple(), layers=(layer,), can_roll_back=True)
+        return n_rollback(made, n_draft_max, n_slots)
+
+    large, state = 16 * 2**30, 150 * 2**20  # as of Qwen 3.6 27B
+    assert kept(large, state) == 8
+    assert kept(large, state, n_slots=2) == 6
+    assert kept(large, state, n_slots=4) == 3
+    assert kept(large, state, n_slots=64) == 0
+    assert kept(large, state, n_draft_max=4) == 4
+    assert kept(2**30, state) == 3
+    assert n_rollback(_simple(), 16, 1) == 0
+    assert kept(large, 0) == 0
 
 
 def layer_caches(known: ModelShape, caches: CacheParams) -> int:

@@ -129,7 +129,7 @@ def test_a_tied_model_is_as_certain(architecture: str, tmp_path: Path) -> None:
 
 def last_logits(path: Path, tokens: list[int]) -> NDArray[np.float32]:
     """(n_vocab,) after the last of the tokens."""
-    llama = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, verbose=False)
+    llama = llama_cpp.Llama(str(path), n_ctx=64, n_threads=1, n_threads_batch=1, verbose=False)
     llama.eval(tokens)
     row = llama_cpp.llama_get_logits_ith(llama.ctx, -1)
     logits = np.ctypeslib.as_array(row, (N_VOCAB,)).copy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -97,15 +98,15 @@ REGEXES = {
     "too large number": "a{99999999999999}",
     "words": "(" + "|".join(f"word{i * 7919}" for i in range(9000)) + ")*",
 }
-MAKERS: list[tuple[str, str, Callable[[str], str]]] = [
-    *((f"schema {name}", source, grammar.of_json_schema) for name, source in JSON_SCHEMAS.items()),
-    *((f"grammar {name}", source, grammar.of_grammar) for name, source in GRAMMARS.items()),
-    *((f"regex {name}", source, grammar.of_regex) for name, source in REGEXES.items()),
-]
+MAKERS: dict[str, tuple[str, Callable[[str], str]]] = {
+    **{f"schema {name}": (text, grammar.of_json_schema) for name, text in JSON_SCHEMAS.items()},
+    **{f"grammar {name}": (text, grammar.of_grammar) for name, text in GRAMMARS.items()},
+    **{f"regex {name}": (text, grammar.of_regex) for name, text in REGEXES.items()},
+}
 
 
-def try_all() -> None:
-    """Prints how long each takes, and its complaint: in a process of its own."""
+def try_each() -> None:
+    """Reads names; prints how long each takes, and its complaint: in a process of its own."""
     table = TokenTable(
         [bytes([byte]) for byte in range(256)] + [b"<end>", b"aaa", b"abab", b'{"p1'],
         special=[END],
@@ -113,7 +114,7 @@ def try_all() -> None:
         tokenize=lambda before, text: list(text),
     )
 
-    def work(name: str, source: str, make: Callable[[str], str]) -> None:
+    def work(source: str, make: Callable[[str], str]) -> None:
         began, complaint = time.monotonic(), ""
         try:
             constraint = GrammarConstraint(table, make(source), 0)
@@ -127,43 +128,54 @@ def try_all() -> None:
                 tokens.append(possible[0])
         except GgufspecError as error:
             complaint = str(error)
-        sys.stdout.write(json.dumps([name, time.monotonic() - began, complaint]) + "\n")
+        sys.stdout.write(json.dumps([time.monotonic() - began, complaint]) + "\n")
         sys.stdout.flush()
 
     threading.stack_size(512 * 1024)
-    for case in MAKERS:
+    for line in sys.stdin:
         child = os.fork()  # of its own, because what is given up goes on for a while
         if child == 0:
-            thread = threading.Thread(target=work, args=case)
+            thread = threading.Thread(target=work, args=MAKERS[line.strip()])
             thread.start()
             thread.join()
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:
-            sys.stdout.write(json.dumps([case[0], 0, f"panic: ended with {status}"]) + "\n")
+            sys.stdout.write(json.dumps([0, f"panic: ended with {status}"]) + "\n")
+            sys.stdout.flush()
 
 
 @pytest.fixture(scope="module")
-def tried() -> dict[str, tuple[float, str]]:
-    program = "import test_bounds; test_bounds.try_all()"
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
+def tried() -> Iterator[Callable[[str], tuple[float, str]]]:
+    """Tries a case when it is asked for, so that no process of parallel tests tries them all."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import test_bounds; test_bounds.try_each()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         cwd=__file__.rpartition("/")[0],
-        timeout=120,
-        check=False,
     )
-    assert done.stderr == ""
-    assert done.returncode == 0
-    rows = map(json.loads, done.stdout.splitlines())
-    return {name: (seconds, complaint) for name, seconds, complaint in rows}
+
+    @functools.cache
+    def ask(name: str) -> tuple[float, str]:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{name}\n")
+        process.stdin.flush()
+        seconds, complaint = json.loads(process.stdout.readline())
+        return seconds, complaint
+
+    yield ask
+    _, printed = process.communicate(timeout=10)
+    assert printed == ""
+    assert process.returncode == 0
 
 
-@pytest.mark.parametrize("name", [name for name, *_ in MAKERS])
-def test_nothing_stalls_or_crashes(name: str, tried: dict[str, tuple[float, str]]) -> None:
+@pytest.mark.parametrize("name", MAKERS)
+def test_nothing_stalls_or_crashes(name: str, tried: Callable[[str], tuple[float, str]]) -> None:
     """On a thread with little stack, and without anything that a library prints."""
-    seconds, complaint = tried[name]
+    seconds, complaint = tried(name)
     assert seconds < MAX_SECONDS
     assert "\n" not in complaint
     assert len(complaint) < 500
@@ -187,9 +199,9 @@ def test_nothing_stalls_or_crashes(name: str, tried: dict[str, tuple[float, str]
     ],
 )
 def test_what_is_too_much_is_said(
-    name: str, complaint: str, tried: dict[str, tuple[float, str]]
+    name: str, complaint: str, tried: Callable[[str], tuple[float, str]]
 ) -> None:
-    assert re.search(complaint, tried[name][1])
+    assert re.search(complaint, tried(name)[1])
 
 
 def test_a_thread_with_little_stack_can_generate() -> None:
@@ -213,16 +225,19 @@ thread.join()
 
 def test_what_was_given_up_cannot_take_all_of_a_machine() -> None:
     program = """
+import os, sys
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
+grammar.MAX_SECONDS = 0.1
 schema = {"allOf": [{"type": "string", "pattern": f"a.*b.*c{i}"} for i in range(200)]}
 for i in range(9):
     try:
         grammar.of_json_schema(schema)
     except OptionError as error:
         complaint = str(error)
-import sys
 sys.stdout.write(complaint)
+sys.stdout.flush()
+os._exit(0)  # without waiting for them
 """
     done = subprocess.run(
         [sys.executable, "-"], input=program, capture_output=True, text=True, check=False
