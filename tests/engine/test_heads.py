@@ -239,7 +239,7 @@ def test_what_fits_no_head_is_refused(tmp_path: Path) -> None:
     cases: list[tuple[Path, Any, type[Exception], str]] = [
         (glm.target, "mtp", ModelError, "has no MTP head"),
         (eagle3.target, "mtp", ModelError, "has no MTP head"),
-        (glm.target, eagle3.draft, ModelError, "does not give the layer inputs"),
+        (glm.target, eagle3.draft, ModelError, "does not give for the architecture glm4moe"),
         (eagle3.target, glm.draft, ModelError, "architecture"),
         (eagle3.target, other_words, VocabError, "another vocabulary"),
         (eagle3.target, other_width, ModelError, "width"),
