@@ -81,9 +81,14 @@ def measure(
 
     Each text starts with an empty cache, so the time to first token includes the whole prompt.
     A prompt that is too long is left out, and one that a baseline tokenizes differently is left out
-    for that baseline; `warn` gets the reason. Raises GgufspecError, and PromptError if no prompt
+    for that baseline; so is the draft alone where it is a head. `warn` gets the reason.
+    Raises GgufspecError, and PromptError if no prompt
     can be used.
     """
+    if engine.head is not None and any(each.model == "draft" for each in experiment.contenders):
+        warn("the draft alone is left out: a head writes no text without its target")
+        with_target = [each for each in experiment.contenders if each.model != "draft"]
+        experiment = replace(experiment, contenders=with_target)
     contenders = {each.name: each for each in experiment.contenders}
     prompts = {each.name: each for each in experiment.prompts}
     left = [key for key in experiment.order() if key not in done]

@@ -40,13 +40,22 @@ _SIGNATURES: dict[str, tuple[Any, list[Any], str, str]] = {
 }
 
 
-@cache
+def library() -> Any:
+    """The library of llama.cpp that llama-cpp-python has loaded."""
+    return llama_cpp.llama_cpp._lib
+
+
 def _function(name: str) -> Any:
     """Raises ModelError if the loaded library does not have it."""
+    return _found(library(), name)
+
+
+@cache
+def _found(loaded: Any, name: str) -> Any:
     result, arguments, gcc, msvc = _SIGNATURES[name]
     for form in (_PLAIN, _GCC, _MSVC):
         symbol = form.format(name=name, length=len(name), gcc=gcc, msvc=msvc)
-        found = getattr(llama_cpp.llama_cpp._lib, symbol, None)
+        found = getattr(loaded, symbol, None)
         if found is not None:
             found.argtypes, found.restype = [_CONTEXT, *arguments], result
             return found

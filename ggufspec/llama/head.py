@@ -160,7 +160,8 @@ class HeadSession:
             n = 0
             del self._unread[:]
             self._first = position
-        self._cut_partial()
+        if self._own and self._head.facts.n_layers > 1:
+            self._cut(self._n_true - 1)  # a token that not all layers have read
         self._cut(position + n_same(token_array(tokens), self._text[position:]))
         # In this order: a Ctrl-C between two of them leaves fewer states, not another token's.
         del self._unread[n:]
@@ -222,7 +223,6 @@ class HeadSession:
             raise NoRoomError("the target has not decoded this text")
         known = min(n_same(tokens, self._text), n - 1)
         if known < n_true or self._n_true != n_true or not self._own:
-            self._cut_partial()
             self._cut(min(known, self._n_true, n_true - 1))
             self._own = []
             if not self._can_go_on:
@@ -325,8 +325,3 @@ class HeadSession:
             self._own = []
             self._n_true = n_tokens
         del self._own[max(len(self._text) - self._n_true + 1, 0) :]
-
-    def _cut_partial(self) -> None:
-        """Of several layers, not all have read the token behind which it drafted."""
-        if self._own and self._head.facts.n_layers > 1:
-            self._cut(self._n_true - 1)

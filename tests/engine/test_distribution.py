@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import head_pairs
 import numpy as np
 import pytest
 import reference
@@ -327,5 +328,60 @@ def test_so_many_constrained_texts_detect_a_partiality_to_forced_tokens(pair: Pa
     """Over seeds 1 to 5, the statistics were 132 to 190 with 20,000 texts; the limit is 108."""
     statistic, n_free = chi_square(
         pair, partial_to_forced, 20_000, 1, sampling=under_grammar(pair), n_tokens=N_LETTERS
+    )
+    assert statistic > limit(n_free)
+
+
+# With a head
+
+AT_ONE = Sampling(temperature=1.0, top_k=3, top_p=1.0, min_p=0.0)
+
+
+class AfterTarget:
+    """A head's session that finds each text decoded by the target, up to its last token."""
+
+    def __init__(self, contexts: head_pairs.Contexts) -> None:
+        self._target, self._head = contexts.sessions[0], contexts.head.sessions[0]
+
+    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        assert not draft
+        self._target.feed(tokens[:-1])
+        return self._head.score(tokens)
+
+
+@pytest.fixture(scope="module", params=["glm4moe", "eagle3_d2t"])
+def headed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    folder = tmp_path_factory.mktemp("models")
+    files = head_pairs.WRITERS[request.param](folder, noise=1.0, right=0.7)
+    contexts = head_pairs.Contexts(files, n_ctx=64, n_rows=N_DRAFT + 1)
+    target, draft = Remembering(contexts.sessions[0]), Remembering(AfterTarget(contexts))
+    yield Pair(target, draft, contexts.models[0].vocab)
+    contexts.close()
+
+
+@pytest.mark.parametrize("name", ["block", "rejection"])
+def test_texts_with_a_head_have_the_targets_distribution(name: str, headed: Pair) -> None:
+    """At temperature 1; 100,000 texts by each rule."""
+    statistic, n_free = chi_square(headed, verify.rule(name), 50_000, 1, sampling=AT_ONE)
+    assert n_free > 12
+    assert statistic < limit(n_free)
+
+
+class Colder(Dropping):
+    """A known mistake: names probabilities of half the temperature that it has drawn at."""
+
+    def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
+        draft = self._drafter.draft(tokens, n_max)
+        if draft.probs is None:
+            return draft
+        probs = np.asarray(draft.probs) ** 2
+        return Draft(draft.tokens, probs / probs.sum(axis=1, keepdims=True))
+
+
+def test_probabilities_of_another_temperature_change_the_distribution(headed: Pair) -> None:
+    statistic, n_free = chi_square(
+        headed, verify.rule("block"), 20_000, 1, changed=Colder, sampling=AT_ONE
     )
     assert statistic > limit(n_free)

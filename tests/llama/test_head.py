@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from types import FrameType
 
@@ -83,12 +84,12 @@ class Interrupted:
     """Raises KeyboardInterrupt at a moment in our code: see tests/engine/test_interrupts.py."""
 
     def __init__(self, at: int) -> None:
-        self._left = at
+        self.n_left = at
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
-            self._left -= 1
-            if self._left == 0:
+            self.n_left -= 1
+            if self.n_left == 0:
                 raise KeyboardInterrupt
 
 
@@ -119,8 +120,8 @@ class Machine:
             other,
             other[: self.random.randint(0, len(other))],
         )
-        begin = self.random.choice(begins)[: N_CTX // 2]
-        return [*begin, *self.tokens(0 if begin else 1, 30)]
+        begin = self.random.choice(begins)[: N_CTX // 3]
+        return [*begin, *self.tokens(0 if begin else 1, self.random.choice((3, 30, 90)))]
 
     def begin(self, i: int) -> None:
         """A new text, as Generation begins one."""
@@ -239,8 +240,43 @@ def test_logits_depend_on_the_text_only(contexts: Contexts, oracle: Oracle, seed
 def test_so_they_do_after_ctrl_c_at_any_moment(contexts: Contexts, oracle: Oracle) -> None:
     machine = Machine(contexts, oracle, 1)
     for i in range(40):
-        machine.interrupt() if i % 2 else machine.step()
+        machine.interrupt() if i % 5 == 0 else machine.step()
     assert machine.n_compared > 5
+
+
+def test_ctrl_c_leaves_no_states_of_other_tokens(contexts: Contexts, oracle: Oracle) -> None:
+    target, head = contexts.sessions[0], contexts.head.sessions[0]
+    one, other = [*range(20, 40)], [*range(20, 28), *range(60, 72)]
+    wanted = oracle([*other, 50])
+    for at in count(1):
+        target.feed(one)
+        interrupted = Interrupted(at)
+        sys.setprofile(interrupted)
+        try:
+            with suppress(KeyboardInterrupt):
+                target.score(other[:-4], other[-4:])
+        finally:
+            sys.setprofile(None)
+        target.score(other)
+        assert_same(head.score([*other, 50]), wanted)
+        if interrupted.n_left > 0:
+            break
+
+
+def test_a_long_prompt_that_begins_with_drafted_tokens_is_read_once(
+    contexts: Contexts, oracle: Oracle
+) -> None:
+    target, head = contexts.sessions[0], contexts.head.sessions[0]
+    text, drafted = [*range(20, 40)], [60, 61]
+    target.feed(text[:-1])
+    for i in range(3):
+        head.score([*text, *drafted[:i]])
+    text = [*text, *drafted, *range(70, 160), 50]
+    progress: list[int] = []
+    target.feed(text[:-1], lambda n_done, n_all: progress.append(n_done))
+    assert progress == sorted(progress)
+    assert head.n_common(text) > 60
+    assert_same(head.score(text), oracle(text))
 
 
 def test_a_prompt_of_one_token_has_a_draft_of_mtp(contexts: Contexts, oracle: Oracle) -> None:

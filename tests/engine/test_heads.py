@@ -1,0 +1,288 @@
+"""Engines whose draft is a head write what their targets would, faster where the head is right."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import head_pairs
+import pytest
+import tiny
+import tiny_heads
+from head_pairs import MARKED, TABLE, Pair
+
+import ggufspec
+from ggufspec.audit import PROMPTS, AuditOptions, audit
+from ggufspec.engine import scoring
+from ggufspec.engine.engine import Engine
+from ggufspec.errors import ClosedError, ModelError, OptionError, VocabError
+from ggufspec.llama import extension
+
+PACKAGE = str(Path(ggufspec.__file__).parent)
+GREEDY: Any = {"temperature": 0.0, "drafter": "model", "ignore_eos": True}
+PLAIN: Any = {"temperature": 0.0, "drafter": "none", "ignore_eos": True}
+SHORT = [40, 77, 90]
+LONG = [40 + 7 * i % 200 for i in range(45)]
+
+
+def load(pair: Pair, **options: Any) -> Engine:
+    how = {"n_ctx": 192, "n_batch": 20, "n_threads": 1, "tuned": False, **options}
+    return ggufspec.load(pair.target, draft=pair.draft, **how)
+
+
+@pytest.fixture(scope="module", params=head_pairs.WRITERS)
+def right(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """A head whose likeliest token is always the target's, if it has that token."""
+    return head_pairs.WRITERS[request.param](tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def engine(right: Pair) -> Iterator[Engine]:
+    with load(right, n_slots=2) as loaded:
+        yield loaded
+
+
+# A head that is right
+
+
+def assert_right(pair: Pair, written: ggufspec.Completion, prompt: list[int]) -> None:
+    tokens, stats = list(written.tokens), written.stats
+    assert tokens == pair.table.greedy(prompt, len(tokens))
+    assert stats.n_drafted > 0
+    if pair.head.n_kept is None:
+        assert stats.n_accepted == stats.n_drafted
+        needs_two = pair.draft != "mtp" and len(prompt) == 1
+        assert stats.n_rounds_without_draft <= 1 + needs_two  # the last has no room
+
+
+@pytest.mark.parametrize("prompt", [SHORT, LONG], ids=["short", "long"])
+def test_all_that_a_right_head_drafts_is_accepted(
+    right: Pair, engine: Engine, prompt: list[int]
+) -> None:
+    for n_draft in (1, 2, 3, 5, 8, 16):
+        written = engine.generate(prompt, n_draft=n_draft, max_tokens=40, **GREEDY)
+        assert_right(right, written, prompt)
+
+
+def test_a_prompt_of_one_token_is_drafted_from(right: Pair) -> None:
+    """Without a state, an MTP head does not see the class of the token: a draft may be wrong."""
+    with load(right) as engine:
+        written = engine.generate([40], n_draft=3, max_tokens=20, **GREEDY)
+        plain = engine.generate([40], max_tokens=20, **PLAIN)
+    assert written.tokens == plain.tokens
+    assert written.stats.n_drafted - written.stats.n_accepted <= 3 or right.head.n_kept
+    assert written.stats.n_rounds_without_draft <= 1 + (right.draft != "mtp")
+
+
+def test_so_it_is_in_later_turns(right: Pair, engine: Engine) -> None:
+    prompt = SHORT
+    for n_new in (4, 30, 1, 2, 30):
+        written = engine.generate(prompt, n_draft=5, max_tokens=8, **GREEDY)
+        assert_right(right, written, prompt)
+        prompt = [*prompt, *written.tokens, *LONG[:n_new]]
+    for cut in (len(prompt) // 2, 3, len(prompt)):
+        prompt = prompt[:cut]
+        assert_right(right, engine.generate(prompt, n_draft=5, max_tokens=8, **GREEDY), prompt)
+
+
+def test_so_it_is_for_texts_at_the_same_time(right: Pair, engine: Engine) -> None:
+    prompts = [SHORT, LONG, LONG, [*LONG[:30], 5], [*LONG, 7], [*SHORT, 8]]
+    engine.forget()
+    written = engine.generate_batch(prompts, n_draft=4, max_tokens=24, **GREEDY)
+    for each, prompt in zip(written, prompts, strict=True):
+        assert_right(right, each, prompt)
+
+
+def test_so_it_is_after_other_texts_in_the_same_engine(right: Pair, engine: Engine) -> None:
+    others: list[dict[str, Any]] = [
+        {"drafter": "none"},
+        {"drafter": "ngram"},
+        {"drafter": "auto", "seed": 3, "temperature": 0.7},  # measures the pair
+    ]
+    for other in others:
+        engine.generate([*LONG, *SHORT], **{"max_tokens": 90, **GREEDY, **other})
+        assert_right(right, engine.generate(LONG, n_draft=5, max_tokens=20, **GREEDY), LONG)
+
+
+def test_so_it_is_to_the_end_of_the_context(right: Pair) -> None:
+    with load(right, n_ctx=64) as engine:
+        written = engine.generate(LONG, n_draft=7, **GREEDY)
+        assert len(written.tokens) == 64 - len(LONG)
+        assert_right(right, written, LONG)
+
+
+# Heads that are right for a share
+
+WRONG = ["glm4moe", "qwen35", "step35", "eagle3", "eagle3_d2t"]
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_greedy_text_is_that_of_plain_decoding(kind: str, tmp_path: Path) -> None:
+    pair = head_pairs.WRITERS[kind](tmp_path, right=0.6, noise=0.3)
+    with load(pair) as engine:
+        plain = list(engine.generate(LONG, max_tokens=40, **PLAIN).tokens)
+        assert plain == TABLE.greedy(LONG, 40)
+        n_drafted = n_accepted = 0
+        for n_draft in range(1, 17):
+            written = engine.generate(LONG, n_draft=n_draft, max_tokens=40, **GREEDY)
+            assert list(written.tokens) == plain
+            n_drafted += written.stats.n_drafted
+            n_accepted += written.stats.n_accepted
+        assert 0 < n_accepted < n_drafted
+
+
+def test_a_recurrent_state_has_no_rejected_tokens(tmp_path: Path) -> None:
+    """Drafts are longer than the states that are kept, or shorter."""
+    pair = head_pairs.qwen35(tmp_path, MARKED, right=0.6)
+    for n_draft_max in (2, 16):
+        with load(pair, n_draft_max=n_draft_max) as engine:
+            wanted = MARKED.greedy(LONG, 60)
+            for n_draft in (1, 2, n_draft_max):
+                written = engine.generate(LONG, n_draft=n_draft, max_tokens=60, **GREEDY)
+                assert list(written.tokens) == wanted
+                assert written.stats.n_accepted < written.stats.n_drafted
+
+
+# Ctrl-C, closing, and errors
+
+
+class Interrupted:
+    """Raises KeyboardInterrupt at the nth moment in our code: see test_interrupts.py."""
+
+    def __init__(self, at: int) -> None:
+        self.n_left, self.where = at, ""
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename.startswith(PACKAGE):
+            self.n_left -= 1
+            if self.n_left == 0:
+                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["glm4moe", "eagle3"])
+def test_after_ctrl_c_at_any_moment_the_head_is_right(kind: str, tmp_path: Path) -> None:
+    pair = head_pairs.WRITERS[kind](tmp_path)
+    text: Any = {"n_draft": 2, "max_tokens": 5, **GREEDY}
+    with load(pair) as engine:
+        for at in count(1, 17):
+            interrupted = Interrupted(at)
+            sys.setprofile(interrupted)
+            try:
+                with suppress(KeyboardInterrupt):
+                    engine.generate(LONG[:25], **text)
+            finally:
+                sys.setprofile(None)
+            assert_right(pair, engine.generate(LONG[:25], **text), LONG[:25])
+            assert_right(pair, engine.generate(LONG[:23], **text), LONG[:23])
+            if not interrupted.where:
+                break
+        assert at > 300
+
+
+def test_ctrl_c_ends_a_prompt_that_takes_long(tmp_path: Path) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    pair, n = head_pairs.glm4moe(tmp_path), 9_000
+    with load(pair, n_ctx=n + 200, n_batch=n) as engine:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate([*LONG, *[50] * n], max_tokens=2, **GREEDY)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert_right(pair, engine.generate(LONG, n_draft=4, max_tokens=20, **GREEDY), LONG)
+
+
+def test_engines_close_while_they_write(right: Pair) -> None:
+    engine = load(right, n_slots=2)
+    streams = [engine.stream(prompt, n_draft=2, **GREEDY) for prompt in (SHORT, LONG)]
+    for stream in streams:
+        next(stream)
+    streams[0].close()
+    engine.close()
+    with pytest.raises(ClosedError):
+        list(streams[1])
+    streams[1].close()
+    engine.close()
+    with pytest.raises(ClosedError):
+        engine.generate(SHORT)
+
+
+def test_engines_load_again_in_the_same_process(tmp_path: Path) -> None:
+    pairs = [head_pairs.glm4moe(tmp_path), head_pairs.eagle3(tmp_path)]
+    for _ in range(3):
+        engines = [load(pair) for pair in pairs]
+        for engine, pair in zip(engines, pairs, strict=True):
+            assert_right(pair, engine.generate(SHORT, n_draft=2, max_tokens=6, **GREEDY), SHORT)
+        for engine in engines:
+            engine.close()
+
+
+def test_what_fits_no_head_is_refused(tmp_path: Path) -> None:
+    glm, eagle3 = head_pairs.sidecar(tmp_path), head_pairs.eagle3(tmp_path)
+    other = tiny.SPM.with_text(300, "other")
+    wider = tiny_heads.Table(vocab=tiny.SPM.with_size(len(tiny.SPM) + 100))
+    other_words = tiny_heads.write_eagle3(
+        tmp_path / "words.gguf", tiny_heads.Head(table=tiny_heads.Table(vocab=other))
+    )
+    other_width = tiny_heads.write_eagle3(tmp_path / "width.gguf", tiny_heads.Head(table=wider))
+    cases: list[tuple[Path, Any, type[Exception], str]] = [
+        (glm.target, "mtp", ModelError, "has no MTP head"),
+        (eagle3.target, "mtp", ModelError, "has no MTP head"),
+        (glm.target, eagle3.draft, ModelError, "does not give for the architecture glm4moe"),
+        (eagle3.target, glm.draft, ModelError, "architecture"),
+        (eagle3.target, other_words, VocabError, "another vocabulary"),
+        (eagle3.target, other_width, ModelError, "width"),
+        (Path(eagle3.draft), None, ModelError, "not a model"),
+        (Path(glm.draft), None, ModelError, "not a model"),
+        (Path(glm.draft), glm.target, ModelError, "not a model"),
+    ]
+    for target, draft, error, match in cases:
+        with pytest.raises(error, match=match):
+            ggufspec.load(target, draft=draft, n_ctx=64, n_threads=1)
+
+
+def test_a_llama_cpp_without_the_functions_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = head_pairs.glm4moe(tmp_path)
+    monkeypatch.setattr(extension, "library", object)
+    with pytest.raises(ModelError, match=r"has no function llama_\w+nextn, which MTP") as caught:
+        load(pair)
+    assert "install 0.3.36" in str(caught.value)
+    with ggufspec.load(pair.target, n_ctx=64, n_threads=1) as engine:
+        assert engine.generate(SHORT, max_tokens=3, **PLAIN).tokens
+
+
+# Measurements
+
+
+def test_an_audit_of_a_head_finds_no_difference(tmp_path: Path) -> None:
+    for pair in (head_pairs.glm4moe(tmp_path, noise=0.5), head_pairs.eagle3(tmp_path, noise=0.5)):
+        with load(pair) as engine:
+            report = audit(engine, PROMPTS, AuditOptions(n_runs=20, n_tokens=12, seed=0, n_draft=3))
+        assert report.differences == ()
+        assert report.sequences is not None
+        assert 0 < report.sequences.n_accepted < report.sequences.n_drafted
+
+
+def test_logits_of_a_head_for_a_given_text(right: Pair, engine: Engine) -> None:
+    for _ in range(2):
+        rows = [
+            row for piece in scoring.logits(engine, LONG, LONG[:5], whose="draft") for row in piece
+        ]
+        for i, row in enumerate(rows):
+            text = [*LONG, *LONG[:i]]
+            assert row.argmax() == right.head.logits(text).argmax()
+    with pytest.raises(OptionError, match="writes no text without its target"):
+        scoring.draft_alone(engine)
