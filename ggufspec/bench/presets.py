@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,6 @@ class Preset:
     tables: Callable[[BenchResults], list[Table]] = preset_tables.general
     load: Mapping[str, Any] = field(default_factory=dict)
     published: Sequence[Table] = ()
-
-    def experiment_of(self, pair: str, **changed: Any) -> Experiment:
-        """The experiment for one of several pairs; `changed`: fields to replace."""
-        return replace(self.experiment.of_pair(pair), **changed)
 
 
 def _compared(

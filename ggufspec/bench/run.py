@@ -93,7 +93,7 @@ def measure(
     usable = []
     for prompt in experiment.prompts:
         try:
-            writer.check(prompt)
+            writer.read(engine, prompt, prompt.turns[:1])
             usable.append(prompt.name)
         except PromptError as error:
             if not usable and prompt is experiment.prompts[-1]:
@@ -142,10 +142,6 @@ class _Writer:
         self.n_tokens_in_all = 1
         self._meter = EnergyMeter()
         self._started_at = perf_counter()
-
-    def check(self, prompt: Prompt) -> None:
-        """Raises PromptError if its first turn does not fit, with one token more."""
-        self.read(self._engine, prompt, prompt.turns[:1])
 
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
         """Write a short text that is not measured: the first one is slower."""

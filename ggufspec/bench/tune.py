@@ -18,17 +18,11 @@ from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.profile_store import TunedSettings
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
+from ggufspec.llama import timing
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context
 from ggufspec.llama.devices import n_logical_cores, n_threads_default
 from ggufspec.llama.profile_key import profile_key
-from ggufspec.llama.timing import (
-    FilledContext,
-    time_draft,
-    time_reading,
-    time_target,
-    time_threads,
-)
 from ggufspec.models.heads import MTP, DraftFile
 
 CLEARLY_FASTER = 0.96  # of the default's seconds: a setting that is slower than this is not chosen
@@ -89,11 +83,6 @@ class Tuned:
             costs.observe_draft(1, self.reading.seconds, n_further=self.reading.n_tokens - 1)
         return costs
 
-    @property
-    def cannot_pay(self) -> bool:
-        """Whether drafting is slower than plain decoding even if every token is accepted."""
-        return self.step is not None and self.costs.draft_cannot_pay
-
 
 def tune(
     engine: Engine,
@@ -120,7 +109,7 @@ def tune(
     trials = _Trials(depth, max(n_runs, 2), progress)
     with ExitStack() as stack:
         filling = _named(progress, "Filling the cache of the target")
-        FilledContext(target, depth=depth, n_most=n_most + 1, progress=filling)
+        timing.FilledContext(target, depth=depth, n_most=n_most + 1, progress=filling)
         attention = Attention(target.options.flash_attention)
         if given.flash_attention is None:
             attention = known_attention(
@@ -143,7 +132,7 @@ def tune(
         if draft and given.n_batch_draft is None:
             n_batch_draft = trials.batches("draft", draft)
         sizes = list(range(1, n_most + 2))
-        seconds = time_target(
+        seconds = timing.time_target(
             target,
             sizes,
             depth=depth,
@@ -151,7 +140,7 @@ def tune(
             at_least=MIN_SECONDS,
             progress=_named(progress, "Measuring the target"),
         )
-        steps = draft and time_draft(
+        steps = draft and timing.time_draft(
             draft,
             depth=depth,
             n_repeats=n_runs,
@@ -255,7 +244,7 @@ class _Trials:
     def threads(self, whose: str, context: Context, sizes: Sequence[int], n_most: int) -> None:
         """Find and set the number of threads that is fastest for passes of these sizes."""
         usual = context.n_threads
-        times = time_threads(
+        times = timing.time_threads(
             context,
             thread_ladders(usual, n_most),
             sizes,
@@ -312,7 +301,7 @@ class _Trials:
         )
         progress = _named(self.progress, f"Trying n_batch {n_batch} of the {whose}")
         with closing(Context(like.model, options, head=like.link)) as context:
-            return min(time_reading(context, n_tokens, _N_PROMPTS, progress))
+            return min(timing.time_reading(context, n_tokens, _N_PROMPTS, progress))
 
 
 def thread_ladders(usual: int, n_most: int) -> list[list[int]]:
@@ -355,7 +344,11 @@ def _fingerprint(path: Path) -> str:
 
 def _is_about(facts: Mapping[str, Any], wanted: Mapping[str, Mapping[str, str]]) -> bool:
     try:
-        return all(facts["pair"][of].items() >= each.items() for of, each in wanted.items())
+        found = {of: facts["pair"][of] for of in wanted}
+        return all(
+            found[of].items() >= each.items() and found[of].get("head") == each.get("head")
+            for of, each in wanted.items()
+        )
     except (KeyError, AttributeError):  # of another kind, or without a draft
         return False
 

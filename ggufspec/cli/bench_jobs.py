@@ -241,7 +241,7 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
 
     def job(paths: tuple[Path, DraftFile | None], labels: tuple[str, str]) -> PairBenchmark:
         pair = " / ".join(filter(None, labels))
-        experiment = chosen.experiment_of(pair, **given)
+        experiment = replace(chosen.experiment.of_pair(pair), **given)
         load = {**options.load_settings, **preset_load, **_room(experiment)}
         return PairBenchmark(*paths, _able(experiment, paths), pair, *labels, load=load)
 

@@ -21,6 +21,7 @@ from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import hashes, local
 from ggufspec.models.header import Header, read_header
+from ggufspec.models.heads import head_text
 from ggufspec.models.hub import Transient, is_offline
 from ggufspec.models.names import HubFiles, parse
 from ggufspec.models.pull import Mismatch, locate
@@ -239,7 +240,7 @@ def _header_text(header: Header) -> str:
     from ggufspec.engine.file_sampling import sampling_text
 
     facts = _header_facts(header)
-    layers = facts["layer_bytes"]
+    layers = list(filter(None, facts["layer_bytes"]))  # without those of a head
     low, high = format_bytes(min(layers)), format_bytes(max(layers))
     span = low if low == high else f"{low} to {high}"
     rows = {
@@ -250,7 +251,8 @@ def _header_text(header: Header) -> str:
         **({"origin": trim_text(facts["trim"])} if facts["trim"] else {}),
         "quantization": facts["quantization"],
         "weights": type_note(facts["matrix_type"]),
-        "layers": f"{facts['n_layers']}, {span} each",
+        "layers": f"{len(layers)}, {span} each",
+        **({"head": facts["head"]} if facts["head"] else {}),
         "context": f"{facts['n_ctx']} tokens",
         "vocabulary": f"{facts['n_vocab']} tokens, fingerprint {facts['vocabulary']}",
         "chat template": "yes" if facts["chat_template"] else "no",
@@ -271,6 +273,7 @@ def _header_facts(header: Header) -> dict[str, Any]:
         **{name: getattr(header, name) for name in names},
         "layer_bytes": [layer.n_bytes for layer in shape_of(header).layers],
         "trim": trim_of(header),
+        "head": head_text(header) or None,
         **dict(zip(("sampling", "sampling_notes"), file_sampling(header.values), strict=True)),
     }
 

@@ -235,7 +235,8 @@ def draft_option(without: str = "", *, required: bool = False) -> Option:
     end = f"; {without}" if without else ""
     return option(
         "-md --draft",
-        f"Draft model, likewise; auto: one that fits the target{end}.",
+        "Draft, likewise: a small model, or a file of an MTP or EAGLE-3 head; mtp: the head in the "
+        f"target's own file; auto: one that fits the target{end}.",
         required=required,
         metavar="MODEL",
     )

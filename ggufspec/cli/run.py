@@ -56,6 +56,7 @@ def command(
     \b
       ggufspec run --target large.gguf --draft small.gguf -p "Once upon a time" -n 200
       ggufspec run --target large.gguf --draft small.gguf --chat -p "Who was Napoleon?"
+      ggufspec run --target model-with-head.gguf --draft mtp --chat -p "Who was Napoleon?"
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
     text_settings.checked(settings)

@@ -182,7 +182,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
             "step": asdict(tuned.step),
             "reading": tuned.reading and asdict(tuned.reading),
             "step_relative_to_one": tuned.step.seconds / one,
-            "cannot_pay": tuned.cannot_pay,
+            "cannot_pay": costs.draft_cannot_pay,
             "break_even_acceptance": {
                 str(n): break_even_acceptance(costs, n) for n in range(1, len(tuned.passes))
             },

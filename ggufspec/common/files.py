@@ -76,11 +76,10 @@ def write_whole(
 
     See `whole_file`. Raises CacheError if the folder or the disk does not take it.
     """
-    explained = _Explained(path, n_bytes, place)
     with whole_file(path, n_bytes, place) as file:
         n_done = 0
         for chunk in chunks:
-            with explained:
+            with _explained(path, n_bytes, place):
                 write_all(file, chunk)
             n_done += len(chunk)
             if progress is not None:
@@ -95,17 +94,17 @@ def whole_file(path: Path, n_bytes: int = 0, place: _Place = USER_FOLDER) -> Ite
     failure; the next call removes what killed runs have left behind. Several processes may write at
     once. Raises CacheError if the folder or the disk does not take it.
     """
-    explained = _Explained(path, n_bytes, place)
-    with explained:
+    with _explained(path, n_bytes, place):
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path.parent)
-    explained.check_free()
-    with explained:
+        n_free = free_bytes(path.parent)
+        if n_free is not None and n_free < n_bytes:  # now rather than after gigabytes
+            raise OSError(errno.ENOSPC, "not enough space")
         file, temporary = _open_temporary(path)
     try:
         with file:
             yield file
-            with explained:
+            with _explained(path, n_bytes, place):
                 os.fsync(file.fileno())
                 if sys.platform == "win32":
                     file.close()  # an open file cannot be renamed there
@@ -143,7 +142,7 @@ def check_writable(path: Path) -> None:
     """Raise CacheError if `write_file` could not write it: now, rather than after the work."""
     if is_stream(path):
         return
-    with _Explained(path, 0, USER_FOLDER):
+    with _explained(path, 0, USER_FOLDER):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         file, temporary = _open_temporary(path)
@@ -165,42 +164,26 @@ def format_bytes(n_bytes: int) -> str:
     return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
 
 
-class _Explained:
-    """Turns an OSError in its block into a CacheError that says what to do.
+@contextlib.contextmanager
+def _explained(path: Path, n_bytes: int, place: _Place) -> Iterator[None]:
+    """Turns an OSError of the block into a CacheError that says what to do.
 
     It goes around calls of the operating system only, never around a callback, whose own OSError
     (such as a closed terminal) has nothing to do with the disk.
     """
-
-    def __init__(self, path: Path, n_bytes: int, place: _Place) -> None:
-        self._path = path
-        self._n_bytes = n_bytes
-        self._place = place
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, OSError):
-            raise self._explain(error.strerror or str(error)) from error
-
-    def check_free(self) -> None:
-        """Raise CacheError now rather than after gigabytes, if they do not fit."""
-        n_free = free_bytes(self._path.parent)
-        if n_free is not None and n_free < self._n_bytes:
-            raise self._explain("not enough space")
-
-    def _explain(self, reason: str) -> CacheError:
-        folder = self._path.parent
+    try:
+        yield
+    except OSError as error:
+        folder, reason = path.parent, error.strerror or str(error)
         if os.path.isfile(folder):  # pathlib's would raise where a parent cannot be read
             reason = "it is a file, not a folder"
         n_free = free_bytes(folder)
         free = "an unknown amount is" if n_free is None else f"{format_bytes(n_free)} are"
-        needed = f"It needs {format_bytes(self._n_bytes)}, {free} free there. Make room, or "
-        return CacheError(
-            f"cannot write {self._path.name} into {self._place.name} {folder}: {reason}. "
-            f"{needed if self._n_bytes else 'Instead, '}{self._place.other}."
-        )
+        needed = f"It needs {format_bytes(n_bytes)}, {free} free there. Make room, or "
+        raise CacheError(
+            f"cannot write {path.name} into {place.name} {folder}: {reason}. "
+            f"{needed if n_bytes else 'Instead, '}{place.other}."
+        ) from error
 
 
 def _open_temporary(path: Path) -> tuple[FileIO, Path]:

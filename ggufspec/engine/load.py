@@ -64,6 +64,7 @@ def load(
     n_slots: texts that can be written at the same time; each has a context of n_ctx tokens.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;
     "auto": the numbers that are predicted to be fastest together, within free memory.
+    A head in the target's own file ("mtp") is where the target's last layers are.
     tensor_split: shares of the target's layers for several GPUs. main_gpu: the one for the draft.
     rpc: llama.cpp's RPC servers ("host:port"), whose devices take layers of the target as GPUs do
     and come before the local ones; with "auto" they get what does not fit on local GPUs, as far as

@@ -22,7 +22,7 @@ from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import HeadFacts
+from ggufspec.models.heads import EAGLE3_BATCH, HeadFacts
 from ggufspec.models.shape import shape_of
 from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
 
@@ -46,8 +46,6 @@ _FUNCTIONS = (  # called by the extension
     "llama_set_abort_callback",
 )
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
-# Tokens in a batch of an EAGLE-3 head, for which llama.cpp computes logits of each token.
-_EAGLE3_BATCH = 128
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _processes: set[int] = set()  # this one, if it has computed with several threads, or its parent
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -134,7 +132,9 @@ class Context:
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
         # sequence that goes back would miss them.
         can_drop_tail = head is not None or model.can_drop_tail
-        self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not model.has_windows
+        # Nor of a head of several layers: each reads a text again, into the cells of those before.
+        is_separate = model.has_windows or (head is not None and head.facts.n_layers > 1)
+        self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
         self.follower: Follower | None = None
         self.n_hidden = 0  # numbers of the hidden states that it reads
         if head is not None:
@@ -144,7 +144,7 @@ class Context:
         n_rows = options.n_rows * options.n_sequences
         n_batch = min(options.n_batch, options.n_ctx)
         if head is not None and head.facts.kind == "eagle3":
-            n_batch = min(n_batch, _EAGLE3_BATCH)
+            n_batch = min(n_batch, EAGLE3_BATCH)
         self.n_batch = max(n_batch, n_rows)
         self.n_vocab = model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.

@@ -18,11 +18,10 @@ from ggufspec.llama.context import BatchPart, Context, HeadLink
 from ggufspec.llama.log import listening
 from ggufspec.llama.mapped_session import n_same
 from ggufspec.llama.shared_head import SharedCacheSession
+from ggufspec.models.heads import EAGLE3_ROWS
 
 Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
 
-# Encoding takes a buffer of logits for each row, which is not used.
-_N_ENCODED = 32
 # Tokens whose hidden states are kept before they are read: those of a round, of which some may be
 # rejected, and those since the last draft.
 _MOST_UNREAD = 64
@@ -38,6 +37,7 @@ class Head:
         """
         self.context = context
         self._target, self.facts = target, facts = link
+        self.n_draft_max = target.options.n_rows - 1
         inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
         with listening():
             if facts.kind == "mtp" or len(inside) < len(facts.target_layers):
@@ -64,7 +64,10 @@ class Head:
         for part in parts:
             n = len(part.tokens)
             position = self._target.n_cells(part.sequence) - n
-            self.sessions[part.sequence].take(position, part.tokens, states[first : first + n])
+            n_drafted = max(part.n_rows - 1, 0)
+            self.sessions[part.sequence].take(
+                position, part.tokens, states[first : first + n], n_drafted
+            )
             first += n
 
     def encoded(self, states: Hidden) -> Hidden:
@@ -72,8 +75,9 @@ class Head:
         if self.facts.kind == "mtp":
             return states
         found = np.empty((len(states), self.context.n_hidden), np.float32)
-        for i in range(0, len(states), _N_ENCODED):
-            piece = states[i : i + _N_ENCODED]
+        n_most = min(EAGLE3_ROWS, self.context.n_batch)  # more would end the process
+        for i in range(0, len(states), n_most):
+            piece = states[i : i + n_most]
             found[i : i + len(piece)] = extension.encode(
                 self.context.pointer, piece, found.shape[1]
             )
@@ -144,17 +148,26 @@ class HeadSession:
         del self._unread[n_same(tokens[self._first :], self._unread) :]
         return self._n_given if self._can_go_on else max(self._n_true - 1, 0)
 
-    def take(self, position: int, tokens: Sequence[int], states: Hidden) -> None:
-        """The target has decoded `tokens` at `position`; `states` is copied."""
+    def take(
+        self, position: int, tokens: Sequence[int], states: Hidden, n_drafted: int = 0
+    ) -> None:
+        """The target has decoded `tokens` at `position`; `states` is copied.
+
+        The last `n_drafted` of them may be rejected.
+        """
         n = position - self._first
         if not 0 <= n <= len(self._unread):
-            self._first, n = position, 0
+            n = 0
+            del self._unread[:]
+            self._first = position
+        self._cut_partial()
         self._cut(position + n_same(token_array(tokens), self._text[position:]))
+        # In this order: a Ctrl-C between two of them leaves fewer states, not another token's.
         del self._unread[n:]
-        self._unread.extend(tokens)
         self._keep(n, states)
+        self._unread.extend(tokens)
         if len(self._unread) > _MOST_UNREAD:
-            self._read_unread()
+            self._read_unread(n_drafted)
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` it has read. Raises ClosedError."""
@@ -205,26 +218,37 @@ class HeadSession:
         n_true = min(n, n_given + 1)
         if n_true <= self._n_skipped:
             raise NoRoomError("an EAGLE-3 head needs two tokens to draft from")
+        if n - n_true > self._head.n_draft_max:
+            raise NoRoomError("the target has not decoded this text")
         known = min(n_same(tokens, self._text), n - 1)
-        if known < n_true or self._n_true != n_true:
+        if known < n_true or self._n_true != n_true or not self._own:
+            self._cut_partial()
             self._cut(min(known, self._n_true, n_true - 1))
+            self._own = []
             if not self._can_go_on:
                 raise NoRoomError("hidden states of this text are missing")
             if self._n_true < n_true - 1:
                 self._read(tokens[self._n_true : n_true - 1])
-            self._own = [self._step(tokens[:n_true], self._given(n_true - 2, n_true - 1))]
-            self._n_true = known = n_true
+            known, text = n_true, tokens[:n_true]
+            self._own = [self._step(text, self._given(n_true - 2, n_true - 1))]
+            self._n_true, self._text = n_true, text
         self._cut(known)
-        for i in range(known, n):
-            self._own.append(self._draft_step(tokens[: i + 1]))
+        for i in range(known + 1, n + 1):
+            text = tokens[:i]
+            self._own.append(self._draft_step(text))
+            self._text = text
         return self._context.rows(self._last, 1)
 
-    def _read_unread(self) -> None:
-        if self._can_go_on and self._n_given > self._n_true:
-            self._read(self._unread[self._n_true - self._first :])
+    def _read_unread(self, n_left: int = 0) -> None:
+        """Read all tokens that the target has given states of, but for the last `n_left`."""
+        end = self._n_given - n_left
+        if self._can_go_on and end > self._n_true:
+            self._read(self._unread[self._n_true - self._first : end - self._first])
 
     def _read(self, tokens: array[int]) -> None:
         """Read tokens behind those that were read with the target's states."""
+        self._cut(self._n_true)
+        self._own = []
         start = max(self._n_true, self._n_skipped)
         end = self._n_true + len(tokens)
         states = self._given(start - 1, end - 1)
@@ -248,7 +272,6 @@ class HeadSession:
         """Read the last tokens with `states`; keep logits of the last, return its own state."""
         start = len(tokens) - len(states)
         self._decode(start, tokens[start:], states, 1, layer)
-        self._text = tokens[:]
         own: Hidden = extension.hidden(self._context.pointer, 1, self._context.n_hidden).copy()
         return own
 
@@ -267,11 +290,12 @@ class HeadSession:
 
     def _given(self, start: int, end: int) -> Hidden:
         """The target's states of positions `start` to `end`, encoded; zeros for position -1."""
+        zeros = np.zeros((max(-start, 0), self._context.n_hidden), np.float32)
+        if end <= 0:
+            return zeros
         first = max(start, 0) - self._first
         found = self._head.encoded(self._states[first : end - self._first])
-        if start >= 0:
-            return found
-        return np.concatenate([np.zeros((1, self._context.n_hidden), np.float32), found])
+        return np.concatenate([zeros, found]) if len(zeros) else found
 
     def _keep(self, n: int, states: Hidden) -> None:
         """Keep `states` behind the first `n` that are kept."""
@@ -286,17 +310,23 @@ class HeadSession:
     def _drop(self, position: int) -> None:
         """Drop the states before a position."""
         if (n := position - self._first) > 0:
-            del self._unread[:n]
-            n_left = len(self._unread)
-            self._states[:n_left] = self._states[n : n + n_left].copy()
+            kept = self._unread[n:]
+            del self._unread[:]  # first, and last what is kept: see `take`
+            self._states[: len(kept)] = self._states[n : n + len(kept)].copy()
             if len(self._states) > 4 * _MOST_UNREAD:
-                self._states = self._states[: 2 * _MOST_UNREAD].copy()
+                self._states = self._states[: max(2 * _MOST_UNREAD, len(kept))].copy()
             self._first = position
+            self._unread.extend(kept)
 
     def _cut(self, n_tokens: int) -> None:
         """Count tokens from `n_tokens` on as not read."""
         del self._text[n_tokens:]
         if n_tokens < self._n_true:
-            self._n_true = n_tokens
             self._own = []
+            self._n_true = n_tokens
         del self._own[max(len(self._text) - self._n_true + 1, 0) :]
+
+    def _cut_partial(self) -> None:
+        """Of several layers, not all have read the token behind which it drafted."""
+        if self._own and self._head.facts.n_layers > 1:
+            self._cut(self._n_true - 1)

@@ -105,7 +105,7 @@ class LlamaSession:
         `n_most()`: the most tokens for the next piece; None: as many as a quick batch takes.
         """
         tokens = token_array(tokens)
-        if self.n_common(tokens) == len(tokens):
+        if min(self.n_common(tokens), self._n_needless(tokens)) == len(tokens):
             return len(tokens)
         first = known = self._resume(tokens, len(tokens))
         piece = self._context.n_batch
@@ -155,8 +155,7 @@ class LlamaSession:
 
     def _resume(self, tokens: array[int], n_most: int) -> int:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
-        if (follower := self._context.follower) is not None:
-            n_most = min(n_most, follower.follow(tokens, self.sequence))
+        n_most = min(n_most, self._n_needless(tokens))
         known = self._context.resume(tokens, n_most, self.sequence)
         if self._n_droppable is not None:
             # Checkpoints beyond the remaining cells belong to another text.
@@ -164,6 +163,11 @@ class LlamaSession:
             while self._checkpoints and self._checkpoints[-1][0] > n_cells:
                 self._checkpoints.pop()
         return self._go_back() if known < 0 else known
+
+    def _n_needless(self, tokens: array[int]) -> int:
+        """How many tokens at the start a head does not need to be decoded again."""
+        follower = self._context.follower
+        return len(tokens) if follower is None else follower.follow(tokens, self.sequence)
 
     def _go_back(self) -> int:
         """Restore the last checkpoint that is still valid, or empty the cache."""

@@ -30,7 +30,15 @@ _LAYER_INPUTS = (
     *("lfm2moe", "llama", "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige"),
     *("nemotron_h", "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
 )
+# Graphs among them that set t_h_nextn, of that width too: the input of one more layer.
+_FINAL_STATES = (
+    *("bailingmoe3", "gemma4", "gpt-oss", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35"),
+    *("qwen35moe", "qwen3next"),
+)
 _N_TARGET_LAYERS = 3
+# llama.cpp computes logits of each token of an EAGLE-3 head's batch, and has room for those of each
+# row of hidden states that it encodes.
+EAGLE3_BATCH, EAGLE3_ROWS = 128, 32
 _TARGET_OF_ASSISTANT = "gemma4"
 _KINDS = {
     EAGLE3: "an EAGLE-3 head",
@@ -220,9 +228,8 @@ def _eagle3(target: Header, draft: Header) -> HeadFacts:
     """Checks everything on which llama.cpp would end the process, or load another head."""
     if target.architecture not in _LAYER_INPUTS:
         raise ModelError(
-            f"{draft.paths[0]} is an EAGLE-3 head, and llama.cpp does not give the layer inputs "
-            f"that it needs for targets of the architecture {target.architecture}, only for "
-            f"{', '.join(_LAYER_INPUTS)}. Use another draft"
+            f"{draft.paths[0]} is an EAGLE-3 head. It needs inputs of the target's layers, which "
+            f"llama.cpp does not give for the architecture {target.architecture}. Use another draft"
         )
     width, read = target.number("embedding_length"), draft.number("target_hidden_size", 0)
     if read != width:
@@ -232,9 +239,10 @@ def _eagle3(target: Header, draft: Header) -> HeadFacts:
     if len(layers) != _N_TARGET_LAYERS or not all(isinstance(each, int) for each in layers):
         raise _damaged(draft, f"its target_layers are {found}; they must be three layers")
     n = target.n_layers - target.n_mtp_layers
-    if not all(0 <= each < n for each in layers):
+    last = n if target.architecture in _FINAL_STATES else n - 1
+    if not all(0 <= each <= last for each in layers):
         shown = ", ".join(map(str, layers))
-        raise _misfit(draft, f"made for layers {shown}, and the target has layers 0 to {n - 1}")
+        raise _misfit(draft, f"made for layers {shown}, and the target has layers 0 to {last}")
     _check_tokens(target, draft)
     _check_eagle3_tensors(target, draft, width)
     return HeadFacts("eagle3", 1, layers)

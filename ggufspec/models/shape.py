@@ -60,8 +60,9 @@ class ModelShape:
     is_exact: sizes come from a file; otherwise they are estimates. matrix_type: see Header.
     Layers that are not loaded, such as those of a head that is not used, count with 0 bytes.
     Of a head, n_shared_bytes: those of the output that are the target's, so read but not stored
-    again; n_row_values: numbers of hidden states that it needs for each token of a batch;
-    is_inside: it is in the target's file, and on the target's devices.
+    again; n_row_values: numbers of hidden states that are held for each token of a batch;
+    n_logits: those computed for each token of a batch, in EAGLE-3; is_inside: it is in the target's
+    file, and on the target's devices.
     n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
     token. can_roll_back: llama.cpp can keep earlier states.
     """
@@ -82,6 +83,7 @@ class ModelShape:
     is_exact: bool = True
     n_shared_bytes: int = 0
     n_row_values: int = 0
+    n_logits: int = 0
     is_inside: bool = False
     n_recurrent: int = 0
     can_roll_back: bool = False
@@ -170,10 +172,13 @@ def draft_shape(target: Header, draft: DraftFile) -> tuple[ModelShape, HeadFacts
 def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelShape:
     of_target = shape_of(target)
     shared, n_embd = of_target.n_output_bytes, of_target.n_embd
-    n_rows = (len(head.target_layers) or 1) * n_embd
+    # llama.cpp's, the batch's, and those kept until they are read, with room for as many again.
+    n_row_values = 4 * (len(head.target_layers) or 1) * n_embd
     if draft is not None:
-        made = shape_of(draft)
-        made = replace(made, n_row_values=n_rows + made.n_embd)
+        made = replace(shape_of(draft), n_row_values=n_row_values)
+        if head.kind == EAGLE3:
+            n_own = draft.tensor("d2t").n_values if "d2t" in draft.tensor_names else 0
+            made = replace(made, n_logits=made.n_vocab + n_own)
         if head.shares_cache:
             return replace(made, layers=tuple(replace(at, n_kv_values=0) for at in made.layers))
         if "output.weight" in draft.tensor_names or made.is_tied:
@@ -191,7 +196,8 @@ def _head_shape(target: Header, draft: Header | None, head: HeadFacts) -> ModelS
         n_shared_bytes=shared,
         n_params=sum(tensor.n_values for tensor in target.mtp_tensors),
         is_tied=False,
-        n_row_values=n_rows + n_embd,
+        n_recurrent=0,
+        n_row_values=n_row_values,
         is_inside=True,
     )
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ggufspec.common import defaults
+from ggufspec.models.heads import EAGLE3_BATCH
 from ggufspec.models.shape import ModelShape
 from ggufspec.models.tensors import TYPES
 
@@ -21,10 +22,14 @@ _CELLS = 256  # the size of a cache is a multiple of this
 _N_FF, _N_EMBD = 3, 4
 # Of n_recurrent, in a layer with a state: fitted to Qwen 3.5 of 0.8, 4 and 27 B, within 2 %.
 _N_RECURRENT = 3
+_N_EMBD_EAGLE3 = 6  # beside the logits of each token, in an EAGLE-3 head: fitted within 5 %
 _N_EMBD_UNFUSED = 5  # without flash attention, besides keys, values and attention scores
-# What the states that are kept for roll-back may take: this share of the weights, or as many bytes
-# if that is more. For 16 drafted tokens, Qwen 3.6 27B (150 MB a state) would need 2.4 GB for each
-# slot. A draft that is longer than the states that are kept costs a checkpoint.
+# A draft that is longer than the states that are kept for roll-back costs a checkpoint; those of
+# n-grams are, and most of their tokens are accepted. On a core, keeping 8 states of a hybrid of
+# 0.5 B made each pass over one token 2 % slower, 16 made it 7 % slower.
+_ROLLBACK_MOST = 8
+# What these states may take: this share of the weights, or as many bytes if that is more. 8 states
+# of Qwen 3.6 27B take 1.2 GB for each slot.
 _ROLLBACK_SHARE = 1 / 8
 _ROLLBACK_BYTES = 512 * 2**20
 
@@ -135,7 +140,7 @@ def n_rollback(shape: ModelShape, n_draft_max: int, n_slots: int) -> int:
     if not shape.can_roll_back or not n_bytes:
         return 0
     room = max(round(shape.n_bytes * _ROLLBACK_SHARE), _ROLLBACK_BYTES)
-    return min(n_draft_max, room // n_bytes)
+    return min(n_draft_max, _ROLLBACK_MOST, room // n_bytes)
 
 
 def cache_bytes(shape: ModelShape, caches: CacheParams) -> tuple[int, ...]:
@@ -154,6 +159,9 @@ def compute_bytes(shape: ModelShape, caches: CacheParams) -> int:
     # Slots of models with a state share no passes, so attention reads the cells of one slot.
     n_batch, n_ctx = min(caches.n_batch, caches.n_ctx), caches.n_cells
     n_ctx //= caches.n_slots if n_state else 1
+    if shape.n_logits:
+        n_numbers = shape.n_logits + _N_EMBD_EAGLE3 * shape.n_embd
+        return min(n_batch, EAGLE3_BATCH) * (4 * n_numbers + 2 * n_ctx)
     n_ff = _N_FF * shape.n_ff + _N_EMBD * shape.n_embd
     if caches.flash_attention:
         n_bytes = n_batch * (4 * n_ff + 2 * n_ctx)

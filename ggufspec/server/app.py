@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from ggufspec import __version__
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import GgufspecError
+from ggufspec.server import schema
 from ggufspec.server.errors import ApiError, api_error_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
@@ -31,16 +32,9 @@ from ggufspec.server.page import page
 from ggufspec.server.queue import ParsedRequest
 from ggufspec.server.requests import parse_request
 from ggufspec.server.responses import ResponseBuilder
-from ggufspec.server.schema import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    PredictRequest,
-    TokenizeRequest,
-)
 from ggufspec.server.sse import DONE, KEEP_ALIVE, EventStream, frame
 from ggufspec.server.strict_json import parse_json
-from ggufspec.server.submission import KeepAlive, submit
+from ggufspec.server.submission import submit
 from ggufspec.server.worker import EngineWorker
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
@@ -145,17 +139,17 @@ class _StrictJsonRoute(APIRoute):
 
 def _add_generation(router: APIRouter, service: Service) -> None:
     @router.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request) -> Response:
+    async def completions(body: schema.CompletionRequest, request: Request) -> Response:
         """Continue a prompt, like OpenAI's legacy completions."""
         return await _respond(body, request, service)
 
     @router.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, request: Request) -> Response:
+    async def chat(body: schema.ChatRequest, request: Request) -> Response:
         """Continue a conversation, with the model's chat template."""
         return await _respond(body, request, service)
 
     @router.post("/predict")
-    async def predict(body: PredictRequest, request: Request) -> Response:
+    async def predict(body: schema.PredictRequest, request: Request) -> Response:
         """Continue a prompt; returns a JSON string, prompt included (LLMSpeculativeSampling)."""
         parsed = await run_in_threadpool(parse_request, body, service.engine, service.options)
         builder = ResponseBuilder(body, parsed, service.options.alias)
@@ -167,7 +161,7 @@ def _add_tokenization(router: APIRouter, service: Service) -> None:
     vocab = service.engine.vocab
 
     @router.post("/tokenize")
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: schema.TokenizeRequest) -> Response:
         """Convert a text to token ids."""
         tokens = await run_in_threadpool(
             vocab.tokenize,
@@ -178,7 +172,7 @@ def _add_tokenization(router: APIRouter, service: Service) -> None:
         return JSONResponse({"tokens": tokens})
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: schema.DetokenizeRequest) -> Response:
         """Convert token ids to a text; control tokens have none."""
         for token in body.tokens:
             if token >= vocab.n_tokens:
@@ -228,7 +222,7 @@ def _add_information(router: APIRouter, service: Service) -> None:
 
 
 async def _respond(
-    body: CompletionRequest | ChatRequest, request: Request, service: Service
+    body: schema.CompletionRequest | schema.ChatRequest, request: Request, service: Service
 ) -> Response:
     parsed = await run_in_threadpool(parse_request, body, service.engine, service.options)
     builder = ResponseBuilder(body, parsed, service.options.alias)
@@ -245,7 +239,7 @@ async def _collect(
 ) -> None:
     async with aclosing(submit(service.worker, parsed, service.options, request.receive)) as events:
         async for event in events:
-            if not isinstance(event, KeepAlive):
+            if event is not None:
                 builder.add(event)
 
 
@@ -257,10 +251,7 @@ async def _frames(
     try:
         async with aclosing(events):
             async for event in events:
-                if isinstance(event, KeepAlive):
-                    frames = [KEEP_ALIVE]
-                else:
-                    frames = [frame(chunk) for chunk in builder.add(event)]
+                frames = [KEEP_ALIVE] if event is None else map(frame, builder.add(event))
                 for data in frames:
                     has_begun = True
                     yield data

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
@@ -23,22 +23,16 @@ from ggufspec.server.queue import (
 from ggufspec.server.worker import EngineWorker
 
 
-class KeepAlive(NamedTuple):
-    """Nothing has happened for `keep_alive` seconds."""
-
-
-Progress = ChoiceDelta | ChoiceFinished | KeepAlive
-
-
 async def submit(
     worker: EngineWorker,
     parsed: ParsedRequest,
     options: ServerOptions,
     receive: Callable[[], Awaitable[Message]],
-) -> AsyncGenerator[Progress, None]:
+) -> AsyncGenerator[ChoiceDelta | ChoiceFinished | None, None]:
     """The events of a request, up to its end; closing the generator cancels the request.
 
-    `receive` reports a client that disconnects. Raises ApiError, ClientDisconnect.
+    None: nothing has happened for `keep_alive` seconds. `receive` reports a client that
+    disconnects. Raises ApiError, ClientDisconnect.
     """
     loop = asyncio.get_running_loop()
     events: asyncio.Queue[RequestEvent] = asyncio.Queue()
@@ -75,7 +69,7 @@ async def submit(
             )
             if not pending.done():
                 if not disconnected.done():
-                    yield KeepAlive()
+                    yield None
                 continue
             event = pending.result()
             if isinstance(event, RequestEnded):

@@ -175,10 +175,11 @@ def test_a_draft_that_costs_too_much_cannot_pay(
     step: float, cannot_pay: bool, tune: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ggufspec.bench.tune.time_target", lambda context, sizes, **how: {n: [0.01] for n in sizes}
+        "ggufspec.llama.timing.time_target",
+        lambda context, sizes, **how: {n: [0.01] for n in sizes},
     )
     monkeypatch.setattr(
-        "ggufspec.bench.tune.time_draft", lambda context, **how: DraftTimes([step], [0.02], 16)
+        "ggufspec.llama.timing.time_draft", lambda context, **how: DraftTimes([step], [0.02], 16)
     )
     given = ("-t", "1", "-td", "1", "-fa", "on")
     drafted = tune(*given, "--json").document["draft"]
@@ -352,7 +353,7 @@ def test_ctrl_c_between_the_passes_remembers_nothing(
     def interrupted(*args: Any, **how: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ggufspec.bench.tune.time_draft", interrupted)
+    monkeypatch.setattr("ggufspec.llama.timing.time_draft", interrupted)
     result = tune()
     assert (result.code, result.out) == (INTERRUPTED, "")
     assert records() == []

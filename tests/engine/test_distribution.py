@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -67,22 +69,24 @@ class Pair:
     vocab: Vocab
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    folder = tmp_path_factory.mktemp("models")
+@contextmanager
+def opened(write: Callable[..., Path], folder: Path) -> Iterator[Pair]:
     models, contexts = [], []
-    for path in (
-        tiny.write_llama(folder / "target.gguf"),
-        tiny.write_llama(folder / "draft.gguf", perturb=0.3),
-    ):
+    for path in (write(folder / "target.gguf"), write(folder / "draft.gguf", perturb=0.3)):
         models.append(Model(path))
-        options = ContextOptions(n_ctx=64, n_rows=N_DRAFT + 1, n_threads=1)
+        options = ContextOptions(n_ctx=64, n_rows=N_DRAFT + 1, n_rollback=N_DRAFT, n_threads=1)
         contexts.append(Context(models[-1], options))
     sessions = [Remembering(LlamaSession(context)) for context in contexts]
     yield Pair(*sessions, models[0].vocab)
     for context, model in zip(contexts, models, strict=True):
         context.close()
         model.close()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with opened(tiny.write_llama, tmp_path_factory.mktemp("models")) as made:
+        yield made
 
 
 def distribution_of(
@@ -200,6 +204,13 @@ def mutant(judge: Callable[..., reference.Judgement]) -> Verify:
 @pytest.mark.parametrize("name", verify.names())
 def test_texts_have_the_targets_distribution(name: str, pair: Pair) -> None:
     statistic, n_free = chi_square(pair, verify.rule(name), N_RUNS, seed=1)
+    assert n_free > 20
+    assert statistic < limit(n_free)
+
+
+def test_texts_of_a_hybrid_model_have_its_distribution(tmp_path: Path) -> None:
+    with opened(tiny.write_qwen35, tmp_path) as hybrid:
+        statistic, n_free = chi_square(hybrid, verify.rule("block"), N_RUNS, seed=1)
     assert n_free > 20
     assert statistic < limit(n_free)
 

@@ -141,6 +141,20 @@ def test_every_kind_of_memory_writes_the_same_with_and_without_a_draft(
                 assert 0 < done.stats.n_accepted < done.stats.n_drafted
 
 
+def test_a_hybrid_target_writes_the_same_with_drafts_of_any_length(tmp_path: Path) -> None:
+    target = tiny.write_qwen35(tmp_path / "target.gguf", seed=3)
+    draft = tiny.write_qwen35(tmp_path / "draft.gguf", seed=3, perturb=0.1)
+    with ggufspec.load(target, draft, n_ctx=256, n_batch=32, n_threads=1) as engine:
+        prompt = "hello world " * 10
+        plain = engine.generate(prompt, max_tokens=30, temperature=0, drafter="none")
+        longer = prompt + plain.text + " say more"  # a further turn
+        further = engine.generate(longer, max_tokens=30, temperature=0, drafter="none")
+        for n_draft in range(1, 17):
+            for text, wanted in ((prompt, plain), (longer, further)):
+                done = engine.generate(text, max_tokens=30, temperature=0, n_draft=n_draft)
+                assert_same(engine, text, list(done.tokens), list(wanted.tokens))
+
+
 def test_sampled_text_repeats_with_its_seed(pair: Engine) -> None:
     def text(seed: int | None) -> str:
         return pair.generate(PROMPTS[0], max_tokens=20, seed=seed, temperature=1).text

@@ -45,11 +45,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Model:
-    """Logits of llama.cpp, one token a batch, on two threads."""
+    """Logits of llama.cpp, one token a batch, on one thread."""
 
     def __init__(self, path: Path) -> None:
         self._llama = llama_cpp.Llama(
-            str(path), n_ctx=128, n_threads=2, n_threads_batch=2, verbose=False
+            str(path), n_ctx=128, n_threads=1, n_threads_batch=1, verbose=False
         )
 
     def tokenize(self, text: str) -> list[int]:

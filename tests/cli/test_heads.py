@@ -1,0 +1,105 @@
+"""Heads as drafts, wherever a command takes one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tiny_heads
+
+from .conftest import Command
+
+TABLE = tiny_heads.Table()
+HEAD = tiny_heads.Head(table=TABLE)
+
+
+@pytest.fixture
+def glm(tmp_path: Path) -> Path:
+    (tmp_path / "glm").mkdir()
+    return tiny_heads.write_glm4moe(tmp_path / "glm" / "target.gguf", TABLE, HEAD)
+
+
+@pytest.fixture(params=["mtp", "sidecar", "eagle3"])
+def pair(request: pytest.FixtureRequest, tmp_path: Path, glm: Path) -> tuple[Path, str]:
+    """A target, and a head that is right about each token."""
+    if request.param == "mtp":
+        return glm, "mtp"
+    if request.param == "sidecar":
+        head = tiny_heads.write_glm4moe(tmp_path / "mtp-glm.gguf", TABLE, HEAD, part="head")
+        return tiny_heads.write_glm4moe(tmp_path / "t.gguf", TABLE, HEAD, part="trunk"), str(head)
+    target = tiny_heads.write_llama_table(tmp_path / "llama.gguf", TABLE)
+    return target, str(tiny_heads.write_eagle3(tmp_path / "eagle3.gguf", HEAD))
+
+
+def test_texts_are_drafted_by_heads(command: Command, pair: tuple[Path, str]) -> None:
+    ask = ("-p", "ab", "-n", "12", "--temp", "0", "--draft-n", "3", "-t", "1", "--json")
+    plain = command("run", "-m", pair[0], *ask[:6], "--drafter", "none", *ask[8:]).document
+    found = command("run", "-m", pair[0], "-md", pair[1], *ask).document
+    assert found["tokens"] == plain["tokens"]
+    assert found["n_accepted"] == found["n_drafted"] > 6
+    assert found["settings"]["draft"] == pair[1]
+
+
+def test_other_commands_take_heads(
+    command: Command, pair: tuple[Path, str], tmp_path: Path
+) -> None:
+    of = ("-m", pair[0], "-md", pair[1], "-t", "1")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "ab"}\n')
+    written = command("batch", *of, prompts, "-n", "4", "-o", "-")
+    assert written.code == 0, written.err
+    assert json.loads(written.out)["n_generated"] == 4
+    bench = command("bench", *of, "--draft-n", "2", "-n", "4", "--runs", "1", "-p", "ab")
+    assert bench.code == 0, bench.err
+    assert "draft 2" in bench.out
+    assert "draft alone" not in bench.out, "a head writes no text by itself"
+    tuned = command("tune", *of, "--max-n", "2", "--runs", "2", "--json")
+    assert tuned.code == 0, tuned.err
+    assert tuned.document["draft"]["step"]["seconds"] > 0
+    planned = command("plan", *of[:4], "--json")
+    assert planned.code == 0, planned.err
+    assert planned.document["draft"]["n_bytes"] > 0
+
+
+def test_an_audit_takes_heads(command: Command, pair: tuple[Path, str]) -> None:
+    ask = ("-n", "4", "--runs", "12", "-t", "1", "--seed", "1")
+    assert command("audit", "-m", pair[0], "-md", pair[1], *ask).code == 0
+
+
+def test_the_own_head_is_proposed_first(command: Command, glm: Path) -> None:
+    result = command("run", "-m", glm, "-md", "auto", "-p", "ab", "-n", "4", "-t", "1")
+    assert result.code == 0, result.err
+    assert "drafting with mtp: its own multi-token-prediction head" in result.err
+
+
+def test_records_of_a_head_are_forgotten_by_its_name(command: Command, glm: Path) -> None:
+    command("tune", "-m", glm, "-md", "mtp", "-t", "1", "--max-n", "2", "--runs", "2")
+    assert "Deleted 0" in command("tune", "--forget", "-m", glm, "-md", glm).out
+    assert "Deleted 0" not in command("tune", "--forget", "-m", glm, "-md", "mtp").out
+
+
+def test_show_names_heads(command: Command, pair: tuple[Path, str]) -> None:
+    path = pair[0] if pair[1] == "mtp" else pair[1]
+    said = command("models", "show", path).out
+    assert any(
+        each in said
+        for each in ("has an MTP head (1 layer", "is an MTP head without", "is an EAGLE-3 head for")
+    )
+
+
+def test_a_head_is_no_target(command: Command, pair: tuple[Path, str]) -> None:
+    if pair[1] == "mtp":
+        pytest.skip("it has no file of its own")
+    for name in ("run", "plan"):
+        result = command(name, "-m", pair[1], *(["-p", "a"] if name == "run" else []))
+        assert result.code == 1
+        assert "not a model: name it as the draft (--draft)" in result.err
+
+
+def test_a_target_without_a_head_is_refused(command: Command, tmp_path: Path) -> None:
+    target = tiny_heads.write_llama_table(tmp_path / "llama.gguf", TABLE)
+    result = command("run", "-m", target, "-md", "mtp", "-p", "a")
+    assert result.code == 1
+    assert "has no MTP head" in result.err
+    assert "--draft auto" in result.err

@@ -1,0 +1,122 @@
+"""Tiny targets with heads of all kinds, for tests of what holds for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+import tiny_heads
+from tiny_heads import Head, Table
+
+from ggufspec.llama.context import Context, ContextOptions, HeadLink
+from ggufspec.llama.head import Head as HeadOf
+from ggufspec.llama.model import Model
+from ggufspec.llama.session import LlamaSession
+from ggufspec.models.header import read_header
+from ggufspec.models.heads import head_of
+
+TABLE = Table(n_classes=4)
+F32 = gguf.GGMLQuantizationType.F32
+SOFTER = 0.02  # planted attention sees a single cell; with this share of its scores, all of them
+MARKED = replace(TABLE, n_markers=6)  # a recurrent state of any length
+
+
+class Pair(NamedTuple):
+    """Files for `ggufspec.load`, and what they compute."""
+
+    target: Path
+    draft: Path | str
+    table: Table
+    head: Head
+
+
+def glm4moe(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
+    head = Head(table=table, **how)
+    return Pair(tiny_heads.write_glm4moe(folder / "glm.gguf", table, head), "mtp", table, head)
+
+
+def qwen35(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
+    head = Head(table=table, **how)
+    return Pair(tiny_heads.write_qwen35(folder / "qwen.gguf", table, head), "mtp", table, head)
+
+
+def step35(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
+    head = Head(table=table, **how)
+    path = tiny_heads.write_step35(folder / "step.gguf", table, [head] * 3)
+    return Pair(path, "mtp", table, head)
+
+
+def sidecar(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
+    head = Head(table=table, **how)
+    target = tiny_heads.write_glm4moe(folder / "trunk.gguf", table, head, part="trunk")
+    draft = tiny_heads.write_glm4moe(folder / "mtp-trunk.gguf", table, head, part="head")
+    return Pair(target, draft, table, head)
+
+
+def eagle3(folder: Path, table: Table = TABLE, own: bool = False, **how: Any) -> Pair:
+    head = Head(table=table, **how)
+    target = tiny_heads.write_llama_table(folder / "llama.gguf", table)
+    draft = tiny_heads.write_eagle3(
+        folder / "eagle3.gguf", head, own_embeddings=own, own_output=own
+    )
+    return Pair(target, draft, table, head)
+
+
+def eagle3_own(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
+    return eagle3(folder, table, own=True, **how)
+
+
+def eagle3_d2t(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
+    return eagle3(folder, table, n_kept=len(table.spoken) * 3 // 4, **how)
+
+
+Writer = Callable[..., Pair]
+WRITERS: dict[str, Writer] = {
+    writer.__name__: writer
+    for writer in (glm4moe, qwen35, step35, sidecar, eagle3, eagle3_own, eagle3_d2t)
+}
+
+
+def perturbed(pair: Pair, deviation: float = 0.03) -> Pair:
+    """Makes all logits depend on all that is read, in place; what was planted no longer holds."""
+    random = np.random.default_rng(1)
+    for path in {pair.target, pair.draft} - {"mtp"}:
+        reader = gguf.GGUFReader(path, "r+")
+        for tensor in reader.tensors:
+            if "attn_q" in tensor.name:
+                tensor.data[...] *= SOFTER
+            elif tensor.tensor_type == F32 and "norm" not in tensor.name:
+                noise = random.normal(0, deviation, tensor.data.shape)
+                tensor.data[...] += noise.astype(np.float32)
+        reader.data.flush()
+    return pair
+
+
+class Contexts:
+    """A target and its head, without an engine."""
+
+    def __init__(self, pair: Pair, **options: Any) -> None:
+        header = read_header(pair.target)
+        draft = None if pair.draft == "mtp" else read_header(Path(pair.draft))
+        facts = head_of(header, draft)
+        assert facts is not None
+        is_mtp = facts.kind == "mtp"
+        self.models = [Model(pair.target, mtp=draft is None)]
+        if draft is not None:
+            self.models.append(Model(Path(pair.draft), mtp=is_mtp, is_head=True))
+        exact = {"flash_attention": "off", "type_k": "f32", "type_v": "f32", "n_threads": 1}
+        target_options = ContextOptions(**{**exact, **options})
+        head_options = replace(target_options, n_rows=1, n_rollback=0)
+        self.target = Context(self.models[0], target_options)
+        link = HeadLink(self.target, facts)
+        self.context = Context(self.models[-1], head_options, head=link)
+        self.head = HeadOf(link, self.context)
+        self.sessions = [LlamaSession(self.target, i) for i in range(target_options.n_sequences)]
+
+    def close(self) -> None:
+        for each in (self.context, self.target, *reversed(self.models)):
+            each.close()
