@@ -74,10 +74,17 @@ def eagle3_d2t(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
     return eagle3(folder, table, n_kept=len(table.spoken) * 3 // 4, **how)
 
 
+def gemma4(folder: Path, table: Table = TABLE, **how: Any) -> Pair:
+    head = Head(table=table, **how)
+    target = tiny_heads.write_gemma4(folder / "gemma.gguf", table)
+    draft = tiny_heads.write_gemma4_assistant(folder / "mtp-gemma.gguf", head)
+    return Pair(target, draft, table, head)
+
+
 Writer = Callable[..., Pair]
 WRITERS: dict[str, Writer] = {
     writer.__name__: writer
-    for writer in (glm4moe, qwen35, step35, sidecar, eagle3, eagle3_own, eagle3_d2t)
+    for writer in (glm4moe, qwen35, step35, sidecar, eagle3, eagle3_own, eagle3_d2t, gemma4)
 }
 
 
@@ -89,7 +96,9 @@ def perturbed(pair: Pair, deviation: float = 0.03) -> Pair:
         for tensor in reader.tensors:
             if "attn_q" in tensor.name:
                 tensor.data[...] *= SOFTER
-            elif tensor.tensor_type == F32 and "norm" not in tensor.name:
+            elif tensor.tensor_type == F32 and (
+                "norm" not in tensor.name or "post_" in tensor.name
+            ):
                 noise = random.normal(0, deviation, tensor.data.shape)
                 tensor.data[...] += noise.astype(np.float32)
         reader.data.flush()

@@ -145,12 +145,15 @@ def _load(
         if options.draft == MTP:
             draft_model = target_model
         elif options.draft is not None:
+            # A head that reads the target's cache can use all devices that this may be on.
+            shares_cache = head is not None and head.shares_cache
             draft_model = Model(
                 options.draft,
                 mmap=options.mmap,
                 progress=progress and partial(progress, "draft"),
                 n_gpu_layers=_layers(options.n_gpu_layers_draft),
-                gpu=options.main_gpu,
+                gpu=None if shares_cache else options.main_gpu,
+                rpc=servers.devices if shares_cache else (),
                 mtp=head is not None and head.kind == "mtp",
                 is_head=head is not None,
             )

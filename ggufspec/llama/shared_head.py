@@ -69,8 +69,13 @@ class SharedCacheSession:
         return self._context.rows(0, 1)
 
     def follow(self, tokens: Sequence[int]) -> int:
-        """The target is about to read `tokens`, of which it may skip all that it holds."""
-        return len(tokens)
+        """The target is about to read `tokens`.
+
+        Returns how many of them, at most, it need not decode again: not the last one, whose state
+        is missing otherwise.
+        """
+        n = len(tokens)
+        return n if self._first < n <= self._first + len(self._states) else max(n - 1, 0)
 
     def take(
         self, position: int, tokens: Sequence[int], states: Hidden, n_drafted: int = 0
@@ -104,8 +109,10 @@ class SharedCacheSession:
 
     def _given(self) -> Hidden:
         """The target's state of the token before the text's last one."""
+        if self._n_true < 2:
+            raise NoRoomError("a head without cells needs two tokens to draft from")
         i = self._n_true - 2 - self._first
-        if self._n_true < 2 or not 0 <= i < len(self._states):
+        if not 0 <= i < len(self._states):
             raise NoRoomError("the hidden state of this text is missing")
         return self._states[i : i + 1]
 

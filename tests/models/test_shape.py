@@ -8,12 +8,19 @@ from pathlib import Path
 
 import pytest
 import tiny
+import tiny_heads
 
 from ggufspec.errors import ModelError
 from ggufspec.models.header import read_header
 from ggufspec.models.quantization import header_of
 from ggufspec.models.registry import ModelEntry, TrimEntry, load_registry
-from ggufspec.models.shape import estimated_shape, shape_of, shape_of_name, trimmed_shape
+from ggufspec.models.shape import (
+    draft_shape,
+    estimated_shape,
+    shape_of,
+    shape_of_name,
+    trimmed_shape,
+)
 
 REGISTRY = load_registry()
 # Small models are mostly embedding, whose type and doubling no name tells.
@@ -102,3 +109,17 @@ def test_numbers_over_which_llama_cpp_would_end_the_process_are_refused(
     values = {**header.values, **{f"{header.architecture}.{key}": of for key, of in wrong.items()}}
     with pytest.raises(ModelError, match="damaged"):
         shape_of(replace(header, values=values))
+
+
+def test_an_assistant_has_no_cache_of_its_own(tmp_path: Path) -> None:
+    table = tiny_heads.Table()
+    target = tiny_heads.write_gemma4(tmp_path / "gemma.gguf", table)
+    draft = tiny_heads.write_gemma4_assistant(
+        tmp_path / "mtp-gemma.gguf", tiny_heads.Head(table=table)
+    )
+    header = read_header(draft)
+    shape, facts = draft_shape(read_header(target), draft)
+    assert facts is not None
+    assert facts.shares_cache
+    assert shape.n_bytes == header.n_tensor_bytes
+    assert sum(layer.n_kv_values for layer in shape.layers) == 0
