@@ -52,14 +52,12 @@ def pull(
     named = names.parse(name, registry or load_registry())
     if isinstance(named, Path):
         return (named,)
-    if isinstance(named, TrimEntry):
-        if (found := local.find(named)) is None:
+    if isinstance(named, TrimEntry) or offline or hub.is_offline():
+        if (found := local.find(named)) is not None:
+            return found
+        if isinstance(named, TrimEntry):
             raise named.not_made()
-        return found
-    if offline or hub.is_offline():
-        if (found := local.find(named)) is None:
-            raise DownloadError(hub.offline_message(name))
-        return found
+        raise DownloadError(hub.offline_message(name))
     return fetch(_remote_files(named, name), progress)
 
 

@@ -22,6 +22,7 @@ from ggufspec.models.quantization import file_type_of, header_of
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, TrimEntry, load_registry
 from ggufspec.models.tensors import Tensor
+from ggufspec.models.trim_facts import numbers_of
 
 _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
@@ -347,7 +348,8 @@ def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:
     """The shape of a draft that is not made yet, from that of the whole model."""
     n_vocab = min(trim.vocab or of.n_vocab, of.n_vocab)
     share = n_vocab / of.n_vocab
-    layers = tuple(layer for i, layer in enumerate(of.layers) if trim.keeps(i))
+    kept = trim.layers and numbers_of(trim.layers)
+    layers = tuple(layer for i, layer in enumerate(of.layers) if not kept or i in kept)
     if not layers:
         raise ModelError(f"{trim.alias} keeps none of the {of.n_layers} layers of {of.name}")
     made = replace(
