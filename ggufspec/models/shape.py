@@ -91,7 +91,6 @@ class ModelShape:
 
     @property
     def n_layers(self) -> int:
-        """Number of blocks."""
         return len(self.layers)
 
     @property
