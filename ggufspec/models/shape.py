@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ggufspec.errors import ModelError
@@ -262,12 +261,13 @@ def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
         n_active = n_bytes - n_lookup - round(n_expert_bytes * (1 - share))
         if i in header.mtp_layers:
             n_active //= len(header.mtp_layers)  # a step computes one of them
+        has_state = any(part in tensor.name for tensor in of for part in _RECURRENT)
         made.append(
             Layer(
                 n_bytes=n_bytes,
                 n_active_bytes=n_active,
                 n_kv_values=n_kv,
-                n_state_bytes=n_state if _has_state(of) else 0,
+                n_state_bytes=n_state if has_state else 0,
             )
         )
     return tuple(made)
@@ -286,10 +286,6 @@ def _kv_values(header: Header, n_embd: int) -> list[int]:
         has_attention = n_heads and is_full
         found.append(n_kv_heads * (n_key + n_value) if has_attention else 0)
     return found
-
-
-def _has_state(tensors: Sequence[Tensor]) -> bool:
-    return any(part in tensor.name for tensor in tensors for part in _RECURRENT)
 
 
 def _state_bytes(header: Header, n_embd: int) -> int:
