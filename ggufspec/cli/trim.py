@@ -21,11 +21,10 @@ from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import decoded
 from ggufspec.errors import PromptError
-from ggufspec.models.trim_facts import ranges
+from ggufspec.models.trim_facts import numbers_of, ranges
 
 if TYPE_CHECKING:
     from ggufspec.bench.trim import CutResult, TrimResult
-_RANGE = "[0-9]{1,4}(-[0-9]{1,4})?"
 
 
 def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
@@ -34,10 +33,8 @@ def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
         return None if value == "all" else value
     if re.fullmatch(r"[0-9]{1,18}", value):
         return int(value)
-    if lists and re.fullmatch(f"{_RANGE}(,{_RANGE})*", value):
-        parts = [part.partition("-") for part in value.split(",")]
-        if found := {i for low, _, high in parts for i in range(int(low), int(high or low) + 1)}:
-            return tuple(sorted(found))
+    if lists and (found := numbers_of(value)):
+        return found
     wanted = "a number, a list such as 0-10,14-23" if lists else "a number"
     raise click.BadParameter(f"{value!r} is neither {wanted}, auto nor all")
 

@@ -11,13 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ggufspec.common.files import default_cache_dir, write_whole
+from ggufspec.common.files import default_cache_dir, fingerprint_of, write_whole
 from ggufspec.errors import CacheError
 
 _FORMAT = 3  # files of other formats are ignored
 _N_KEY_DIGITS = 32
 _MOST_BYTES = 2**20  # far more than any file needs
-_END_BYTES = 64 * 1024
 _FLASH_ATTENTION = ("auto", "on", "off")
 _MOST_THREADS = 512
 _MOST_OF_A_BATCH = 2**20
@@ -94,15 +93,9 @@ def is_writable() -> bool:
 def fingerprint(path: Path) -> str | None:
     """A hash of a model file's size, start and end; None if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            digest = hashlib.sha256(str(size).encode())
-            for start in (0, max(size - _END_BYTES, 0)):
-                file.seek(start)
-                digest.update(file.read(_END_BYTES))
+        return fingerprint_of([path])[:_N_KEY_DIGITS]
     except OSError:
         return None
-    return digest.hexdigest()[:_N_KEY_DIGITS]
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,6 @@ class LayerSkip:
         self.callback = llama_cpp.ggml_backend_sched_eval_callback(self._on_tensor)
 
     def skip(self, layers: Set[int]) -> None:
-        """Skip these layers from now on."""
         self._layers = frozenset(layers)
         self._missing = set(layers)
         self._input = None

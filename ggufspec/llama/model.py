@@ -159,7 +159,6 @@ class Model:
 
     @property
     def n_params(self) -> int:
-        """Number of weights."""
         return int(llama_cpp.llama_model_n_params(self.pointer))
 
     @property
@@ -213,7 +212,6 @@ class Model:
 
     @property
     def n_layers(self) -> int:
-        """Number of layers."""
         return int(llama_cpp.llama_model_n_layer(self.pointer))
 
     @property

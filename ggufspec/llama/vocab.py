@@ -200,7 +200,7 @@ class Vocab:
 
     def special_text(self, token: int) -> str:
         """The text of a special token, for a chat template; empty for an id below 0."""
-        return self._to_piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+        return self.shown(token).decode("utf-8", "replace") if token >= 0 else ""
 
     def sequence_breakers(self, texts: tuple[str, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """The sequence breakers of DRY as tokens: (first token, tokens that have to follow).
@@ -210,7 +210,7 @@ class Vocab:
         """
         if texts not in self._breakers:
             found: set[tuple[int, tuple[int, ...]]] = set()
-            words = [self._to_piece(token, special=True) for token in range(self.n_tokens)]
+            words = [self.shown(token) for token in range(self.n_tokens)]
             for text in texts:
                 data = text.encode("utf-8", "replace")[:_MAX_BREAKER_BYTES]
                 if data:

@@ -57,7 +57,6 @@ def shapes_of(of: Dimensions) -> Iterator[Named]:
 
 
 def n_params_of(of: Dimensions) -> int:
-    """How many weights a model has."""
     return sum(math.prod(shape) for _, shape in shapes_of(of))
 
 

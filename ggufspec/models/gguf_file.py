@@ -33,7 +33,6 @@ class Encoded(bytes):
 
     @property
     def is_numbers(self) -> bool:
-        """Whether it is an array of numbers."""
         return self.length is not None and self[4] != STRING
 
     @cached_property
@@ -99,7 +98,6 @@ class GgufFile:
 
     @property
     def n_params(self) -> int:
-        """How many weights it has."""
         return sum(tensor.n_values for tensor in self.tensors)
 
     @property
@@ -109,7 +107,6 @@ class GgufFile:
 
     @property
     def n_bytes(self) -> int:
-        """Size of the file."""
         return len(self.header) + self.n_tensor_bytes
 
     def chunks(self) -> Iterator[Chunk]:

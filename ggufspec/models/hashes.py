@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ggufspec.common.facts import json_object
@@ -13,7 +13,6 @@ from ggufspec.common.files import default_cache_dir, write_whole
 from ggufspec.errors import CacheError
 
 _CHUNK = 2**20
-_N_BLOCKS, _BLOCK = 64, 2**16  # of a fingerprint
 
 
 def known_sha256(path: Path) -> str | None:
@@ -45,22 +44,6 @@ def remember(path: Path, sha256: str) -> None:
     with contextlib.suppress(CacheError, OSError):
         data = json.dumps({"file": _identity(path), "sha256": sha256}).encode()
         write_whole(_record_path(path), len(data), [data])
-
-
-def fingerprint_of(paths: Sequence[Path]) -> str:
-    """A hash of the sizes of files and of blocks spread over them: fast at any size.
-
-    Raises OSError.
-    """
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            digest.update(size.to_bytes(8, "little"))
-            for i in range(_N_BLOCKS):
-                file.seek(i * max(size - _BLOCK, 0) // (_N_BLOCKS - 1))
-                digest.update(file.read(_BLOCK))
-    return digest.hexdigest()
 
 
 def _identity(path: Path) -> list[str | int]:

@@ -63,12 +63,10 @@ class Header:
 
     @property
     def n_params(self) -> int:
-        """Number of weights."""
         return sum(tensor.n_values for tensor in self.tensors)
 
     @property
     def n_layers(self) -> int:
-        """Number of blocks."""
         return self.number("block_count")
 
     @property
@@ -78,12 +76,10 @@ class Header:
 
     @property
     def mtp_layers(self) -> range:
-        """Those blocks."""
         return range(self.n_layers - self.n_mtp_layers, self.n_layers)
 
     @property
     def mtp_tensors(self) -> list[Tensor]:
-        """The tensors of those blocks."""
         return [tensor for tensor in self.tensors if layer_of(tensor.name) in self.mtp_layers]
 
     @property
@@ -93,7 +89,6 @@ class Header:
 
     @cached_property
     def n_vocab(self) -> int:
-        """Number of tokens."""
         return len(self.tokens) or self.number("vocab_size", 0)
 
     @cached_property
@@ -111,7 +106,6 @@ class Header:
 
     @cached_property
     def tensor_names(self) -> frozenset[str]:
-        """The names of its tensors."""
         return frozenset(tensor.name for tensor in self.tensors)
 
     @property
@@ -121,7 +115,6 @@ class Header:
 
     @property
     def n_tensor_bytes(self) -> int:
-        """Size of all tensors."""
         return sum(tensor.n_bytes for tensor in self.tensors)
 
     @property

@@ -52,14 +52,12 @@ class HeadFacts:
     """A head that drafts from the target's hidden states.
 
     n_layers: its own that draft a token each. target_layers: those of the target whose inputs it
-    reads (EAGLE-3). is_sidecar: a file of its own; else it is in the target's file. shares_cache:
-    it reads the target's KV cache, and has none.
+    reads (EAGLE-3). shares_cache: it reads the target's KV cache, and has none.
     """
 
     kind: Literal["mtp", "eagle3"]
     n_layers: int = 1
     target_layers: tuple[int, ...] = ()
-    is_sidecar: bool = True
     shares_cache: bool = False
 
 
@@ -70,7 +68,7 @@ def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
     VocabError for a head that does not fit the target, or that llama.cpp does not run.
     """
     if draft is None:
-        return None if _why_no_mtp(target) else HeadFacts("mtp", target.n_mtp_layers, (), False)
+        return None if _why_no_mtp(target) else HeadFacts("mtp", target.n_mtp_layers)
     if draft.architecture == _DFLASH:
         raise ModelError(
             f"{draft.paths[0]} is {_kind(draft)}: not supported yet. Use an MTP head, an EAGLE-3 "

@@ -14,7 +14,6 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from ggufspec.errors import DownloadError, OptionError
-from ggufspec.models.quants import did_you_mean
 
 WAITS = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
 LONGEST_WAIT = 30.0  # seconds; a longer one, asked for by the hub, is an error
@@ -45,34 +44,11 @@ class RemoteFile:
     blob: str  # the name of its content in the cache
 
 
-@dataclass(frozen=True)
-class RepoFiles:
-    """The GGUF files of a repository at one commit."""
-
-    repo: str
-    revision: str
-    commit: str
-    files: tuple[RemoteFile, ...]
-
-    def file(self, path: str) -> RemoteFile:
-        """The file of that path. Raises DownloadError, which suggests similar ones."""
-        by_path = {file.path: file for file in self.files}
-        if path in by_path:
-            return by_path[path]
-        hint = did_you_mean(path, by_path)
-        if not hint and by_path:
-            paths = list(by_path)
-            more = f" and {len(paths) - 8} more" if len(paths) > 8 else ""
-            hint = f"; it has {', '.join(paths[:8])}{more}"
-        hint = hint or "; it has no GGUF files"
-        raise DownloadError(f"{self.repo} has no file {path} at {self.revision}{hint}")
-
-
-def list_files(repo: str, revision: str) -> RepoFiles:
-    """Ask the hub for the GGUF files of a repository. Raises DownloadError."""
+def list_files(repo: str, revision: str) -> dict[str, RemoteFile]:
+    """Ask the hub for the GGUF files of a repository, by path. Raises DownloadError."""
     from huggingface_hub import HfApi
 
-    def ask() -> RepoFiles:
+    def ask() -> dict[str, RemoteFile]:
         with explained(repo, revision):
             try:
                 info = HfApi(endpoint=endpoint()).model_info(
@@ -83,7 +59,7 @@ def list_files(repo: str, revision: str) -> RepoFiles:
             except ValueError as error:  # an invalid token, or an invalid date
                 raise DownloadError(f"{_no_hub()}; or the token in HF_TOKEN ({error})") from error
         commit = info.sha or ""
-        files = []
+        files = {}
         for found in info.siblings or ():
             path = found.rfilename
             if not isinstance(path, str):
@@ -98,8 +74,8 @@ def list_files(repo: str, revision: str) -> RepoFiles:
             are_hashes = _is_hex(commit, 40) and _is_hex(blob, 64 if sha256 else 40)
             if not are_hashes or not isinstance(size, int) or size < 0:
                 raise DownloadError(_no_hub())
-            files.append(RemoteFile(repo, revision, commit, path, size, sha256, blob))
-        return RepoFiles(repo, revision, commit, tuple(files))
+            files[path] = RemoteFile(repo, revision, commit, path, size, sha256, blob)
+        return files
 
     with quiet():
         return retry(ask)

@@ -27,7 +27,6 @@ def hub_cache() -> Path:
 
 
 def repo_folder(repo: str) -> Path:
-    """The folder of a repository in the cache."""
     return hub_cache() / f"models--{repo.replace('/', '--')}"
 
 

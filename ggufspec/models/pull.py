@@ -52,40 +52,41 @@ def pull(
     named = names.parse(name, registry or load_registry())
     if isinstance(named, Path):
         return (named,)
-    if isinstance(named, TrimEntry):
-        if (found := local.find(named)) is None:
+    if isinstance(named, TrimEntry) or offline or hub.is_offline():
+        if (found := local.find(named)) is not None:
+            return found
+        if isinstance(named, TrimEntry):
             raise named.not_made()
-        return found
-    if offline or hub.is_offline():
-        if (found := local.find(named)) is None:
-            raise DownloadError(hub.offline_message(name))
-        return found
+        raise DownloadError(hub.offline_message(name))
     return fetch(_remote_files(named, name), progress)
 
 
 def _remote_files(named: HubFiles | HubQuant, name: str) -> list[RemoteFile]:
     try:
-        listing = hub.list_files(named.repo, named.revision)
+        there = hub.list_files(named.repo, named.revision)
     except DownloadError as error:
         is_path = isinstance(named, HubFiles) and named.may_be_path
         if is_path and not isinstance(error, hub.Transient):
             raise DownloadError(f"{error}. There is no local file {name} either") from error
         raise
-    there = [file.path for file in listing.files]
     files: tuple[str, ...]
     if isinstance(named, HubQuant):
         files = quants.choose(there, named.quant, f"{named.repo} at {named.revision}").files
     else:
         files = named.files
         if not set(files) & set(there):
-            listing.file(files[0])  # raises, and suggests similar names
+            some = f"it has {', '.join([*there][:8])}" if there else "it has no GGUF files"
+            more = f" and {len(there) - 8} more" if len(there) > 8 else ""
+            hint = quants.did_you_mean(files[0], there) or f"; {some}{more}"
+            where = f"{named.repo} has no file {files[0]} at {named.revision}"
+            raise DownloadError(f"{where}{hint}")
     if missing := [file for file in files if file not in there]:
         raise DownloadError(
             f"{named.repo} has only {len(files) - len(missing)} of the {len(files)} files of this "
             f"model: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing, so it "
             "could not be loaded; nothing was downloaded"
         )
-    remote = [listing.file(file) for file in files]
+    remote = [there[file] for file in files]
     if isinstance(named, HubFiles) and named.entry is not None:
         for file in remote:
             known = named.entry.sha256_of(file.path)
@@ -113,7 +114,7 @@ def check(entry: ModelEntry) -> Iterator[Mismatch]:
 
     Raises DownloadError where the hub does not answer, or has no such repository.
     """
-    there = {file.path: file for file in hub.list_files(entry.repo, entry.revision).files}
+    there = hub.list_files(entry.repo, entry.revision)
     for path in entry.files:
         if path not in there:
             yield Mismatch(entry.alias, "file", path, "does not exist")

@@ -16,6 +16,7 @@ from ggufspec.common.files import default_cache_dir
 from ggufspec.common.toml import TOMLDecodeError, parse_toml
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.quants import did_you_mean
+from ggufspec.models.trim_facts import numbers_of
 
 REGISTRY_VARIABLE = "GGUFSPEC_MODELS"
 _FILE_NAME = "models.toml"
@@ -23,7 +24,6 @@ _ALIAS = re.compile(r"[A-Za-z0-9][\w.+-]*")
 _REPO = re.compile(r"[\w.-]+/[\w.-]+")
 _FILE = re.compile(r"[^/\\\x00-\x1f][^\\\x00-\x1f]*")
 _REVISION = re.compile(r"refs/pr/\d+|(?!\.+$)[\w.-]+")
-_LAYERS = re.compile(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -100,13 +100,6 @@ class TrimEntry:
         """The error where the file is needed, but not there."""
         return ModelError(f"the draft {self.alias} is not made yet: `{self.command}` makes it")
 
-    def keeps(self, layer: int) -> bool:
-        """Whether that layer of the model, from 0, is kept."""
-        if self.layers is None:
-            return True
-        ends = (part.partition("-") for part in self.layers.split(","))
-        return any(int(low) <= layer <= int(high or low) for low, _, high in ends)
-
 
 @dataclass(frozen=True)
 class ModelPair:
@@ -128,11 +121,9 @@ class Registry:
     trims: Mapping[str, TrimEntry] = field(default_factory=dict)
 
     def get(self, alias: str) -> ModelEntry | None:
-        """The model of that name, if there is one."""
         return _find(self.models, alias)
 
     def get_trim(self, alias: str) -> TrimEntry | None:
-        """The trimmed draft of that name, if there is one."""
         return _find(self.trims, alias)
 
     def find(self, alias: str) -> ModelEntry:
@@ -262,7 +253,7 @@ def _trim(name: str, table: _Table, models: Mapping[str, ModelEntry]) -> TrimEnt
     trim: TrimEntry = table.fill(TrimEntry, alias=name)
     if trim.vocab is None and trim.layers is None:
         raise table.wrong("has neither vocab nor layers; it needs one")
-    if trim.layers is not None and not _LAYERS.fullmatch(trim.layers):
+    if trim.layers is not None and not numbers_of(trim.layers):
         raise table.wrong(f"layers is {trim.layers!r}; it must be like 0-9,14-23")
     target = trim.target and _known(trim.target, table, models)
     return replace(trim, of=_known(trim.of, table, models), target=target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ggufspec.errors import ModelError
@@ -22,6 +21,7 @@ from ggufspec.models.quantization import file_type_of, header_of
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import ModelEntry, TrimEntry, load_registry
 from ggufspec.models.tensors import Tensor
+from ggufspec.models.trim_facts import numbers_of
 
 _N_MOST_LAYERS = 2048
 _INPUT = ("token_embd.", "token_types.", "position_embd.", "token_embd_norm.")
@@ -90,7 +90,6 @@ class ModelShape:
 
     @property
     def n_layers(self) -> int:
-        """Number of blocks."""
         return len(self.layers)
 
     @property
@@ -262,12 +261,13 @@ def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
         n_active = n_bytes - n_lookup - round(n_expert_bytes * (1 - share))
         if i in header.mtp_layers:
             n_active //= len(header.mtp_layers)  # a step computes one of them
+        has_state = any(part in tensor.name for tensor in of for part in _RECURRENT)
         made.append(
             Layer(
                 n_bytes=n_bytes,
                 n_active_bytes=n_active,
                 n_kv_values=n_kv,
-                n_state_bytes=n_state if _has_state(of) else 0,
+                n_state_bytes=n_state if has_state else 0,
             )
         )
     return tuple(made)
@@ -286,10 +286,6 @@ def _kv_values(header: Header, n_embd: int) -> list[int]:
         has_attention = n_heads and is_full
         found.append(n_kv_heads * (n_key + n_value) if has_attention else 0)
     return found
-
-
-def _has_state(tensors: Sequence[Tensor]) -> bool:
-    return any(part in tensor.name for tensor in tensors for part in _RECURRENT)
 
 
 def _state_bytes(header: Header, n_embd: int) -> int:
@@ -347,7 +343,8 @@ def trimmed_shape(of: ModelShape, trim: TrimEntry) -> ModelShape:
     """The shape of a draft that is not made yet, from that of the whole model."""
     n_vocab = min(trim.vocab or of.n_vocab, of.n_vocab)
     share = n_vocab / of.n_vocab
-    layers = tuple(layer for i, layer in enumerate(of.layers) if trim.keeps(i))
+    kept = trim.layers and numbers_of(trim.layers)
+    layers = tuple(layer for i, layer in enumerate(of.layers) if not kept or i in kept)
     if not layers:
         raise ModelError(f"{trim.alias} keeps none of the {of.n_layers} layers of {of.name}")
     made = replace(

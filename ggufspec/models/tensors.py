@@ -65,7 +65,6 @@ class Tensor(NamedTuple):
 
     @property
     def n_values(self) -> int:
-        """How many weights it has."""
         return math.prod(self.shape)
 
     @property
@@ -81,5 +80,4 @@ class Tensor(NamedTuple):
 
     @property
     def n_bytes(self) -> int:
-        """What it takes in the file."""
         return self.n_rows * self.row_bytes

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec.common.files import fingerprint_of
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models import trim_layers, trim_vocabulary
 from ggufspec.models.gguf_file import Chunk, Encoded, GgufFile
-from ggufspec.models.hashes import fingerprint_of
 from ggufspec.models.header import Header, layer_of, open_gguf
 from ggufspec.models.tensors import Tensor
 
@@ -29,6 +29,7 @@ _OF_OTHER_SIZE = re.compile(r"position_embd|blk\.\d+\.(attn|ffn|ssm|post)_(?!gat
 _MAPS = ("d2t", "t2d")  # ids of tokens, in EAGLE
 _MULTIPLE = 32  # of rows, without which llama.cpp cannot use its fastest kernels (ggml-cpu)
 _CHUNK = 4 << 20
+_N_BLOCKS = 64  # of a file, for its fingerprint
 
 
 def trimmed(
@@ -152,7 +153,7 @@ def _origin(
     made: dict[str, Any] = {_SOURCE: name}
     if _SOURCE not in stored:
         try:
-            made[_HASH] = fingerprint_of(source.paths)
+            made[_HASH] = fingerprint_of(source.paths, _N_BLOCKS)
         except OSError as error:
             raise ModelError(f"{source.paths[0]} cannot be read: {error}") from error
         made[_N_VOCAB] = source.n_vocab

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ggufspec.models.header import Header
+if TYPE_CHECKING:
+    from ggufspec.models.header import Header
 
 _PREFIX = "ggufspec.trim."
+_LIST = re.compile(r"[0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*")
 
 
 def trim_of(header: Header) -> dict[str, Any] | None:
@@ -34,6 +37,15 @@ def trim_text(trim: dict[str, Any]) -> str:
     if isinstance(layers, list) and all(isinstance(layer, int) for layer in layers):
         kept.append(f"layers {ranges(layers)}")
     return f"trimmed from {trim.get('source', 'an unknown model')} to {' and '.join(kept)}"
+
+
+def numbers_of(text: str) -> tuple[int, ...] | None:
+    """The numbers of a list such as "0-9,14", ascending; None for any other text, or none."""
+    if not _LIST.fullmatch(text):
+        return None
+    ends = (part.partition("-") for part in text.split(","))
+    found = {i for low, _, high in ends for i in range(int(low), int(high or low) + 1)}
+    return tuple(sorted(found)) or None
 
 
 def ranges(numbers: Sequence[int]) -> str:

@@ -78,6 +78,12 @@ class ModelMemory:
         self._sums = [0, *accumulate(self.units)]
         self._rows = 4 * shape.n_row_values * min(caches.n_batch, caches.n_ctx)
 
+    def counts(self, asked: int | None) -> list[int]:
+        """The number of GPU layers that the user asked for, negative for all; none for None."""
+        if asked is None:
+            return []
+        return [self.n_units if asked < 0 else min(asked, self.n_units)]
+
     def use(self, n_gpu_layers: int) -> MemoryUse:
         """The memory with `n_gpu_layers` layers on one GPU."""
         on_gpu = self._sums[n_gpu_layers]

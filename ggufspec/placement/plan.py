@@ -252,21 +252,14 @@ def _draft_places(
 ) -> Iterator[tuple[int, int | None]]:
     """GPU layers of the draft, and its GPU; a head in the target's file is where the target is."""
     if memory and memory.shape.is_inside and machine.gpus:
-        asked = options.n_gpu_layers
-        n = memory.n_units if asked is None or asked < 0 else min(asked, memory.n_units)
-        yield n, len(machine.gpus) - 1 if n else None
-        if asked is None:
-            yield 0, None
+        for n in memory.counts(options.n_gpu_layers) or (memory.n_units, 0):
+            yield n, len(machine.gpus) - 1 if n else None
         return
     here = range(machine.n_remote, len(machine.gpus))
     if memory is None or not here or options.n_gpu_layers_draft == 0:
         yield 0, None
         return
-    asked = options.n_gpu_layers_draft
-    counts: Sequence[int] = range(memory.n_units + 1)
-    if asked is not None:
-        counts = [memory.n_units if asked < 0 else min(asked, memory.n_units)]
-    for n in counts:
+    for n in memory.counts(options.n_gpu_layers_draft) or range(memory.n_units + 1):
         for i in here if n else [None]:
             yield n, i
 
@@ -274,11 +267,10 @@ def _draft_places(
 def _target_places(
     memory: ModelMemory, rooms: Sequence[int], options: PlacementOptions, n_remote: int
 ) -> Sequence[int]:
-    asked = options.n_gpu_layers
     if not rooms:
         return [0]
-    if asked is not None:
-        return [memory.n_units if asked < 0 else min(asked, memory.n_units)]
+    if counts := memory.counts(options.n_gpu_layers):
+        return counts
     n_fitting = memory.n_fitting(rooms, n_remote)
     # RPC servers were named to be used, and their speed cannot be predicted.
     return [n_fitting] if n_remote else sorted({0, n_fitting})

@@ -95,8 +95,8 @@ def eagle3(
 
 def test_the_head_in_the_targets_file_is_found() -> None:
     target = model("glm4moe", n_mtp=1)
-    assert head_of(target, None) == own_head(target) == HeadFacts("mtp", 1, (), is_sidecar=False)
-    assert head_of(model("step35", n_mtp=3), None) == HeadFacts("mtp", 3, (), is_sidecar=False)
+    assert head_of(target, None) == own_head(target) == HeadFacts("mtp", 1)
+    assert head_of(model("step35", n_mtp=3), None) == HeadFacts("mtp", 3)
     assert head_text(target) == "has an MTP head (1 layer, 0 MB)"
     assert head_of(model(), None) is None
     assert not head_text(model())
