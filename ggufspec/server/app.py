@@ -29,13 +29,12 @@ from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.page import page
-from ggufspec.server.queue import ParsedRequest
 from ggufspec.server.requests import parse_request
 from ggufspec.server.responses import ResponseBuilder
 from ggufspec.server.sse import DONE, KEEP_ALIVE, EventStream, frame
 from ggufspec.server.strict_json import parse_json
 from ggufspec.server.submission import submit
-from ggufspec.server.worker import EngineWorker
+from ggufspec.server.worker import EngineWorker, ParsedRequest
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
 _NEEDED = "Input should be "  # how pydantic begins an error of type

@@ -11,7 +11,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.options import ServerOptions
-from ggufspec.server.queue import ParsedRequest
+from ggufspec.server.worker import ParsedRequest
 from ggufspec.server.schema import (
     ChatMessage,
     ChatRequest,

@@ -11,7 +11,7 @@ from typing import Any
 from ggufspec import __version__
 from ggufspec.decoding.stats import Stats
 from ggufspec.server.logprobs import Logprob, TokenLogprobs
-from ggufspec.server.queue import ChoiceDelta, ChoiceFinished, ParsedRequest
+from ggufspec.server.worker import ChoiceDelta, ChoiceFinished, ParsedRequest
 from ggufspec.server.schema import ChatRequest, GenerationBody
 from ggufspec.server.tool_calls import ToolCallParser
 
