@@ -18,8 +18,8 @@ from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.lists import length, listed, temperature
 from ggufspec.cli.options import AT_LEAST_1, COUNT, option
 from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
 from ggufspec.cli.sections import SectionedGroup
+from ggufspec.cli.text_settings import sampling_options_beside_temperature
 from ggufspec.common import defaults
 from ggufspec.common.files import check_writable, format_bytes, write_file
 from ggufspec.errors import GgufspecError, OptionError
@@ -188,7 +188,6 @@ def command(
         from ggufspec.bench import plot
 
         plot.check(plot_path)
-    given["sampling"] = to_generate(given["sampling"])
     options = BenchOptions(preset=preset, load_settings=load_settings, **given)
     jobs, title, settings = jobs_of(options)
     results = _results_of(jobs, settings, json_path, resume=resume)
