@@ -15,9 +15,8 @@ from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, NOT_NEGATIVE, gathered, option
 from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sampling_options import SAMPLING, to_generate
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import conditions, with_file_sampling
+from ggufspec.cli.text_settings import audited_options, conditions, with_file_sampling
 from ggufspec.common import defaults
 from ggufspec.common.prompts import TEXTS, parse_prompts
 
@@ -71,7 +70,7 @@ if TYPE_CHECKING:
     ),
     shared.seed_option,
 )
-@gathered("options", shared.draft_temperature_option, *SAMPLING)
+@audited_options
 @shared.load_options
 @shared.json_option
 @shared.verbose_option
@@ -100,7 +99,7 @@ def command(
     shared.show_log(verbose)
     from ggufspec.audit import PROMPTS, AuditOptions, audit
 
-    settings = AuditOptions(**audited, options=to_generate(options))  # type: ignore[arg-type]
+    settings = AuditOptions(**audited, options=options)  # type: ignore[arg-type]
     load_settings |= shared.room_for(settings.n_draft)
     paths = pair.find()
     with load_with_bars(*paths, load_settings) as engine, late_bars() as bars:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +16,10 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.lists import length, listed, temperature
-from ggufspec.cli.options import AT_LEAST_1, COUNT, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, DRAFT_LENGTH, NOT_NEGATIVE, option
 from ggufspec.cli.progress import late_bars, load_with_bars
-from ggufspec.cli.sampling_options import sampling_options_beside_temperature, to_generate
 from ggufspec.cli.sections import SectionedGroup
+from ggufspec.cli.text_settings import sampling_options_beside_temperature
 from ggufspec.common import defaults
 from ggufspec.common.files import check_writable, format_bytes, write_file
 from ggufspec.errors import GgufspecError, OptionError
@@ -33,6 +33,32 @@ PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "tempe
 SAVE_SECONDS = 2.0  # between two writes of the file, at least
 SAVE_SHARE = 0.05  # of the time, at most: with many texts a write takes seconds
 _PROGRESS_SECONDS = 10.0  # between two progress lines, if stderr is not a terminal
+
+
+def _listed(kind: click.ParamType[Any], what: str) -> Callable[..., tuple[Any, ...]]:
+    """A callback that parses a comma-separated list of values and of ranges like 1-8."""
+
+    def read(context: click.Context, option: click.Parameter, text: str | None) -> tuple[Any, ...]:
+        if text is None:
+            return ()
+        parts = [part.strip() for part in text.split(",")]
+        values = [value for part in parts for value in _expanded(part)]
+        try:
+            found = [kind.convert(value, option, context) for value in values]
+        except click.BadParameter:
+            found = []
+        if not (found and all(parts)):
+            raise click.BadParameter(f"{text!r} is not a list of {what}")
+        return tuple(dict.fromkeys(found))
+
+    return read
+
+
+def _expanded(part: str) -> Sequence[str]:
+    first, dash, last = part.partition("-")
+    if dash and first.isdecimal() and last.isdecimal() and len(first + last) < 6:
+        return [str(n) for n in range(int(first), int(last) + 1)]
+    return [part]
 
 
 _format_option = option(
@@ -54,26 +80,26 @@ _format_option = option(
     "--draft-n lengths",
     "Draft lengths: a list such as auto,3 or 1-8.  [default: auto]",
     metavar="LIST",
-    callback=listed(length, "lengths such as auto,3 or 1-8 (at most 64)"),
+    callback=_listed(DRAFT_LENGTH, "lengths such as auto,3 or 1-8 (at most 64)"),
 )
 @option(
     "--drafter drafters",
     "Drafting strategies: auto, model, ngram, forced.  [default: auto with --draft-n auto, else "
     "model]",
     metavar="LIST",
-    callback=listed(str, "drafters"),
+    callback=_listed(click.STRING, "drafters"),
 )
 @option(
     "--verify rules",
     f"Verification rules: block, rejection, match.  [default: {defaults.VERIFY}]",
     metavar="LIST",
-    callback=listed(str, "rules"),
+    callback=_listed(click.STRING, "rules"),
 )
 @option(
     "--temp temperatures",
     f"Temperatures; 0 is greedy.  [default: the target file's, or {defaults.TEMPERATURE}]",
     metavar="LIST",
-    callback=listed(temperature, "temperatures"),
+    callback=_listed(NOT_NEGATIVE, "temperatures"),
 )
 @option("-p --prompt", "A single prompt.", metavar="TEXT")
 @option(
@@ -188,7 +214,6 @@ def command(
         from ggufspec.bench import plot
 
         plot.check(plot_path)
-    given["sampling"] = to_generate(given["sampling"])
     options = BenchOptions(preset=preset, load_settings=load_settings, **given)
     jobs, title, settings = jobs_of(options)
     results = _results_of(jobs, settings, json_path, resume=resume)

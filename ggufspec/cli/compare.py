@@ -27,7 +27,6 @@ from ggufspec.cli.text_settings import (
     check_needs_no_draft,
     checked,
     conditions,
-    drafter_without_model,
     text_options,
     was_given,
     with_file_sampling,
@@ -178,7 +177,7 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
             raise click.UsageError(f"{flag} is for the embedded pair: leave it or --target out")
     if pair.draft is None:
         check_needs_no_draft(settings)
-        if drafter_without_model(settings) == "model":
+        if settings["drafter"] == "model":
             raise click.UsageError("--drafter model needs a draft model: name one with --draft")
 
 

@@ -29,12 +29,14 @@ class PairOptions:
     cache_dir: Path | None = None
 
     def find(self) -> tuple[Path, DraftFile | None]:
-        """The files of target and draft. Raises GgufspecError."""
-        if self.target is not None:
-            return find_models(self.target, self.draft, offline=self.offline)
-        from ggufspec.standin.embedded import embedded_draft
+        """The files of target and draft; "auto" is proposed, and named. Raises GgufspecError."""
+        if self.target is None:
+            from ggufspec.standin.embedded import embedded_draft
 
-        return stand_in(self.size, self.cache_dir), embedded_draft()
+            return stand_in(self.size, self.cache_dir), embedded_draft()
+        target = find_model(self.target, offline=self.offline)
+        draft = proposed_draft(self.target) if self.draft == AUTO_DRAFT else self.draft
+        return target, None if draft is None else find_draft(draft, offline=self.offline)
 
     def find_each(self) -> dict[str, tuple[Path, DraftFile | None]]:
         """The files of a pair for each draft of a comma-separated list, by the draft's name.
@@ -72,14 +74,6 @@ def find_model(name: str, *, offline: bool) -> Path:
 
     with late_bars() as bars:
         return resolve(name, offline=offline, progress=bars.download)
-
-
-def find_models(target: str, draft: str | None, *, offline: bool) -> tuple[Path, DraftFile | None]:
-    """The files of a pair. For the draft `auto`, one is proposed and named on stderr."""
-    target_path = find_model(target, offline=offline)
-    if draft == AUTO_DRAFT:
-        draft = proposed_draft(target)
-    return target_path, None if draft is None else find_draft(draft, offline=offline)
 
 
 def find_draft(name: str, *, offline: bool) -> DraftFile:

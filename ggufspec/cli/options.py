@@ -279,14 +279,12 @@ def pair_or_embedded_options(without: str = LOOKUP) -> Callable[[Command], Comma
     )
 
 
+DRAFT_LENGTH = OrAuto(click.IntRange(1, defaults.N_DRAFT_LIMIT))
+
+
 def draft_n_option_of(default: int | str, help_text: str) -> Option:
     """The option for the draft length: a number, or "auto"."""
-    return option(
-        "--draft-n n_draft",
-        help_text,
-        type=OrAuto(click.IntRange(1, defaults.N_DRAFT_LIMIT)),
-        default=default,
-    )
+    return option("--draft-n n_draft", help_text, type=DRAFT_LENGTH, default=default)
 
 
 draft_n_option = draft_n_option_of(

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
-from ggufspec.cli.names import find_draft, find_model, find_models
-from ggufspec.cli.options import option
+from ggufspec.cli.names import PairOptions, find_draft, find_model
+from ggufspec.cli.options import gathered, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import DraftFile
 from ggufspec.placement.speeds import type_note
 
 if TYPE_CHECKING:
@@ -35,9 +33,13 @@ _SETTINGS = {
 
 
 @click.command(name="tune", cls=SectionedCommand)
-@shared.target_option(required=False)
-@shared.draft_option("none: only the target is measured")
-@shared.offline_option
+@gathered(
+    "pair",
+    shared.target_option(required=False),
+    shared.draft_option("none: only the target is measured"),
+    shared.offline_option,
+    make=PairOptions,
+)
 @option(
     "--max-n n_most",
     "The largest draft length to measure; its pass has one token more.",
@@ -65,9 +67,7 @@ _SETTINGS = {
 )
 @shared.verbose_option
 def command(
-    target: str | None,
-    draft: str | None,
-    offline: bool,
+    pair: PairOptions,
     n_most: int,
     depth: int,
     n_runs: int,
@@ -88,13 +88,9 @@ def command(
       ggufspec tune --forget
     """
     if forgets:
-        _forget(
-            None if target is None else find_model(target, offline=True),
-            None if draft is None else find_draft(draft, offline=True),
-            as_json=as_json,
-        )
+        _forget(pair, as_json=as_json)
         return
-    if target is None:
+    if pair.target is None:
         raise click.UsageError("name a target to measure with --target, or give --forget")
     n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
     shared.show_log(verbose)
@@ -110,21 +106,20 @@ def command(
         load_settings["n_batch"],
     )
     loaded = {**load_settings, "n_ctx": n_ctx, "n_draft_max": n_most, "tuned": False}
-    target_path, draft_path = find_models(target, draft, offline=offline)
-    engine = load_with_bars(target_path, draft_path, loaded)
-    with engine, late_bars() as bars:
+    target, draft = pair.find()
+    with load_with_bars(target, draft, loaded) as engine, late_bars() as bars:
         tuned = tune.tune(
             engine, given, n_most=n_most, depth=depth, n_runs=n_runs, progress=bars.update
         )
     is_kept = tune.keep(tuned)
     if as_json:
         measured = {"max_n": n_most, "depth": depth, "runs": n_runs}
-        paths = {"target": str(target_path), "draft": draft_path and str(draft_path)}
+        paths = {"target": str(target), "draft": draft and str(draft)}
         settings = {**paths, **measured, **load_settings}
         under = {"settings": settings, "versions": render.versions()}
         render.echo_json({**_document(tuned), "remembered": is_kept, **under})
     else:
-        _print_report(tuned, read_header(target_path).matrix_type)
+        _print_report(tuned, read_header(target).matrix_type)
     if not is_kept:
         render.note(
             "the result could not be stored: the cache folder cannot be written. Name "
@@ -132,9 +127,11 @@ def command(
         )
 
 
-def _forget(target: Path | None, draft: DraftFile | None, *, as_json: bool) -> None:
+def _forget(pair: PairOptions, *, as_json: bool) -> None:
     from ggufspec.bench import tune
 
+    target = None if pair.target is None else find_model(pair.target, offline=True)
+    draft = None if pair.draft is None else find_draft(pair.draft, offline=True)
     n_forgotten = tune.forget(target, draft)
     if as_json:
         render.echo_json({"forgotten": n_forgotten})

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ggufspec import _native
 from ggufspec.decoding.types import Round
@@ -61,68 +61,6 @@ class PrefixLength(NamedTuple):
     beats_model: bool
 
 
-class LengthPolicy(Protocol):
-    """Decides how far to draft. A drafter asks it, drafts, and reports the result.
-
-    `rule` is asked for each further token of the draft model: should_evaluate (run the model?) and,
-    given the logit gap, should_draw (draw from its distribution?).
-    """
-
-    rule: _native.LengthRule
-
-    @property
-    def why(self) -> str:
-        """Why the round's draft is no longer."""
-        ...
-
-    @property
-    def expected(self) -> float | None:
-        """How many of the drawn tokens are accepted, on average; None: unknown."""
-        ...
-
-    def start_round(self, n_max: int, n_unread: int) -> Action:
-        """A round of at most `n_max` drafted tokens starts: what does the draft model do?
-
-        `n_unread`: tokens that the draft model has not read yet.
-        """
-        ...
-
-    def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
-        """How much to use of a draft that already exists, such as an n-gram match.
-
-        `probs`: for each token, its acceptance probability if those before it are accepted;
-        `forced`: the same of the forced tokens before them.
-        """
-        ...
-
-    def observe_gaps(self, gaps: Iterable[float]) -> None:
-        """The target's logit gaps at the tokens that a round has added."""
-        ...
-
-    def observe_verdict(
-        self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
-    ) -> None:
-        """The target has judged a draft of the draft model.
-
-        For each distribution that the draft model computed: `acceptances`, the probability that a
-        token from it is accepted if those before it are, from both models' distributions;
-        `target_gaps`, the target's logit gap.
-        """
-        ...
-
-    def observe_round(self, round_: Round) -> None:
-        """A round has ended: learn what it cost. Called after observe_verdict, for every round."""
-        ...
-
-    def set_n_sharers(self, n_sharers: int) -> None:
-        """The next target pass is shared by so many texts."""
-        ...
-
-    def advice(self) -> str | None:
-        """What to change if this pair's draft does not pay; None if it does."""
-        ...
-
-
 class FixedLength:
     """Drafts as many tokens as allowed, in every round."""
 
@@ -164,6 +102,10 @@ class AutoLength:
 
     The target's logit gaps of the last tokens show how predictable the text is at present, also
     while nothing is drafted. What rejected drafts may cost in a text is limited.
+
+    A drafter asks it, drafts, and reports the result. `rule` is asked for each further token of the
+    draft model: should_evaluate (run the model?) and, given the logit gap, should_draw (draw from
+    its distribution?).
     """
 
     def __init__(
@@ -204,10 +146,12 @@ class AutoLength:
 
     @property
     def why(self) -> str:
+        """Why the round's draft is no longer."""
         return self._skipped or STOP_REASONS[self.rule.stop]
 
     @property
     def expected(self) -> float | None:
+        """How many of the drawn tokens are accepted, on average; None: unknown."""
         return self.rule.expected
 
     @property
@@ -216,6 +160,10 @@ class AutoLength:
         return Acceptance(self.rule.acceptance.coefficients, self._by_target.coefficients)
 
     def start_round(self, n_max: int, n_unread: int) -> Action:
+        """A round of at most `n_max` drafted tokens starts: what does the draft model do?
+
+        `n_unread`: tokens that the draft model has not read yet.
+        """
         self._n_unread = n_unread
         self._update()
         n_affordable = self._loss_limit.n_affordable(
@@ -264,6 +212,11 @@ class AutoLength:
         return is_due and self.rule.rate * costs.plain < constants.SMALL_SPEED_UP
 
     def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
+        """How much to use of a draft that already exists, such as an n-gram match.
+
+        `probs`: for each token, its acceptance probability if those before it are accepted;
+        `forced`: the same of the forced tokens before them.
+        """
         self.rule.start(0)
         self._skipped = ""
         self._update()
@@ -277,6 +230,7 @@ class AutoLength:
         return _prefix_length(self.rule, probs, forced, model_gain)
 
     def observe_gaps(self, gaps: Iterable[float]) -> None:
+        """The target's logit gaps at the tokens that a round has added."""
         for gap in gaps:
             self._gaps.append(gap)
             if self._skipped == NO_GAIN:  # forget a little: by now it may be accepted more often
@@ -285,6 +239,12 @@ class AutoLength:
     def observe_verdict(
         self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
     ) -> None:
+        """The target has judged a draft of the draft model.
+
+        For each distribution that the draft model computed: `acceptances`, the probability that a
+        token from it is accepted if those before it are, from both models' distributions;
+        `target_gaps`, the target's logit gap.
+        """
         # Only the regression of the bonus needs what lies behind the first rejected token.
         known = list(islice(acceptances, None if self._block_bonus else n_accepted + 1))
         # The probabilities have less variance than the number of accepted tokens.
@@ -312,6 +272,7 @@ class AutoLength:
         self.rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
 
     def observe_round(self, round_: Round) -> None:
+        """A round has ended: learn what it cost. Called after observe_verdict, for every round."""
         self._observe_costs(round_)
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
         n_tokens, lost = len(round_.tokens), 0.0
@@ -340,12 +301,14 @@ class AutoLength:
                 costs.observe_plain(seconds)
 
     def set_n_sharers(self, n_sharers: int) -> None:
+        """The next target pass is shared by so many texts."""
         # Other texts must not change a text with a seed.
         if n_sharers != self._n_sharers and not self.costs.is_frozen:
             self._n_sharers = n_sharers
             self._is_current = False
 
     def advice(self) -> str | None:
+        """What to change if this pair's draft does not pay; None if it does."""
         n_skipped, n_rounds, curve = self._n_without_gain, self._n_rounds, self.costs.curve
         if n_skipped < max(constants.N_ADVICE, constants.ADVICE_SHARE * n_rounds):
             return None
@@ -387,6 +350,9 @@ class AutoLength:
         gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
         levels = (gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels))
         return [self._by_target.probability(gap) for gap in levels]
+
+
+LengthPolicy = FixedLength | AutoLength  # with the same methods, described at AutoLength
 
 
 def _prefix_length(

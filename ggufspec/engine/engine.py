@@ -13,12 +13,11 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
 from ggufspec.engine.file_sampling import FileSampling
-from ggufspec.engine.generation import Completion, Generation
+from ggufspec.engine.generation import Completion, Generation, Stream
 from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.slots import Slots
-from ggufspec.engine.stream import Stream
 from ggufspec.engine.text import Message, render_chat
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.llama.context import Context

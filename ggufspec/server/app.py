@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -18,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ggufspec import __version__
 from ggufspec.engine.engine import Engine
@@ -29,16 +30,16 @@ from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.page import page
-from ggufspec.server.queue import ParsedRequest
 from ggufspec.server.requests import parse_request
 from ggufspec.server.responses import ResponseBuilder
-from ggufspec.server.sse import DONE, KEEP_ALIVE, EventStream, frame
 from ggufspec.server.strict_json import parse_json
 from ggufspec.server.submission import submit
-from ggufspec.server.worker import EngineWorker
+from ggufspec.server.worker import EngineWorker, ParsedRequest
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
 _NEEDED = "Input should be "  # how pydantic begins an error of type
+_KEEP_ALIVE = b": waiting\n\n"  # a comment, which clients ignore
+_DONE = b"data: [DONE]\n\n"
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in (
@@ -231,7 +232,7 @@ async def _respond(
         return JSONResponse(builder.body())
     frames = _frames(builder, parsed, request, service)
     # An error before the first frame gets a status of its own; later ones are sent in the stream.
-    return EventStream(await anext(frames), frames)
+    return _EventStream(await anext(frames), frames)
 
 
 async def _collect(
@@ -251,17 +252,48 @@ async def _frames(
     try:
         async with aclosing(events):
             async for event in events:
-                frames = [KEEP_ALIVE] if event is None else map(frame, builder.add(event))
+                frames = [_KEEP_ALIVE] if event is None else map(_frame, builder.add(event))
                 for data in frames:
                     has_begun = True
                     yield data
         if (usage := builder.usage_chunk()) is not None:
-            yield frame(usage)
-        yield DONE
+            yield _frame(usage)
+        yield _DONE
     except ApiError as error:
         if not has_begun:
             raise
-        yield frame(error.body)
+        yield _frame(error.body)
+
+
+class _EventStream(Response):
+    """Sends a first frame, then others as they come, and closes their generator in the end."""
+
+    media_type = "text/event-stream"
+    charset = "utf-8"
+
+    def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._frames = frames
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        try:
+            await send(start)
+            await send({"type": "http.response.body", "body": self._first, "more_body": True})
+            async for data in self._frames:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ClientDisconnect:
+            return
+        finally:
+            await self._frames.aclose()
+
+
+def _frame(document: dict[str, Any]) -> bytes:
+    """One event."""
+    return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
 # Errors, all in OpenAI's format

@@ -11,7 +11,6 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.options import ServerOptions
-from ggufspec.server.queue import ParsedRequest
 from ggufspec.server.schema import (
     ChatMessage,
     ChatRequest,
@@ -22,6 +21,7 @@ from ggufspec.server.schema import (
     Tool,
 )
 from ggufspec.server.tool_calls import OPENING
+from ggufspec.server.worker import ParsedRequest
 
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
 _PENALTIES = ("presence_penalty", "frequency_penalty")

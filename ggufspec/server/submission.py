@@ -13,14 +13,14 @@ from starlette.types import Message
 
 from ggufspec.server.errors import ApiError
 from ggufspec.server.options import ServerOptions
-from ggufspec.server.queue import (
+from ggufspec.server.worker import (
     ChoiceDelta,
     ChoiceFinished,
+    EngineWorker,
     ParsedRequest,
     RequestEnded,
     RequestEvent,
 )
-from ggufspec.server.worker import EngineWorker
 
 
 async def submit(

@@ -1,4 +1,4 @@
-"""The thread that drives the engine, one round at a time, for all running requests."""
+"""The thread that drives the engine, one round at a time, for all requests in its queue."""
 
 from __future__ import annotations
 
@@ -7,29 +7,93 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Generation
+from ggufspec.engine.generation import Completion, Generation
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.queue import (
-    ChoiceDelta,
-    ChoiceFinished,
-    ParsedRequest,
-    RequestEnded,
-    RequestEvent,
-    RunningChoice,
-    TextRequest,
-)
 
 _MAX_RETRY = 60.0  # seconds, in Retry-After
 _N_SEEDS = 2**64
+
+
+@dataclass(frozen=True)
+class ParsedRequest:
+    """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
+
+    `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
+    `has_tools`: whether the text may contain tool calls.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    options: CheckedOptions
+    n: int = 1
+    seed: int | None = None
+    n_top: int | None = None
+    has_tools: bool = False
+
+
+class ChoiceDelta(NamedTuple):
+    """More text of one choice."""
+
+    choice_index: int
+    text: str
+    tokens: Sequence[int]
+    drafted: Sequence[bool]
+    logprobs: Sequence[TokenLogprobs]
+
+
+class ChoiceFinished(NamedTuple):
+    """One choice is complete."""
+
+    choice_index: int
+    completion: Completion
+
+
+class RequestEnded(NamedTuple):
+    """The last event: all choices are complete, or the request has failed."""
+
+    error: ApiError | None
+
+
+RequestEvent = ChoiceDelta | ChoiceFinished | RequestEnded
+
+
+@dataclass(eq=False)
+class RunningChoice:
+    """A choice that is being generated."""
+
+    owner: TextRequest
+    index: int
+    generation: Generation
+    tokens: list[int] = field(default_factory=list)
+
+
+class TextRequest:
+    """A request in the queue, then running: its choices in progress, and those not yet started.
+
+    `on_event` is called on the worker's thread.
+    """
+
+    def __init__(self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]) -> None:
+        self.parsed = parsed
+        self.on_event = on_event
+        self.arrived_at = self.started_at = perf_counter()
+        self.is_cancelled = False
+        self.choices: list[RunningChoice] = []
+        self.pending = deque(range(len(parsed.prompts) * parsed.n))
+
+    def prompt_of(self, index: int) -> Sequence[int]:
+        """The prompt of one of its choices."""
+        return self.parsed.prompts[index // self.parsed.n]
 
 
 class EngineWorker:

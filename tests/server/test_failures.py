@@ -11,7 +11,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
-from ggufspec.server.queue import ParsedRequest, RequestEvent
+from ggufspec.server.worker import ParsedRequest, RequestEvent
 
 SHORT: dict[str, Any] = {"prompt": "hi", "temperature": 0, "max_tokens": 4}
 

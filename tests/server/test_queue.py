@@ -22,7 +22,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.server import worker
 from ggufspec.server.logprobs import logprobs_of
-from ggufspec.server.queue import ParsedRequest, RequestEvent
+from ggufspec.server.worker import ParsedRequest, RequestEvent
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}

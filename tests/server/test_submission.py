@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.server.errors import ApiError
 from ggufspec.server.options import ServerOptions
-from ggufspec.server.queue import ChoiceDelta, ParsedRequest, RequestEvent
 from ggufspec.server.submission import submit
+from ggufspec.server.worker import ChoiceDelta, ParsedRequest, RequestEvent
 
 
 class FloodingWorker:
