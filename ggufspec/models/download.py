@@ -238,21 +238,14 @@ def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: NamedProgress | 
         for file, path in pairs
         if file.sha256 is not None and hashes.known_sha256(path) != file.sha256
     ]
-    total = sum(file.size for file, _ in unknown)
-    n_before = 0
-    for file, path in unknown:
-
-        def report(n_done: int, before: int = n_before) -> None:
-            if progress is not None:
-                progress("Verifying", before + n_done, total)
-
-        if hashes.sha256_of(path, report) != file.sha256:
+    found = hashes.hashes_of([path for _, path in unknown], progress)
+    for (file, path), sha256 in zip(unknown, found, strict=True):
+        if sha256 != file.sha256:
             local.remove([path])
             raise DownloadError(
                 f"{file.path} in the cache was damaged: its hash is not the one on the hub. It was "
                 "removed: run the command again to download it"
             )
-        n_before += file.size
 
 
 @contextlib.contextmanager
