@@ -196,17 +196,10 @@ def verify(name: str) -> int:
     named = parse(name, registry)
     entry = named.entry if isinstance(named, HubFiles) else None
     paths = _here(name)
-    n_bytes = sum(path.stat().st_size for path in paths)
     is_damaged = False
-    n_before = 0
     with late_bars() as bars:
-        for i, path in enumerate(paths):
-
-            def report(n_done: int, before: int = n_before) -> None:
-                bars.download("Verifying", before + n_done, n_bytes)
-
-            digest = hashes.sha256_of(path, report)
-            n_before += path.stat().st_size
+        for i, digest in enumerate(hashes.hashes_of(paths, bars.download)):
+            path = paths[i]
             wanted = (entry.sha256_of(entry.files[i]) if entry else None) or _blob_sha256(path)
             verdict = {None: "not compared, no sha256 is known for it", digest: "correct"}.get(
                 wanted, f"DAMAGED: the correct one is {wanted}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from ggufspec.drafting import profile_store
 from ggufspec.llama import child, devices
+from ggufspec.llama.devices import POINTER, TEXT
 from ggufspec.llama.log import listening, logger
 
 VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
@@ -134,11 +135,10 @@ def _find(name: str) -> tuple[ctypes._Pointer[ctypes.c_void_p], int] | None:
     """
     with listening():
         llama_cpp.llama_backend_init()
-    pointer = ctypes.c_void_p
     get_types = devices.backend_function(
-        *("CPU", "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(pointer), pointer)
+        *("CPU", "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(POINTER), POINTER)
     )
-    library = devices.ggml({"ggml_backend_buft_name": (ctypes.c_char_p, [pointer])})
+    library = devices.ggml({"ggml_backend_buft_name": (TEXT, [POINTER])})
     types = get_types(None) if get_types and library else None
     i = 0
     while library and types and types[i]:

@@ -16,6 +16,7 @@ import llama_cpp
 
 from ggufspec.placement.plan import Gpu
 
+POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 Signature = tuple[Any, list[Any]]  # the types of a C function: result, arguments
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
@@ -100,14 +101,13 @@ class Device(NamedTuple):
 
 def devices() -> list[Device]:
     """The devices of llama.cpp; empty if the library does not export them."""
-    pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
     library = ggml(
         {
-            "ggml_backend_dev_count": (size, []),
-            "ggml_backend_dev_get": (pointer, [size]),
-            "ggml_backend_dev_name": (text, [pointer]),
-            "ggml_backend_dev_description": (text, [pointer]),
-            "ggml_backend_dev_type": (ctypes.c_int, [pointer]),
+            "ggml_backend_dev_count": (SIZE, []),
+            "ggml_backend_dev_get": (POINTER, [SIZE]),
+            "ggml_backend_dev_name": (TEXT, [POINTER]),
+            "ggml_backend_dev_description": (TEXT, [POINTER]),
+            "ggml_backend_dev_type": (ctypes.c_int, [POINTER]),
         }
     )
     if library is None:
@@ -123,9 +123,8 @@ def devices() -> list[Device]:
 
 def free_bytes(device: int) -> int:
     """Free bytes of a device, given its pointer; 0 if the library does not export this."""
-    pointer, sizes = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t)
-    n_free, n_total = ctypes.c_size_t(), ctypes.c_size_t()
-    if library := ggml({"ggml_backend_dev_memory": (None, [pointer, sizes, sizes])}):
+    sizes, n_free, n_total = ctypes.POINTER(SIZE), SIZE(), SIZE()
+    if library := ggml({"ggml_backend_dev_memory": (None, [POINTER, sizes, sizes])}):
         library.ggml_backend_dev_memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
     return n_free.value
 
@@ -190,11 +189,10 @@ def ggml(functions: Mapping[str, Signature]) -> ctypes.CDLL | None:
 
 def backend_function(backend: str, name: str, *types: Any) -> Callable[..., Any] | None:
     """A function that a backend of ggml offers by name; `types`: of the result and arguments."""
-    pointer, text = ctypes.c_void_p, ctypes.c_char_p
     library = ggml(
         {
-            "ggml_backend_reg_by_name": (pointer, [text]),
-            "ggml_backend_reg_get_proc_address": (pointer, [pointer, text]),
+            "ggml_backend_reg_by_name": (POINTER, [TEXT]),
+            "ggml_backend_reg_get_proc_address": (POINTER, [POINTER, TEXT]),
         }
     )
     found = library and library.ggml_backend_reg_by_name(backend.encode())

@@ -15,7 +15,6 @@ from llama_cpp.llama_speculative import LlamaDraftModel
 from numpy.typing import NDArray
 
 from ggufspec.common import defaults, validate
-from ggufspec.decoding.sampling import Sampling, to_probs
 from ggufspec.decoding.types import Session
 from ggufspec.errors import NoRoomError, OptionError
 from ggufspec.llama.attention import known_attention
@@ -28,8 +27,6 @@ from ggufspec.llama.vocab_map import map_of
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import check_model
 from ggufspec.models.shape import shape_of
-
-_GREEDY = Sampling(temperature=0, samplers=("temperature",))
 
 
 class _Target(NamedTuple):
@@ -94,7 +91,7 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
                 logits = session.score(tokens)
             except NoRoomError:
                 break
-            tokens.append(to_probs(logits, _GREEDY).pick(0, 0.0))
+            tokens.append(int(logits[0].argmax()))
             if tokens[-1] in stop_tokens:
                 break
         return np.array(tokens[n_known:], dtype=np.intc)

@@ -9,7 +9,7 @@ from collections.abc import Set
 import llama_cpp
 
 from ggufspec.errors import ModelError
-from ggufspec.llama.devices import ggml
+from ggufspec.llama.devices import POINTER, SIZE, TEXT, ggml
 
 _OUTPUT = re.compile(rb"l_out-(\d+)")  # llama.cpp's name for the output of a layer
 
@@ -22,13 +22,12 @@ class LayerSkip:
 
     def __init__(self) -> None:
         """Raises ModelError where the loaded llama.cpp lacks the functions for it."""
-        pointer, size = ctypes.c_void_p, ctypes.c_size_t
         library = ggml(
             {
-                "ggml_get_name": (ctypes.c_char_p, [pointer]),
-                "ggml_nbytes": (size, [pointer]),
-                "ggml_backend_tensor_get": (None, [pointer, pointer, size, size]),
-                "ggml_backend_tensor_set": (None, [pointer, pointer, size, size]),
+                "ggml_get_name": (TEXT, [POINTER]),
+                "ggml_nbytes": (SIZE, [POINTER]),
+                "ggml_backend_tensor_get": (None, [POINTER, POINTER, SIZE, SIZE]),
+                "ggml_backend_tensor_set": (None, [POINTER, POINTER, SIZE, SIZE]),
             }
         )
         if library is None:

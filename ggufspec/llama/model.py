@@ -77,6 +77,19 @@ class Model:
             params.devices = ctypes.cast(pointers, ctypes.c_void_p)
         self._pointer: int | None = self._load(params, progress)
         self.vocab = Vocab(self.pointer)
+        at = self.pointer
+        self.n_params: int = llama_cpp.llama_model_n_params(at)
+        self.n_bytes: int = llama_cpp.llama_model_size(at)  # of all tensors
+        self.n_layers: int = llama_cpp.llama_model_n_layer(at)
+        self.n_ctx_train: int = llama_cpp.llama_model_n_ctx_train(at)  # the context of the training
+        self.n_embd: int = llama_cpp.llama_model_n_embd(at)  # the width of its hidden states
+        self.n_embd_out: int = llama_cpp.llama_model_n_embd_out(at) or self.n_embd  # of the last
+        self.has_windows: bool = llama_cpp.llama_model_n_swa(at) > 0  # sliding ones, in some layers
+        # Whether the cache can drop the end of a sequence; not for recurrent architectures.
+        has_state = llama_cpp.llama_model_is_recurrent(at) or llama_cpp.llama_model_is_hybrid(at)
+        self.can_drop_tail = not has_state
+        template: bytes | None = llama_cpp.llama_model_chat_template(at, None)  # Jinja
+        self.chat_template = template.decode("utf-8", "replace") if template else None
         try:
             if not is_head:
                 self._check_writes_text()
@@ -158,20 +171,6 @@ class Model:
         return buffer.value.decode("utf-8", "replace")
 
     @property
-    def n_params(self) -> int:
-        return int(llama_cpp.llama_model_n_params(self.pointer))
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes of all tensors."""
-        return int(llama_cpp.llama_model_size(self.pointer))
-
-    @property
-    def n_ctx_train(self) -> int:
-        """The context that the model was trained for, in tokens."""
-        return int(llama_cpp.llama_model_n_ctx_train(self.pointer))
-
-    @property
     def n_ctx_max(self) -> int | None:
         """The number of learned positions, which no context can exceed (GPT-2 ...).
 
@@ -190,7 +189,7 @@ class Model:
         n_kv = int(llama_cpp.llama_model_n_head_kv(self.pointer))
         if not n or not n_kv or not self.can_drop_tail:
             return None
-        usual = llama_cpp.llama_model_n_embd(self.pointer) // n
+        usual = self.n_embd // n
         k, v = (self._number(f"attention.{of}_length", usual) for of in ("key", "value"))
         return Heads(n, n_kv, k, v)
 
@@ -201,45 +200,12 @@ class Model:
         return self.n_layers * heads.n_kv * (heads.n_keys + heads.n_values) if heads else 0
 
     @property
-    def n_embd(self) -> int:
-        """The width of its hidden states."""
-        return int(llama_cpp.llama_model_n_embd(self.pointer))
-
-    @property
-    def n_embd_out(self) -> int:
-        """The width of what its last layer gives."""
-        return int(llama_cpp.llama_model_n_embd_out(self.pointer)) or self.n_embd
-
-    @property
-    def n_layers(self) -> int:
-        return int(llama_cpp.llama_model_n_layer(self.pointer))
-
-    @property
     def n_gpu_layers(self) -> int:
         """How many of n_layers + 1 (the output is one more) are for GPUs."""
         n_all = self.n_layers + 1
         if not (self.rpc or offload_devices()):
             return 0
         return min(self._n_gpu_layers, n_all) if self._n_gpu_layers >= 0 else n_all
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether some layers have sliding-window attention."""
-        return int(llama_cpp.llama_model_n_swa(self.pointer)) > 0
-
-    @property
-    def can_drop_tail(self) -> bool:
-        """Whether the cache can drop the end of a sequence; not for recurrent architectures."""
-        return not (
-            llama_cpp.llama_model_is_recurrent(self.pointer)
-            or llama_cpp.llama_model_is_hybrid(self.pointer)
-        )
-
-    @property
-    def chat_template(self) -> str | None:
-        """The Jinja chat template of the file, if it has one."""
-        found: bytes | None = llama_cpp.llama_model_chat_template(self.pointer, None)
-        return found.decode("utf-8", "replace") if found else None
 
     def _number(self, key: str, default: int) -> int:
         """A whole number of the file's header, whose key begins with the architecture."""

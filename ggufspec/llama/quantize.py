@@ -26,17 +26,14 @@ def requantize(
     quantization: str,
     *,
     output_type: str | None = None,
-    embedding_type: str | None = None,
-    n_threads: int = 0,
     force: bool = False,
 ) -> None:
     """Write a copy of a model with other types of weights: whole, or not at all.
 
-    quantization: a name of llama-quantize, such as Q4_0. output_type, embedding_type: the type of
-    the output matrix and of the token embedding, such as Q8_0; None: llama-quantize's choice. In
-    a model without an output matrix, the embedding is used as such. n_threads: 0 for all. force:
-    replace an existing file. Weights that are quantized twice are less accurate than those that
-    are quantized once. The metadata stays.
+    quantization: a name of llama-quantize, such as Q4_0. output_type: the type of the output
+    matrix, such as Q8_0; None: llama-quantize's choice. force: replace an existing file. Weights
+    that are quantized twice are less accurate than those that are quantized once. The metadata
+    stays.
 
     Raises OptionError for an unknown type or a path that must not be written, ModelError for a file
     that llama.cpp cannot quantize, CacheError if the folder does not take the copy.
@@ -46,12 +43,9 @@ def requantize(
     params = llama_cpp.llama_model_quantize_default_params()
     params.ftype = quantization_number(quantization)
     params.allow_requantize = True
-    params.nthread = n_threads
     params.max_buf_size = _BUFFER_BYTES
     if output_type is not None:
         params.output_tensor_type = _tensor_type(output_type, header)
-    if embedding_type is not None:
-        params.token_embedding_type = _tensor_type(embedding_type, header)
     with whole_file(to) as file, listening():
         llama_cpp.llama_backend_init()
         failed = llama_cpp.llama_model_quantize(

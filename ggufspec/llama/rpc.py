@@ -14,6 +14,7 @@ import llama_cpp
 
 from ggufspec.errors import OptionError, RpcError
 from ggufspec.llama import child, devices
+from ggufspec.llama.devices import POINTER, SIZE, TEXT
 from ggufspec.llama.log import listening
 from ggufspec.placement.plan import Gpu
 from ggufspec.placement.rpc_address import Address, greet, resolved
@@ -38,8 +39,7 @@ class RpcConnections:
     def __init__(self, addresses: Sequence[Address]) -> None:
         """Raises OptionError without the backend, RpcError for a server that cannot be used."""
         self.devices: tuple[RemoteDevice, ...] = ()
-        self._backends: list[int] = []
-        self._addresses: list[Address] = []
+        self._connected: list[tuple[int, Address]] = []  # each with a backend of ggml
         if addresses and not is_built():
             raise OptionError(
                 "rpc needs llama.cpp's RPC backend, and this build of llama-cpp-python has none. "
@@ -63,10 +63,10 @@ class RpcConnections:
 
     def close(self) -> None:
         """Release the servers. Closing twice is fine."""
-        while self._backends:
-            ggml().ggml_backend_free(self._backends.pop())
-        while self._addresses:
-            _in_use.discard(self._addresses.pop())
+        while self._connected:
+            backend, address = self._connected.pop()
+            ggml().ggml_backend_free(backend)
+            _in_use.discard(address)
 
     def _connect(self, address: Address) -> None:
         os.environ.setdefault("GGML_NO_BACKTRACE", "1")
@@ -86,9 +86,8 @@ class RpcConnections:
                     f"{len(pointers)} when this process first connected; restart this process"
                 )
             # A backend keeps the connection, so that no other process takes the server meanwhile.
-            self._backends.append(ggml().ggml_backend_dev_init(pointers[0], None))
+            self._connected.append((ggml().ggml_backend_dev_init(pointers[0], None), at))
         _in_use.add(at)
-        self._addresses.append(at)
         names = [str(address) if not i else f"{address}#{i}" for i in range(len(pointers))]
         self.devices += tuple(map(RemoteDevice, pointers, names))
 
@@ -141,9 +140,7 @@ def _try(address: Address, at: Address) -> int:
 
 def _add(endpoint: str) -> list[int]:
     """The ggml devices of a server; the same pointers each time."""
-    add = devices.backend_function(
-        "RPC", "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p
-    )
+    add = devices.backend_function("RPC", "ggml_backend_rpc_add_server", POINTER, TEXT)
     if add is None:
         raise OptionError("the RPC backend of this llama.cpp cannot add servers; update it")
     server = add(endpoint.encode())
@@ -154,13 +151,12 @@ def _add(endpoint: str) -> list[int]:
 @cache
 def ggml() -> ctypes.CDLL:
     """ggml, with the types of the functions used here. Raises OptionError if one is missing."""
-    pointer, text, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
     library = devices.ggml(
         {
-            "ggml_backend_reg_dev_count": (size, [pointer]),
-            "ggml_backend_reg_dev_get": (pointer, [pointer, size]),
-            "ggml_backend_dev_init": (pointer, [pointer, text]),
-            "ggml_backend_free": (None, [pointer]),
+            "ggml_backend_reg_dev_count": (SIZE, [POINTER]),
+            "ggml_backend_reg_dev_get": (POINTER, [POINTER, SIZE]),
+            "ggml_backend_dev_init": (POINTER, [POINTER, TEXT]),
+            "ggml_backend_free": (None, [POINTER]),
         }
     )
     if library is None:

@@ -85,18 +85,14 @@ class VocabMap:
         self._compound_tokens = np.flatnonzero(self._is_compound)
 
     @property
-    def share(self) -> float:
-        """How many of the target's tokens the draft has, of 1."""
-        return self.n_common / self.n_target
-
-    @property
     def note(self) -> str:
         """What the draft can draft, in a line; where that is little, with advice."""
         found = (
             f"the draft has another vocabulary ({self._difference}). It drafts only the "
-            f"{self.n_common:,} tokens that both have: {self.share:.0%} of the target's, "
-            f"{self.n_common / self.n_draft:.0%} of its own, {self.coverage_of_prose:.0%} of those "
-            f"in an English text, {self.coverage_of_code:.0%} in Python code"
+            f"{self.n_common:,} tokens that both have: {self.n_common / self.n_target:.0%} of the "
+            f"target's, {self.n_common / self.n_draft:.0%} of its own, "
+            f"{self.coverage_of_prose:.0%} of those in an English text, "
+            f"{self.coverage_of_code:.0%} in Python code"
         )
         if max(self.coverage_of_prose, self.coverage_of_code) >= _LEAST_COVERAGE:
             return found

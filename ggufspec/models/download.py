@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import queue
 import threading
 from collections.abc import Iterator, Sequence
 from io import FileIO
@@ -64,9 +63,9 @@ def _check_room(missing: Sequence[RemoteFile]) -> None:
 
 def _receive_all(files: Sequence[RemoteFile], progress: NamedProgress | None) -> None:
     """Several at a time, in threads; the first error, or an interrupt, ends all of them."""
-    waiting, outcomes = iter(files), queue.SimpleQueue[BaseException | None]()
+    waiting, stop = iter(files), threading.Event()
     n_done = dict.fromkeys((file.path for file in files), 0)
-    stop = threading.Event()
+    errors: list[BaseException] = []
 
     def work() -> None:
         try:
@@ -74,26 +73,23 @@ def _receive_all(files: Sequence[RemoteFile], progress: NamedProgress | None) ->
                 if stop.is_set():
                     break
                 _receive(file, stop, n_done)
-            outcomes.put(None)
         except BaseException as error:  # raised by the caller
-            outcomes.put(error)
+            errors.append(error)
 
-    n_threads = min(N_PARALLEL, len(files))
     # Daemons: a thread that waits for a silent hub must not delay the exit.
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(n_threads)]
+    threads = [threading.Thread(target=work, daemon=True) for _ in files[:N_PARALLEL]]
     total = sum(file.size for file in files)
     try:
         for thread in threads:
             thread.start()
-        n_running = n_threads
-        while n_running:
-            with contextlib.suppress(queue.Empty):
-                outcome = outcomes.get(timeout=_POLL_SECONDS)
-                n_running -= 1
-                if outcome is not None:
-                    raise outcome
+        while not errors:
+            running = [thread for thread in threads if thread.is_alive()]
             if progress is not None:
                 progress("Downloading", sum(n_done.values()), total)
+            if not running:
+                return
+            running[0].join(_POLL_SECONDS)
+        raise errors[0]
     finally:
         stop.set()
         for thread in threads:
@@ -242,21 +238,14 @@ def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: NamedProgress | 
         for file, path in pairs
         if file.sha256 is not None and hashes.known_sha256(path) != file.sha256
     ]
-    total = sum(file.size for file, _ in unknown)
-    n_before = 0
-    for file, path in unknown:
-
-        def report(n_done: int, before: int = n_before) -> None:
-            if progress is not None:
-                progress("Verifying", before + n_done, total)
-
-        if hashes.sha256_of(path, report) != file.sha256:
+    found = hashes.hashes_of([path for _, path in unknown], progress)
+    for (file, path), sha256 in zip(unknown, found, strict=True):
+        if sha256 != file.sha256:
             local.remove([path])
             raise DownloadError(
                 f"{file.path} in the cache was damaged: its hash is not the one on the hub. It was "
                 "removed: run the command again to download it"
             )
-        n_before += file.size
 
 
 @contextlib.contextmanager

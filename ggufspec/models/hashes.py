@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ggufspec.common.facts import json_object
 from ggufspec.common.files import default_cache_dir, write_whole
+from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import CacheError
 
 _CHUNK = 2**20
@@ -25,18 +26,19 @@ def known_sha256(path: Path) -> str | None:
     return str(content.get("sha256")) if content and is_same else None
 
 
-def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
-    """Compute and store the hash of a file. progress: called with the bytes read so far."""
-    digest = hashlib.sha256()
-    n_done = 0
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            n_done += len(chunk)
-            if progress is not None:
-                progress(n_done)
-    remember(path, digest.hexdigest())
-    return digest.hexdigest()
+def hashes_of(paths: Sequence[Path], progress: NamedProgress | None = None) -> Iterator[str]:
+    """Compute and store the sha256 of each file."""
+    n_done, n_bytes = 0, sum(path.stat().st_size for path in paths)
+    for path in paths:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                n_done += len(chunk)
+                if progress is not None:
+                    progress("Verifying", n_done, n_bytes)
+        remember(path, digest.hexdigest())
+        yield digest.hexdigest()
 
 
 def remember(path: Path, sha256: str) -> None:

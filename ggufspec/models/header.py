@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,8 +23,7 @@ from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
 
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
-_FIRST_READ = 2**22  # bytes; a large vocabulary takes some ten million
-_MOST_READ = 2**30
+_MOST_READ = 2**30  # bytes; a large vocabulary takes some ten million
 _N_MOST_KEYS, _N_MOST_TENSORS = 2**16, 2**20
 _N_MOST_DIMENSIONS = 4
 _MOST_BYTES = 2**62
@@ -194,16 +194,8 @@ def read_header(path: Path) -> Header:
 
 def read_one(path: Path) -> Header:
     """The header of one file alone, even of a split set. Raises ModelError."""
-    with open_gguf(path) as file:
-        data, n_bytes = b"", path.stat().st_size
-        while True:
-            wanted = min(max(_FIRST_READ, 4 * len(data)), n_bytes)
-            data += file.read(wanted - len(data))
-            try:
-                return _Parser(data, path, n_bytes).header()
-            except _Short:
-                if len(data) < wanted or len(data) >= min(n_bytes, _MOST_READ):
-                    raise _broken_off(path) from None
+    with open_gguf(path) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        return _Parser(data, path).header()
 
 
 @contextmanager
@@ -270,13 +262,10 @@ def _joined(parts: Sequence[Header]) -> Header:
     return whole
 
 
-class _Short(Exception):
-    """More of the file has to be read."""
-
-
 class _Parser:
-    def __init__(self, data: bytes, path: Path, n_bytes: int) -> None:
-        self._data, self._path, self._n_bytes = data, path, n_bytes
+    def __init__(self, data: mmap, path: Path) -> None:
+        self._data, self._path, self._n_bytes = data, path, len(data)
+        self._end = min(len(data), _MOST_READ)
         self._at = len(_MAGIC)
         self._offsets: dict[str, int] = {}  # of the data of the tensors parsed so far
         self._n_data = 0  # where it ends
@@ -360,19 +349,15 @@ class _Parser:
     def _texts(self, n: int) -> list[bytes]:
         """Many strings; written for speed, since a vocabulary has up to 260,000."""
         self._check_room(n * 8)
-        data, at, end = self._data, self._at, len(self._data)
-        length_at: Callable[[bytes, int], tuple[int]] = struct.Struct("<Q").unpack_from
+        data, at, end = self._data, self._at, self._end
+        length_at: Callable[[mmap, int], tuple[int]] = struct.Struct("<Q").unpack_from
         found: list[bytes] = []
         add = found.append
         for _ in range(n):
             start = at + 8
-            if start > end:
-                raise _Short
-            at = start + length_at(data, at)[0]
+            at = end + 1 if start > end else start + length_at(data, at)[0]
             if at > end:
-                self._at = start
-                self._check_room(at - start)
-                raise _Short
+                raise _broken_off(self._path)
             add(data[start:at])
         self._at = at
         return found
@@ -386,15 +371,11 @@ class _Parser:
 
     def _take(self, n: int) -> bytes:
         self._check_room(n)
-        end = self._at + n
-        if end > len(self._data):
-            raise _Short
-        taken = self._data[self._at : end]
-        self._at = end
-        return taken
+        self._at += n
+        return self._data[self._at - n : self._at]
 
     def _check_room(self, n: int) -> None:
-        if n > self._n_bytes - self._at:
+        if n > self._end - self._at:
             raise _broken_off(self._path)
 
     def _damaged(self, what: str) -> ModelError:

@@ -39,7 +39,7 @@ def find(wanted: HubFiles | HubQuant | TrimEntry) -> tuple[Path, ...] | None:
     if isinstance(wanted, HubFiles):
         files = wanted.files
     else:
-        found = quants.of_quant(_complete_models(folder), wanted.quant)
+        found = quants.of_quant(_complete_models(folder, "**/*"), wanted.quant)
         files = found[0].files if len(found) == 1 else ()
     paths = tuple(folder.joinpath(*file.split("/")) for file in files)
     return paths if paths and all(path.is_file() for path in paths) else None
@@ -51,13 +51,12 @@ def cached_models() -> Iterator[tuple[Path, ...]]:
     The first one is the one to load.
     """
     for folder in sorted(hub_cache().glob("models--*--*/snapshots/*")):
-        for model in _complete_models(folder):
-            yield tuple(folder / file for file in model.files)
+        yield from models_in(folder, "**/*")
 
 
-def models_in(folder: Path) -> Iterator[tuple[Path, ...]]:
-    """The files of each complete GGUF model in a folder, without its subfolders."""
-    for model in _complete_models(folder, "*"):
+def models_in(folder: Path, pattern: str = "*") -> Iterator[tuple[Path, ...]]:
+    """The files of each complete GGUF model in a folder; by default without its subfolders."""
+    for model in _complete_models(folder, pattern):
         yield tuple(folder / file for file in model.files)
 
 
@@ -93,7 +92,7 @@ def _snapshot(folder: Path, revision: str) -> Path | None:
     return snapshot if snapshot.is_dir() else None
 
 
-def _complete_models(folder: Path, pattern: str = "**/*") -> list[quants.ModelFiles]:
+def _complete_models(folder: Path, pattern: str) -> list[quants.ModelFiles]:
     files = [path for path in folder.glob(pattern) if path.is_file()]
     models = quants.group(path.relative_to(folder).as_posix() for path in files)
     return [model for model in models if not model.missing]

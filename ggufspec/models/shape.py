@@ -262,14 +262,7 @@ def _layers(header: Header, n_embd: int, used: range) -> tuple[Layer, ...]:
         if i in header.mtp_layers:
             n_active //= len(header.mtp_layers)  # a step computes one of them
         has_state = any(part in tensor.name for tensor in of for part in _RECURRENT)
-        made.append(
-            Layer(
-                n_bytes=n_bytes,
-                n_active_bytes=n_active,
-                n_kv_values=n_kv,
-                n_state_bytes=n_state if has_state else 0,
-            )
-        )
+        made.append(Layer(n_bytes, n_active, n_kv, n_state if has_state else 0))
     return tuple(made)
 
 

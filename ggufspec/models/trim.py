@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from ggufspec.common.files import fingerprint_of
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models import trim_layers, trim_vocabulary
 from ggufspec.models.gguf_file import Chunk, Encoded, GgufFile
-from ggufspec.models.header import Header, layer_of, open_gguf
+from ggufspec.models.header import Header, layer_of
 from ggufspec.models.tensors import Tensor
 
 # The keys that say what was left out. In a copy of a copy, they refer to the first source.
@@ -94,8 +94,7 @@ def _stored_values(source: Header) -> dict[str, Encoded]:
     """All metadata exactly as stored, with the arrays that a header leaves out."""
     if not source.spans:
         raise ModelError(f"{source.name} is not a file; only model files can be trimmed")
-    with open_gguf(source.paths[0]) as file:
-        data = _read(file, max(end for _, end in source.spans.values()), source.paths[0])
+    data = _mapped(source.paths[0], 0, max(end for _, end in source.spans.values())).tobytes()
     return {key: Encoded(data[start:end]) for key, (start, end) in source.spans.items()}
 
 
@@ -190,32 +189,22 @@ def _tensors(
 
 def _copied(source: Header, tensor: Tensor, rows: Sequence[int] | None) -> Iterator[Chunk]:
     """The data of a tensor, or of some rows of it (of some values, if it has one dimension)."""
-    path, start = source.starts[tensor.name]
-    with open_gguf(path) as file:
-        file.seek(start)
-        if rows is None:
-            for done in range(0, tensor.n_bytes, _CHUNK):
-                yield _read(file, min(_CHUNK, tensor.n_bytes - done), path)
-        else:
-            yield from _copied_rows(file, tensor, np.array(rows), path)
+    data = _mapped(*source.starts[tensor.name], tensor.n_bytes)
+    if rows is None:
+        for done in range(0, tensor.n_bytes, _CHUNK):
+            yield data[done : done + _CHUNK].data
+    else:
+        by_row = data.reshape(tensor.shape[-1], -1)
+        n_step = max(1, _CHUNK // by_row.shape[1])
+        for i in range(0, len(rows), n_step):
+            yield by_row[rows[i : i + n_step]].data.cast("B")
 
 
-def _copied_rows(
-    file: BinaryIO, tensor: Tensor, rows: NDArray[np.int64], path: Path
-) -> Iterator[Chunk]:
-    n_rows = tensor.shape[-1]
-    row_bytes = tensor.n_bytes // n_rows
-    n_step = max(1, _CHUNK // row_bytes)
-    for first in range(0, n_rows, n_step):
-        n = min(n_step, n_rows - first)
-        data = np.frombuffer(_read(file, n * row_bytes, path), np.uint8).reshape(n, row_bytes)
-        low, high = np.searchsorted(rows, [first, first + n])
-        if low < high:
-            yield data[rows[low:high] - first].data.cast("B")
-
-
-def _read(file: BinaryIO, n: int, path: Path) -> bytes:
-    data = file.read(n)
-    if len(data) < n:
-        raise ModelError(f"{path} is truncated, or has changed since it was opened: try again")
-    return data
+def _mapped(path: Path, start: int, n_bytes: int) -> NDArray[np.uint8]:
+    """Bytes of a model's file. Raises ModelError."""
+    try:
+        return np.memmap(path, np.uint8, "r", start, (n_bytes,))
+    except (OSError, ValueError) as error:  # a ValueError where the file ends before
+        raise ModelError(
+            f"{path} is truncated, or has changed since it was opened: try again"
+        ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -130,14 +131,8 @@ class ModelMemory:
 
     def n_fitting(self, rooms: Sequence[int], n_remote: int = 0) -> int:
         """The largest number of layers that fits on GPUs with so many free bytes."""
-        low, high = 0, self.n_units
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.split(middle, rooms, n_remote) is None:
-                high = middle - 1
-            else:
-                low = middle
-        return low
+        counts = range(1, self.n_units + 1)
+        return bisect_left(counts, True, key=lambda n: self.split(n, rooms, n_remote) is None)
 
 
 def n_rollback(shape: ModelShape, n_draft_max: int, n_slots: int) -> int:

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 from ggufspec.common.files import write_whole
 from ggufspec.common.progress import Progress
 from ggufspec.errors import CacheError, OptionError
-from ggufspec.models.architectures import n_params_of
 from ggufspec.models.gguf_file import Chunk, GgufFile
 from ggufspec.models.header import read_header
-from ggufspec.models.quantization import FILE_TYPES, tensors_of
+from ggufspec.models.quantization import FILE_TYPES, n_params_of, tensors_of
 from ggufspec.models.registry import Dimensions
 from ggufspec.models.tensors import Tensor
 from ggufspec.standin.embedded import embedded_target

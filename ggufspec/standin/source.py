@@ -9,10 +9,9 @@ from pathlib import Path
 
 from ggufspec.errors import ModelError
 from ggufspec.models import names
-from ggufspec.models.architectures import ARCHITECTURES
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.pull import locate
-from ggufspec.models.quantization import FILE_TYPES, file_type_of, header_of
+from ggufspec.models.quantization import ARCHITECTURES, FILE_TYPES, file_type_of, header_of
 from ggufspec.models.quants import quant_of
 from ggufspec.models.registry import Dimensions, Registry, TrimEntry, load_registry
 

@@ -9,9 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.models.architectures import ARCHITECTURES
 from ggufspec.models.gguf_file import Chunk
 from ggufspec.models.header import Header
+from ggufspec.models.quantization import ARCHITECTURES
 from ggufspec.models.tensors import Tensor
 from ggufspec.standin.blocks import Signs, encode, random_pool, repeated
 from ggufspec.standin.next_token_table import codes, successors

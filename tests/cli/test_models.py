@@ -286,7 +286,7 @@ def test_a_broken_registry_of_the_user(
 def test_names_are_understood_without_the_hubs_client() -> None:
     code = (
         "import sys, ggufspec.cli.models, ggufspec.models as models; "
-        "models.load_registry().find('70B-Q3_K_S'); "
+        "models.registry.load_registry().find('70B-Q3_K_S'); "
         "print([name for name in ('huggingface_hub', 'httpx2', 'llama_cpp', 'numpy', 'rich') "
         "if name in sys.modules])"
     )

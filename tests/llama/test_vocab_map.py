@@ -57,7 +57,7 @@ def test_all_tokens_of_a_part_of_the_vocabulary_match_by_their_names(mapped: Map
     for token, name in enumerate(FEW.tokens):
         if token != unknown:
             assert tiny.SPM.tokens[found.to_target[token]] == name
-    assert found.share == (len(FEW) - 1) / (len(tiny.SPM) - 1)
+    assert found.n_common / found.n_target == (len(FEW) - 1) / (len(tiny.SPM) - 1)
 
 
 @pytest.mark.parametrize("draft", OTHERS.values(), ids=OTHERS)
@@ -170,7 +170,7 @@ def test_the_overlap_is_reported_with_advice_where_it_is_small(mapped: Map) -> N
     found = mapped(tiny.SPM, tiny.BPE)
     n_common = np.count_nonzero(found.to_draft >= 0)
     assert f"(they differ). It drafts only the {n_common} tokens that both have" in found.note
-    assert f"{found.share:.0%} of the target's" in found.note
+    assert f"{found.n_common / found.n_target:.0%} of the target's" in found.note
     assert f"{found.coverage_of_prose:.0%} of those in an English text" in found.note
     assert f"{found.coverage_of_code:.0%} in Python code" in found.note
     assert "hardly pay" not in found.note

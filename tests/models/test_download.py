@@ -187,8 +187,8 @@ def test_a_file_that_another_tool_left_damaged_is_removed(repo: Hub) -> None:
 def test_a_hash_is_computed_once(repo: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     path = get()
     hashed: list[Path] = []
-    original = hashes.sha256_of
-    monkeypatch.setattr(hashes, "sha256_of", lambda p, t: hashed.append(p) or original(p, t))
+    original = hashes.hashes_of
+    monkeypatch.setattr(hashes, "hashes_of", lambda ps, t: hashed.extend(ps) or original(ps, t))
     get()
     assert not hashed  # it was computed while it came
     path.resolve().touch()

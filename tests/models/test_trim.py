@@ -78,7 +78,7 @@ def test_kept_tokens_have_the_logits_of_the_source(
     quantization: str, vocab: tiny.Vocab, tmp_path: Path
 ) -> None:
     plain = tiny.write_llama(tmp_path / "plain.gguf", n_embd=WIDE, n_ctx_train=64, vocab=vocab)
-    requantize(plain, source := tmp_path / "source.gguf", quantization, n_threads=1)
+    requantize(plain, source := tmp_path / "source.gguf", quantization)
     kept = range(0, len(vocab), 3)
     copy = trim(source, tokens=kept)
     assert len(kept_texts(copy)) % 32 == 0

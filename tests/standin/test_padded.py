@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ggufspec.common.files import default_cache_dir, write_whole
 from ggufspec.errors import CacheError, OptionError
-from ggufspec.models.architectures import n_params_of
+from ggufspec.models.quantization import n_params_of
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 from ggufspec.standin.padded import (
     cached_target,

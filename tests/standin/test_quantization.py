@@ -9,9 +9,8 @@ import pytest
 from small import small
 
 from ggufspec import standin
-from ggufspec.models.architectures import ARCHITECTURES
 from ggufspec.models.header import read_header
-from ggufspec.models.quantization import FILE_TYPES
+from ggufspec.models.quantization import ARCHITECTURES, FILE_TYPES
 from ggufspec.models.registry import Dimensions, load_registry
 
 REGISTRY = load_registry()
