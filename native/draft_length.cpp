@@ -7,15 +7,15 @@
 namespace ggufspec {
 namespace {
 
-// See ggufspec/drafting/constants.py, NATIVE, for the meaning and evidence of each.
-constexpr double kSpread = 0.2;
-constexpr double kMinSpread = 0.02;
-constexpr double kMaxLogOdds = 30;
-constexpr double kMaxGap = 8;
-constexpr size_t kLevels = 40;
-constexpr double kLowestLevel = 1e-3;
-constexpr int kMaxIterations = 4;
-constexpr double kTolerance = 0.005;
+// Their evidence is in brackets: see ggufspec/drafting/constants.py.
+constexpr double kSpread = 0.2;        // p * (1 - p) of a typical observation of the prior [derived]
+constexpr double kMinSpread = 0.02;    // of any observation, so that certain ones count too [judgement]
+constexpr double kMaxLogOdds = 30;     // no probability is closer to 0 or 1 [numerical]
+constexpr double kMaxGap = 8;          // logits; a larger gap says no more [judgement]
+constexpr size_t kLevels = 40;         // grid of the backward induction [numerical: no fixed length is 1 % better]
+constexpr double kLowestLevel = 1e-3;  // probability at its lower end [numerical]
+constexpr int kMaxIterations = 4;      // of Dinkelbach's method [numerical]
+constexpr double kTolerance = 0.005;   // relative change of the rate at which it ends [numerical]
 
 constexpr double kNever = 2;  // a threshold that no probability reaches
 

@@ -49,10 +49,9 @@ private:
 // Not for two threads at once.
 class Ngrams {
 public:
-    // See ggufspec/drafting/constants.py, NATIVE, for the meaning and evidence of each.
-    static constexpr size_t kMostMatch = 32;
-    static constexpr size_t kMostSources = 32;
-    static constexpr size_t kMostPredicted = 1024;
+    static constexpr size_t kMostMatch = 32;        // tokens compared; a longer match says no more [judgement]
+    static constexpr size_t kMostSources = 32;      // earlier occurrences examined, per length of runs [limit on time]
+    static constexpr size_t kMostPredicted = 1024;  // tokens of a prediction [limit]
 
     explicit Ngrams(NgramAcceptance acceptance);
 

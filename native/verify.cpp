@@ -6,7 +6,7 @@
 namespace ggufspec {
 namespace {
 
-constexpr double kMostWeight = 2;  // see ggufspec/drafting/constants.py, NATIVE
+constexpr double kMostWeight = 2;  // limit of importance weights, for the draft temperature [judgement]
 
 double drafted(const Judged & judged, size_t i) { return judged.draft ? judged.draft[i].of(judged.tokens[i]) : 1.0; }
 

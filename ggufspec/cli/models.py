@@ -69,17 +69,12 @@ def list_models(as_json: bool) -> None:
         render.echo_json({"models": facts, "pairs": pairs, "trims": trims, "memory": n_memory})
         return
     rows = [["name", "size", "cached", "fits", "checked", "repository"]]
+    yes_or_no = {True: "yes", False: "no", None: "?"}
     for row in facts:
-        rows.append(
-            [
-                row["name"],
-                format_bytes(row["size"]) if row["size"] else "?",
-                "yes" if row["cached"] else "",
-                {True: "yes", False: "no", None: "?"}[row["fits_memory"]],
-                "yes" if row["checked"] else "",
-                row["repo"],
-            ]
-        )
+        size = format_bytes(row["size"]) if row["size"] else "?"
+        cached, checked = ("yes" if row[name] else "" for name in ("cached", "checked"))
+        fits = yes_or_no[row["fits_memory"]]
+        rows.append([row["name"], size, cached, fits, checked, row["repo"]])
     for trim in registry.trims.values():
         made = "yes" if trim.path.is_file() else ""
         rows.append([trim.alias, "?", made, "?", "", f"trimmed from {trim.of}"])
@@ -108,14 +103,13 @@ def show(name: str, as_json: bool) -> None:
     known = entry or trim
     pairs = registry.pairs_of(known.alias) if known else ()
     if as_json:
-        render.echo_json(
-            {
-                "entry": _entry_facts(entry, None) if entry else None,
-                "trim": _trim_facts(trim) if trim else None,
-                "pairs": [_pair_facts(pair) for pair in pairs],
-                "header": _header_facts(header) if header else None,
-            }
-        )
+        document = {
+            "entry": entry and _entry_facts(entry, None),
+            "trim": trim and _trim_facts(trim),
+            "pairs": [_pair_facts(pair) for pair in pairs],
+            "header": header and _header_facts(header),
+        }
+        render.echo_json(document)
         return
     parts = [_entry_text(entry)] if entry else [_trim_text(trim)] if trim else []
     parts += map(_pair_text, pairs)
@@ -307,12 +301,11 @@ def _entry_text(entry: ModelEntry) -> str:
         "cached": facts["cached"] or f"no (`ggufspec models pull {entry.alias}`)",
     }
     if shape is not None:
-        gate = {True: "; the original is gated", False: "", None: ""}[shape.gated]
-        rows["architecture"] = (
-            f"{shape.architecture}, {shape.n_layers} layers of width {shape.n_embd}"
-        )
+        size = f"{shape.n_layers} layers of width {shape.n_embd}"
+        rows["architecture"] = f"{shape.architecture}, {size}"
         rows["vocabulary"] = f"{shape.n_vocab} tokens, family {shape.vocabulary}"
         rows["context"] = f"{shape.n_ctx} tokens"
+        gate = "; the original is gated" if shape.gated else ""
         rows["licence"] = f"{shape.license or 'not known'}{gate}"
         if shape.page:
             rows["original"] = f"https://huggingface.co/{shape.page}"

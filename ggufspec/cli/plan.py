@@ -119,8 +119,11 @@ def command(
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
     shape, shape_draft = shapes_of_pair(target, draft)
-    if shape_draft:
-        _note_vocabularies(shape, shape_draft)
+    if shape_draft and abs(shape.n_vocab - shape_draft.n_vocab) > MAX_PADDING:
+        render.note(
+            f"the target has {shape.n_vocab:,} tokens, the draft {shape_draft.n_vocab:,}: it "
+            "drafts only tokens that both have, so fewer are accepted (--acceptance)"
+        )
     machine = _machine(**hardware)
     wishes = PlacementOptions(
         n_ctx=n_ctx or (0 if n_ctx is None else shape.n_ctx_train),
@@ -145,14 +148,6 @@ def command(
         render.echo_json(document)
     else:
         _print(plans, shape, shape_draft, machine, acceptance, hardware["rpc"])
-
-
-def _note_vocabularies(target: ModelShape, draft: ModelShape) -> None:
-    if abs(target.n_vocab - draft.n_vocab) > MAX_PADDING:
-        render.note(
-            f"the target has {target.n_vocab:,} tokens, the draft {draft.n_vocab:,}: it drafts "
-            "only tokens that both have, so fewer are accepted (--acceptance)"
-        )
 
 
 def _machine(

@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from ggufspec.decoding.types import Round
     from ggufspec.engine.generation import Chunk
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_PLAIN_BLOCKS = "__..::##"
-_PLOT_HEIGHT = 8  # lines
-_WIDEST_COLUMN = 5
 _PACKAGES = ("ggufspec", "llama-cpp-python", "numpy")
 
 
@@ -170,42 +166,13 @@ def width_of_stdout() -> int:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
 
 
-def columns(values: Sequence[float], names: Sequence[str], *, width: int, plain: bool) -> list[str]:
-    """Lines of a plot: a bar for each value over its name, no wider than `width`.
-
-    `plain`: ASCII only. Without enough room, names are left out, and then columns.
-    """
-    top = max(values, default=0.0)
-    if not top > 0:
-        return []
-    labels = [_number(top), _number(top / 2), "0"]
-    margin = max(map(len, labels))
-    room = width - margin - 1
-    step = -(-len(values) // max(room, 1))  # if there are too many values, every n-th
-    shown, named = list(values)[::step], list(names)[::step]
-    each = max(min(room // len(shown), _WIDEST_COLUMN), 1)
-    eighths = [round(value / top * _PLOT_HEIGHT * 8) for value in shown]
-    steps = _PLAIN_BLOCKS if plain else _BLOCKS
-    lines = []
-    for row in range(_PLOT_HEIGHT - 1, -1, -1):
-        label = {_PLOT_HEIGHT - 1: labels[0], _PLOT_HEIGHT // 2 - 1: labels[1]}.get(row, "")
-        cells = (min(max(height - 8 * row, 0), 8) for height in eighths)
-        bar = max(each - 1, 1)
-        body = "".join((steps[n - 1] if n else " ") * bar + " " * (each - bar) for n in cells)
-        lines.append(f"{label:>{margin}} {body}".rstrip())
-    every = -(-(max(map(len, named)) + 1) // each)
-    under = ""
-    for i, name in enumerate(named):
-        if i % every == 0 and i * each + len(name) <= room:
-            under = f"{under:<{i * each}}{name}"
-    return [*lines, f"{'':>{margin}} {under}"]
-
-
-def echo_columns(values: Sequence[float], names: Sequence[str]) -> None:
-    """Print such a plot as wide as the terminal, in ASCII if stdout has no other characters."""
-    width = shutil.get_terminal_size().columns
-    for line in columns(values, names, width=width, plain=not can_write(_BLOCKS)):
-        click.echo(line)
+def echo_bars(values: Sequence[float], names: Sequence[str]) -> None:
+    """Print a bar for each value beside its name; in ASCII if stdout has no other characters."""
+    block = "█" if can_write("█") else "#"
+    margin = max(map(len, names)) + 1
+    room = max(shutil.get_terminal_size().columns - margin, 1)
+    for value, name in zip(values, names, strict=True):
+        click.echo(f"{name:<{margin}}{block * round(room * value / max(values))}")
 
 
 def tolerate_letters() -> None:
@@ -221,10 +188,6 @@ def can_write(text: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
-
-
-def _number(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def versions() -> dict[str, str]:

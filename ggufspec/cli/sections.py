@@ -61,37 +61,29 @@ class SectionedCommand(click.Command):
     """A command whose --help has sections."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write(self, ctx, formatter)
+        records = {}
+        for option in self.get_params(ctx):
+            if isinstance(option, click.Argument):
+                continue  # in the usage line; some versions of click list them without a text
+            if option.name and (record := option.get_help_record(ctx)) is not None:
+                records[option.name] = (_shortened(record[0]), record[1])
+        if len(records) <= _FEW:
+            with formatter.section("Options"):
+                formatter.write_dl(list(records.values()))
+            return
+        for title, names in _SECTIONS.items():
+            is_last = title == list(_SECTIONS)[-1]
+            listed = [records.pop(name) for name in names if name in records]
+            listed += records.values() if is_last else []
+            if listed:
+                with formatter.section(title):
+                    formatter.write_dl(listed)
 
 
-class SectionedGroup(click.Group):
+class SectionedGroup(click.Group, SectionedCommand):
     """A group whose --help has sections, and whose commands have them too."""
 
     command_class = SectionedCommand
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write(self, ctx, formatter)
-        self.format_commands(ctx, formatter)
-
-
-def _write(command: click.Command, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-    records = {}
-    for option in command.get_params(ctx):
-        if isinstance(option, click.Argument):
-            continue  # in the usage line; some versions of click list them without a text
-        if option.name and (record := option.get_help_record(ctx)) is not None:
-            records[option.name] = (_shortened(record[0]), record[1])
-    if len(records) <= _FEW:
-        with formatter.section("Options"):
-            formatter.write_dl(list(records.values()))
-        return
-    for title, names in _SECTIONS.items():
-        is_last = title == list(_SECTIONS)[-1]
-        listed = [records.pop(name) for name in names if name in records]
-        listed += records.values() if is_last else []
-        if listed:
-            with formatter.section(title):
-                formatter.write_dl(listed)
 
 
 def _shortened(usage: str) -> str:

@@ -221,10 +221,8 @@ def _print_report(tuned: Tuned, matrix_type: str) -> None:
     if not tuned.facts["pair"]["target"]["n_gpu_layers"]:
         click.echo(f"The target's weights are {type_note(matrix_type)}.\n")
     click.echo(f"Milliseconds by tokens per pass, with {tuned.depth} tokens in the cache:\n")
-    render.echo_columns(
-        [1000 * measured.seconds for measured in tuned.passes],
-        [str(measured.n_tokens) for measured in tuned.passes],
-    )
+    names = [f"{measured.n_tokens:2}: {_ms(measured.seconds):>5}" for measured in tuned.passes]
+    render.echo_bars([measured.seconds for measured in tuned.passes], names)
     if draft:
         _print_draft(draft)
 

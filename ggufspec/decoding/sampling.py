@@ -42,6 +42,7 @@ _RANGES = {
     "dry_allowed_length": (0, _INT32, "0 or more"),
     "dry_penalty_last_n": (-1, _INT32, "-1 (all), 0 (off) or more"),
 }
+_NATIVE = {"repeat_last_n": "penalty_last_n", "dry_penalty_last_n": "dry_last_n"}
 _CHECKS: dict[str, Callable[[str, object], object]] = {
     "float": validate.number32,
     "int": validate.whole,
@@ -140,21 +141,8 @@ class Sampling:
     def native(self) -> _native.Sampling:
         """The same for the extension."""
         return _native.Sampling(
+            **{_NATIVE.get(name, name): getattr(self, name) for name in _RANGES},
             samplers=list(self.samplers),
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            typical_p=self.typical_p,
-            top_n_sigma=self.top_n_sigma,
-            penalty_last_n=self.repeat_last_n,
-            repeat_penalty=self.repeat_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            dry_multiplier=self.dry_multiplier,
-            dry_base=self.dry_base,
-            dry_allowed_length=self.dry_allowed_length,
-            dry_last_n=self.dry_penalty_last_n,
             dry_breakers=[(head, list(tail)) for head, tail in self.dry_breakers],
             logit_bias=list(self.logit_bias.items()),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -143,9 +143,6 @@ class Drafter(Protocol):
         ...
 
 
-class Verify(Protocol):
-    """A pure rule: which drafted tokens are accepted, and what follows them."""
-
-    def __call__(self, draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-        """Judge `draft` by `target_probs` (n_draft + 1, n_vocab) and `uniforms` (n_draft + 1)."""
-        ...
+# A pure rule: which drafted tokens are accepted, and what follows them. It judges a draft by the
+# target's distributions (n_draft + 1, n_vocab) and by uniforms (n_draft + 1).
+Verify = Callable[[Draft, Probs, Uniforms], Verdict]

@@ -3,7 +3,8 @@
 Evidence: [measured] on real models; [simulated: A, B] by `python -m tests.benchmarks.constants`,
 which replays recorded texts: they take A times as long with half of the value, B times with twice;
 [insensitive]: both within 1 %; [derived]; [limit] of what is sensible; [judgement]: not measured.
-Other modules of this room contain no such numbers (tests/drafting/test_constants.py).
+Other modules of this room contain no such numbers (tests/drafting/test_constants.py); those of
+native/ have their evidence beside them.
 """
 
 from __future__ import annotations
@@ -113,21 +114,3 @@ TEMPERATURE_EVERY: Final = 4  # later rounds: one in so many [judgement]
 TEMPERATURE_EVERY_GREEDY: Final = 8  # one in so many is drawn at the first, to compare [judgement]
 TEMPERATURE_MEMORY: Final = 64  # rounds until one has lost most of its weight [judgement]
 TEMPERATURE_CERTAINTY: Final = 2.0  # standard errors by which another must be better [judgement]
-
-# The same for native/: names and values of its constants (the test compares them).
-NATIVE: Final = {
-    "kSpread": 0.2,  # p * (1 - p) of a typical observation of the prior [derived]
-    "kMinSpread": 0.02,  # of any observation, so that certain ones count too [judgement]
-    "kMaxLogOdds": 30,  # no probability is closer to 0 or 1 [numerical]
-    "kMaxGap": 8,  # logits; a larger gap says no more [judgement]
-    "kLevels": 40,  # grid of the backward induction [numerical: no fixed length is 1 % better]
-    "kLowestLevel": 1e-3,  # probability at its lower end [numerical]
-    "kMaxIterations": 4,  # of Dinkelbach's method [numerical]
-    "kTolerance": 0.005,  # relative change of the rate at which it ends [numerical]
-    "kOlder": 0.85,  # weight of a match beside the next more recent one [measured: on code and
-    # prose better than 0, the most recent alone, and than 1, the majority]
-    "kMostMatch": 32,  # tokens compared; a longer match says no more [judgement]
-    "kMostSources": 32,  # earlier occurrences examined, per length of runs [limit on time]
-    "kMostPredicted": 1024,  # tokens of a prediction [limit]
-    "kMostWeight": 2,  # limit of importance weights, for the draft temperature [judgement]
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,7 +14,13 @@ from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
 
-CONSTRAINTS = ("json_schema", "grammar", "regex", "choices")  # at most one is given
+_GRAMMARS: dict[str, Callable[[Any], str]] = {
+    "json_schema": grammar.of_json_schema,
+    "grammar": grammar.of_grammar,
+    "regex": grammar.of_regex,
+    "choices": grammar.of_choices,
+}
+CONSTRAINTS = tuple(_GRAMMARS)  # at most one is given
 
 
 class GenerateOptions(SamplingOptions, total=False):
@@ -79,15 +85,6 @@ class CheckedOptions:
         is_greedy = self.draft_temperature == "auto" and self.verify == "match"
         return 0.0 if is_greedy else self.draft_temperature
 
-    def _grammar(self) -> str | None:
-        if self.json_schema is not None:
-            return grammar.of_json_schema(self.json_schema)
-        if self.grammar is not None:
-            return grammar.of_grammar(self.grammar)
-        if self.regex is not None:
-            return grammar.of_regex(self.regex)
-        return None if self.choices is None else grammar.of_choices(self.choices)
-
     def drafter_name(self, *, has_draft: bool) -> str:
         """The drafting strategy, for an engine with or without a draft model."""
         if self.drafter is not None:
@@ -141,4 +138,5 @@ class CheckedOptions:
                 f"ignore_eos bans the tokens that end a text, but with {given[0]} a text has to "
                 "end; leave one of them out"
             )
-        object.__setattr__(self, "constraint_grammar", self._grammar())
+        made = [_GRAMMARS[name](getattr(self, name)) for name in given]
+        object.__setattr__(self, "constraint_grammar", made[0] if made else None)

@@ -11,7 +11,7 @@ import pytest
 
 from ggufspec._native import Ngrams
 from ggufspec.drafting import constants
-from ggufspec.drafting.ngram_index import NgramIndex, Prediction
+from ggufspec.drafting.strategies.ngram import NgramIndex, Prediction
 
 LENGTH_MOST = 32
 SOURCES_MOST = 32
