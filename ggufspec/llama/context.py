@@ -146,7 +146,8 @@ class Context:
         if head is not None and head.facts.kind == "eagle3":
             n_batch = min(n_batch, EAGLE3_BATCH)
         self.n_batch = max(n_batch, n_rows)
-        self.n_vocab = model.vocab.n_tokens
+        # A head's own padding at the end of a row is left out: there is one row.
+        self.n_vocab: int = head.target.n_vocab if head is not None else model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}
         self._pointer: int | None = self._make(options, head)

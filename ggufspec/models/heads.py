@@ -297,7 +297,8 @@ def _check_d2t(draft: Header, n_vocab: int) -> None:
 
 
 def _check_tokens(target: Header, draft: Header) -> None:
-    if not has_same_tokens(target, draft):
+    """Raise VocabError unless the head has all tokens that the target may write."""
+    if not has_same_tokens(target, draft) or len(draft.tokens) < len(target.tokens):
         raise VocabError(
             f"{draft.paths[0]} is {_kind(draft)} for another vocabulary ({len(draft.tokens):,} "
             f"tokens) than the target's ({len(target.tokens):,}). Use the head that was made for "

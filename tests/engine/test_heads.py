@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -115,6 +116,20 @@ def test_so_it_is_to_the_end_of_the_context(right: Pair) -> None:
         written = engine.generate(LONG, n_draft=7, **GREEDY)
         assert len(written.tokens) == 64 - len(LONG)
         assert_right(right, written, LONG)
+
+
+@pytest.mark.parametrize("kind", ["sidecar", "eagle3_own", "eagle3_d2t", "gemma4"])
+def test_so_it_is_with_padding_that_only_the_head_has(kind: str, tmp_path: Path) -> None:
+    padded = replace(TABLE, vocab=TABLE.vocab.with_size(len(TABLE.vocab) + 20))
+    (tmp_path / "padded").mkdir()
+    pair = head_pairs.WRITERS[kind](tmp_path)
+    draft = head_pairs.WRITERS[kind](tmp_path / "padded", padded).draft
+    with load(pair._replace(draft=draft)) as engine:
+        written = engine.generate(LONG, n_draft=3, max_tokens=20, **GREEDY)
+        drawn = engine.generate(LONG, n_draft=3, max_tokens=20, **{**GREEDY, "temperature": 1.0})
+    assert list(written.tokens) == TABLE.greedy(LONG, 20)
+    assert written.stats.n_drafted > 0
+    assert drawn.stats.n_drafted > 0
 
 
 # Heads that are right for a share

@@ -164,6 +164,14 @@ def test_a_sidecar_of_another_architecture_or_vocabulary_is_refused() -> None:
         }))  # fmt: skip
 
 
+def test_a_head_may_have_more_padding_than_the_target_and_not_less() -> None:
+    found = sidecar(model("qwen35", n_mtp=1))
+    key = "tokenizer.ggml.tokens"
+    assert head_of(model("qwen35"), replace(found, values={**found.values, key: [*TOKENS, b"pad"]}))
+    with pytest.raises(VocabError, match=f"another vocabulary .{len(TOKENS) - 1} tokens"):
+        head_of(model("qwen35"), replace(found, values={**found.values, key: TOKENS[:-1]}))
+
+
 def test_an_eagle3_file_is_a_head_and_not_a_model() -> None:
     assert head_of(model(), eagle3()) == HeadFacts("eagle3", 1, (2, 4, 5))
     assert head_text(eagle3()) == "is an EAGLE-3 head for models of width 64, layers 2, 4, 5"
