@@ -112,7 +112,7 @@ def command(
         document["differences"] = list(report.differences)
         used = document["settings"]
         used |= {**used.pop("options"), "prompts": prompt_file and str(prompt_file)}
-        document |= conditions(paths, used, load_settings)
+        document |= conditions(paths, {**used, **load_settings})
         render.echo_json(document)
     else:
         _print_report(report)

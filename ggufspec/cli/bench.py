@@ -56,9 +56,10 @@ def _listed(kind: click.ParamType[Any], what: str) -> Callable[..., tuple[Any, .
 
 def _expanded(part: str) -> Sequence[str]:
     first, dash, last = part.partition("-")
+    values: Sequence[str] = ()
     if dash and first.isdecimal() and last.isdecimal() and len(first + last) < 6:
-        return [str(n) for n in range(int(first), int(last) + 1)]
-    return [part]
+        values = [str(n) for n in range(int(first), int(last) + 1)]
+    return values or [part]
 
 
 _format_option = option(

@@ -151,7 +151,8 @@ def command(
         write_file(record, recording(race, record, speed or 1.0))
         render.note(f"the race is in {record}")
     if as_json:
-        document = {**_document(race), **conditions(pairs[best], settings, load_settings)}
+        under = conditions(pairs[best], {**settings, **load_settings})
+        document = {**_document(race), **under}
         if steps:
             document["ranking"] = _ranking(races, steps)
         render.echo_json(document)

@@ -86,7 +86,7 @@ def command(
         speedup = stats.tokens_per_second / plain.completion.stats.tokens_per_second
     if as_json:
         settings["seed"] = run.seed
-        under = text_settings.conditions(paths, settings, load_settings)
+        under = text_settings.conditions(paths, {**settings, **load_settings})
         render.echo_json({**run.document(), "speedup": speedup, **under})
     else:
         if verbose:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from ggufspec.cli import render
 from ggufspec.cli.files import read_file
 from ggufspec.cli.options import COUNT, NOT_NEGATIVE, POSITIVE, Command, Option, gathered, option
 from ggufspec.common import defaults
+from ggufspec.common.facts import plain
 from ggufspec.errors import OptionError
 from ggufspec.models.heads import DraftFile
 
@@ -292,15 +292,7 @@ def was_given(name: str) -> bool:
     return context.get_parameter_source(name) not in (None, click.core.ParameterSource.DEFAULT)
 
 
-def conditions(
-    paths: tuple[Path, DraftFile | None], settings: dict[str, Any], load_settings: dict[str, Any]
-) -> dict[str, Any]:
+def conditions(paths: tuple[Path, DraftFile | None], settings: Mapping[str, Any]) -> dict[str, Any]:
     """What a result depends on, for a JSON document: all settings, and versions."""
-    target, draft = paths
-    pair = {"target": str(target), "draft": draft and str(draft)}
-    # JSON has no infinity, and its keys are texts.
-    biases = {str(k): v if v > -math.inf else str(v) for k, v in settings["logit_bias"].items()}
-    return {
-        "settings": {**pair, **settings, "logit_bias": biases, **load_settings},
-        "versions": render.versions(),
-    }
+    pair = dict(zip(("target", "draft"), paths, strict=True))
+    return {"settings": plain({**pair, **settings}), "versions": render.versions()}

@@ -14,7 +14,7 @@ from ggufspec.cli.names import PairOptions, find_draft, find_model
 from ggufspec.cli.options import gathered, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import was_given
+from ggufspec.cli.text_settings import conditions, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.models.header import read_header
@@ -113,10 +113,8 @@ def command(
         )
     is_kept = tune.keep(tuned)
     if as_json:
-        measured = {"max_n": n_most, "depth": depth, "runs": n_runs}
-        paths = {"target": str(target), "draft": draft and str(draft)}
-        settings = {**paths, **measured, **load_settings}
-        under = {"settings": settings, "versions": render.versions()}
+        settings = {"max_n": n_most, "depth": depth, "runs": n_runs, **load_settings}
+        under = conditions((target, draft), settings)
         render.echo_json({**_document(tuned), "remembered": is_kept, **under})
     else:
         _print_report(tuned, read_header(target).matrix_type)

@@ -64,12 +64,11 @@ class Scheduler:
         Each is taken from the iterable when its turn comes, so that it begins with what was learned
         from those before it. Raises the error of the first that fails.
         """
-        n_at_once = len(self._engine.slots)
         left, writing = enumerate(generations), dict[Generation, int]()
         written: dict[int, Completion] = {}
         try:
             while True:
-                for i, generation in islice(left, n_at_once - len(writing)):
+                for i, generation in islice(left, self._engine.n_slots - len(writing)):
                     writing[generation] = i
                 if not writing:
                     return [written[i] for i in sorted(written)]

@@ -55,9 +55,6 @@ class Slots:
         self._can_borrow = target.can_share_passes
         self.clock = count(1)  # of used_at
 
-    def __len__(self) -> int:
-        return len(self._all)
-
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._all)
 
