@@ -23,7 +23,7 @@ from ggufspec.models import hashes, local
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import head_text
 from ggufspec.models.hub import Transient, is_offline
-from ggufspec.models.names import HubFiles, parse
+from ggufspec.models.names import parse
 from ggufspec.models.pull import Mismatch, locate
 from ggufspec.models.pull import check as check_one
 from ggufspec.models.pull import pull as pull_one
@@ -91,7 +91,7 @@ def show(name: str, as_json: bool) -> None:
     """Show registry entry, pairs and file header of a model."""
     registry = load_registry()
     named = parse(name, registry)
-    entry = named.entry if isinstance(named, HubFiles) else None
+    entry = named if isinstance(named, ModelEntry) else None
     trim = named if isinstance(named, TrimEntry) else None
     paths = locate(name, registry)
     if entry is None and trim is None and paths is None:
@@ -188,7 +188,7 @@ def verify(name: str) -> int:
     """
     registry = load_registry()
     named = parse(name, registry)
-    entry = named.entry if isinstance(named, HubFiles) else None
+    entry = named if isinstance(named, ModelEntry) else None
     paths = _here(name)
     is_damaged = False
     with late_bars() as bars:
@@ -266,7 +266,7 @@ def _header_facts(header: Header) -> dict[str, Any]:
 
 
 def _entry_facts(entry: ModelEntry, n_memory: int | None) -> dict[str, Any]:
-    paths = local.find(HubFiles(entry.repo, entry.files, entry.revision))
+    paths = local.find(entry)
     fits = None if n_memory is None or entry.size is None else entry.size <= n_memory
     facts = asdict(entry)
     cached = str(paths[0]) if paths else None

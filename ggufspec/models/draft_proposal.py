@@ -12,7 +12,6 @@ from ggufspec.errors import ModelError, VocabError
 from ggufspec.models import local, names
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import MTP, check_model, head_of, is_head
-from ggufspec.models.names import HubFiles
 from ggufspec.models.pull import locate
 from ggufspec.models.registry import ModelEntry, Registry, TrimEntry, load_registry, trims_folder
 from ggufspec.models.shape import shape_of
@@ -151,12 +150,12 @@ def _writes_text(header: Header) -> bool:
 
 def _entry_of(named: names.Named, known: Registry) -> ModelEntry | None:
     """The registered model, or another quantization of it in the same repository."""
-    if isinstance(named, HubFiles) and named.entry is not None:
-        return named.entry
+    if isinstance(named, ModelEntry):
+        return named
     if isinstance(named, Path):
         content = named.resolve()
         for entry in known.models.values():
-            paths = local.find(HubFiles(entry.repo, entry.files, entry.revision))
+            paths = local.find(entry)
             if paths and paths[0].resolve() == content:
                 return entry
         return None

@@ -11,7 +11,7 @@ from pathlib import Path
 from ggufspec.errors import CacheError
 from ggufspec.models import quants
 from ggufspec.models.names import HubFiles, HubQuant
-from ggufspec.models.registry import TrimEntry
+from ggufspec.models.registry import ModelEntry, TrimEntry
 
 # The layout: https://huggingface.co/docs/huggingface_hub/guides/manage-cache
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -30,17 +30,17 @@ def repo_folder(repo: str) -> Path:
     return hub_cache() / f"models--{repo.replace('/', '--')}"
 
 
-def find(wanted: HubFiles | HubQuant | TrimEntry) -> tuple[Path, ...] | None:
+def find(wanted: ModelEntry | HubFiles | HubQuant | TrimEntry) -> tuple[Path, ...] | None:
     """The files of a model, if all of them are in the cache."""
     if isinstance(wanted, TrimEntry):
         return (wanted.path,) if wanted.path.is_file() else None
     if (folder := _snapshot(repo_folder(wanted.repo), wanted.revision)) is None:
         return None
-    if isinstance(wanted, HubFiles):
-        files = wanted.files
-    else:
+    if isinstance(wanted, HubQuant):
         found = quants.of_quant(_complete_models(folder, "**/*"), wanted.quant)
         files = found[0].files if len(found) == 1 else ()
+    else:
+        files = wanted.files
     paths = tuple(folder.joinpath(*file.split("/")) for file in files)
     return paths if paths and all(path.is_file() for path in paths) else None
 

@@ -31,7 +31,6 @@ class HubFiles:
     repo: str
     files: tuple[str, ...]
     revision: str = "main"
-    entry: ModelEntry | None = None  # for a registered name
     may_be_path: bool = False  # the user may have meant a local path
 
 
@@ -44,7 +43,7 @@ class HubQuant:
     revision: str = "main"
 
 
-Named = Path | HubFiles | HubQuant | TrimEntry
+Named = Path | ModelEntry | HubFiles | HubQuant | TrimEntry
 
 
 def local_file(name: str) -> Path | None:
@@ -67,10 +66,8 @@ def parse(name: str, registry: Registry) -> Named:
     """
     if (path := local_file(name)) is not None:
         return path
-    if (entry := registry.get(name)) is not None:
-        return HubFiles(entry.repo, entry.files, entry.revision, entry)
-    if (trim := registry.get_trim(name)) is not None:
-        return trim
+    if (entry := registry.get(name) or registry.get_trim(name)) is not None:
+        return entry
     if match := _URL.fullmatch(name):
         return _files(match["repo"], unquote(match["path"]), match["revision"])
     prefix = next((prefix for prefix in _PREFIXES if name.lower().startswith(prefix)), "")

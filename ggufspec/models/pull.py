@@ -61,7 +61,7 @@ def pull(
     return fetch(_remote_files(named, name), progress)
 
 
-def _remote_files(named: HubFiles | HubQuant, name: str) -> list[RemoteFile]:
+def _remote_files(named: ModelEntry | HubFiles | HubQuant, name: str) -> list[RemoteFile]:
     try:
         there = hub.list_files(named.repo, named.revision)
     except DownloadError as error:
@@ -87,14 +87,14 @@ def _remote_files(named: HubFiles | HubQuant, name: str) -> list[RemoteFile]:
             "could not be loaded; nothing was downloaded"
         )
     remote = [there[file] for file in files]
-    if isinstance(named, HubFiles) and named.entry is not None:
+    if isinstance(named, ModelEntry):
         for file in remote:
-            known = named.entry.sha256_of(file.path)
+            known = named.sha256_of(file.path)
             if known is not None and file.sha256 != known:
                 raise DownloadError(
-                    f"{named.entry.alias} is registered with the sha256 {known} for {file.path}, "
+                    f"{named.alias} is registered with the sha256 {known} for {file.path}, "
                     f"but the hub has {file.sha256}: it was replaced there, or the entry is wrong. "
-                    f"To use the file on the hub, name it {named.entry.repo}/{file.path}"
+                    f"To use the file on the hub, name it {named.repo}/{file.path}"
                 )
     return remote
 

@@ -384,8 +384,8 @@ def shape_of_name(name: str) -> ModelShape:
     named = names.parse(name, registry)
     if isinstance(named, TrimEntry):
         return trimmed_shape(shape_of_name(named.of), named)
-    if isinstance(named, names.HubFiles) and named.entry is not None:
-        return estimated_shape(named.entry)
+    if isinstance(named, ModelEntry):
+        return estimated_shape(named)
     raise ModelError(
         f"{name} is not on this machine, and the registry has no dimensions for it: download it "
         f"first, with `ggufspec models pull {name}`"

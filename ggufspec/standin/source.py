@@ -13,7 +13,7 @@ from ggufspec.models.header import Header, read_header
 from ggufspec.models.pull import locate
 from ggufspec.models.quantization import ARCHITECTURES, FILE_TYPES, file_type_of, header_of
 from ggufspec.models.quants import quant_of
-from ggufspec.models.registry import Dimensions, Registry, TrimEntry, load_registry
+from ggufspec.models.registry import Dimensions, ModelEntry, Registry, TrimEntry, load_registry
 
 _KNOWN_QUANTIZATIONS = f"; supported are {', '.join(FILE_TYPES)}"
 
@@ -42,7 +42,7 @@ def source_of(name: str, registry: Registry | None = None) -> Header:
     assert not isinstance(named, Path)
     if isinstance(named, TrimEntry):
         raise named.not_made()
-    entry = named.entry if isinstance(named, names.HubFiles) else None
+    entry = named if isinstance(named, ModelEntry) else None
     entries = [entry] if entry else registry.models.values()
     found = next((each.shape for each in entries if each.repo == named.repo and each.shape), None)
     wanted = named.quant if isinstance(named, names.HubQuant) else quant_of(named.files[0])

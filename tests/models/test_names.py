@@ -41,7 +41,7 @@ REGISTRY = parse_registry(
             "hf:user/repo/x-00002-of-00002.gguf",
             HubFiles("user/repo", ("x-00001-of-00002.gguf", "x-00002-of-00002.gguf")),
         ),
-        ("8b-q3_k_l", HubFiles("some/body", ("x.gguf",), "v1", REGISTRY.find("8B-Q3_K_L"))),
+        ("8b-q3_k_l", REGISTRY.find("8B-Q3_K_L")),
     ],
 )
 def test_what_is_meant(name: str, meant: object) -> None:
