@@ -74,6 +74,8 @@ def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
             f"{draft.paths[0]} is {_kind(draft)}: not supported yet. Use an MTP head, an EAGLE-3 "
             "head or a small model as the draft"
         )
+    if is_head(draft):
+        _check_rotation(draft)
     if draft.architecture == EAGLE3:
         return _eagle3(target, draft)
     if draft.architecture == _ASSISTANT:
@@ -153,6 +155,16 @@ def _why_no_mtp(header: Header) -> str:
     return ""
 
 
+def _check_rotation(draft: Header) -> None:
+    """Raise ModelError for rotated dimensions with which llama.cpp would end the process."""
+    usual = draft.number("embedding_length") // max(1, *draft.numbers("attention.head_count", 1))
+    for kind in ("", "_swa"):
+        length = draft.number(f"attention.key_length{kind}", usual)
+        n_rot = draft.number(f"rope.dimension_count{kind}", length)
+        if n_rot % 2 or not 0 < n_rot <= length:
+            raise _damaged(draft, f"its heads rotate {n_rot} dimensions of {length}")
+
+
 def _sidecar(target: Header, draft: Header) -> HeadFacts:
     if draft.architecture != target.architecture:
         raise _misfit(
@@ -175,7 +187,8 @@ def _assistant(target: Header, draft: Header) -> HeadFacts:
     width, wanted = draft.number("embedding_length_out", 0), target.number("embedding_length")
     if width != wanted:
         raise _misfit(draft, f"made for a target of width {width}, and the target has {wanted}")
-    if draft.n_mtp_layers != draft.n_layers or draft.number("embedding_length") == width:
+    n_heads, own_width = draft.number("nextn_predict_layers", 0), draft.number("embedding_length")
+    if n_heads != draft.n_layers or own_width == width:
         raise _damaged(draft, "its header is not that of an assistant")
     ours, theirs = _windows(draft), _windows(target)
     if theirs[-2:] != [True, False]:

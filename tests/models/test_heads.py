@@ -207,6 +207,9 @@ def test_an_eagle3_head_without_its_own_ends_takes_the_targets() -> None:
         (lambda: eagle3({"token_embd.weight": (32, 3)}), "4 rows of 32 in token_embd.weight"),
         (lambda: eagle3({"output.weight": (32, 3)}), "2 rows of 32 in output.weight; it has 3"),
         (lambda: eagle3({"d2t": (2, 2)}), "it must be a list of I64"),
+        (lambda: eagle3(rope__dimension_count=0), "rotate 0 dimensions"),
+        (lambda: eagle3(rope__dimension_count=7), "rotate 7 dimensions"),
+        (lambda: eagle3(rope__dimension_count=10), "rotate 10 dimensions of 8"),
     ],
 )
 def test_an_eagle3_head_that_does_not_fit_is_refused(made: Callable[[], Header], why: str) -> None:
@@ -283,6 +286,8 @@ def test_an_assistant_is_a_head_without_a_cache() -> None:
         (model(), assistant(), "for gemma4, and the target is llama"),
         (gemma(embedding_length=48), assistant(), "of width 64, and the target has 48"),
         (gemma(), assistant(nextn_predict_layers=2), "its header is not that of an assistant"),
+        (gemma(), assistant(nextn_predict_layers=4), "its header is not that of an assistant"),
+        (gemma(), assistant(rope__dimension_count_swa=258), "rotate 258 dimensions of 256"),
         (gemma(), assistant(embedding_length=WIDTH), "its header is not that of an assistant"),
         (gemma(attention__sliding_window_pattern=[True, False, False]), assistant(), "last layers"),
         (gemma(), assistant(attention__sliding_window_pattern=[False] * 3), "none of its layers"),
