@@ -23,6 +23,8 @@ _MTP_ARCHITECTURES = (
     *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe"),
     *("hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
 )
+# What some of these graphs assert beside nextn.eh_proj; the loader takes others too.
+_ASSERTED = {"mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")}
 _SEVERAL_LAYERS = ("hy_v3", "mimo2", "step35")  # others assert n_layer_nextn == 1
 # Graphs that set t_layer_inp in every layer, of the model's width (qwen4exp: of several).
 _LAYER_INPUTS = (
@@ -150,6 +152,11 @@ def _why_no_mtp(header: Header) -> str:
         return f"has an MTP head, but llama.cpp runs none of the architecture {of}"
     if n > 1 and of not in _SEVERAL_LAYERS:
         return f"has an MTP head of {n} layers; llama.cpp runs one of 1 layer for {of}"
+    asserted = {
+        f"blk.{i}.{name}.weight" for i in header.mtp_layers for name in _ASSERTED.get(of, ())
+    }
+    if missing := sorted(asserted - header.tensor_names):
+        return f"has an MTP head without {missing[0]}, which llama.cpp needs for {of}"
     return ""
 
 

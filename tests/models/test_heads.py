@@ -110,6 +110,10 @@ def test_the_head_in_the_targets_file_is_found() -> None:
         (model("qwen35", n_mtp=2), "of 2 layers; llama.cpp runs one of 1 layer for qwen35"),
         (model("bailingmoe2", n_mtp=1), "llama.cpp runs none of the architecture bailingmoe2"),
         (model("qwen35", nextn_predict_layers=1), "has no MTP head (its conversion left it out"),
+        (
+            model("mimo2", n_mtp=3),
+            "without blk.10.attn_qkv.weight, which llama.cpp needs for mimo2",
+        ),
     ],
 )
 def test_a_target_without_a_usable_head_is_refused(target: Header, why: str) -> None:
