@@ -54,13 +54,15 @@ class HeadFacts:
     """A head that drafts from the target's hidden states.
 
     n_layers: its own that draft a token each. target_layers: those of the target whose inputs it
-    reads (EAGLE-3). shares_cache: it reads the target's KV cache, and has none.
+    reads (EAGLE-3). shares_cache: it reads the target's KV cache, and has none. borrows_output: it
+    multiplies with the target's output matrix.
     """
 
     kind: Literal["mtp", "eagle3"]
     n_layers: int = 1
     target_layers: tuple[int, ...] = ()
     shares_cache: bool = False
+    borrows_output: bool = False
 
 
 def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
@@ -250,7 +252,8 @@ def _eagle3(target: Header, draft: Header) -> HeadFacts:
         raise _misfit(draft, f"made for layers {shown}, and the target has layers 0 to {last}")
     _check_tokens(target, draft)
     _check_eagle3_tensors(target, draft, width)
-    return HeadFacts("eagle3", 1, layers)
+    borrows_output = "output.weight" not in draft.tensor_names
+    return HeadFacts("eagle3", 1, layers, borrows_output=borrows_output)
 
 
 def _check_eagle3_tensors(target: Header, draft: Header, width: int) -> None:

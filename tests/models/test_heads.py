@@ -189,7 +189,8 @@ def test_an_eagle3_head_without_its_own_ends_takes_the_targets() -> None:
         **{f"blk.0.attn_{of}.weight": (2 * WIDTH, WIDTH) for of in "qkv"},
         **dict.fromkeys(("token_embd.weight", "output.weight", "d2t")),
     }
-    assert head_of(model(), eagle3(shapes, embedding_length=WIDTH))
+    found = head_of(model(), eagle3(shapes, embedding_length=WIDTH))
+    assert found == HeadFacts("eagle3", 1, (2, 4, 5), borrows_output=True)
     with pytest.raises(ModelError, match=r"2 rows of 64 in output.weight; the target has 4"):
         head_of(model(), eagle3({**shapes, "d2t": (N_OWN,)}, embedding_length=WIDTH))
 
