@@ -145,15 +145,16 @@ def _load(
         if options.draft == MTP:
             draft_model = target_model
         elif options.draft is not None:
-            # A head that reads the target's cache can use all devices that this may be on.
-            shares_cache = head is not None and head.shares_cache
+            # A head that reads memory of the target can use all devices that this may be on:
+            # llama.cpp ends the process where a context has not the device of a tensor.
+            reads_target = head is not None and (head.shares_cache or head.borrows_output)
             draft_model = Model(
                 options.draft,
                 mmap=options.mmap,
                 progress=progress and partial(progress, "draft"),
                 n_gpu_layers=_layers(options.n_gpu_layers_draft),
-                gpu=None if shares_cache else options.main_gpu,
-                rpc=servers.devices if shares_cache else (),
+                gpu=None if reads_target else options.main_gpu,
+                rpc=servers.devices if reads_target else (),
                 mtp=head is not None and head.kind == "mtp",
                 is_head=head is not None,
             )

@@ -23,6 +23,8 @@ _MTP_ARCHITECTURES = (
     *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe"),
     *("hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
 )
+# What some of these graphs assert beside nextn.eh_proj; the loader takes others too.
+_ASSERTED = {"mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")}
 _SEVERAL_LAYERS = ("hy_v3", "mimo2", "step35")  # others assert n_layer_nextn == 1
 # Graphs that set t_layer_inp in every layer, of the model's width (qwen4exp: of several).
 _LAYER_INPUTS = (
@@ -52,13 +54,15 @@ class HeadFacts:
     """A head that drafts from the target's hidden states.
 
     n_layers: its own that draft a token each. target_layers: those of the target whose inputs it
-    reads (EAGLE-3). shares_cache: it reads the target's KV cache, and has none.
+    reads (EAGLE-3). shares_cache: it reads the target's KV cache, and has none. borrows_output: it
+    multiplies with the target's output matrix.
     """
 
     kind: Literal["mtp", "eagle3"]
     n_layers: int = 1
     target_layers: tuple[int, ...] = ()
     shares_cache: bool = False
+    borrows_output: bool = False
 
 
 def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
@@ -152,6 +156,11 @@ def _why_no_mtp(header: Header) -> str:
         return f"has an MTP head, but llama.cpp runs none of the architecture {of}"
     if n > 1 and of not in _SEVERAL_LAYERS:
         return f"has an MTP head of {n} layers; llama.cpp runs one of 1 layer for {of}"
+    asserted = {
+        f"blk.{i}.{name}.weight" for i in header.mtp_layers for name in _ASSERTED.get(of, ())
+    }
+    if missing := sorted(asserted - header.tensor_names):
+        return f"has an MTP head without {missing[0]}, which llama.cpp needs for {of}"
     return ""
 
 
@@ -256,7 +265,8 @@ def _eagle3(target: Header, draft: Header) -> HeadFacts:
         raise _misfit(draft, f"made for layers {shown}, and the target has layers 0 to {last}")
     _check_tokens(target, draft)
     _check_eagle3_tensors(target, draft, width)
-    return HeadFacts("eagle3", 1, layers)
+    borrows_output = "output.weight" not in draft.tensor_names
+    return HeadFacts("eagle3", 1, layers, borrows_output=borrows_output)
 
 
 def _check_eagle3_tensors(target: Header, draft: Header, width: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic, sleep
 
+import head_pairs
 import llama_cpp
 import pytest
 
@@ -118,6 +119,18 @@ def test_a_draft_stays_here(
         ggufspec.load(target, target.with_name("none.gguf"))
     with pytest.raises(OptionError, match="no GPU 1"):
         ggufspec.load(target, main_gpu=1)
+
+
+def test_a_head_with_the_targets_output_has_the_targets_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """llama.cpp ends the process for a matrix on a device that a context has not."""
+    monkeypatch.setattr(load, "RpcConnections", Lent)
+    for make, wanted in ((head_pairs.eagle3, ("far:1",)), (head_pairs.eagle3_own, ())):
+        pair = make(tmp_path)
+        with ggufspec.load(pair.target, pair.draft, n_ctx=64, n_threads=1) as engine:
+            assert engine.draft is not None
+            assert engine.draft.model.rpc == wanted
 
 
 def test_the_gpu_of_a_draft_is_counted_among_those_here(

@@ -110,6 +110,10 @@ def test_the_head_in_the_targets_file_is_found() -> None:
         (model("qwen35", n_mtp=2), "of 2 layers; llama.cpp runs one of 1 layer for qwen35"),
         (model("bailingmoe2", n_mtp=1), "llama.cpp runs none of the architecture bailingmoe2"),
         (model("qwen35", nextn_predict_layers=1), "has no MTP head (its conversion left it out"),
+        (
+            model("mimo2", n_mtp=3),
+            "without blk.10.attn_qkv.weight, which llama.cpp needs for mimo2",
+        ),
     ],
 )
 def test_a_target_without_a_usable_head_is_refused(target: Header, why: str) -> None:
@@ -185,7 +189,8 @@ def test_an_eagle3_head_without_its_own_ends_takes_the_targets() -> None:
         **{f"blk.0.attn_{of}.weight": (2 * WIDTH, WIDTH) for of in "qkv"},
         **dict.fromkeys(("token_embd.weight", "output.weight", "d2t")),
     }
-    assert head_of(model(), eagle3(shapes, embedding_length=WIDTH))
+    found = head_of(model(), eagle3(shapes, embedding_length=WIDTH))
+    assert found == HeadFacts("eagle3", 1, (2, 4, 5), borrows_output=True)
     with pytest.raises(ModelError, match=r"2 rows of 64 in output.weight; the target has 4"):
         head_of(model(), eagle3({**shapes, "d2t": (N_OWN,)}, embedding_length=WIDTH))
 
