@@ -22,7 +22,7 @@ from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import EAGLE3_BATCH, HeadFacts
+from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, HeadFacts
 from ggufspec.models.shape import shape_of
 from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
 
@@ -136,17 +136,19 @@ class Context:
         is_separate = model.has_windows or (head is not None and head.facts.n_layers > 1)
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
         self.follower: Follower | None = None
+        is_eagle3 = head is not None and head.facts.kind == EAGLE3
         self.n_hidden = 0  # numbers of the hidden states that it reads
         if head is not None:
-            self.n_hidden = model.n_embd if head.facts.kind == "eagle3" else model.n_embd_out
+            self.n_hidden = model.n_embd if is_eagle3 else model.n_embd_out
         self._layer_skip = layer_skip
-        self._n_rows = options.n_rows
         n_rows = options.n_rows * options.n_sequences
         n_batch = min(options.n_batch, options.n_ctx)
-        if head is not None and head.facts.kind == "eagle3":
+        if is_eagle3:
             n_batch = min(n_batch, EAGLE3_BATCH)
         self.n_batch = max(n_batch, n_rows)
-        # A head's own padding at the end of a row is left out: there is one row.
+        # The most rows of logits of a sequence in a batch.
+        self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
+        # A head's own padding at the end of a row is left out: its rows are read one by one.
         self.n_vocab: int = head.target.n_vocab if head is not None else model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}
@@ -296,8 +298,8 @@ class Context:
 
     def _run(self, parts: Sequence[BatchPart], hidden: NDArray[np.float32] | None = None) -> None:
         native = self._open()
-        if (n_rows := max((part.n_rows for part in parts), default=0)) > self._n_rows:
-            raise DecodeError(f"the context keeps {self._n_rows} rows of logits, not {n_rows}")
+        if (n_rows := max((part.n_rows for part in parts), default=0)) > self.n_rows:
+            raise DecodeError(f"the context keeps {self.n_rows} rows of logits, not {n_rows}")
         if self.n_threads > 1:
             _processes.add(os.getpid())
             if len(_processes) > 1:  # OpenMP would wait for threads that a fork has not copied
@@ -338,9 +340,9 @@ class Context:
         if views is None:
             if not address:
                 raise DecodeError(f"llama.cpp kept no logits of token {first} of the last batch")
-            if len(self._rows) >= self._n_rows * self.n_sequences:
+            if len(self._rows) >= self.n_rows * self.n_sequences:
                 self._rows.clear()  # the buffer has moved
-            views = first_rows(_native.rows_at(address, self._n_rows, self.n_vocab))
+            views = first_rows(_native.rows_at(address, self.n_rows, self.n_vocab))
             self._rows[address] = views
         return views[n_rows]
 

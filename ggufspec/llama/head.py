@@ -227,11 +227,15 @@ class HeadSession:
             self._own = []
             if not self._can_go_on:
                 raise NoRoomError("hidden states of this text are missing")
-            if self._n_true < n_true - 1:
-                self._read(tokens[self._n_true : n_true - 1])
+            n_read = n_true - 1
+            if self._n_skipped:  # EAGLE-3: see _step
+                n_read = max(self._n_true, self._n_skipped, n_true - self._context.n_rows)
+            if self._n_true < n_read:
+                self._read(tokens[self._n_true : n_read])
             known, text = n_true, tokens[:n_true]
-            self._own = [self._step(text, self._given(n_true - 2, n_true - 1))]
+            self._own = [self._step(text, self._given(n_read - 1, n_true - 1))]
             self._n_true, self._text = n_true, text
+            self._drop(n_true - 2)
         self._cut(known)
         for i in range(known + 1, n + 1):
             text = tokens[:i]
@@ -269,11 +273,15 @@ class HeadSession:
         return self._step(tokens, np.concatenate([first, *self._own]), layer)
 
     def _step(self, tokens: array[int], states: Hidden, layer: int = 0) -> Hidden:
-        """Read the last tokens with `states`; keep logits of the last, return its own state."""
-        start = len(tokens) - len(states)
-        self._decode(start, tokens[start:], states, 1, layer)
-        own: Hidden = extension.hidden(self._context.pointer, 1, self._context.n_hidden).copy()
-        return own
+        """Read the last tokens with `states`; keep logits of the last, return its own state.
+
+        Of an EAGLE-3 head, llama.cpp computes logits of all tokens, and keeps the first ones unless
+        all are asked for. Of other heads, it may return the state of the first token.
+        """
+        start, n_rows = len(tokens) - len(states), len(states) if self._n_skipped else 1
+        self._decode(start, tokens[start:], states, n_rows, layer)
+        own = extension.hidden(self._context.pointer, n_rows, self._context.n_hidden)
+        return np.array(own[-1:])
 
     def _decode(
         self, start: int, tokens: array[int], states: Hidden, n_rows: int, layer: int
