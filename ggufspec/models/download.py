@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import queue
 import threading
 from collections.abc import Iterator, Sequence
 from io import FileIO
@@ -63,9 +64,9 @@ def _check_room(missing: Sequence[RemoteFile]) -> None:
 
 def _receive_all(files: Sequence[RemoteFile], progress: NamedProgress | None) -> None:
     """Several at a time, in threads; the first error, or an interrupt, ends all of them."""
-    waiting, stop = iter(files), threading.Event()
+    waiting, outcomes = iter(files), queue.SimpleQueue[BaseException | None]()
     n_done = dict.fromkeys((file.path for file in files), 0)
-    errors: list[BaseException] = []
+    stop = threading.Event()
 
     def work() -> None:
         try:
@@ -73,23 +74,26 @@ def _receive_all(files: Sequence[RemoteFile], progress: NamedProgress | None) ->
                 if stop.is_set():
                     break
                 _receive(file, stop, n_done)
+            outcomes.put(None)
         except BaseException as error:  # raised by the caller
-            errors.append(error)
+            outcomes.put(error)
 
+    n_threads = min(N_PARALLEL, len(files))
     # Daemons: a thread that waits for a silent hub must not delay the exit.
-    threads = [threading.Thread(target=work, daemon=True) for _ in files[:N_PARALLEL]]
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(n_threads)]
     total = sum(file.size for file in files)
     try:
         for thread in threads:
             thread.start()
-        while not errors:
-            running = [thread for thread in threads if thread.is_alive()]
+        n_running = n_threads
+        while n_running:
+            with contextlib.suppress(queue.Empty):
+                outcome = outcomes.get(timeout=_POLL_SECONDS)
+                n_running -= 1
+                if outcome is not None:
+                    raise outcome
             if progress is not None:
                 progress("Downloading", sum(n_done.values()), total)
-            if not running:
-                return
-            running[0].join(_POLL_SECONDS)
-        raise errors[0]
     finally:
         stop.set()
         for thread in threads:
