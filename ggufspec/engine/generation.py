@@ -263,6 +263,8 @@ class Generation:
         self.session, self.has_begun = slot.target, True
         progress = self.lock.callback(self._progress)
         tokens = self._prompt[:-1]
+        if self._engine.head is not None:
+            self._engine.head.use(self.session.sequence, is_used=self._has_model)
         heard = progress and partial(progress, "target")
         self._n_reused = yield from slot.target.feeding(tokens, heard, lambda: self._n_piece)
         if slot.draft is not None and self._has_model:  # last: a head reads what the target gives

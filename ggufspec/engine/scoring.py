@@ -58,6 +58,7 @@ def _rows(engine: Engine, tokens: array[int], start: int, n_rows: int, whose: st
         session = slot.target if whose == "target" else slot.draft
         assert session is not None
         if whose == "draft" and engine.head is not None and start > 1:
+            engine.head.use(slot.target.sequence, is_used=True)
             slot.target.score(tokens[: start - 1])  # whose hidden states a head reads
         rows: Logits = session.score(tokens[:start], ahead).copy()
     return rows

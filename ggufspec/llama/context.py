@@ -193,7 +193,7 @@ class Context:
         params.n_outputs_max = options.n_rows * options.n_sequences
         # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.
         params.n_rs_seq = max(min(options.n_rollback, self.n_batch - 2), 0)
-        params.n_threads = params.n_threads_batch = self.n_threads
+        params.n_threads, params.n_threads_batch = self.n_threads, self._n_threads_batch
         is_quantized = not {options.type_k, options.type_v} <= {"f32", "f16", "bf16"}
         if options.flash_attention == "off" and is_quantized:
             # llama.cpp rejects some of these; with others it computes wrong logits or aborts.
@@ -362,14 +362,19 @@ class Context:
         """Wall time inside llama_decode so far."""
         return self._native.decode_seconds
 
+    @property
+    def _n_threads_batch(self) -> int:
+        """Of passes over several tokens. A head reads what its target has, with as many threads."""
+        return max(self.n_threads, self.link.target.n_threads if self.link else 0)
+
     def use_threads(self, n_threads: int) -> None:
         """Compute with `n_threads` from now on."""
         log.inside += 1
         try:
-            llama_cpp.llama_set_n_threads(self.pointer, n_threads, n_threads)
+            self.n_threads = n_threads
+            llama_cpp.llama_set_n_threads(self.pointer, n_threads, self._n_threads_batch)
         finally:
             log.inside -= 1
-        self.n_threads = n_threads
 
     def checkpoint(self, sequence: int = 0) -> Checkpoint:
         """A copy of the present state of the recurrent layers."""

@@ -15,6 +15,7 @@ import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec import _native
 from ggufspec.errors import DecodeError, ModelError
 from ggufspec.llama.log import log
 
@@ -27,14 +28,14 @@ _SIGNATURES: dict[str, tuple[Any, list[Any], str, str]] = {
         *(None, [ctypes.c_bool, ctypes.c_bool]),
         *("bb", "XPEAUllama_context@@_N1"),
     ),
-    "llama_get_embeddings_nextn": (_FLOATS, [], "", "PEAMPEAUllama_context@@"),
+    "llama_get_embeddings_nextn": (ctypes.c_void_p, [], "", "PEAMPEAUllama_context@@"),
     "llama_set_nextn_layer_offset": (None, [ctypes.c_int32], "i", "XPEAUllama_context@@H"),
     "llama_set_embeddings_layer_inp": (
         *(None, [ctypes.c_uint32, ctypes.c_bool]),
         *("jb", "XPEAUllama_context@@I_N"),
     ),
     "llama_get_embeddings_layer_inp": (
-        *(_FLOATS, [ctypes.c_uint32]),
+        *(ctypes.c_void_p, [ctypes.c_uint32]),
         *("j", "PEAMPEAUllama_context@@I"),
     ),
 }
@@ -121,7 +122,7 @@ def encode(context: int, features: NDArray[np.float32], width: int) -> NDArray[n
     return hidden(context, n, width)
 
 
-def _rows(pointer: Any, n_rows: int, width: int) -> NDArray[np.float32]:
-    if not pointer:
+def _rows(address: int | None, n_rows: int, width: int) -> NDArray[np.float32]:
+    if not address:
         raise DecodeError("llama.cpp kept no hidden states of the last batch")
-    return np.ctypeslib.as_array(pointer, (n_rows, width))
+    return _native.rows_at(address, n_rows, width)

@@ -111,6 +111,14 @@ def test_so_it_is_after_other_texts_in_the_same_engine(right: Pair, engine: Engi
         assert_right(right, engine.generate(LONG, n_draft=5, max_tokens=20, **GREEDY), LONG)
 
 
+def test_so_it_is_after_a_long_text_whose_states_were_dropped(right: Pair) -> None:
+    with load(right, n_ctx=400) as engine:
+        prompt = [*LONG * 6]
+        written = engine.generate(prompt, max_tokens=30, **PLAIN)
+        prompt += written.tokens
+        assert_right(right, engine.generate(prompt, n_draft=5, max_tokens=20, **GREEDY), prompt)
+
+
 def test_so_it_is_to_the_end_of_the_context(right: Pair) -> None:
     with load(right, n_ctx=64) as engine:
         written = engine.generate(LONG, n_draft=7, **GREEDY)
