@@ -35,7 +35,7 @@ struct Functions {
 class Context {
 public:
     // n_hidden: the width of the hidden states that each token of a batch has beside it, 0 without them.
-    // n_rollback: see ContextOptions in context.py; 0 where llama.cpp itself refuses what it cannot drop.
+    // n_rollback: see ContextOptions in context_options.py; 0 where llama.cpp itself refuses what it cannot drop.
     // shares_cells: its memory is that of another context. A batch is then placed behind that one's cells, and
     // llama.cpp adds none: the tokens that this object holds are those of past batches.
     Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden,

@@ -12,7 +12,8 @@ import numpy as np
 import tiny_heads
 from tiny_heads import Head, Table
 
-from ggufspec.llama.context import Context, ContextOptions, HeadLink
+from ggufspec.llama.context import Context, HeadLink
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.head import Head as HeadOf
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession

@@ -11,7 +11,8 @@ import pytest
 import tiny_heads
 from tiny_heads import SMALL, Head, Table
 
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 

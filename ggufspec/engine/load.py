@@ -17,7 +17,8 @@ from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.attention import Attention, known_attention
-from ggufspec.llama.context import Context, ContextOptions, HeadLink
+from ggufspec.llama.context import Context, HeadLink
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key

@@ -77,7 +77,8 @@ def run_trial() -> None:
 
     A pass over one token uses no tiles, so it gives the logits to compare with.
     """
-    from ggufspec.llama.context import Context, ContextOptions
+    from ggufspec.llama.context import Context
+    from ggufspec.llama.context_options import ContextOptions
     from ggufspec.llama.model import Model
 
     environ[VARIABLE] = "on"

@@ -13,7 +13,7 @@ import numpy as np
 
 from ggufspec.common import defaults
 from ggufspec.drafting import profile_store
-from ggufspec.llama.context import ContextOptions
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import Signature, ggml
 from ggufspec.llama.model import Heads, Model
 from ggufspec.llama.profile_key import pair_key

@@ -6,7 +6,6 @@ import ctypes
 import os
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import llama_cpp
@@ -14,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec import _native
-from ggufspec.common import defaults
 from ggufspec.decoding.types import Logits, first_rows
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
+from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default, physical_memory
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
@@ -26,16 +25,6 @@ from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, HeadFacts
 from ggufspec.models.shape import shape_of
 from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
 
-_GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
-KV_TYPES: dict[str, int] = {
-    name: getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", _GGML_TYPE_BF16)
-    for name in defaults.KV_TYPES
-}
-FLASH_ATTENTION = {
-    "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
-    "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-    "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-}
 _FUNCTIONS = (  # called by the extension
     "llama_decode",
     "llama_synchronize",
@@ -51,26 +40,6 @@ _processes: set[int] = set()  # this one, if it has computed with several thread
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
 
 Checkpoint = NDArray[np.uint8]  # the state of recurrent layers, which cannot be truncated
-
-
-@dataclass(frozen=True)
-class ContextOptions:
-    """How a context is made.
-
-    n_ctx: tokens for each sequence; n_rows: the most rows of logits for each sequence in one
-    decode. n_rollback: recurrent states to keep of each sequence, so that as many tokens at the end
-    of the last decode can be dropped; each takes as much memory as the state.
-    """
-
-    n_ctx: int
-    n_rows: int = 1
-    n_sequences: int = 1
-    n_batch: int = defaults.N_BATCH
-    n_threads: int | None = None  # None: one per physical core
-    flash_attention: str = defaults.FLASH_ATTENTION
-    type_k: str = defaults.KV_TYPE
-    type_v: str = defaults.KV_TYPE
-    n_rollback: int = 0
 
 
 class BatchPart(NamedTuple):
@@ -182,8 +151,8 @@ class Context:
     def _make(self, options: ContextOptions, head: HeadLink | None) -> int:
         if options.n_ctx * options.n_sequences > _MAX_CELLS:
             raise OptionError(
-                f"a {_in_words(options)} exceeds llama.cpp's limit of {_MAX_CELLS:,} tokens; use a "
-                "smaller one (n_ctx, -c)"
+                f"a {options.description} exceeds llama.cpp's limit of {_MAX_CELLS:,} tokens; use "
+                "a smaller one (n_ctx, -c)"
             )
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = options.n_ctx * options.n_sequences
@@ -202,11 +171,9 @@ class Context:
                 "leave it on auto (flash_attention, -fa), or use f16 caches (type_k, type_v; -ctk, "
                 "-ctv)"
             )
-        params.flash_attn_type = _choice(
-            FLASH_ATTENTION, options.flash_attention, "flash attention"
-        )
-        params.type_k = _choice(KV_TYPES, options.type_k, "type of the K cache")
-        params.type_v = _choice(KV_TYPES, options.type_v, "type of the V cache")
+        params.flash_attn_type = choice(FLASH_ATTENTION, options.flash_attention, "flash attention")
+        params.type_k = choice(KV_TYPES, options.type_k, "type of the K cache")
+        params.type_v = choice(KV_TYPES, options.type_v, "type of the V cache")
         if self._layer_skip is not None:
             params.cb_eval = self._layer_skip.callback
         if head is None:
@@ -219,7 +186,7 @@ class Context:
             pointer: int | None = llama_cpp.llama_init_from_model(self.model.pointer, params)
             if not pointer:
                 raise OutOfMemoryError(
-                    f"no {_in_words(options)} could be made for {self.model.path}: "
+                    f"no {options.description} could be made for {self.model.path}: "
                     "use a smaller context (n_ctx, -c), fewer GPU layers (n_gpu_layers, -ngl), or "
                     f"another cache type.\n{log.complaints()}"
                 )
@@ -245,7 +212,7 @@ class Context:
             needed = sum(cache_bytes(shape_of(read_header(self.model.path)), caches))
         if needed > memory:
             raise OutOfMemoryError(
-                f"a {_in_words(options)} needs {needed / 1e9:,.0f} GB for "
+                f"a {options.description} needs {needed / 1e9:,.0f} GB for "
                 f"{self.model.path}, this machine has {memory / 1e9:,.0f} GB: use a smaller one "
                 "(n_ctx, -c)"
             )
@@ -418,15 +385,3 @@ def _addresses() -> dict[str, int]:
 
 def _bytes_of(array: Checkpoint) -> ctypes.Array[ctypes.c_uint8]:
     return (ctypes.c_uint8 * array.size).from_buffer(array.data)
-
-
-def _in_words(options: ContextOptions) -> str:
-    each = f"context of {options.n_ctx:,} tokens"
-    n = options.n_sequences
-    return each if n == 1 else f"{each} for each of {n} slots (n_slots, --slots)"
-
-
-def _choice(choices: dict[str, int], name: str, what: str) -> int:
-    if name not in choices:
-        raise OptionError(f"{name!r} is no {what}; choose from {', '.join(choices)}")
-    return choices[name]

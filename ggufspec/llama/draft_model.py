@@ -18,7 +18,8 @@ from ggufspec.common import defaults, validate
 from ggufspec.decoding.types import Session
 from ggufspec.errors import NoRoomError, OptionError
 from ggufspec.llama.attention import known_attention
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession

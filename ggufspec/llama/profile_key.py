@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ggufspec.drafting.profile_store import fingerprint
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import machine
 from ggufspec.llama.model import Model
 from ggufspec.models.heads import MTP

@@ -406,7 +406,7 @@ def test_colour_by_itself_is_for_terminals(
 
 def test_the_cache_types_offered_are_those_that_there_are() -> None:
     from ggufspec.common import defaults
-    from ggufspec.llama.context import KV_TYPES
+    from ggufspec.llama.context_options import KV_TYPES
     from ggufspec.placement.memory import VALUE_BYTES
 
     assert list(defaults.KV_TYPES) == list(KV_TYPES) == list(VALUE_BYTES)

@@ -35,7 +35,8 @@ from ggufspec.decoding.types import (
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab

@@ -21,7 +21,8 @@ from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Draft, Drafter, Probs, Verdict
 from ggufspec.engine.engine import Engine
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession

@@ -25,7 +25,8 @@ LOAD = """
     from ggufspec.llama import amx
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     {first}
-    from ggufspec.llama.context import Context, ContextOptions
+    from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
     from ggufspec.llama.model import Model
     model = Model(sys.argv[1])
     context = Context(model, ContextOptions(n_ctx=64, n_rows=8, n_threads=2))

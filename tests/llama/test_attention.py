@@ -24,7 +24,7 @@ from ggufspec.llama.attention import (
     known_attention,
     time_attention,
 )
-from ggufspec.llama.context import ContextOptions
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Heads, Model
 from ggufspec.llama.profile_key import pair_key
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from ggufspec.errors import ModelError
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession

@@ -11,7 +11,8 @@ import pytest
 
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling, to_probs
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 from ggufspec.standin.embedded import embedded_target

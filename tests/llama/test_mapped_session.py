@@ -11,7 +11,8 @@ import pytest
 import tiny
 
 from ggufspec.errors import NoRoomError
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.mapped_session import MappedSession
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession

@@ -27,7 +27,8 @@ from ggufspec.errors import (
     OptionError,
     VocabError,
 )
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 

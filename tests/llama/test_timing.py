@@ -13,7 +13,8 @@ import tiny
 
 from ggufspec.errors import OptionError
 from ggufspec.llama import timing
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.timing import (
     FilledContext,

@@ -18,7 +18,8 @@ import ggufspec
 from ggufspec import standin
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import GgufspecError, ModelError, OptionError
-from ggufspec.llama.context import Context, ContextOptions
+from ggufspec.llama.context import Context
+from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
 from ggufspec.llama.quantize import requantize
 from ggufspec.llama.session import LlamaSession

@@ -13,7 +13,7 @@ import paper
 import pytest
 import tiny
 
-from ggufspec.llama.context import FLASH_ATTENTION, KV_TYPES
+from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES
 from ggufspec.llama.log import listening, log
 from ggufspec.models.header import read_header
 from ggufspec.models.shape import Layer, ModelShape, shape_of

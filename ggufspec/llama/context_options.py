@@ -1,0 +1,54 @@
+"""How a context is made, and llama.cpp's numbers for the choices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import llama_cpp
+
+from ggufspec.common import defaults
+from ggufspec.errors import OptionError
+
+_GGML_TYPE_BF16 = 30  # not bound by llama-cpp-python
+KV_TYPES: dict[str, int] = {
+    name: getattr(llama_cpp, f"GGML_TYPE_{name.upper()}", _GGML_TYPE_BF16)
+    for name in defaults.KV_TYPES
+}
+FLASH_ATTENTION = {
+    "auto": llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    "on": llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    "off": llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
+
+
+@dataclass(frozen=True)
+class ContextOptions:
+    """How a context is made.
+
+    n_ctx: tokens for each sequence; n_rows: the most rows of logits for each sequence in one
+    decode. n_rollback: recurrent states to keep of each sequence, so that as many tokens at the end
+    of the last decode can be dropped; each takes as much memory as the state.
+    """
+
+    n_ctx: int
+    n_rows: int = 1
+    n_sequences: int = 1
+    n_batch: int = defaults.N_BATCH
+    n_threads: int | None = None  # None: one per physical core
+    flash_attention: str = defaults.FLASH_ATTENTION
+    type_k: str = defaults.KV_TYPE
+    type_v: str = defaults.KV_TYPE
+    n_rollback: int = 0
+
+    @property
+    def description(self) -> str:
+        """For messages: its length, and for how many slots."""
+        each = f"context of {self.n_ctx:,} tokens"
+        n = self.n_sequences
+        return each if n == 1 else f"{each} for each of {n} slots (n_slots, --slots)"
+
+
+def choice(choices: dict[str, int], name: str, what: str) -> int:
+    if name not in choices:
+        raise OptionError(f"{name!r} is no {what}; choose from {', '.join(choices)}")
+    return choices[name]
