@@ -28,7 +28,7 @@ def test_the_client_of_the_guide_prints_texts(
         serving(engine, alias="demo", max_tokens=16) as live,
     ):
         # The embedded pair was not made for chat.
-        monkeypatch.setattr(type(engine.target.model), "chat_template", tiny.CHATML)
+        monkeypatch.setattr(engine.target.model, "chat_template", tiny.CHATML)
         names: dict[str, object] = {}
         for n_texts, block in enumerate(blocks, start=1):
             exec(block.replace(PRINTED_URL, live.url), names)
