@@ -26,7 +26,7 @@ LOAD = """
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
     {first}
     from ggufspec.llama.context import Context
-from ggufspec.llama.context_options import ContextOptions
+    from ggufspec.llama.context_options import ContextOptions
     from ggufspec.llama.model import Model
     model = Model(sys.argv[1])
     context = Context(model, ContextOptions(n_ctx=64, n_rows=8, n_threads=2))
