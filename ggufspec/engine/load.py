@@ -29,8 +29,8 @@ from ggufspec.placement.rpc_address import addresses
 
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", fraction loaded)
 
-# A draft model this small is faster with one thread than with two; a head, which also reads what the
-# target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
+# A draft model this small is faster with one thread than with two; a head, which also reads what
+# the target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
 _TINY_BYTES = 32 * 2**20
 
 
