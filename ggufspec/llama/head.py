@@ -62,31 +62,30 @@ class Head:
     def use(self, sequence: int, *, is_used: bool) -> None:
         """Whether drafts are made from the text that a sequence is about to read.
 
-        Without them, its hidden states are dropped, and the target decodes it again for the first
+        Without them, its hidden states are not taken, and the target decodes it again for the first
         draft of a later text that continues it.
         """
         (self._unused.discard if is_used else self._unused.add)(sequence)
 
-    def is_used(self, sequence: int) -> bool:
-        """See `use`."""
-        return sequence not in self._unused
-
     def follow(self, tokens: Sequence[int], sequence: int) -> int:
         """See HeadSession.follow."""
         n_needless = self.sessions[sequence].follow(tokens)
-        return n_needless if self.is_used(sequence) else len(tokens)
+        return len(tokens) if sequence in self._unused else n_needless
 
     def after_decode(self, parts: Sequence[BatchPart]) -> None:
         """The target has decoded `parts`. Raises DecodeError, and KeyboardInterrupt."""
+        if {part.sequence for part in parts} <= self._unused:
+            return
         states = self._states(sum(len(part.tokens) for part in parts))
         first = 0
         for part in parts:
             n = len(part.tokens)
-            position = self._target.n_cells(part.sequence) - n
-            n_drafted = max(part.n_rows - 1, 0)
-            self.sessions[part.sequence].take(
-                position, part.tokens, states[first : first + n], n_drafted
-            )
+            if part.sequence not in self._unused:
+                position = self._target.n_cells(part.sequence) - n
+                n_drafted = max(part.n_rows - 1, 0)
+                self.sessions[part.sequence].take(
+                    position, part.tokens, states[first : first + n], n_drafted
+                )
             first += n
 
     def encoded(self, states: Hidden) -> Hidden:
@@ -187,10 +186,7 @@ class HeadSession:
         self._keep(n, states)
         self._unread.extend(tokens)
         if len(self._unread) > self._head.n_unread_max:
-            if self._head.is_used(self.sequence):
-                self._read_unread(n_drafted)
-            else:
-                self._drop(self._n_given - 1)
+            self._read_unread(n_drafted)
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` it has read. Raises ClosedError."""
