@@ -42,7 +42,7 @@ class Head:
         self.context = context
         self.n_unread_max = n_unread_max
         self._target, self.facts = target, facts = link
-        self.n_draft_max = target.options.n_rows - 1
+        self.n_draft_max = target.n_rows - 1
         inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
         with listening():
             if facts.kind == "mtp" or len(inside) < len(facts.target_layers):
@@ -65,12 +65,15 @@ class Head:
         Without them, its hidden states are not taken, and the target decodes it again for the first
         draft of a later text that continues it.
         """
-        (self._unused.discard if is_used else self._unused.add)(sequence)
+        # A head without cells keeps the states of the last decode only, whichever text that was of.
+        takes = is_used or self.facts.shares_cache
+        (self._unused.discard if takes else self._unused.add)(sequence)
 
     def follow(self, tokens: Sequence[int], sequence: int) -> int:
         """See HeadSession.follow."""
-        n_needless = self.sessions[sequence].follow(tokens)
-        return len(tokens) if sequence in self._unused else n_needless
+        if sequence in self._unused:
+            return len(tokens)
+        return self.sessions[sequence].follow(tokens)
 
     def after_decode(self, parts: Sequence[BatchPart]) -> None:
         """The target has decoded `parts`. Raises DecodeError, and KeyboardInterrupt."""
