@@ -123,7 +123,7 @@ class Contexts:
         head_options = replace(target_options, n_rows=1, n_rollback=0)
         self.target = Context(self.models[0], target_options)
         link = HeadLink(self.target, facts)
-        self.context = Context(self.models[-1], head_options, head=link)
+        self.context = Context(self.models[-1], head_options, link=link)
         self.head = HeadOf(link, self.context, n_unread_max=64)
         self.sessions = [LlamaSession(self.target, i) for i in range(target_options.n_sequences)]
 

@@ -300,7 +300,7 @@ class _Trials:
             n_threads=like.n_threads,
         )
         progress = _named(self.progress, f"Trying n_batch {n_batch} of the {whose}")
-        with closing(Context(like.model, options, head=like.link)) as context:
+        with closing(Context(like.model, options, link=like.link)) as context:
             return min(timing.time_reading(context, n_tokens, _N_PROMPTS, progress))
 
 
@@ -326,7 +326,7 @@ def choose(seconds: Mapping[int, float], usual: int) -> int:
 
 
 def _changed(context: Context, options: Mapping[str, Any]) -> Context:
-    return Context(context.model, replace(context.options, **options), head=context.link)
+    return Context(context.model, replace(context.options, **options), link=context.link)
 
 
 def _summed_up(n_tokens: int, seconds: Sequence[float]) -> Pass:

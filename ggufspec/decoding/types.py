@@ -36,6 +36,15 @@ def token_array(tokens: Iterable[int] = ()) -> array[int]:
     return array("i", tokens)
 
 
+def n_same(a: array[int], b: array[int]) -> int:
+    """How many tokens at the start are the same."""
+    n = min(len(a), len(b))
+    if n == 0:
+        return 0
+    differs = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
+    return int(differs.argmax()) if differs.any() else n
+
+
 def first_rows(rows: NDArray[np.float32]) -> list[NDArray[np.float32]]:
     """The views rows[:0], rows[:1] ... rows, made once: cheaper than a slice in each round."""
     return [rows[:n] for n in range(len(rows) + 1)]

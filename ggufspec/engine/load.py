@@ -158,7 +158,7 @@ def _load(
                 n_gpu_layers=_layers(options.n_gpu_layers_draft),
                 gpu=None if reads_target else options.main_gpu,
                 rpc=servers.devices if reads_target else (),
-                mtp=head is not None and head.kind == "mtp",
+                mtp=head is not None and head.kind == MTP,
                 is_head=head is not None,
             )
             models.append(stack.enter_context(closing(draft_model)))
@@ -200,7 +200,7 @@ def _load(
                 n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
                 n_threads=options.n_threads_draft or found.n_threads_draft or usual,
             )
-            draft_context = Context(draft_model, of_draft, head=link)
+            draft_context = Context(draft_model, of_draft, link=link)
             stack.callback(draft_context.close)
         resources = ExitStack()
         key = profile_key(target_context, draft_context)

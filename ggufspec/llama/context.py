@@ -21,7 +21,7 @@ from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, HeadFacts
+from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, MTP, HeadFacts
 from ggufspec.models.shape import shape_of
 from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
 
@@ -80,9 +80,9 @@ class Context:
         model: Model,
         options: ContextOptions,
         layer_skip: LayerSkip | None = None,
-        head: HeadLink | None = None,
+        link: HeadLink | None = None,
     ) -> None:
-        """`layer_skip`: leaves out layers of every decode. `head`: the context is that of a head.
+        """`layer_skip`: leaves out layers of every decode. `link`: the context is that of a head.
 
         Raises OptionError for unknown values, OutOfMemoryError where it does not fit.
         """
@@ -93,21 +93,21 @@ class Context:
             )
         self.model = model
         self.options = options
-        self.link = head  # None: it is no context of a head
+        self.link = link  # None: it is no context of a head
         self.n_threads = options.n_threads or n_threads_default()
         self.n_ctx = options.n_ctx
         self.n_sequences = options.n_sequences
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
         # sequence that goes back would miss them.
-        can_drop_tail = head is not None or model.can_drop_tail
+        can_drop_tail = link is not None or model.can_drop_tail
         # Nor of a head of several layers: each reads a text again, into the cells of those before.
-        is_separate = model.has_windows or (head is not None and head.facts.n_layers > 1)
+        is_separate = model.has_windows or (link is not None and link.facts.n_layers > 1)
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
         self.follower: Follower | None = None
-        is_eagle3 = head is not None and head.facts.kind == EAGLE3
+        is_eagle3 = link is not None and link.facts.kind == EAGLE3
         self.n_hidden = 0  # numbers of the hidden states that it reads
-        if head is not None:
+        if link is not None:
             self.n_hidden = model.n_embd if is_eagle3 else model.n_embd_out
         self._layer_skip = layer_skip
         n_rows = options.n_rows * options.n_sequences
@@ -118,10 +118,10 @@ class Context:
         # The most rows of logits of a sequence in a batch.
         self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
         # A head's own padding at the end of a row is left out: its rows are read one by one.
-        self.n_vocab: int = head.target.n_vocab if head is not None else model.vocab.n_tokens
+        self.n_vocab: int = link.target.n_vocab if link is not None else model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
         self._rows: dict[int, list[Logits]] = {}
-        self._pointer: int | None = self._make(options, head)
+        self._pointer: int | None = self._make(options)
         n_rollback = int(llama_cpp.llama_n_rs_seq(self._pointer))  # 0: not by this architecture
         # How many tokens at the end of the last decode can be dropped, all but its first at most;
         # None: all that are held.
@@ -141,14 +141,14 @@ class Context:
                     self.n_sequences,
                     self.n_hidden,
                     n_rollback,
-                    head is not None and head.facts.shares_cache,
+                    link is not None and link.facts.shares_cache,
                     **_addresses(),
                 )
         except BaseException:
             self.close()
             raise
 
-    def _make(self, options: ContextOptions, head: HeadLink | None) -> int:
+    def _make(self, options: ContextOptions) -> int:
         if options.n_ctx * options.n_sequences > _MAX_CELLS:
             raise OptionError(
                 f"a {options.description} exceeds llama.cpp's limit of {_MAX_CELLS:,} tokens; use "
@@ -176,11 +176,11 @@ class Context:
         params.type_v = choice(KV_TYPES, options.type_v, "type of the V cache")
         if self._layer_skip is not None:
             params.cb_eval = self._layer_skip.callback
-        if head is None:
+        if self.link is None:
             self._check_fits(options)
         else:
-            params.ctx_other = head.target.pointer
-            if head.facts.kind == "mtp":
+            params.ctx_other = self.link.target.pointer
+            if self.link.facts.kind == MTP:
                 params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
         with listening() as log:
             pointer: int | None = llama_cpp.llama_init_from_model(self.model.pointer, params)

@@ -1,8 +1,4 @@
-"""llama.cpp's functions for hidden states, which llama-cpp-python does not bind: found by name.
-
-They are of llama.cpp's header src/llama-ext.h, which may change: with C++ names, and without
-promises. As in llama-cpp-python 0.3.36.
-"""
+"""llama.cpp's functions for hidden states, which llama-cpp-python does not bind: found by name."""
 
 from __future__ import annotations
 
@@ -19,10 +15,13 @@ from ggufspec import _native
 from ggufspec.errors import DecodeError, ModelError
 from ggufspec.llama.log import log
 
+Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
+
 _CONTEXT = ctypes.c_void_p
 _FLOATS = ctypes.POINTER(ctypes.c_float)
 _PLAIN, _GCC, _MSVC = "{name}", "_Z{length}{name}P13llama_context{gcc}", "?{name}@@YA{msvc}@Z"
-# Result, arguments after the context, and both as in names made by GCC or Clang, and by MSVC.
+# Of src/llama-ext.h as in llama-cpp-python 0.3.36, which promises nothing for later versions: the
+# result, arguments after the context, and both as in names made by GCC or Clang, and by MSVC.
 _SIGNATURES: dict[str, tuple[Any, list[Any], str, str]] = {
     "llama_set_embeddings_nextn": (
         *(None, [ctypes.c_bool, ctypes.c_bool]),
@@ -76,7 +75,7 @@ def keep_hidden(context: int, *, of_rows_only: bool) -> None:
     _function("llama_set_embeddings_nextn")(context, True, of_rows_only)
 
 
-def hidden(context: int, n_rows: int, width: int) -> NDArray[np.float32]:
+def hidden(context: int, n_rows: int, width: int) -> Hidden:
     """The last hidden states (n_rows, width) of the last batch; valid until the next decode."""
     return _rows(_function("llama_get_embeddings_nextn")(context), n_rows, width)
 
@@ -91,7 +90,7 @@ def keep_layer_inputs(context: int, layers: Sequence[int]) -> None:
         _function("llama_set_embeddings_layer_inp")(context, layer, True)
 
 
-def layer_input(context: int, layer: int, n_rows: int, width: int) -> NDArray[np.float32]:
+def layer_input(context: int, layer: int, n_rows: int, width: int) -> Hidden:
     """The input (n_rows, width) of a layer in the last batch; valid until the next decode."""
     return _rows(_function("llama_get_embeddings_layer_inp")(context, layer), n_rows, width)
 
@@ -101,7 +100,7 @@ def use_head(context: int, i: int) -> None:
     _function("llama_set_nextn_layer_offset")(context, i)
 
 
-def encode(context: int, features: NDArray[np.float32], width: int) -> NDArray[np.float32]:
+def encode(context: int, features: Hidden, width: int) -> Hidden:
     """What an EAGLE-3 context makes of `features` (n, 3 * width of the target): (n, width).
 
     At most n_batch rows. Valid until the next decode. Raises DecodeError.
@@ -122,7 +121,7 @@ def encode(context: int, features: NDArray[np.float32], width: int) -> NDArray[n
     return hidden(context, n, width)
 
 
-def _rows(address: int | None, n_rows: int, width: int) -> NDArray[np.float32]:
+def _rows(address: int | None, n_rows: int, width: int) -> Hidden:
     if not address:
         raise DecodeError("llama.cpp kept no hidden states of the last batch")
     return _native.rows_at(address, n_rows, width)

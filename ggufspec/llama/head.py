@@ -9,18 +9,15 @@ from array import array
 from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ggufspec.decoding.types import Logits, token_array
+from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension
 from ggufspec.llama.context import BatchPart, Context, HeadLink
+from ggufspec.llama.extension import Hidden
 from ggufspec.llama.log import listening
-from ggufspec.llama.mapped_session import n_same
 from ggufspec.llama.shared_head import SharedCacheSession
-from ggufspec.models.heads import EAGLE3_ROWS
-
-Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
+from ggufspec.models.heads import EAGLE3, EAGLE3_ROWS, MTP
 
 # Those of a round, of which some may be rejected, and those since the last draft, which may not be
 # needed. With 64, a text without drafts was 5 % slower beside an EAGLE-3 head of SmolLM2 135M.
@@ -45,7 +42,7 @@ class Head:
         self.n_draft_max = target.n_rows - 1
         inside = [layer for layer in facts.target_layers if layer < target.model.n_layers]
         with listening():
-            if facts.kind == "mtp" or len(inside) < len(facts.target_layers):
+            if facts.kind == MTP or len(inside) < len(facts.target_layers):
                 extension.keep_hidden(target.pointer, of_rows_only=False)
             extension.keep_layer_inputs(target.pointer, inside)
             extension.keep_hidden(context.pointer, of_rows_only=True)
@@ -93,7 +90,7 @@ class Head:
 
     def encoded(self, states: Hidden) -> Hidden:
         """What the head reads, from states of the target as it has taken them."""
-        if self.facts.kind == "mtp":
+        if self.facts.kind == MTP:
             return states
         found = np.empty((len(states), self.context.n_hidden), np.float32)
         n_most = min(EAGLE3_ROWS, self.context.n_batch)  # more would end the process
@@ -107,7 +104,7 @@ class Head:
     def _states(self, n: int) -> Hidden:
         """The target's states of the last batch, of n tokens; valid until its next decode."""
         target, n_embd = self._target.pointer, self._target.model.n_embd
-        if self.facts.kind == "mtp":
+        if self.facts.kind == MTP:
             return extension.hidden(target, n, self.context.n_hidden)
         return np.concatenate(
             [
@@ -132,7 +129,7 @@ class HeadSession:
         self.sequence = sequence
         self._head = head
         self._context = head.context
-        self._n_skipped = 1 if head.facts.kind == "eagle3" else 0  # tokens that it does not read
+        self._n_skipped = 1 if head.facts.kind == EAGLE3 else 0  # tokens that it does not read
         self._text = array("i")  # that it has read
         self._n_true = 0  # tokens of it that were read with states of the target
         self._own: list[Hidden] = []  # its own states (1, width) after _n_true, _n_true + 1 ...

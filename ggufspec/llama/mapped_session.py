@@ -6,9 +6,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
 
-import numpy as np
-
-from ggufspec.decoding.types import Logits, token_array
+from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab_map import VocabMap
@@ -105,12 +103,3 @@ class MappedSession:
             self._ends.append(len(self._read))
         self._text.extend(tokens[n:])
         return self._read
-
-
-def n_same(a: array[int], b: array[int]) -> int:
-    """How many tokens at the start are the same."""
-    n = min(len(a), len(b))
-    if n == 0:
-        return 0
-    differs = np.frombuffer(a, np.int32, n) != np.frombuffer(b, np.int32, n)
-    return int(differs.argmax()) if differs.any() else n

@@ -9,15 +9,12 @@ from array import array
 from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ggufspec.decoding.types import Logits, token_array
+from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension
 from ggufspec.llama.context import Context
-from ggufspec.llama.mapped_session import n_same
-
-Hidden = NDArray[np.float32]  # (n, width), hidden states of n tokens
+from ggufspec.llama.extension import Hidden
 
 # Hidden states of the last tokens of a batch that are kept: those of a round, of which some may be
 # rejected.
