@@ -21,7 +21,7 @@ from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import hashes, local
 from ggufspec.models.header import Header, read_header
-from ggufspec.models.heads import head_text
+from ggufspec.models.heads import head_text, is_head
 from ggufspec.models.hub import Transient, is_offline
 from ggufspec.models.names import parse
 from ggufspec.models.pull import Mismatch, locate
@@ -237,7 +237,7 @@ def _header_text(header: Header) -> str:
         "parameters": f"{facts['n_params'] / 1e6:,.0f} M",
         **({"origin": trim_text(facts["trim"])} if facts["trim"] else {}),
         "quantization": facts["quantization"],
-        "weights": type_note(facts["matrix_type"]),
+        **({} if is_head(header) else {"weights": type_note(facts["matrix_type"])}),  # for targets
         "layers": f"{len(layers)}, {span} each",
         **({"head": facts["head"]} if facts["head"] else {}),
         "context": f"{facts['n_ctx']} tokens",

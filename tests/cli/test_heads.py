@@ -86,6 +86,7 @@ def test_show_names_heads(command: Command, pair: tuple[Path, str]) -> None:
         each in said
         for each in ("has an MTP head (1 layer", "is an MTP head without", "is an EAGLE-3 head for")
     )
+    assert ("gains more by speculation" in said) == (pair[1] == "mtp")  # advice for targets
 
 
 def test_a_head_is_no_target(command: Command, pair: tuple[Path, str]) -> None:
