@@ -48,6 +48,13 @@ void require_tokens(const int32_t * tokens, size_t n, size_t n_vocab) {
     }
 }
 
+void require_parents(const Tokens & parents, size_t n) {
+    require(parents.empty() || parents.size() == n, "a tree needs a parent for each node");
+    for (size_t i = 0; i < parents.size(); i++) {
+        require(parents[i] >= -1 && parents[i] < int32_t(i), "a node of a tree must follow its parent");
+    }
+}
+
 const std::unordered_map<std::string, ggufspec::Sampler> kSamplers{
     {"penalties", ggufspec::Sampler::penalties}, {"dry", ggufspec::Sampler::dry},
     {"top_n_sigma", ggufspec::Sampler::top_n_sigma}, {"top_k", ggufspec::Sampler::top_k},
@@ -100,10 +107,10 @@ struct Rows {
         return rows[i];
     }
 
-    // The distributions after `text`, then after each token of `draft`; `masks`: which tokens each may have; `keep`: copy
-    // the logits.
+    // The distributions after `text`, then after each token of `draft`, which is a tree if it has `parents`; `masks`: which
+    // tokens each may have; `keep`: copy the logits.
     void add(const ConstMatrix & from, const ggufspec::Sampling & sampling, const TokenRow & text, const Tokens & draft,
-             const std::optional<ConstMasks> & masks, bool keep) {
+             const Tokens & parents, const std::optional<ConstMasks> & masks, bool keep) {
         const size_t n_new = from.shape(0);
         require(from.shape(1) == n_vocab, "to_probs: logits and rows differ in shape");
         require(n + n_new <= rows.size(), "to_probs: more rows than there is room for, in shape");
@@ -111,6 +118,7 @@ struct Rows {
         require(!masks || masks->shape(0) == n_new, "to_probs: needs one mask for each row of logits");
         for (const auto & [token, bias] : sampling.logit_bias) require_tokens(&token, 1, n_vocab);
         require_tokens(draft.data(), draft.size(), n_vocab);
+        require_parents(parents, draft.size());
         size_t bad_row = n_new;
         has_declined = false;
         {
@@ -124,7 +132,14 @@ struct Rows {
                 seen.insert(seen.end(), draft.begin(), draft.end());
             }
             for (size_t i = 0; i < n_new && bad_row == n_new; i++) {
-                const ggufspec::Text before{seen.data(), window != 0 ? n_seen + i : 0};
+                size_t n_path = i;
+                if (window != 0 && !parents.empty()) {
+                    seen.resize(n_seen);
+                    for (int32_t node = int32_t(i) - 1; node >= 0; node = parents[node]) seen.push_back(draft[node]);
+                    std::reverse(seen.begin() + n_seen, seen.end());
+                    n_path = seen.size() - n_seen;
+                }
+                const ggufspec::Text before{seen.data(), window != 0 ? n_seen + n_path : 0};
                 ggufspec::Mask mask{};
                 if (masks) mask = {masks->data() + i * masks->shape(1), masks->shape(1)};
                 if (rows[n + i].set(from.data() + i * n_vocab, n_vocab, sampling, before, masks ? &mask : nullptr, keep)) continue;
@@ -366,19 +381,20 @@ NB_MODULE(_native, m) {
         .def(
             "fill",
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const Tokens & draft,
-               const std::optional<ConstMasks> & masks) {
+               const Tokens & parents, const std::optional<ConstMasks> & masks) {
                 self.n = 0;
                 self.logits = logits;
-                self.add(logits, sampling, tokens, draft, masks, false);
+                self.add(logits, sampling, tokens, draft, parents, masks, false);
             },
-            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "masks"_a.noconvert().none(),
+            "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "parents"_a, "masks"_a.noconvert().none(),
             "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
+            "parents: of each node of a draft that is a tree, -1 for the text; empty for a chain. "
             "masks (n_draft + 1, n_words): bit i % 32 of word i // 32 says whether token i is allowed there. The logits are read in place, also later: the rows are valid as long as the logits.")
         .def(
             "draw",
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const std::optional<ConstMasks> & masks,
                ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
-                self.add(logits, sampling, tokens, {}, masks, true);
+                self.add(logits, sampling, tokens, {}, {}, masks, true);
                 if (length_rule.should_draw(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(uniform);
                 self.n--;
                 self.has_declined = true;

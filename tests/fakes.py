@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ggufspec.decoding.loop import speculate, timed
+from ggufspec.decoding.tree import path_to
 from ggufspec.decoding.types import Ask, Logits, Round, Session
 
 
@@ -24,12 +25,16 @@ class FakeSession:
         self.n_scores = 0
         self.n_rows = 0
 
-    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+    def score(
+        self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
+    ) -> Logits:
         assert tokens, "an empty batch"
         assert len(tokens) + len(draft) <= self._n_ctx, "no cell left"
         if self._buffer is not None:
             self._buffer.fill(np.nan)  # rows are valid until the next score
-        prefixes = [(*tokens, *draft[:i]) for i in range(len(draft) + 1)]
+        parents = parents or range(-1, len(draft) - 1)
+        paths = [path_to(parents, node) for node in range(-1, len(draft))]
+        prefixes = [(*tokens, *(draft[node] for node in path)) for path in paths]
         self._buffer = np.array([self._logits_after(prefix) for prefix in prefixes], np.float32)
         self.n_scores += 1
         self.n_rows += len(prefixes)
@@ -41,7 +46,7 @@ def speculated(tokens: MutableSequence[int], *, target: Session, **loop: Any) ->
     steps = speculate(tokens, **loop)
     for step in steps:
         assert isinstance(step, Ask)
-        turn = steps.send(timed(target.score, step))
+        turn = steps.send(timed(target, step))
         assert isinstance(turn, Round)
         yield turn
 

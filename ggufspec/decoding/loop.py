@@ -5,19 +5,20 @@ Leviathan et al., https://arxiv.org/abs/2211.17192; Chen et al., https://arxiv.o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Generator, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Generator, MutableSequence
 from time import perf_counter
 
 from ggufspec.decoding.sampling import Rows, Sampling, to_probs, unusable
-from ggufspec.decoding.types import Ask, Drafter, Logits, Round, Scored, Uniforms, Verify
+from ggufspec.decoding.tree import depths
+from ggufspec.decoding.types import Ask, Drafter, Round, Scored, TargetSession, Uniforms, Verify
 
 Steps = Generator[Ask | Round, Scored | None, None]  # an Ask, which is answered, then its Round
 
 
-def timed(score: Callable[[Sequence[int], Sequence[int]], Logits], ask: Ask) -> Scored:
+def timed(session: TargetSession, ask: Ask) -> Scored:
     """Answer an Ask with a pass of its own."""
     start = perf_counter()
-    logits = score(ask.tokens, ask.draft)
+    logits = session.score(*ask) if ask.parents else session.score(ask.tokens, ask.draft)
     return Scored(logits, perf_counter() - start)
 
 
@@ -48,16 +49,16 @@ def speculate(
         # A round adds one token more than it drafts: do not draft what could not be used.
         draft = drafter.draft(tokens, min(n_draft, n_end - len(tokens) - 1))
         draft_seconds = perf_counter() - start
-        answer = yield Ask(tokens, draft.tokens)
+        answer = yield Ask(tokens, draft.tokens, draft.parents)
         assert answer is not None
         start = perf_counter()
         logits = answer.logits
         if rows is None:
             rows = Rows(n_draft + 1, logits.shape[1])
-        probs = to_probs(logits, sampling, tokens, draft.tokens, out=rows)
+        probs = to_probs(logits, sampling, tokens, draft.tokens, draft.parents, out=rows)
         verdict = verify(draft, probs, uniforms(len(logits)))
         drafter.observe(draft, probs, verdict)
-        added = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
+        added = [*draft.accepted(verdict), verdict.next_token]
         stops = not ends.isdisjoint(added)
         if stops:
             del added[next(i for i, token in enumerate(added, 1) if token in ends) :]
@@ -78,6 +79,7 @@ def speculate(
             expected=draft.expected,
             why=draft.why,
             n_sharers=answer.n_sharers,
+            depth=max(depths(draft.parents), default=None),
         )
         if stops or (constraint is not None and constraint.is_over(tokens)):
             return

@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from ggufspec import _native
 from ggufspec.common import defaults, validate
+from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Constraint, Draft, Logits, Masks, Probs, token_array
 from ggufspec.errors import DecodeError, OptionError
 
@@ -153,19 +154,20 @@ def to_probs(
     sampling: Sampling,
     tokens: Sequence[int] = (),
     draft: Sequence[int] = (),
+    parents: Sequence[int] = (),
     *,
     out: Rows | None = None,
 ) -> Rows:
     """The distributions (n_draft + 1, n_vocab) after `tokens`, then after each of `draft`.
 
-    Written into `out` if given. They are evaluated when they are read, from the logits in place:
-    valid as long as these are.
+    `parents`: the draft is a tree, see Draft. Written into `out` if given. They are evaluated when
+    they are read, from the logits in place: valid as long as these are.
     Raises DecodeError for a row without any finite logit: damaged weights or a broken backend.
     """
     rows = Rows(len(logits), logits.shape[1]) if out is None else out
     try:
-        masks = _masks(sampling, tokens, draft)
-        rows.fill(logits, sampling.native, token_array(tokens), draft, masks)  # type: ignore[arg-type]
+        masks = _masks(sampling, tokens, draft, parents)
+        rows.fill(logits, sampling.native, token_array(tokens), draft, parents, masks)  # type: ignore[arg-type]
     except ValueError as error:
         raise unusable(str(error), sampling) from error
     return rows
@@ -216,8 +218,23 @@ def expected_lengths(
     )
 
 
-def _masks(sampling: Sampling, tokens: Sequence[int], draft: Sequence[int] = ()) -> Masks | None:
-    return None if sampling.constraint is None else sampling.constraint.masks(tokens, draft)
+def _masks(
+    sampling: Sampling,
+    tokens: Sequence[int],
+    draft: Sequence[int] = (),
+    parents: Sequence[int] = (),
+) -> Masks | None:
+    constraint = sampling.constraint
+    if constraint is None or not parents:
+        return None if constraint is None else constraint.masks(tokens, draft)
+    found = np.zeros((len(draft) + 1, 0), np.uint32)
+    for leaf in leaves(parents):
+        path = path_to(parents, leaf)
+        masks = constraint.masks(tokens, [draft[node] for node in path])
+        if not found.size:
+            found = np.zeros((len(draft) + 1, masks.shape[1]), np.uint32)
+        found[[0, *(node + 1 for node in path)]] = masks
+    return found
 
 
 def unusable(complaint: str, sampling: Sampling) -> DecodeError:

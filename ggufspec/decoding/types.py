@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -50,32 +51,62 @@ def first_rows(rows: NDArray[np.float32]) -> list[NDArray[np.float32]]:
     return [rows[:n] for n in range(len(rows) + 1)]
 
 
+class Verdict(NamedTuple):
+    """So many drafted tokens are accepted, and `next_token` follows them.
+
+    `path`: the accepted nodes of a tree, from its root on; None: the first `n_accepted` tokens.
+    """
+
+    n_accepted: int
+    next_token: int
+    path: Sequence[int] | None = None
+
+    @property
+    def nodes(self) -> Sequence[int]:
+        """The accepted nodes: their indices in the draft."""
+        return range(self.n_accepted) if self.path is None else self.path
+
+
 class Draft(NamedTuple):
-    """Tokens that a drafter proposes.
+    """Tokens that a drafter proposes: a chain, or a tree of which one path can be accepted.
 
     `probs` (n_draft, n_vocab): the distributions that the tokens were drawn from, after temperature
     and truncation; None: every token was certain (argmax, n-gram). Valid until the next draft.
     `expected`: how many are accepted on average, if known. `why`: the reason for its length.
+    `parents`: for each node of a tree, the earlier node that it follows, -1 for the text itself;
+    empty for a chain. The children of a node are different tokens, and verified in their order:
+    each was drawn from its row of `probs`, which leaves out those before it.
     """
 
     tokens: Sequence[int]
     probs: Probs | None = None
     expected: float | None = None
     why: str = ""
+    parents: Sequence[int] = ()
 
+    @property
+    def n_chain(self) -> int:
+        """The nodes at the start that follow one another; further nodes are beside them."""
+        in_order = (parent == i - 1 for i, parent in enumerate(self.parents))
+        return sum(takewhile(bool, in_order)) if self.parents else len(self.tokens)
 
-class Verdict(NamedTuple):
-    """The first `n_accepted` drafted tokens are accepted, `next_token` follows."""
+    def n_accepted_of_chain(self, verdict: Verdict) -> int:
+        """How many of the first `n_chain` nodes were accepted."""
+        if verdict.path is None:
+            return verdict.n_accepted
+        return sum(takewhile(bool, (node == i for i, node in enumerate(verdict.path))))
 
-    n_accepted: int
-    next_token: int
+    def accepted(self, verdict: Verdict) -> list[int]:
+        """The accepted tokens."""
+        return [self.tokens[node] for node in verdict.nodes]
 
 
 class Ask(NamedTuple):
-    """What a text needs next: the target's logits, as from `Session.score(tokens, draft)`."""
+    """What a text needs next: the target's logits, as from `Session.score`."""
 
     tokens: Sequence[int]
     draft: Sequence[int]
+    parents: Sequence[int] = ()
 
 
 class Scored(NamedTuple):
@@ -89,6 +120,7 @@ class Scored(NamedTuple):
 class Round(NamedTuple):
     """One round. The last of `tokens` is the target's own, unless a stop token came first.
 
+    `n_drafted`: nodes of the draft; `depth`: of its longest path, None for a chain.
     `target_seconds` are those of the pass, which `n_sharers` texts shared.
     """
 
@@ -101,6 +133,7 @@ class Round(NamedTuple):
     expected: float | None = None  # as the Draft has it
     why: str = ""
     n_sharers: int = 1
+    depth: int | None = None
 
     @property
     def drafted(self) -> Sequence[bool]:
@@ -117,6 +150,16 @@ class Session(Protocol):
         `tokens` must not be empty. The array is valid until the next score. Raises NoRoomError if
         the model cannot read so long a text: a drafter then ends its draft.
         """
+        ...
+
+
+class TargetSession(Protocol):
+    """A Session that can also score trees."""
+
+    def score(
+        self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
+    ) -> Logits:
+        """As Session.score; with `parents`, the draft is a tree: see Draft."""
         ...
 
 
@@ -153,5 +196,6 @@ class Drafter(Protocol):
 
 
 # A pure rule: which drafted tokens are accepted, and what follows them. It judges a draft by the
-# target's distributions (n_draft + 1, n_vocab) and by uniforms (n_draft + 1).
+# target's distributions (n_draft + 1, n_vocab), after the text and after each node, and by uniforms
+# (n_draft + 1).
 Verify = Callable[[Draft, Probs, Uniforms], Verdict]

@@ -324,7 +324,7 @@ class Stream(Iterator[Chunk]):
                 if (ask := self._generation.ask()) is None:
                     continue
                 try:
-                    scored = timed(self._generation.session.score, ask)
+                    scored = timed(self._generation.session, ask)
                 except BaseException:
                     self._generation.end()
                     raise

@@ -123,7 +123,7 @@ class Scheduler:
             return
         for generation, ask in asks:
             try:
-                scored = timed(generation.session.score, ask)
+                scored = timed(generation.session, ask)
             except Exception as error:
                 generation.end()
                 failed.append((generation, error))

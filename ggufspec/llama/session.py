@@ -56,12 +56,14 @@ class LlamaSession:
         self._changes_width = self._n_vocab != context.n_vocab
         self._checkpoints: list[tuple[int, Checkpoint]] = []  # by rising number of cells
 
-    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+    def score(
+        self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
+    ) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
         Valid until the next score or feed of this session. Raises DecodeError, ClosedError.
         """
-        prepared = self.prepare(tokens, draft)
+        prepared = self.prepare(tokens, draft, parents)
         self._context.decode(prepared.tokens, prepared.n_rows, self.sequence)
         return self.rows_of(prepared, 0)
 
@@ -131,8 +133,11 @@ class LlamaSession:
         if self._context.can_share_passes:
             self._context.copy_prefix(sequence, self.sequence, n_tokens)
 
-    def prepare(self, tokens: Sequence[int], draft: Sequence[int]) -> PreparedScore:
+    def prepare(
+        self, tokens: Sequence[int], draft: Sequence[int], parents: Sequence[int] = ()
+    ) -> PreparedScore:
         """Drop the cells that differ, and decode all but the last batch, which is returned."""
+        assert not parents
         context = self._context
         tokens = token_array(tokens)
         known = self._resume(tokens, len(tokens) - 1)

@@ -232,7 +232,7 @@ def uniforms_for(
     verdict: Verdict,
 ) -> list[float] | None:
     """Uniforms with which a rule gives that verdict; None if they are too close to an edge."""
-    n, token = verdict
+    n, token = verdict[:2]
     if token < 0:
         return None
 

@@ -1,0 +1,28 @@
+"""The shape of a draft that is a tree, given by the parent of each node: see types.Draft."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """For each node, how many tokens its path from the text on has, itself included."""
+    found: list[int] = []
+    for parent in parents:
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return found
+
+
+def leaves(parents: Sequence[int]) -> list[int]:
+    """The nodes that no other follows, in rising order."""
+    inner = set(parents)
+    return [node for node in range(len(parents)) if node not in inner]
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes from the first after the text to `node`; none for -1."""
+    found: list[int] = []
+    while node >= 0:
+        found.append(node)
+        node = parents[node]
+    return found[::-1]
