@@ -30,7 +30,7 @@ N_DRAFT_FIXED: Final = 3  # without "auto"
 N_DRAFT_MAX: Final = 16  # for which an engine is loaded
 N_DRAFT_LIMIT: Final = 64  # of N_DRAFT_MAX
 N_SLOTS_LIMIT: Final = 64  # concurrent texts
-VERIFY: Final = "block"
+VERIFY: Final = "traversal"
 DRAFT_TEMPERATURE: Final = "auto"
 
 N_CTX: Final = 4096  # or the target's own context, if smaller
