@@ -25,6 +25,7 @@ from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.vocab_map import map_of
 from ggufspec.models.heads import MTP, HeadFacts
+from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.rpc_address import addresses
 
 LoadProgress = Callable[[str, float], None]  # ("target" or "draft", fraction loaded)
@@ -187,6 +188,7 @@ def _load(
             n_rows=options.n_draft_max + 1,
             n_threads=options.n_threads or found.n_threads,
             n_rollback=options.n_rollback,
+            n_leaves=n_leaves(options.n_slots, options.n_draft_max),
         )
         target_context = Context(target_model, of_target)
         stack.callback(target_context.close)
