@@ -137,6 +137,7 @@ class _Audit:
         self._uniforms = np.random.default_rng(uniforms)
         self._choices = np.random.default_rng(choices)
         self._labels = np.random.default_rng(labels)
+        self._has_trees = engine.target.n_leaves > 1 and settings.tree != "off"
 
     def greedy(self) -> Greedy:
         """Generate each prompt's text at temperature 0 both ways, and find where they diverge."""
@@ -193,11 +194,15 @@ class _Audit:
         return self._test(plain, speculative), batch, self._choose(pairs)
 
     def rule(self, pairs: list[_Pair]) -> RuleDistributions:
-        """Integrate the audited rule over uniforms and drafted tokens, for each pair."""
+        """Integrate the audited rule over uniforms and drafted tokens, for each pair.
+
+        With trees, also over two siblings that are drafted without replacement.
+        """
         verify = rules.rule(self._settings.verify)
         found = []
-        for i, (target_probs, draft_probs) in enumerate(pairs, 1):
-            found.append(rule_error(verify, target_probs, draft_probs))
+        for i, pair in enumerate(pairs, 1):
+            for n_siblings in (1, 2) if self._has_trees else (1,):
+                found.append(rule_error(verify, *likeliest(*pair, n_siblings), n_siblings))
             self._report("Testing the rule", i, len(pairs))
         errors, resolutions = zip(*found, strict=True)
         median = float(np.median(errors))

@@ -70,6 +70,26 @@ def lossy(greed: float) -> Verify:
     return verify
 
 
+def of_siblings(*, with_replacement: bool) -> Verify:
+    """Recursive rejection of tokens that all follow the text.
+
+    `with_replacement`: it takes each for a draw from the distribution of the first.
+    """
+
+    def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        target = np.asarray(target_probs)[0].astype(np.float64)
+        assert draft.probs is not None
+        for i, token in enumerate(draft.tokens):
+            drafted = np.asarray(draft.probs)[0 if with_replacement else i]
+            if uniforms[i] * drafted[token] < target[token]:
+                return Verdict(1, 0, (i,))
+            residual = np.maximum(target - drafted, 0)
+            target = residual / residual.sum() if residual.any() else target
+        return Verdict(0, draw(target, uniforms[-1]), ())
+
+    return verify
+
+
 def draw(weights: np.ndarray, uniform: float) -> int:
     """A token with probability proportional to its weight."""
     sums = np.cumsum(weights)
