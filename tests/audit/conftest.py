@@ -42,9 +42,14 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets batches of several tokens round coarsely, as K-quants do on CPUs."""
     honest = LlamaSession.score
 
-    def score(session: LlamaSession, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+    def score(
+        session: LlamaSession,
+        tokens: Sequence[int],
+        draft: Sequence[int] = (),
+        parents: Sequence[int] = (),
+    ) -> Logits:
         n_new = len(tokens) + len(draft) - min(session.n_common(tokens), len(tokens) - 1)
-        rows = np.array(honest(session, tokens, draft))
+        rows = np.array(honest(session, tokens, draft, parents))
         for i, row in enumerate(rows if n_new > 1 else ()):
             rng = np.random.default_rng([n_new, *tokens, *draft[:i]])
             row += ROUNDING * rng.standard_normal(len(row))
