@@ -160,6 +160,14 @@ struct Rows {
         has_declined = false;
     }
 
+    // A copy of another object's row.
+    void add_copy(const Rows & other, size_t i) {
+        require(n < rows.size(), "append_from: there is no room for another row");
+        require(n_vocab == other.n_vocab, "append_from: the rows differ in shape");
+        rows[n++] = other.at(i).kept();
+        has_declined = false;
+    }
+
     void add_weights(const ConstMatrix & weights) {
         require(weights.shape(1) == n_vocab && n + weights.shape(0) <= rows.size(), "Rows: weights and rows differ in shape");
         for (size_t i = 0; i < weights.shape(0); i++) {
@@ -404,6 +412,15 @@ NB_MODULE(_native, m) {
             "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if length_rule.should_draw.\n\n"
             "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last.")
         .def("append_certain", &Rows::add_certain, "token"_a, "Add the distribution of a token that was certain.")
+        .def("append_from", &Rows::add_copy, "other"_a, "i"_a, "Add a copy of row i of other rows: valid however long those are.")
+        .def(
+            "decline",
+            [](Rows & self) {
+                require(self.n > 0, "decline: there is no row");
+                self.n--;
+                self.has_declined = true;
+            },
+            "Drop the last row, which no token is drawn from; as after a draw that returned -1, overlap can still read it.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",

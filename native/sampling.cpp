@@ -316,6 +316,14 @@ Row Row::certain(int32_t token) {
     return row;
 }
 
+Row Row::kept() const {
+    Row row = *this;
+    if (is_list_ || !row_) return row;  // reads no logits
+    row.own_.assign(row_, row_ + n_vocab_);
+    row.row_ = row.softmax_.logits = row.own_.data();
+    return row;
+}
+
 Row Row::at(float temperature) const {
     if (!is_list_ && !row_) return *this;  // a token that was certain from the start
     Row other;

@@ -38,6 +38,9 @@ public:
     // One token for certain; -1: none can be drawn.
     static Row certain(int32_t token);
 
+    // A copy of this row, with the logits that it reads: valid however long those are.
+    Row kept() const;
+
     // This row at another temperature; valid as long as this one.
     Row at(float temperature) const;
 
