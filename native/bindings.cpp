@@ -97,10 +97,11 @@ struct Rows {
     std::vector<ggufspec::Row> rows;
     size_t n = 0, n_vocab;
     size_t n_in_place = 0;  // the first rows: of `logits`
-    bool has_declined = false;  // the row after the last was computed, but not drawn from
+    bool has_declined = false;  // the very last row was computed, but not drawn from
     ConstMatrix logits;
 
-    Rows(size_t n_most, size_t n_vocab) : rows(n_most), n_vocab(n_vocab) { require(n_vocab > 0, "Rows: a row has no tokens"); }
+    // One row more than n_most, for a declined one: others may be added before it is read.
+    Rows(size_t n_most, size_t n_vocab) : rows(n_most + 1), n_vocab(n_vocab) { require(n_vocab > 0, "Rows: a row has no tokens"); }
 
     const ggufspec::Row & at(size_t i) const {
         require(i < n, "Rows: there is no row of that number");
@@ -113,14 +114,13 @@ struct Rows {
              const Tokens & parents, const std::optional<ConstMasks> & masks, bool keep) {
         const size_t n_new = from.shape(0);
         require(from.shape(1) == n_vocab, "to_probs: logits and rows differ in shape");
-        require(n + n_new <= rows.size(), "to_probs: more rows than there is room for, in shape");
+        require(n + n_new < rows.size(), "to_probs: more rows than there is room for, in shape");
         require(n_new <= draft.size() + 1, "to_probs: more rows than drafted tokens and one");
         require(!masks || masks->shape(0) == n_new, "to_probs: needs one mask for each row of logits");
         for (const auto & [token, bias] : sampling.logit_bias) require_tokens(&token, 1, n_vocab);
         require_tokens(draft.data(), draft.size(), n_vocab);
         require_parents(parents, draft.size());
         size_t bad_row = n_new;
-        has_declined = false;
         {
             nb::gil_scoped_release release;
             const size_t n_text = text.shape(0);
@@ -159,7 +159,7 @@ struct Rows {
     }
 
     void add_weights(const ConstMatrix & weights) {
-        require(weights.shape(1) == n_vocab && n + weights.shape(0) <= rows.size(), "Rows: weights and rows differ in shape");
+        require(weights.shape(1) == n_vocab && n + weights.shape(0) < rows.size(), "Rows: weights and rows differ in shape");
         for (size_t i = 0; i < weights.shape(0); i++) {
             require(rows[n + i].set_weights(weights.data() + i * n_vocab, n_vocab), "Rows: a row has no weights to draw from");
         }
@@ -167,8 +167,7 @@ struct Rows {
     }
 
     ggufspec::Row & added() {
-        require(n < rows.size(), "Rows: there is no room for another row");
-        has_declined = false;
+        require(n + 1 < rows.size(), "Rows: there is no room for another row");
         return rows[n++];
     }
 
@@ -242,10 +241,10 @@ Function borrowed(uintptr_t address) {
     return reinterpret_cast<Function>(address);
 }
 
-void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
-                  size_t n_rollback, bool shares_cells, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
+void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences, size_t n_leaves,
+                  size_t n_hidden, size_t n_rollback, bool shares_cells, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
                   uintptr_t llama_memory_seq_cp, uintptr_t llama_memory_seq_pos_max, uintptr_t llama_set_abort_callback) {
-    require(n_sequences >= 1, "Context: needs at least one sequence");
+    require(n_sequences >= 1 && n_leaves >= 1, "Context: needs at least one sequence, and one leaf");
     const ggufspec::Functions functions{
         borrowed<decltype(ggufspec::Functions::decode)>(llama_decode),
         borrowed<decltype(ggufspec::Functions::synchronize)>(llama_synchronize),
@@ -255,8 +254,8 @@ void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory,
         borrowed<decltype(ggufspec::Functions::seq_pos_max)>(llama_memory_seq_pos_max),
         borrowed<decltype(ggufspec::Functions::set_abort_callback)>(llama_set_abort_callback),
     };
-    new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences, n_hidden,
-                                n_rollback, shares_cells);
+    new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences, n_leaves,
+                                n_hidden, n_rollback, shares_cells);
 }
 
 void require_sequence(const ggufspec::Context & self, size_t sequence) {
@@ -274,11 +273,11 @@ int32_t resume(ggufspec::Context & self, TokenRow tokens, size_t n_most, size_t 
     return self.resume(sequence, tokens.data(), n_most);
 }
 
-void copy_prefix(ggufspec::Context & self, size_t source, size_t sequence, size_t n_tokens) {
+void copy_prefix(ggufspec::Context & self, size_t source, size_t sequence, TokenRow tokens) {
     require_sequence(self, source);
     require_sequence(self, sequence);
     require(source != sequence, "copy_prefix: a sequence has its own prefix already");
-    self.copy_prefix(source, sequence, n_tokens);
+    self.copy_prefix(source, sequence, tokens.data(), tokens.shape(0));
 }
 
 void begin_restore(ggufspec::Context & self, size_t n_tokens, size_t sequence) {
@@ -329,19 +328,32 @@ template <typename Add> int32_t run_batch(ggufspec::Context & self, const Add & 
     return result;
 }
 
-int32_t decode(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t>> & parts) {
+size_t n_leaves_of(const Tokens & parents) {
+    std::vector<bool> is_leaf(parents.size(), true);
+    for (int32_t parent : parents) {
+        if (parent >= 0) is_leaf[parent] = false;
+    }
+    return std::count(is_leaf.begin(), is_leaf.end(), true);
+}
+
+int32_t decode(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t, Tokens>> & parts) {
     size_t n_tokens = 0;
     std::vector<bool> is_there(self.n_sequences());
-    for (const auto & [sequence, tokens, n_rows] : parts) {
+    for (const auto & [sequence, tokens, n_rows, parents] : parts) {
         require_sequence(self, sequence);
         require(!is_there[sequence], "decode: a sequence comes twice");
         is_there[sequence] = true;
         require(!tokens.empty() && n_rows <= tokens.size(), "decode: no tokens, or more rows than tokens");
+        require(parents.empty() || n_rows == parents.size() + 1, "decode: a tree needs a row for each node, and one before it");
+        require_parents(parents, parents.size());
+        require(n_leaves_of(parents) <= self.n_leaves(), "decode: the tree has more leaves than the context reads (n_leaves)");
         n_tokens += tokens.size();
     }
     require(n_tokens >= 1 && n_tokens <= self.n_batch(), "decode: needs 1 to n_batch tokens");
     return run_batch(self, [&] {
-        for (const auto & [sequence, tokens, n_rows] : parts) self.add(sequence, tokens.data(), tokens.size(), n_rows);
+        for (const auto & [sequence, tokens, n_rows, parents] : parts) {
+            self.add(sequence, tokens.data(), tokens.size(), n_rows, nullptr, parents.data(), parents.size());
+        }
     });
 }
 
@@ -420,18 +432,37 @@ NB_MODULE(_native, m) {
                ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
                 self.add(logits, sampling, tokens, {}, {}, masks, true);
                 if (length_rule.should_draw(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(uniform);
-                self.n--;
+                std::swap(self.rows[--self.n], self.rows.back());
                 self.has_declined = true;
                 return -1;
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(), "length_rule"_a, "uniform"_a,
             "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if length_rule.should_draw.\n\n"
-            "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last.")
+            "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last, also if\n"
+            "further rows are added; keep drops it.")
+        .def(
+            "draw_declined",
+            [](Rows & self, ggufspec::LengthRule & length_rule, double uniform) {
+                require(self.has_declined && self.n + 1 < self.rows.size(), "draw_declined: there is no such row, or no room for it");
+                std::swap(self.rows[self.n], self.rows.back());
+                self.has_declined = false;
+                length_rule.draw_declined();
+                return self.rows[self.n++].pick(uniform);
+            },
+            "length_rule"_a, "uniform"_a, "Draw from the row that draw has declined, all the same: it becomes the last row.")
         .def("append_certain", &Rows::add_certain, "token"_a, "Add the distribution of a token that was certain.")
         .def("append_without", &Rows::add_without, "i"_a, "token"_a,
              "Append row i without one token, renormalised: the distribution of a second child.\n\n"
              "At temperature 0 the next likeliest token is certain. False, and no row, where no other token is left.")
         .def("append_from", &Rows::add_from, "other"_a, "i"_a, "Append a copy of row i of other, which does not depend on its logits.")
+        .def(
+            "decline",
+            [](Rows & self) {
+                require(self.n > 0, "decline: there is no row");
+                std::swap(self.rows[--self.n], self.rows.back());
+                self.has_declined = true;
+            },
+            "Drop the last row, which no token is drawn from; as after a draw that returned -1, overlap can still read it.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",
@@ -459,11 +490,18 @@ NB_MODULE(_native, m) {
             [](const Rows & self, size_t i, const Rows & draft, size_t j) {
                 require(self.n_vocab == draft.n_vocab, "overlap: the rows differ in shape");
                 require(j < draft.n + draft.has_declined, "overlap: the draft has no such row");
-                return self.at(i).overlap(1.0f, draft.rows[j]);
+                return self.at(i).overlap(1.0f, j < draft.n ? draft.rows[j] : draft.rows.back());
             },
             "i"_a, "draft"_a, "j"_a, "The probability that a token drawn from row j of a draft is accepted by row i of its target.")
         .def_prop_ro("has_declined", [](const Rows & self) { return self.has_declined; },
                      "Whether overlap can read a row after the last: see draw.")
+        .def(
+            "gap_without",
+            [](const Rows & self, size_t i, int32_t token) {
+                require_tokens(&token, 1, self.n_vocab);
+                return self.at(i).gap_without(token);
+            },
+            "i"_a, "token"_a, "The gap of the tokens that are left to draw in row i without one of them; below 0 if none is left.")
         .def("gap", &Rows::gap, "i"_a,
              "By how much the largest logit of row i exceeds the second largest: before sampling in rows that fill made, else\n"
              "among the tokens that truncation leaves. Infinity where there is no second.")
@@ -486,6 +524,9 @@ NB_MODULE(_native, m) {
             "i"_a, "token"_a, "The probability of a token in row i.")
         .def("pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
              "Draw a token from row i with a uniform in [0, 1); -1 if the constraint allows none.");
+    m.def(
+        "gap_of", [](ConstMatrix logits) { return ggufspec::gap_of(logits.data(), logits.shape(1)); }, "logits"_a.noconvert(),
+        "By how much the largest of the first row of logits exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as the memory there is.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
@@ -545,6 +586,10 @@ NB_MODULE(_native, m) {
         .def_prop_ro(
             "drafts", [](const ggufspec::LengthRule & self) { return self.rule().evaluate_from.empty() || self.rule().evaluate_from[0] <= 1; },
             "Whether the rule drafts at all.")
+        .def_rw("least", &ggufspec::LengthRule::least,
+                "No token is drawn that is accepted with a lower probability; 0 again at the next start.")
+        .def_prop_ro("n_max", &ggufspec::LengthRule::n_max, "The most tokens of this round.")
+        .def_prop_ro("reached", &ggufspec::LengthRule::reached, "The probability that all tokens drawn in this round are accepted.")
         .def_prop_ro("n_evaluated", &ggufspec::LengthRule::n_evaluated, "Distributions computed in this round.")
         .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens of this round that cost no draft step.")
         .def_prop_ro("n_drawn", &ggufspec::LengthRule::n_drawn, "Tokens drawn in this round.")
@@ -561,7 +606,7 @@ NB_MODULE(_native, m) {
         "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "block_bonus"_a = 0.0,
         "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
-        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_hidden"_a = 0,
+        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_leaves"_a = 1, "n_hidden"_a = 0,
              "n_rollback"_a = 0, "shares_cells"_a = false, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a,
              "llama_memory_seq_pos_max"_a, "llama_set_abort_callback"_a)
@@ -570,13 +615,14 @@ NB_MODULE(_native, m) {
         .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a, "sequence"_a = 0,
              "Truncate to the common prefix with the first n_most of tokens; how many remain, or -1 if a tail cannot be dropped.")
         .def("decode", &decode, "parts"_a,
-             "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows), the tokens after those held, and keep\n"
-             "logits of the last n_rows; returns llama_decode's code.\n\n"
+             "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows, parents), the tokens after those held, and\n"
+             "keep logits of the last n_rows; returns llama_decode's code.\n\n"
+             "parents: of each node of the tree at the end of the tokens, -1 for the token before it; empty for a chain.\n\n"
              "On a CPU, raises in the middle of a long batch what a signal handler raises; none of the tokens is then held.")
         .def("decode_hidden", &decode_hidden, "sequence"_a, "tokens"_a.noconvert(), "hidden"_a.noconvert(), "n_rows"_a,
              "decode of one sequence, with a hidden state (n_tokens, n_hidden) beside each token.")
-        .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "n_tokens"_a,
-             "Make a sequence hold the first n_tokens of another, and nothing else.")
+        .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "tokens"_a.noconvert(),
+             "Make a sequence hold what another has of the beginning of tokens, and nothing else.")
         .def("begin_restore", &begin_restore, "n_tokens"_a, "sequence"_a = 0,
              "Count tokens from position n_tokens on as not held, before a checkpoint of that length is restored.")
         .def("end_restore", &end_restore, "sequence"_a = 0, "The checkpoint has been restored.")

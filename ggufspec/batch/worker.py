@@ -18,7 +18,6 @@ from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.calibration import settle
-from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Completion
 from ggufspec.engine.load import load
@@ -146,7 +145,7 @@ def _load(task: Mapping[str, Any], options: CheckedOptions) -> Engine:
     if settings.get("n_threads") is None and task["n_workers"] > 1:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
     engine = load(task["target"], task["draft"], **settings)
-    sampling_of(options, engine.vocab, 0)  # errors before any prompt
+    engine.check(options)  # errors before any prompt
     return engine
 
 
@@ -158,7 +157,8 @@ def _profile(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | Non
     """
     if task["settings"]["n_draft"] != "auto" or task["settings"]["drafter"] == "none":
         return None
-    about = profile_key(engine.target, engine.draft)
+    below = engine.draft_of_draft
+    about = profile_key(engine.target, engine.draft, below and below.context)
     key = {name: each for name, each in about.items() if name not in _THREADS}
     key |= {"about": "batch", "n_draft_max": engine.n_draft_max}
     for profile in (task["profile"], profile_store.recall(key)):

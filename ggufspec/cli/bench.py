@@ -16,7 +16,7 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.options import AT_LEAST_1, COUNT, DRAFT_LENGTH, NOT_NEGATIVE, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, DRAFT_LENGTH, NOT_NEGATIVE, TREE, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedGroup
 from ggufspec.cli.text_settings import sampling_options_beside_temperature
@@ -84,9 +84,15 @@ _format_option = option(
     callback=_listed(DRAFT_LENGTH, "lengths such as auto,3 or 1-8 (at most 64)"),
 )
 @option(
+    "--tree trees",
+    "Branches in drafts: a list of auto, on, off; see run.  [default: auto]",
+    metavar="LIST",
+    callback=_listed(TREE, "auto, on, off"),
+)
+@option(
     "--drafter drafters",
-    "Drafting strategies: auto, model, ngram, forced.  [default: auto with --draft-n auto, else "
-    "model]",
+    "Drafting strategies: auto, model, staged, ngram, forced.  [default: auto with --draft-n "
+    "auto, else model]",
     metavar="LIST",
     callback=_listed(click.STRING, "drafters"),
 )
@@ -199,7 +205,7 @@ def command(
       llama-ssp     Llama 13B, 30B, 65B with 7B, milliseconds per token
       llmss         Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M, two papers' variants
       gpt2          GPT-2 XL with itself and with GPT-2, 50 runs of 40 tokens
-      staged        drafting strategies: n-grams, the model, both
+      staged        drafting strategies: n-grams, model, staged, auto
       lengths       draft lengths 1 to 16, and auto
       temperatures  0 to 1.3, with each verification rule
     """

@@ -28,6 +28,7 @@ class GenerateOptions(SamplingOptions, total=False):
 
     max_tokens: int | None  # None: until the model stops or the context is full
     n_draft: int | str  # maximum drafted tokens per round; "auto": chosen in each round
+    tree: str  # branches in a draft: "auto" (where they pay), "on" (the likeliest nodes), "off"
     draft_temperature: float | str  # "auto": learned, for the most accepted tokens; 0: greedy
     dry_sequence_breakers: Sequence[str]  # texts at which DRY restarts its search
     grammar: str | None  # Lark or GBNF; the text matches its rule `start` or `root`
@@ -37,7 +38,8 @@ class GenerateOptions(SamplingOptions, total=False):
     seed: int | None  # None: a random one
     stop: str | Sequence[str]  # texts that end the generation; they are not part of the text
     ignore_eos: bool  # ban the tokens that end a text
-    drafter: str | None  # such as "auto", "none"; None: auto, model for a fixed n_draft
+    # Such as "auto", "none". None: auto; for a fixed n_draft: staged if the draft has one, model.
+    drafter: str | None
     verify: str  # "traversal", "rejection", "match"
     progress: NamedProgress | None  # ("target", "draft", "costs" or "vocabulary", done, of)
 
@@ -48,6 +50,7 @@ class CheckedOptions:
 
     max_tokens: int | None = None
     n_draft: int | str = defaults.N_DRAFT
+    tree: str = defaults.TREE
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
     dry_sequence_breakers: Sequence[str] = defaults.DRY_SEQUENCE_BREAKERS
     grammar: str | None = None
@@ -85,12 +88,14 @@ class CheckedOptions:
         is_greedy = self.draft_temperature == "auto" and self.verify == "match"
         return 0.0 if is_greedy else self.draft_temperature
 
-    def drafter_name(self, *, has_draft: bool) -> str:
+    def drafter_name(self, *, has_draft: bool, has_draft_of_draft: bool = False) -> str:
         """The drafting strategy, for an engine with or without a draft model."""
         if self.drafter is not None:
             return self.drafter
         if self.n_draft == "auto":
             return "auto"
+        if has_draft_of_draft:
+            return "staged"
         return "model" if has_draft else "none"
 
     def __post_init__(self) -> None:
@@ -113,6 +118,9 @@ class CheckedOptions:
         for name in ("grammar", "regex", "drafter"):
             if getattr(self, name) is not None:
                 validate.text(name, getattr(self, name))
+        if self.tree not in defaults.TREES:
+            known = ", ".join(map(repr, defaults.TREES))
+            raise OptionError(f"tree is {self.tree!r}; it must be one of {known}")
         rules.rule(validate.text("verify", self.verify))
         validate.switch("ignore_eos", self.ignore_eos)
         validate.function("progress", self.progress)

@@ -10,6 +10,7 @@ from ggufspec.drafting.strategies.model import ModelDrafter
 from ggufspec.drafting.strategies.ngram import NgramDrafter
 
 USES_MODEL = True  # the draft model reads each prompt ahead
+USES_STAGE = True  # and so does the draft of the draft
 
 
 class AutoDrafter:
@@ -23,7 +24,7 @@ class AutoDrafter:
         prefix = self._ngrams.predict(tokens, n_max)
         if prefix.beats_model:
             return self._ngrams.draft_prefix(prefix)
-        return self._model.draft(tokens, n_max)
+        return self._model.draft(tokens, n_max, self._ngrams.prediction)
 
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         self._ngrams.observe(draft, target_probs, verdict)
@@ -37,4 +38,4 @@ def make(materials: Materials) -> Drafter:
     ngrams = NgramDrafter(materials)
     if materials.session is None:
         return ngrams
-    return AutoDrafter(ngrams, ModelDrafter(materials.session, materials))
+    return AutoDrafter(ngrams, ModelDrafter(materials.session, materials, materials.stage))
