@@ -19,13 +19,14 @@ import pytest
 from head_pairs import Contexts
 
 import ggufspec
+from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
 from ggufspec.engine.slots import SlotLease, Slots
 from ggufspec.errors import NoRoomError
 from ggufspec.llama.context import BatchPart
 from ggufspec.llama.session import LlamaSession
 
-N_CTX, N_BATCH, N_DRAFT, N_SLOTS = 192, 12, 7, 2
+N_CTX, N_BATCH, N_DRAFT, N_SLOTS, N_LEAVES = 192, 12, 7, 2, 3
 N_VOCAB = len(head_pairs.TABLE.vocab)
 # As in tests/llama/test_session.py: rounding is below it, a token or state that is missing, doubled
 # or misplaced is above.
@@ -71,7 +72,7 @@ def oracle(pair: head_pairs.Pair) -> Iterator[Oracle]:
 
 @pytest.fixture
 def contexts(pair: head_pairs.Pair) -> Iterator[Contexts]:
-    contexts = made(pair, n_sequences=N_SLOTS)
+    contexts = made(pair, n_sequences=N_SLOTS, n_leaves=N_LEAVES)
     yield contexts
     contexts.close()
 
@@ -113,6 +114,7 @@ class Machine:
         self.lacks: set[int] = set()  # texts that the target has to decode before the head drafts
         self.log: list[object] = []
         self.n_compared = 0
+        self.n_trees = 0
 
     def tokens(self, least: int, most: int) -> Tokens:
         return [self.random.randrange(3, 250) for _ in range(self.random.randint(least, most))]
@@ -167,40 +169,58 @@ class Machine:
                 break
         return drafted[:N_DRAFT]
 
-    def accept(self, i: int, draft: Tokens) -> None:
+    def with_branches(self, chain: Tokens) -> tuple[Tokens, Tokens]:
+        """A tree around a drafted chain, where the target reads trees."""
+        draft, parents = list(chain), list(range(-1, len(chain) - 1))
+        while self.random.random() < 0.8 and 0 < len(draft) < N_DRAFT:
+            parent, [token] = self.random.randrange(-1, len(draft)), self.tokens(1, 1)
+            beside = [draft[j] for j, other in enumerate(parents) if other == parent]
+            n_leaves = len(leaves([*parents, parent]))
+            if token not in beside and n_leaves <= self.contexts.target.n_leaves:
+                draft.append(token)
+                parents.append(parent)
+        self.n_trees += len(leaves(parents)) > 1
+        return draft, parents if len(draft) > len(chain) else []
+
+    def accept(self, i: int, draft: Tokens, parents: Tokens) -> None:
         n = self.random.choice((0, len(draft), self.random.randint(0, len(draft))))
-        self.texts[i] = [*self.texts[i], *draft[:n], *self.tokens(1, 1)]
+        path = path_to(parents, n - 1) if parents else range(n)
+        self.texts[i] = [*self.texts[i], *(draft[node] for node in path), *self.tokens(1, 1)]
 
     def round_(self, i: int, drafter: str) -> None:
         draft = self.draft(i) if drafter == "head" else []
         if drafter == "ngram":
             draft = self.tokens(1, N_DRAFT)
-        self.log.append((drafter, i, len(self.texts[i]), len(draft)))
+        draft, parents = self.with_branches(draft)
+        self.log.append((drafter, i, len(self.texts[i]), len(draft), parents))
         target = self.targets[i]
         assert target is not None
-        target.score(self.texts[i], draft)
+        target.score(self.texts[i], draft, parents)
         self.lacks.discard(i)
-        self.accept(i, draft)
+        self.accept(i, draft, parents)
 
     def together(self) -> None:
         """A pass that both texts share."""
-        drafts = [self.draft(i) if self.random.random() < 0.5 else [] for i in range(N_SLOTS)]
-        self.log.append(("together", *map(len, self.texts), *map(len, drafts)))
+        drafts = [
+            self.with_branches(self.draft(i) if self.random.random() < 0.5 else [])
+            for i in range(N_SLOTS)
+        ]
+        self.log.append(("together", *map(len, self.texts), *drafts))
         targets = [each for each in self.targets if each is not None]
         wanted = [
-            target.prepare(text, draft)
+            target.prepare(text, *draft)
             for target, text, draft in zip(targets, self.texts, drafts, strict=True)
         ]
         if sum(len(each.tokens) for each in wanted) <= self.contexts.target.n_batch:
             self.contexts.target.decode_together(
                 [
-                    BatchPart(target.sequence, each.tokens, each.n_rows)
+                    BatchPart(target.sequence, *each)
                     for target, each in zip(targets, wanted, strict=True)
                 ]
             )
             self.lacks.clear()
             for i, draft in enumerate(drafts):
-                self.accept(i, draft)
+                self.accept(i, *draft)
 
     def step(self) -> None:
         i = self.random.randrange(N_SLOTS)
@@ -241,6 +261,7 @@ def test_logits_depend_on_the_text_only(contexts: Contexts, oracle: Oracle, seed
     for _ in range(30):
         machine.step()
     assert machine.n_compared > 20
+    assert machine.n_trees > 5 or contexts.target.n_leaves == 1
 
 
 def test_so_they_do_after_ctrl_c_at_any_moment(contexts: Contexts, oracle: Oracle) -> None:
@@ -283,6 +304,19 @@ def test_a_long_prompt_that_begins_with_drafted_tokens_is_read_once(
     assert progress == sorted(progress)
     assert head.n_common(text) > 60
     assert_same(head.score(text), oracle(text))
+
+
+def test_an_accepted_path_of_a_tree_is_read_once(contexts: Contexts, oracle: Oracle) -> None:
+    if contexts.target.n_leaves == 1:
+        pytest.skip("the target reads no trees")
+    target, head = contexts.sessions[0], contexts.head.sessions[0]
+    text = [*range(20, 40)]
+    for path in ([60, 61], [70, 71, 72], [70]):
+        target.score(text, [60, 61, 70, 71, 72], [-1, 0, -1, 2, 3])
+        after = [*text, *path, 50]
+        assert target.prepare(after, ()).tokens == [50]
+        target.score(after)
+        assert_same(head.score([*after, 51]), oracle([*after, 51]))
 
 
 def test_a_prompt_of_one_token_has_a_draft_of_mtp(contexts: Contexts, oracle: Oracle) -> None:
