@@ -22,14 +22,13 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Completion
 from ggufspec.engine.load import load
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.text import Message
+from ggufspec.engine.text import Message, conversation
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.log import show_log
 from ggufspec.llama.profile_key import profile_key
 
 _THREADS = ("n_threads", "n_threads_draft")
-_ROLES = ("user", "assistant")
 
 
 def main() -> None:
@@ -133,7 +132,7 @@ def _to_tokens(
     if prompt.kind != "messages":
         if not chat:
             return "\n".join(turns)
-        messages = [{"role": _ROLES[i % 2], "content": text} for i, text in enumerate(turns)]
+        messages = conversation(turns)
     if system is not None and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": system})
     return engine.render(messages)

@@ -26,7 +26,7 @@ from ggufspec.common.prompts import Prompt
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.text import Message
+from ggufspec.engine.text import conversation
 from ggufspec.errors import OptionError, PromptError
 
 OnTokens = Callable[[int, int, str], None]  # tokens generated, in all, what is being written
@@ -286,13 +286,7 @@ class _Writer:
         if not chat:
             text = "\n".join([prompt.system, *said] if prompt.system else said)
             return engine.tokenize(text)
-        roles = ("user", "assistant")
-        messages: list[Message] = [
-            {"role": roles[i % 2], "content": text} for i, text in enumerate(said)
-        ]
-        if prompt.system is not None:
-            messages.insert(0, {"role": "system", "content": prompt.system})
-        tokens = engine.render(messages)
+        tokens = engine.render(conversation(said, prompt.system))
         if len(tokens) >= engine.n_ctx:
             raise PromptError(
                 f"prompt {prompt.name} has {len(tokens):,} tokens, the context {engine.n_ctx:,}; "

@@ -24,7 +24,7 @@ from ggufspec.bench.tables import Table
 from ggufspec.cli import render
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.text_settings import was_given, with_file_sampling
+from ggufspec.cli.text_settings import flag_of, was_given, with_file_sampling
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
 from ggufspec.common.files import format_bytes
@@ -299,10 +299,9 @@ def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
 
 
 def _refuse_with_preset(preset_name: str, names: Sequence[str]) -> None:
-    options = {each.name: each.opts[0] for each in click.get_current_context().command.params}
-    if given := [options[name] for name in names if name in options and was_given(name)]:
+    for name in filter(was_given, names):
         raise click.UsageError(
-            f"--preset {preset_name} sets {given[0]} itself; leave one of them out"
+            f"--preset {preset_name} sets {flag_of(name)} itself; leave one of them out"
         )
 
 

@@ -27,6 +27,7 @@ from ggufspec.cli.text_settings import (
     check_needs_no_draft,
     checked,
     conditions,
+    flag_of,
     text_options,
     was_given,
     with_file_sampling,
@@ -173,9 +174,10 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
                 "--draft needs --target; without both, the embedded pair is compared"
             )
         return
-    for name, flag in (("size", "--size"), ("cache_dir", "--cache-dir")):
-        if was_given(name):
-            raise click.UsageError(f"{flag} is for the embedded pair: leave it or --target out")
+    for name in filter(was_given, ("size", "cache_dir")):
+        raise click.UsageError(
+            f"{flag_of(name)} is for the embedded pair: leave it or --target out"
+        )
     if pair.draft is None:
         check_needs_no_draft(settings)
         if settings["drafter"] == "model":

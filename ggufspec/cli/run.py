@@ -180,5 +180,6 @@ def prompt_of(engine: Engine, text: str, asked: dict[str, Any]) -> str | list[in
     """The prompt as it is, or as a message of a chat. Raises PromptError."""
     if not asked["chat"] and asked["system"] is None:
         return text
-    system = [{"role": "system", "content": asked["system"]}] if asked["system"] is not None else []
-    return engine.render([*system, {"role": "user", "content": text}])
+    from ggufspec.engine.text import conversation
+
+    return engine.render(conversation([text], asked["system"]))

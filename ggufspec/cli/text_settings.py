@@ -199,38 +199,22 @@ _BESIDE_TEMPERATURE = (
     ),
 )
 
-_CONSTRAINTS = {
-    "json_schema": "--json-schema",
-    "json_schema_file": "--json-schema-file",
-    "grammar": "--grammar",
-    "grammar_file": "--grammar-file",
-    "regex": "--regex",
-    "regex_file": "--regex-file",
-    "choices": "--choice",
-}  # a text has at most one
-
 
 def _to_generate(**sampling: Any) -> dict[str, Any]:
     """The options for `generate`: a constraint may come from a file. Raises UsageError."""
-    given = [name for name in _CONSTRAINTS if sampling[name] is not None]
+    from ggufspec.engine.options import CONSTRAINTS
+
+    constraints = (name for each in CONSTRAINTS for name in (each, f"{each}_file"))
+    given = [name for name in constraints if sampling.get(name) is not None]
     if len(given) > 1:
-        options = " and ".join(_CONSTRAINTS[name] for name in given)
-        raise click.UsageError(f"{options} were given; give one of them")
+        raise click.UsageError(f"{' and '.join(map(flag_of, given))} were given; give one of them")
     in_files = {name: sampling[name] for name in given if name.endswith("_file")}
     found = {name: value for name, value in sampling.items() if not name.endswith("_file")}
     return found | {name.removesuffix("_file"): text for name, text in in_files.items()}
 
 
-_OF_DRAFT_MODELS = {
-    "draft_temperature": "--draft-temp",
-    "n_threads_draft": "-td",
-    "n_gpu_layers_draft": "-ngld",
-}
-_OF_DRAFTS = {
-    "n_draft": "--draft-n",
-    "tree": "--tree",
-    "verify": "--verify",
-}  # of n-gram lookup too
+_OF_DRAFT_MODELS = ("draft_temperature", "n_threads_draft", "n_gpu_layers_draft")
+_OF_DRAFTS = ("n_draft", "tree", "verify")  # of n-gram lookup too
 
 
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
@@ -279,11 +263,9 @@ def with_file_sampling(
 
 def check_needs_no_draft(settings: dict[str, Any], *, compare: bool = False) -> None:
     """Raises UsageError if an option was given that needs a draft model."""
-    options = dict(_OF_DRAFT_MODELS)
     has_no_drafts = checked(settings).drafter_name(has_draft=False) in ("none", "model")
-    if has_no_drafts:
-        options.update(_OF_DRAFTS)
-    given = [option for name, option in options.items() if was_given(name)]
+    names = (*_OF_DRAFT_MODELS, *(_OF_DRAFTS if has_no_drafts else ()))
+    given = [flag_of(name) for name in names if was_given(name)]
     if compare and has_no_drafts:
         given.append("--compare")
     if given:
@@ -294,6 +276,12 @@ def was_given(name: str) -> bool:
     """Whether the user gave this parameter of the command."""
     context = click.get_current_context()
     return context.get_parameter_source(name) not in (None, click.core.ParameterSource.DEFAULT)
+
+
+def flag_of(name: str) -> str:
+    """The option of this parameter of the command, as users write it in full."""
+    parameters = click.get_current_context().command.params
+    return next(each.opts[-1] for each in parameters if each.name == name)
 
 
 def conditions(paths: tuple[Path, DraftFile | None], settings: Mapping[str, Any]) -> dict[str, Any]:

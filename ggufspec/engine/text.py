@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import jinja2
@@ -72,6 +73,16 @@ def overlap(text: str, stop: str) -> int:
     """How many characters at the end of `text` are the start of `stop`."""
     longest = min(len(text), len(stop) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def conversation(turns: Sequence[str], system: str | None = None) -> list[Message]:
+    """Messages of texts that user and assistant wrote in turn, after the system's."""
+    start = [] if system is None else [{"role": "system", "content": system}]
+    roles = cycle(("user", "assistant"))
+    return [
+        *start,
+        *({"role": role, "content": text} for role, text in zip(roles, turns, strict=False)),
+    ]
 
 
 def render_chat(

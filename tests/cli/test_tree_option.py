@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,16 @@ def test_a_benchmark_measures_several(command: Command, target: Path, draft: Pat
     assert result.code == 0
     assert "draft 2, tree off" in result.out
     assert "draft 2, tree on" in result.out
+
+
+def test_branches_are_shown_and_counted(command: Command, target: Path, draft: Path) -> None:
+    args = ("run", "-m", target, "-md", draft, "-t", "1", "-p", "hello", "-n", "24", "--seed", "1")
+    tree = ("--draft-n", "6", "--tree", "on", "--ignore-eos")
+    shown = command(*args, *tree, "-v").err
+    assert re.search(r"^round 1: drafted \d in \d branches, accepted \d", shown, re.MULTILINE)
+    assert " -> accepted '" in shown
+    document = command(*args, *tree, "--json").document
+    assert document["settings"]["tree"] == "on"
+    n_along = sum(document["drafted_by_position"])
+    assert document["n_accepted"] <= n_along < document["n_drafted"]
+    assert document["mean_depth"] == pytest.approx(n_along / document["drafted_by_position"][0])

@@ -370,6 +370,19 @@ def test_health_and_metrics_tell_what_was_done(live: Live, chat_pair: Engine) ->
     assert n_tried >= n_stood
 
 
+def test_tokens_beside_the_longest_branch_of_a_tree_are_counted(chat_pair: Engine) -> None:
+    """So that accepted / drafted tokens, over all positions, is the acceptance rate."""
+    with serving(chat_pair, defaults={"tree": "on", "n_draft": 4}) as live:
+        body = live.ok("/v1/completions", prompt="hello world", **GREEDY, report_drafted=True)
+        (stats,) = body["ggufspec"]
+        for name in ("drafted", "accepted"):
+            assert live.metric(f"{name}_tokens_total") == stats[f"n_{name}"] > 0
+        assert live.metric('drafted_tokens_total{position="branches"}') > 0
+        details = body["usage"]["completion_tokens_details"]
+        n_rejected = stats["n_drafted"] - stats["n_accepted"]
+        assert details["rejected_prediction_tokens"] == n_rejected
+
+
 def test_two_servers_in_a_process_count_apart(live: Live, chat_pair: Engine) -> None:
     with serving(chat_pair) as other:
         other.ok("/v1/completions", prompt="hello world", **GREEDY)
