@@ -103,9 +103,7 @@ class Generation:
         self._temperature = options.sampling.temperature
         self._progress = options.progress if progress is None else progress
         is_tree = options.tree == "on"
-        self._policy: LengthPolicy = (
-            fixed_length(self._temperature) if is_tree else FixedLength()
-        )
+        self._policy: LengthPolicy = fixed_length(self._temperature) if is_tree else FixedLength()
         if options.n_draft == "auto" and drafter_name != "none":
             self._policy = self._auto_length(options, repeats=seed is not None)
         self._n_sharers = 1
