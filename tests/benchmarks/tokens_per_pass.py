@@ -26,8 +26,8 @@ VARIANTS: dict[str, GenerateOptions] = {
     "match, argmax": {"verify": "match", "draft_temperature": 0.0},
     "rejection, as target": {"verify": "rejection"},
     "rejection, auto": {"verify": "rejection"},
-    "block, as target": {"verify": "block"},
-    "block, auto": {"verify": "block"},
+    "traversal, as target": {"verify": "traversal"},
+    "traversal, auto": {"verify": "traversal"},
 }
 
 
