@@ -220,10 +220,10 @@ Function borrowed(uintptr_t address) {
     return reinterpret_cast<Function>(address);
 }
 
-void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
-                  size_t n_rollback, bool shares_cells, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
+void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory, size_t n_batch, size_t n_sequences, size_t n_leaves,
+                  size_t n_hidden, size_t n_rollback, bool shares_cells, uintptr_t llama_decode, uintptr_t llama_synchronize, uintptr_t llama_get_logits_ith, uintptr_t llama_memory_seq_rm,
                   uintptr_t llama_memory_seq_cp, uintptr_t llama_memory_seq_pos_max, uintptr_t llama_set_abort_callback) {
-    require(n_sequences >= 1, "Context: needs at least one sequence");
+    require(n_sequences >= 1 && n_leaves >= 1, "Context: needs at least one sequence, and one leaf");
     const ggufspec::Functions functions{
         borrowed<decltype(ggufspec::Functions::decode)>(llama_decode),
         borrowed<decltype(ggufspec::Functions::synchronize)>(llama_synchronize),
@@ -233,8 +233,8 @@ void make_context(ggufspec::Context * self, uintptr_t context, uintptr_t memory,
         borrowed<decltype(ggufspec::Functions::seq_pos_max)>(llama_memory_seq_pos_max),
         borrowed<decltype(ggufspec::Functions::set_abort_callback)>(llama_set_abort_callback),
     };
-    new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences, n_hidden,
-                                n_rollback, shares_cells);
+    new (self) ggufspec::Context(functions, borrowed<void *>(context), borrowed<void *>(memory), n_batch, n_sequences, n_leaves,
+                                n_hidden, n_rollback, shares_cells);
 }
 
 void require_sequence(const ggufspec::Context & self, size_t sequence) {
@@ -252,11 +252,11 @@ int32_t resume(ggufspec::Context & self, TokenRow tokens, size_t n_most, size_t 
     return self.resume(sequence, tokens.data(), n_most);
 }
 
-void copy_prefix(ggufspec::Context & self, size_t source, size_t sequence, size_t n_tokens) {
+void copy_prefix(ggufspec::Context & self, size_t source, size_t sequence, TokenRow tokens) {
     require_sequence(self, source);
     require_sequence(self, sequence);
     require(source != sequence, "copy_prefix: a sequence has its own prefix already");
-    self.copy_prefix(source, sequence, n_tokens);
+    self.copy_prefix(source, sequence, tokens.data(), tokens.shape(0));
 }
 
 void begin_restore(ggufspec::Context & self, size_t n_tokens, size_t sequence) {
@@ -307,19 +307,32 @@ template <typename Add> int32_t run_batch(ggufspec::Context & self, const Add & 
     return result;
 }
 
-int32_t decode(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t>> & parts) {
+size_t n_leaves_of(const Tokens & parents) {
+    std::vector<bool> is_leaf(parents.size(), true);
+    for (int32_t parent : parents) {
+        if (parent >= 0) is_leaf[parent] = false;
+    }
+    return std::count(is_leaf.begin(), is_leaf.end(), true);
+}
+
+int32_t decode(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t, Tokens>> & parts) {
     size_t n_tokens = 0;
     std::vector<bool> is_there(self.n_sequences());
-    for (const auto & [sequence, tokens, n_rows] : parts) {
+    for (const auto & [sequence, tokens, n_rows, parents] : parts) {
         require_sequence(self, sequence);
         require(!is_there[sequence], "decode: a sequence comes twice");
         is_there[sequence] = true;
         require(!tokens.empty() && n_rows <= tokens.size(), "decode: no tokens, or more rows than tokens");
+        require(parents.empty() || n_rows == parents.size() + 1, "decode: a tree needs a row for each node, and one before it");
+        require_parents(parents, parents.size());
+        require(n_leaves_of(parents) <= self.n_leaves(), "decode: the tree has more leaves than the context reads (n_leaves)");
         n_tokens += tokens.size();
     }
     require(n_tokens >= 1 && n_tokens <= self.n_batch(), "decode: needs 1 to n_batch tokens");
     return run_batch(self, [&] {
-        for (const auto & [sequence, tokens, n_rows] : parts) self.add(sequence, tokens.data(), tokens.size(), n_rows);
+        for (const auto & [sequence, tokens, n_rows, parents] : parts) {
+            self.add(sequence, tokens.data(), tokens.size(), n_rows, nullptr, parents.data(), parents.size());
+        }
     });
 }
 
@@ -520,7 +533,7 @@ NB_MODULE(_native, m) {
         "curve"_a, "step"_a, "probabilities"_a, "min_rate"_a = 0.0, "block_bonus"_a = 0.0,
         "(evaluate_from, draw_from, tokens, seconds): see native/draft_length.h.");
     nb::class_<ggufspec::Context>(m, "Context", "A llama.cpp context through borrowed addresses; its sequences by number.")
-        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_hidden"_a = 0,
+        .def("__init__", &make_context, "context"_a, "memory"_a, "n_batch"_a, "n_sequences"_a = 1, "n_leaves"_a = 1, "n_hidden"_a = 0,
              "n_rollback"_a = 0, "shares_cells"_a = false, nb::kw_only(), "llama_decode"_a,
              "llama_synchronize"_a, "llama_get_logits_ith"_a, "llama_memory_seq_rm"_a, "llama_memory_seq_cp"_a,
              "llama_memory_seq_pos_max"_a, "llama_set_abort_callback"_a)
@@ -529,13 +542,14 @@ NB_MODULE(_native, m) {
         .def("resume", &resume, "tokens"_a.noconvert(), "n_most"_a, "sequence"_a = 0,
              "Truncate to the common prefix with the first n_most of tokens; how many remain, or -1 if a tail cannot be dropped.")
         .def("decode", &decode, "parts"_a,
-             "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows), the tokens after those held, and keep\n"
-             "logits of the last n_rows; returns llama_decode's code.\n\n"
+             "Evaluate in one batch, for each of the parts (sequence, tokens, n_rows, parents), the tokens after those held, and\n"
+             "keep logits of the last n_rows; returns llama_decode's code.\n\n"
+             "parents: of each node of the tree at the end of the tokens, -1 for the token before it; empty for a chain.\n\n"
              "On a CPU, raises in the middle of a long batch what a signal handler raises; none of the tokens is then held.")
         .def("decode_hidden", &decode_hidden, "sequence"_a, "tokens"_a.noconvert(), "hidden"_a.noconvert(), "n_rows"_a,
              "decode of one sequence, with a hidden state (n_tokens, n_hidden) beside each token.")
-        .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "n_tokens"_a,
-             "Make a sequence hold the first n_tokens of another, and nothing else.")
+        .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "tokens"_a.noconvert(),
+             "Make a sequence hold what another has of the beginning of tokens, and nothing else.")
         .def("begin_restore", &begin_restore, "n_tokens"_a, "sequence"_a = 0,
              "Count tokens from position n_tokens on as not held, before a checkpoint of that length is restored.")
         .def("end_restore", &end_restore, "sequence"_a = 0, "The checkpoint has been restored.")

@@ -13,11 +13,12 @@ constexpr size_t kNodesPerClock = 8;  // reading the clock at each node took 3 %
 
 }  // namespace
 
-Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
-                 size_t n_rollback, bool shares_cells)
+Context::Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_leaves,
+                 size_t n_hidden, size_t n_rollback, bool shares_cells)
     : functions_(functions),
       context_(context),
       memory_(memory),
+      n_leaves_(n_leaves),
       n_rollback_(n_rollback),
       shares_cells_(shares_cells),
       held_(n_sequences),
@@ -28,7 +29,11 @@ Context::Context(Functions functions, void * context, void * memory, size_t n_ba
       wanted_(n_batch),
       n_hidden_(n_hidden),
       hidden_(n_batch * n_hidden) {
-    for (size_t s = 0; s < n_sequences; s++) held_[s].id = static_cast<int32_t>(s);
+    int32_t id = 0;
+    for (Held & held : held_) held.id = id++;
+    for (Held & held : held_) {
+        for (size_t i = 1; i < n_leaves; i++) held.branches.push_back({id++});
+    }
     functions_.set_abort_callback(context_, &Context::aborts, this);
 }
 
@@ -41,17 +46,62 @@ bool Context::aborts(void * self) {
     return stops;
 }
 
+std::vector<int32_t> Context::Tree::path(const std::vector<int32_t> & cells, const int32_t * text, size_t n_most) const {
+    std::vector<int32_t> found;
+    if (!is_there() || n_most < n_before || !std::equal(text, text + n_before, cells.begin())) return found;
+    int32_t last = -1;
+    for (size_t i = 0; i < parents.size() && n_before + found.size() < n_most; i++) {
+        if (parents[i] != last || tokens[i] != text[n_before + found.size()]) continue;
+        last = static_cast<int32_t>(i);
+        found.push_back(last);
+    }
+    return found;
+}
+
 size_t Context::n_common(size_t sequence, const int32_t * tokens, size_t n_most) const {
-    const std::vector<int32_t> & cells = held_[sequence].cells;
-    const size_t n = std::min(n_most, cells.size());
-    return std::mismatch(tokens, tokens + n, cells.begin()).first - tokens;
+    const Held & held = held_[sequence];
+    const size_t n = std::min(n_most, held.cells.size());
+    const size_t n_first = std::mismatch(tokens, tokens + n, held.cells.begin()).first - tokens;
+    const size_t n_path = held.tree.path(held.cells, tokens, n_most).size();
+    return n_path == 0 ? n_first : held.tree.n_before + n_path;
 }
 
 int32_t Context::resume(size_t sequence, const int32_t * tokens, size_t n_most) {
+    Held & held = held_[sequence];
+    if (held.tree.is_there()) choose_path(held, tokens, n_most);
     const size_t n = n_common(sequence, tokens, n_most);
-    const Held & held = held_[sequence];
-    if (held.is_clean && n == held.cells.size()) return static_cast<int32_t>(n);
-    return truncate(sequence, n) ? static_cast<int32_t>(n) : -1;
+    if (!held.is_clean || n != held.cells.size()) return truncate(sequence, n) ? static_cast<int32_t>(n) : -1;
+    cut_branches(held, n);
+    return static_cast<int32_t>(n);
+}
+
+void Context::choose_path(Held & held, const int32_t * tokens, size_t n_most) {
+    const Tree tree = std::exchange(held.tree, {});
+    const std::vector<int32_t> path = tree.path(held.cells, tokens, n_most);
+    const auto is_first = [&](int32_t node) { return tree.branches[node] < 0; };
+    const size_t n_first = std::find_if_not(path.begin(), path.end(), is_first) - path.begin();
+    if (n_first < path.size()) {
+        const Branch & branch = held.branches[tree.branches[path.back()]];
+        const auto start = static_cast<int32_t>(tree.n_before + n_first), end = static_cast<int32_t>(tree.n_before + path.size());
+        held.is_clean = functions_.seq_rm(memory_, held.id, start, -1) && held.is_clean;
+        functions_.seq_cp(memory_, branch.id, held.id, start, end);
+        held.cells.resize(start);
+        for (size_t i = n_first; i < path.size(); i++) held.cells.push_back(tree.tokens[path[i]]);
+    }
+    std::vector<size_t> n_accepted(tree.parents.size());  // nodes of the path on the way to each
+    for (size_t i = 0, n = 0; i < n_accepted.size(); i++) {
+        const bool is_accepted = n < path.size() && path[n] == static_cast<int32_t>(i);
+        n_accepted[i] = is_accepted ? ++n : tree.parents[i] < 0 ? 0 : n_accepted[tree.parents[i]];
+    }
+    for (size_t j = 0; j < tree.ends.size(); j++) held.branches[j].n_shared = tree.n_before + n_accepted[tree.ends[j]];
+}
+
+void Context::cut_branches(Held & held, size_t n_tokens) {
+    for (Branch & branch : held.branches) {
+        if (branch.is_clean && branch.n_shared <= n_tokens) continue;
+        branch.n_shared = std::min(branch.n_shared, n_tokens);
+        branch.is_clean = functions_.seq_rm(memory_, branch.id, static_cast<int32_t>(branch.n_shared), -1);
+    }
 }
 
 void Context::begin_restore(size_t sequence, size_t n_tokens) {
@@ -68,6 +118,8 @@ bool Context::truncate(size_t sequence, size_t n_tokens) {
     // llama.cpp would also roll back to states that the last batch has not written.
     const bool is_kept = n_rollback_ == 0 || n_kept == 0 || n_dropped <= held.n_droppable;
     held.cells.resize(n_kept);
+    held.tree = {};
+    cut_branches(held, n_kept);
     held.is_clean = is_kept && functions_.seq_rm(memory_, held.id, n_kept, -1);
     if (!held.is_clean) {
         held.n_droppable = -1;
@@ -77,13 +129,20 @@ bool Context::truncate(size_t sequence, size_t n_tokens) {
     return held.is_clean;
 }
 
-void Context::copy_prefix(size_t source, size_t sequence, size_t n_tokens) {
+void Context::copy_prefix(size_t source, size_t sequence, const int32_t * tokens, size_t n_tokens) {
     truncate(sequence, 0);
     const Held & from = held_[source];
     Held & to = held_[sequence];
     const size_t n = std::min(n_tokens, from.cells.size());
-    functions_.seq_cp(memory_, from.id, to.id, 0, static_cast<int32_t>(n));
-    to.cells.assign(from.cells.begin(), from.cells.begin() + n);
+    const size_t n_first = std::mismatch(tokens, tokens + n, from.cells.begin()).first - tokens;
+    functions_.seq_cp(memory_, from.id, to.id, 0, static_cast<int32_t>(n_first));
+    to.cells.assign(tokens, tokens + n_first);
+    const std::vector<int32_t> path = from.tree.path(from.cells, tokens, n_tokens);
+    const size_t n_all = from.tree.n_before + path.size();
+    if (path.empty() || n_all <= n_first) return;
+    const Branch & branch = from.branches[from.tree.branches[path.back()]];
+    functions_.seq_cp(memory_, branch.id, to.id, static_cast<int32_t>(n_first), static_cast<int32_t>(n_all));
+    to.cells.assign(tokens, tokens + n_all);
 }
 
 void Context::begin() {
@@ -91,8 +150,10 @@ void Context::begin() {
     n_added_ = 0;
 }
 
-void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden) {
+void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden,
+                  const int32_t * parents, size_t n_nodes) {
     Held & held = held_[sequence];
+    if (held.tree.is_there()) truncate(sequence, held.cells.size());
     const size_t first = n_added_, end = n_added_ + n_tokens;
     std::copy(tokens, tokens + n_tokens, tokens_.begin() + first);
     const auto hidden_first = hidden_.begin() + first * n_hidden_;
@@ -101,10 +162,63 @@ void Context::add(size_t sequence, const int32_t * tokens, size_t n_tokens, size
     const int32_t position = shares_cells_ ? functions_.seq_pos_max(memory_, held.id) + 1 : static_cast<int32_t>(held.cells.size());
     std::iota(positions_.begin() + first, positions_.begin() + end, position);
     std::fill(sequences_.begin() + first, sequences_.begin() + end, &held.id);
+    std::fill(n_sequences_.begin() + first, n_sequences_.begin() + end, 1);
     std::fill(wanted_.begin() + first, wanted_.begin() + (end - n_rows), 0);
     std::fill(wanted_.begin() + (end - n_rows), wanted_.begin() + end, 1);
     parts_.push_back({&held, n_tokens});
     n_added_ = end;
+    if (n_nodes > 0) add_tree(held, n_tokens - n_nodes, parents, n_nodes);
+}
+
+void Context::add_tree(Held & held, size_t n_lead, const int32_t * parents, size_t n_nodes) {
+    const size_t first = n_added_ - n_nodes, n_cells = held.cells.size();
+    Tree & tree = held.tree;
+    std::vector<bool> is_leaf(n_nodes, true);
+    int32_t first_leaf = -1;
+    for (size_t i = 0; i < n_nodes; i++) {
+        const int32_t node = static_cast<int32_t>(i), parent = parents[i];
+        if (parent >= 0) is_leaf[parent] = false;
+        if (parent == first_leaf) first_leaf = node;
+        positions_[first + i] = parent < 0 ? static_cast<int32_t>(n_cells + n_lead) : positions_[first + parent] + 1;
+    }
+    for (size_t i = 0; i < n_nodes; i++) {
+        if (is_leaf[i] && static_cast<int32_t>(i) != first_leaf) tree.ends.push_back(static_cast<int32_t>(i));
+    }
+    if (!tree.is_there()) return;
+    tree.n_before = n_cells + n_lead;
+    tree.tokens.assign(tokens_.begin() + first, tokens_.begin() + n_added_);
+    tree.parents.assign(parents, parents + n_nodes);
+    tree.branches.assign(n_nodes, -1);
+    cut_branches(held, n_cells);
+    std::vector<std::vector<int32_t>> ids(n_nodes);
+    const auto add_leaf = [&](int32_t leaf, int32_t id, int32_t branch) {
+        held.ids.push_back(id);
+        for (int32_t node = leaf; node >= 0; node = parents[node]) {
+            if (ids[node].empty()) tree.branches[node] = branch;
+            ids[node].push_back(id);
+        }
+    };
+    held.ids.clear();
+    add_leaf(first_leaf, held.id, -1);
+    for (size_t j = 0; j < tree.ends.size(); j++) {
+        Branch & branch = held.branches[j];
+        add_leaf(tree.ends[j], branch.id, static_cast<int32_t>(j));
+        const auto n_shared = static_cast<int32_t>(branch.n_shared);
+        if (branch.n_shared < n_cells) functions_.seq_cp(memory_, held.id, branch.id, n_shared, static_cast<int32_t>(n_cells));
+        branch.n_shared = n_cells;
+        branch.is_clean = false;
+    }
+    const size_t n_all = held.ids.size();
+    for (const std::vector<int32_t> & each : ids) held.ids.insert(held.ids.end(), each.begin(), each.end());
+    int32_t * next = held.ids.data();  // it grows no more
+    std::fill(sequences_.begin() + first - n_lead, sequences_.begin() + first, next);
+    std::fill(n_sequences_.begin() + first - n_lead, n_sequences_.begin() + first, static_cast<int32_t>(n_all));
+    next += n_all;
+    for (size_t i = 0; i < n_nodes; i++) {
+        sequences_[first + i] = next;
+        n_sequences_[first + i] = static_cast<int32_t>(ids[i].size());
+        next += ids[i].size();
+    }
 }
 
 int32_t Context::run(std::function<bool()> is_interrupted) {
@@ -121,15 +235,23 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
     functions_.synchronize(context_);
     is_interrupted_ = nullptr;
     seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
-    if (result != 0) return result;
     const int32_t * tokens = tokens_.data();
     for (const Part & part : parts_) {
-        part.held->cells.insert(part.held->cells.end(), tokens, tokens + part.n_tokens);
+        Tree & tree = part.held->tree;
+        if (result != 0) {
+            tree = {};
+            continue;
+        }
+        std::vector<int32_t> & cells = part.held->cells;
+        cells.insert(cells.end(), tokens, tokens + part.n_tokens - tree.tokens.size());
+        for (size_t i = 0; i < tree.tokens.size(); i++) {
+            if (tree.branches[i] < 0) cells.push_back(tree.tokens[i]);
+        }
         part.held->is_clean = true;
         part.held->n_droppable = static_cast<int32_t>(std::min(n_rollback_, part.n_tokens - 1));
         tokens += part.n_tokens;
     }
-    return 0;
+    return result;
 }
 
 const float * Context::logits(int32_t i) const { return functions_.get_logits_ith(context_, i); }

@@ -1,6 +1,10 @@
 // Decodes batches and truncates sequences of a llama.cpp context, through the functions of the libllama
 // that llama-cpp-python has loaded. llama.cpp is not linked, so one build works with its CPU, CUDA, Metal
 // and Vulkan builds. Sequences are numbered from 0.
+//
+// The end of a batch may be a tree. llama.cpp masks by sequences: each leaf has one of its own, a node belongs to those
+// of the leaves below it, and its position is that of its depth. The first leaf has the sequence's own id, the others
+// have further ids ("branches"), which share the cells of the text before the tree.
 #pragma once
 
 #include <chrono>
@@ -34,23 +38,25 @@ struct Functions {
 
 class Context {
 public:
+    // n_leaves: the most leaves of a tree for each sequence; n_sequences * n_leaves ids of llama.cpp.
     // n_hidden: the width of the hidden states that each token of a batch has beside it, 0 without them.
     // n_rollback: see ContextOptions in context_options.py; 0 where llama.cpp itself refuses what it cannot drop.
     // shares_cells: its memory is that of another context. A batch is then placed behind that one's cells, and
     // llama.cpp adds none: the tokens that this object holds are those of past batches.
-    Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_hidden,
-            size_t n_rollback, bool shares_cells);
+    Context(Functions functions, void * context, void * memory, size_t n_batch, size_t n_sequences, size_t n_leaves,
+            size_t n_hidden, size_t n_rollback, bool shares_cells);
     Context(const Context &) = delete;  // a batch has pointers into this object
     Context & operator=(const Context &) = delete;
 
-    // The length of the longest common prefix of the held tokens and `tokens`, at most n_most.
+    // The length of the longest common prefix of the held tokens and `tokens`, at most n_most. Of a tree in the last
+    // batch, the path along `tokens` counts.
     size_t n_common(size_t sequence, const int32_t * tokens, size_t n_most) const;
 
-    // Truncates to the longest common prefix with `tokens`, of at most n_most tokens. Returns how many
-    // remain, or -1 if this kind of memory cannot drop a tail: then a checkpoint must be restored.
+    // Truncates to the longest common prefix with `tokens`, of at most n_most tokens, and drops what a tree has beside
+    // it. Returns how many remain, or -1 if this kind of memory cannot drop a tail: then a checkpoint must be restored.
     int32_t resume(size_t sequence, const int32_t * tokens, size_t n_most);
 
-    // Drops the tokens from position n_tokens on. False: this kind of memory cannot drop a tail.
+    // Drops the tokens from position n_tokens on, and of a tree all but the first path. False: this kind of memory cannot drop a tail.
     bool truncate(size_t sequence, size_t n_tokens);
 
     // Restoring a checkpoint of n_tokens: begin_restore, llama.cpp's function, end_restore if it succeeded.
@@ -58,16 +64,19 @@ public:
     void begin_restore(size_t sequence, size_t n_tokens);
     void end_restore(size_t sequence) { held_[sequence].n_droppable = 0; }
 
-    // Makes a sequence hold the first n_tokens of another, and nothing else. They share cells.
-    void copy_prefix(size_t source, size_t sequence, size_t n_tokens);
+    // Makes a sequence hold what another has of the beginning of `tokens`, and nothing else. They share cells.
+    void copy_prefix(size_t source, size_t sequence, const int32_t * tokens, size_t n_tokens);
 
     // A batch: begin, then add once for each of its sequences, then run. Evaluates the tokens after
     // those that are held, and keeps logits of the last n_rows of each part. At most n_batch tokens. `hidden`:
-    // (n_tokens, n_hidden), copied; null for zeros.
+    // (n_tokens, n_hidden), copied; null for zeros. `parents`: the last n_nodes tokens are a tree, in which a node
+    // follows an earlier one, or -1: the token before them. It has at most n_leaves leaves, and is held until the next
+    // call for this sequence that changes what it holds.
     // run returns llama_decode's code; unless it is 0, none of the tokens is held. On CPU backends, a
     // batch that takes long calls is_interrupted, in this thread and ten times a second, and ends if it is true.
     void begin();
-    void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden = nullptr);
+    void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden = nullptr,
+             const int32_t * parents = nullptr, size_t n_nodes = 0);
     int32_t run(std::function<bool()> is_interrupted);
 
     // The logits of token i of the last batch; null if llama.cpp keeps none of it.
@@ -77,13 +86,32 @@ public:
     double decode_seconds() const { return seconds_; }
     size_t n_batch() const { return tokens_.size(); }
     size_t n_sequences() const { return held_.size(); }
+    size_t n_leaves() const { return n_leaves_; }
     size_t n_hidden() const { return n_hidden_; }
     size_t n_cells(size_t sequence) const { return held_[sequence].cells.size(); }
 
 private:
+    struct Branch {
+        int32_t id;
+        size_t n_shared = 0;   // it holds so many of the first cells of its sequence
+        bool is_clean = true;  // false: llama.cpp may hold more
+    };
+    // Behind the first n_before cells: the first path is in the cells, too.
+    struct Tree {
+        size_t n_before = 0;
+        std::vector<int32_t> tokens, parents;
+        std::vector<int32_t> branches;  // of the first leaf below each node; -1: the sequence's own id
+        std::vector<int32_t> ends;      // the leaf of each branch
+        bool is_there() const { return !ends.empty(); }  // a chain is only cells
+        // The nodes along the first n_most of `tokens`, if the text begins with the cells before the tree.
+        std::vector<int32_t> path(const std::vector<int32_t> & cells, const int32_t * tokens, size_t n_most) const;
+    };
     struct Held {
         int32_t id;
         std::vector<int32_t> cells;  // the tokens that the sequence holds; llama.cpp may hold more of them
+        std::vector<Branch> branches;
+        Tree tree;
+        std::vector<int32_t> ids;    // of the tree in the batch in progress: of all its leaves, then of each node
         bool is_clean = true;        // false: llama.cpp may hold more, after a failure or a refused truncation
         int32_t n_droppable = 0;     // with n_rollback: tokens whose states are kept; -1: the state is not that of cells
     };
@@ -92,6 +120,13 @@ private:
         size_t n_tokens;
     };
 
+    // Leave the branches of a sequence what they share with it, and no more than its first n_tokens cells.
+    void cut_branches(Held & held, size_t n_tokens);
+    // Of a tree, make the path along `tokens` the cells, and give the branches what they share with it.
+    void choose_path(Held & held, const int32_t * tokens, size_t n_most);
+    // Sequences and positions of n_nodes at the end of the batch, which are a tree behind n_lead tokens.
+    void add_tree(Held & held, size_t n_lead, const int32_t * parents, size_t n_nodes);
+
     static bool aborts(void * self);
 
     using Clock = std::chrono::steady_clock;
@@ -99,6 +134,7 @@ private:
     Functions functions_;
     void * context_;
     void * memory_;
+    size_t n_leaves_;
     size_t n_rollback_;
     bool shares_cells_;
     std::vector<Held> held_;

@@ -26,3 +26,14 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
         found.append(node)
         node = parents[node]
     return found[::-1]
+
+
+def path_along(parents: Sequence[int], tokens: Sequence[int], text: Sequence[int]) -> list[int]:
+    """The nodes whose tokens `text` begins with, from the first on."""
+    found: list[int] = []
+    for node, parent in enumerate(parents):
+        if len(found) == len(text):
+            break
+        if parent == (found[-1] if found else -1) and tokens[node] == text[len(found)]:
+            found.append(node)
+    return found

@@ -187,6 +187,7 @@ def _load(
             n_rows=options.n_draft_max + 1,
             n_threads=options.n_threads or found.n_threads,
             n_rollback=options.n_rollback,
+            n_leaves=defaults.N_LEAVES,
         )
         target_context = Context(target_model, of_target)
         stack.callback(target_context.close)

@@ -151,10 +151,7 @@ class Scheduler:
 
     def _decode(self, together: Prepared) -> bool:
         """Whether the pass over all succeeded; if not, each has a pass of its own."""
-        parts = [
-            BatchPart(generation.session.sequence, wanted.tokens, wanted.n_rows)
-            for generation, wanted in together
-        ]
+        parts = [BatchPart(generation.session.sequence, *wanted) for generation, wanted in together]
         try:
             self._engine.target.decode_together(parts)
         except DecodeError:

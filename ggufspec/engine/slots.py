@@ -100,7 +100,7 @@ class Slots:
                 continue
             n_known, other = max(found, key=lambda each: each[0])
             if n_known >= mine.n_common(tokens) + _N_WORTH_BORROWING:
-                mine.borrow(other.sequence, n_known)
+                mine.borrow(other.sequence, tokens[:n_known])
 
 
 class SlotLease:

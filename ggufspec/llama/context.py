@@ -35,6 +35,7 @@ _FUNCTIONS = (  # called by the extension
     "llama_set_abort_callback",
 )
 _BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
+_MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _processes: set[int] = set()  # this one, if it has computed with several threads, or its parent
 _PARTIAL = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
@@ -43,11 +44,15 @@ Checkpoint = NDArray[np.uint8]  # the state of recurrent layers, which cannot be
 
 
 class BatchPart(NamedTuple):
-    """One sequence in a batch: tokens after those that it holds, logits of the last `n_rows`."""
+    """One sequence in a batch: tokens after those that it holds, logits of the last `n_rows`.
+
+    `parents`: the last tokens are a tree, and these the nodes that they follow: see types.Draft.
+    """
 
     sequence: int
     tokens: Sequence[int]
     n_rows: int
+    parents: Sequence[int] = ()
 
 
 class Follower(Protocol):
@@ -57,8 +62,8 @@ class Follower(Protocol):
         """The context is about to read `tokens`: how many of them need not be decoded again."""
         ...
 
-    def after_decode(self, parts: Sequence[BatchPart]) -> None:
-        """The context has decoded `parts`."""
+    def after_decode(self, parts: Sequence[BatchPart], positions: Sequence[int]) -> None:
+        """The context has decoded `parts`, each from a position on."""
         ...
 
 
@@ -105,6 +110,10 @@ class Context:
         is_separate = model.has_windows or (link is not None and link.facts.n_layers > 1)
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
         self.follower: Follower | None = None
+        # llama.cpp keeps a row of logits for each leaf.
+        n_leaves = min(options.n_leaves, options.n_rows, _MAX_SEQUENCES // options.n_sequences)
+        can_read_trees = link is None and can_drop_tail and not is_separate
+        self.n_leaves = max(n_leaves, 1) if can_read_trees else 1  # the most of a tree
         is_eagle3 = link is not None and link.facts.kind == EAGLE3
         self.n_hidden = 0  # numbers of the hidden states that it reads
         if link is not None:
@@ -139,6 +148,7 @@ class Context:
                     address_of(memory),
                     self.n_batch,
                     self.n_sequences,
+                    self.n_leaves,
                     self.n_hidden,
                     n_rollback,
                     link is not None and link.facts.shares_cache,
@@ -157,8 +167,8 @@ class Context:
         params = llama_cpp.llama_context_default_params()
         params.n_ctx = options.n_ctx * options.n_sequences
         params.n_batch = params.n_ubatch = self.n_batch
-        params.n_seq_max = options.n_sequences
-        params.kv_unified = self.can_share_passes
+        params.n_seq_max = options.n_sequences * self.n_leaves
+        params.kv_unified = self.can_share_passes or self.n_leaves > 1
         params.n_outputs_max = options.n_rows * options.n_sequences
         # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.
         params.n_rs_seq = max(min(options.n_rollback, self.n_batch - 2), 0)
@@ -244,14 +254,22 @@ class Context:
         """
         return self._open().resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
 
-    def decode(self, tokens: Sequence[int], n_rows: int, sequence: int = 0) -> None:
+    def decode(
+        self,
+        tokens: Sequence[int],
+        n_rows: int,
+        sequence: int = 0,
+        parents: Sequence[int] = (),
+    ) -> None:
         """Evaluate `tokens` after those that are held, and keep logits of the last `n_rows`.
 
+        `parents`: see BatchPart. A tree is held until the next resume, truncate or decode of the
+        sequence: resume keeps the path along its tokens, the others keep the first path.
         In the context of a head, with zeros for the hidden states, as for timing. Raises
-        DecodeError, and KeyboardInterrupt within a batch; the sequence then holds none of the
-        tokens.
+        ValueError for more than n_leaves leaves, DecodeError, and KeyboardInterrupt within a batch;
+        the sequence then holds none of the tokens.
         """
-        self._run([BatchPart(sequence, tokens, n_rows)])
+        self._run([BatchPart(sequence, tokens, n_rows, parents)])
 
     def decode_hidden(
         self, tokens: Sequence[int], hidden: NDArray[np.float32], n_rows: int, sequence: int = 0
@@ -275,12 +293,13 @@ class Context:
                     "which do not exist here: llama.cpp would wait forever. Start processes by "
                     "multiprocessing's spawn method, or use one thread here (n_threads, -t)"
                 )
+        positions = [native.n_cells(part.sequence) for part in parts] if self.follower else ()
         log.inside += 1
         try:
             if hidden is None:
                 result = native.decode(parts)
             else:
-                (sequence, tokens, n_rows), *_ = parts
+                (sequence, tokens, n_rows, _), *_ = parts
                 result = native.decode_hidden(sequence, tokens, hidden, n_rows)  # type: ignore[arg-type]
         finally:
             log.inside -= 1
@@ -295,7 +314,7 @@ class Context:
             log.clear()
             raise DecodeError(f"llama.cpp could not decode {what}")
         if self.follower is not None:
-            self.follower.after_decode(parts)
+            self.follower.after_decode(parts, positions)
 
     def rows(self, first: int, n_rows: int) -> Logits:
         """Logits (n_rows, n_vocab) of the last batch, from its token `first` on.
@@ -317,12 +336,12 @@ class Context:
         """Keep the first `n_tokens` of a sequence; False if its tail cannot be dropped."""
         return self._open().truncate(n_tokens, sequence)
 
-    def copy_prefix(self, source: int, sequence: int, n_tokens: int) -> None:
-        """Make a sequence hold the first `n_tokens` of `source` only, sharing its cells.
+    def copy_prefix(self, source: int, sequence: int, tokens: array[int]) -> None:
+        """Make a sequence hold what `source` has of the beginning of `tokens`, sharing its cells.
 
         Not for models that cannot drop a tail.
         """
-        self._open().copy_prefix(source, sequence, n_tokens)
+        self._open().copy_prefix(source, sequence, tokens)  # type: ignore[arg-type]
 
     @property
     def decode_seconds(self) -> float:

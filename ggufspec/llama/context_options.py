@@ -27,7 +27,8 @@ class ContextOptions:
 
     n_ctx: tokens for each sequence; n_rows: the most rows of logits for each sequence in one
     decode. n_rollback: recurrent states to keep of each sequence, so that as many tokens at the end
-    of the last decode can be dropped; each takes as much memory as the state.
+    of the last decode can be dropped; each takes as much memory as the state. n_leaves: the most
+    leaves of a tree; see Context.n_leaves for what a model can read.
     """
 
     n_ctx: int
@@ -39,6 +40,7 @@ class ContextOptions:
     type_k: str = defaults.KV_TYPE
     type_v: str = defaults.KV_TYPE
     n_rollback: int = 0
+    n_leaves: int = 1
 
     @property
     def description(self) -> str:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from ggufspec.decoding.tree import path_along
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension
@@ -72,19 +74,18 @@ class Head:
             return len(tokens)
         return self.sessions[sequence].follow(tokens)
 
-    def after_decode(self, parts: Sequence[BatchPart]) -> None:
-        """The target has decoded `parts`. Raises DecodeError, and KeyboardInterrupt."""
+    def after_decode(self, parts: Sequence[BatchPart], positions: Sequence[int]) -> None:
+        """The target has decoded `parts` at `positions`. Raises DecodeError, KeyboardInterrupt."""
         if {part.sequence for part in parts} <= self._unused:
             return
         states = self._states(sum(len(part.tokens) for part in parts))
         first = 0
-        for part in parts:
+        for part, position in zip(parts, positions, strict=True):
             n = len(part.tokens)
             if part.sequence not in self._unused:
-                position = self._target.n_cells(part.sequence) - n
                 n_drafted = max(part.n_rows - 1, 0)
                 self.sessions[part.sequence].take(
-                    position, part.tokens, states[first : first + n], n_drafted
+                    position, part.tokens, states[first : first + n], n_drafted, part.parents
                 )
             first += n
 
@@ -117,6 +118,15 @@ class Head:
         )
 
 
+class _Tree(NamedTuple):
+    """The end of the target's last batch, of which a path can be accepted."""
+
+    position: int
+    tokens: Sequence[int]
+    parents: Sequence[int]
+    states: Hidden
+
+
 class HeadSession:
     """A head as a function from tokens to logits; see decoding.types.Session.
 
@@ -136,6 +146,7 @@ class HeadSession:
         self._first = 0  # the position of the first state that the target gave and is kept
         self._unread = array("i")  # the tokens from there on
         self._states = np.empty((0, 0), np.float32)  # of them, with room for more
+        self._tree: _Tree | None = None  # behind the unread tokens
         self._last = 0  # the token of the last batch that has logits
 
     @property
@@ -161,18 +172,31 @@ class HeadSession:
         Returns how many of them, at most, the target need not decode again.
         """
         tokens = token_array(tokens)
+        self._choose_path(tokens)
         n_held = self._context.n_common(self._text[self._n_skipped :], self.sequence)
         self._cut(min(n_same(tokens, self._text), n_held + self._n_skipped))
         del self._unread[n_same(tokens[self._first :], self._unread) :]
         return self._n_given if self._can_go_on else max(self._n_true - 1, 0)
 
     def take(
-        self, position: int, tokens: Sequence[int], states: Hidden, n_drafted: int = 0
+        self,
+        position: int,
+        tokens: Sequence[int],
+        states: Hidden,
+        n_drafted: int = 0,
+        parents: Sequence[int] = (),
     ) -> None:
         """The target has decoded `tokens` at `position`; `states` is copied.
 
-        The last `n_drafted` of them may be rejected.
+        The last `n_drafted` of them may be rejected; they are a tree if they have `parents`.
         """
+        self._tree = None
+        if parents:
+            n_lead = len(tokens) - len(parents)
+            tree = _Tree(position + n_lead, tokens[n_lead:], parents, states[n_lead:].copy())
+            self.take(position, tokens[:n_lead], states[:n_lead])
+            self._tree = tree
+            return
         n = position - self._first
         if not 0 <= n <= len(self._unread):
             n = 0
@@ -209,17 +233,18 @@ class HeadSession:
         """Empty the cache of this sequence. Raises ClosedError."""
         self._context.truncate(0, self.sequence)
         self._cut(0)
+        self._tree = None
         del self._unread[:]
         self._first = 0
 
-    def borrow(self, sequence: int, n_tokens: int) -> None:
-        """Take over the first `n_tokens` of those that another sequence has read."""
+    def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Take over `tokens`, with which the text of another sequence that has read them begins."""
         if self._context.can_share_passes:
             self.forget()
-            n_cells = max(n_tokens - self._n_skipped, 0)
-            self._context.copy_prefix(sequence, self.sequence, n_cells)
-            self._text = self._head.sessions[sequence]._text[:n_tokens]
-            self._n_true = n_tokens
+            tokens = token_array(tokens)
+            self._context.copy_prefix(sequence, self.sequence, tokens[self._n_skipped :])
+            self._text = tokens[:]
+            self._n_true = len(tokens)
 
     @property
     def _n_given(self) -> int:
@@ -232,6 +257,7 @@ class HeadSession:
         return self._first < max(self._n_true, 1) and self._n_given >= self._n_true
 
     def _score(self, tokens: array[int]) -> Logits:
+        self._choose_path(tokens)
         n = len(tokens)
         n_given = self._first + n_same(tokens[self._first :], self._unread)
         n_true = min(n, n_given + 1)
@@ -260,6 +286,17 @@ class HeadSession:
             self._own.append(self._draft_step(text))
             self._text = text
         return self._context.rows(self._last, 1)
+
+    def _choose_path(self, tokens: array[int]) -> None:
+        """Of a tree that the target has decoded, keep the path along `tokens`."""
+        tree, self._tree = self._tree, None
+        if tree is None:
+            return
+        path = path_along(tree.parents, tree.tokens, tokens[tree.position :])
+        n = tree.position - self._first
+        del self._unread[n:]
+        self._keep(n, tree.states[path])
+        self._unread.extend(tree.tokens[node] for node in path)
 
     def _read_unread(self, n_left: int = 0) -> None:
         """Read all tokens that the target has given states of, but for the last `n_left`."""

@@ -85,9 +85,9 @@ class MappedSession:
         self._ahead = None
         self._session.forget()
 
-    def borrow(self, sequence: int, n_tokens: int) -> None:
-        """See LlamaSession.borrow; `n_tokens` of the text that n_common was last asked about."""
-        self._session.borrow(sequence, self._ends[n_tokens])
+    def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
+        """See LlamaSession.borrow."""
+        self._session.borrow(sequence, self._reading(tokens))
 
     def _reading(self, tokens: Sequence[int]) -> array[int]:
         """The draft's tokens for a text; valid until the next text."""

@@ -31,6 +31,7 @@ class PreparedScore(NamedTuple):
 
     tokens: Sequence[int]
     n_rows: int
+    parents: Sequence[int] = ()
 
 
 class LlamaSession:
@@ -61,10 +62,11 @@ class LlamaSession:
     ) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
-        Valid until the next score or feed of this session. Raises DecodeError, ClosedError.
+        `parents`: the draft is a tree of at most Context.n_leaves leaves, see types.Draft. Valid
+        until the next score or feed of this session. Raises DecodeError, ClosedError.
         """
-        prepared = self.prepare(tokens, draft, parents)
-        self._context.decode(prepared.tokens, prepared.n_rows, self.sequence)
+        missing, n_rows, _ = prepared = self.prepare(tokens, draft, parents)
+        self._context.decode(missing, n_rows, self.sequence, parents)
         return self.rows_of(prepared, 0)
 
     def n_common(self, tokens: Sequence[int]) -> int:
@@ -125,19 +127,18 @@ class LlamaSession:
         self._checkpoints.clear()
         self._context.truncate(0, self.sequence)
 
-    def borrow(self, sequence: int, n_tokens: int) -> None:
-        """Take over the first `n_tokens` of another sequence of the context, without decoding them.
+    def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
+        """Take over what another sequence of the context holds of the beginning of `tokens`.
 
         Does nothing if the sequences do not share their cells.
         """
         if self._context.can_share_passes:
-            self._context.copy_prefix(sequence, self.sequence, n_tokens)
+            self._context.copy_prefix(sequence, self.sequence, token_array(tokens))
 
     def prepare(
         self, tokens: Sequence[int], draft: Sequence[int], parents: Sequence[int] = ()
     ) -> PreparedScore:
         """Drop the cells that differ, and decode all but the last batch, which is returned."""
-        assert not parents
         context = self._context
         tokens = token_array(tokens)
         known = self._resume(tokens, len(tokens) - 1)
@@ -150,7 +151,7 @@ class LlamaSession:
         if (n_before := len(missing) - context.n_batch) > 0:
             self.feed([*tokens, *draft][: known + n_before])
             del missing[:n_before]
-        return PreparedScore(missing, len(draft) + 1)
+        return PreparedScore(missing, len(draft) + 1, parents)
 
     def rows_of(self, prepared: PreparedScore, start: int) -> Logits:
         """The rows of a score whose tokens begin at `start` in the last batch."""

@@ -75,9 +75,14 @@ class SharedCacheSession:
         return n if self._first < n <= self._first + len(self._states) else max(n - 1, 0)
 
     def take(
-        self, position: int, tokens: Sequence[int], states: Hidden, n_drafted: int = 0
+        self,
+        position: int,
+        tokens: Sequence[int],
+        states: Hidden,
+        n_drafted: int = 0,
+        parents: Sequence[int] = (),
     ) -> None:
-        """The target has decoded `tokens` at `position`; `states` is copied."""
+        """The target, which reads no trees, has decoded `tokens`; `states` is copied."""
         kept = states[-_MOST_KEPT:].copy()
         self._states, self._first = kept, position + len(states) - len(kept)
 
@@ -101,7 +106,7 @@ class SharedCacheSession:
         self._states = self._states[:0]
         self._text, self._n_true, self._own = array("i"), 0, []
 
-    def borrow(self, sequence: int, n_tokens: int) -> None:
+    def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """Nothing to do: the target's cells are those that it borrows."""
 
     def _given(self) -> Hidden:

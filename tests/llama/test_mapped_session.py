@@ -179,5 +179,5 @@ def test_a_beginning_is_borrowed_in_tokens_of_the_target(
             pass
         assert a.n_common(text) == 5
         assert b.n_common(text) == 0
-        b.borrow(a.sequence, 4)
+        b.borrow(a.sequence, text[:4])
         assert b.n_common(text) == (4 if context.can_share_passes else 0)

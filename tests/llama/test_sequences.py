@@ -175,7 +175,7 @@ def test_a_borrowed_beginning_is_not_read_again(
     beginning = writers.some(20)
     a.feed([*beginning, *writers.some(5)])
     b.feed(writers.some(9))
-    b.borrow(a.sequence, 20)
+    b.borrow(a.sequence, beginning)
     if not context.can_share_passes:
         assert b.n_held == 9, "their memory is apart"
         return
@@ -226,8 +226,8 @@ def test_batches_that_make_no_sense_are_refused(context: Context) -> None:
         lambda: context.n_cells(N_SEQUENCES),
         lambda: context.truncate(0, N_SEQUENCES),
         lambda: context.n_common(array("i", [1]), N_SEQUENCES),
-        lambda: context.copy_prefix(0, 0, 1),
-        lambda: context.copy_prefix(0, N_SEQUENCES, 1),
+        lambda: context.copy_prefix(0, 0, array("i", [1])),
+        lambda: context.copy_prefix(0, N_SEQUENCES, array("i", [1])),
     ):
         with pytest.raises(ValueError, match=r"own prefix|no such sequence"):
             act()
