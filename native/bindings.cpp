@@ -97,6 +97,7 @@ void make_sampling(ggufspec::Sampling * self, const std::vector<std::string> & s
 struct Rows {
     std::vector<ggufspec::Row> rows;
     size_t n = 0, n_vocab;
+    size_t n_in_place = 0;  // the first rows: of `logits`
     bool has_declined = false;  // the row after the last was computed, but not drawn from
     ConstMatrix logits;
 
@@ -154,10 +155,8 @@ struct Rows {
 
     // The row of a token that was drafted without a choice.
     void add_certain(int32_t token) {
-        require(n < rows.size(), "append_certain: there is no room for another row");
         require_tokens(&token, 1, n_vocab);
-        rows[n++] = ggufspec::Row::certain(token);
-        has_declined = false;
+        added() = ggufspec::Row::certain(token);
     }
 
     void add_weights(const ConstMatrix & weights) {
@@ -168,14 +167,30 @@ struct Rows {
         n += weights.shape(0);
     }
 
-    // Of logits where the rows were made from them, else of log-probabilities.
+    ggufspec::Row & added() {
+        require(n < rows.size(), "Rows: there is no room for another row");
+        has_declined = false;
+        return rows[n++];
+    }
+
+    bool add_without(size_t i, int32_t token) {
+        const auto & other = at(i);
+        require_tokens(&token, 1, n_vocab);
+        const bool is_left = added().set_without(other, token);
+        if (!is_left) n--;
+        return is_left;
+    }
+
+    void add_from(const Rows & other, size_t i) {
+        require(n_vocab == other.n_vocab, "append_from: the rows differ in shape");
+        const auto & row = other.at(i);
+        added().set_copy(row);
+    }
+
+    // Before sampling where the rows are those of logits in place.
     float gap(size_t i) const {
         const auto & row = at(i);
-        if (logits.is_valid() && i < logits.shape(0)) return ggufspec::gap_of(logits.data() + i * n_vocab, n_vocab);
-        std::vector<float> values(n_vocab);
-        row.write(values.data());
-        for (float & value : values) value = std::log(value);
-        return ggufspec::gap_of(values.data(), n_vocab);
+        return i < n_in_place ? ggufspec::gap_of(logits.data() + i * n_vocab, n_vocab) : row.gap();
     }
 };
 
@@ -397,7 +412,9 @@ NB_MODULE(_native, m) {
                const Tokens & parents, const std::optional<ConstMasks> & masks) {
                 self.n = 0;
                 self.logits = logits;
+                self.n_in_place = 0;
                 self.add(logits, sampling, tokens, draft, parents, masks, false);
+                self.n_in_place = self.n;
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "draft"_a, "parents"_a, "masks"_a.noconvert().none(),
             "Become the distributions of logits (n_draft + 1, n_vocab) after tokens, then after each of draft.\n\n"
@@ -417,12 +434,17 @@ NB_MODULE(_native, m) {
             "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if length_rule.should_draw.\n\n"
             "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last.")
         .def("append_certain", &Rows::add_certain, "token"_a, "Add the distribution of a token that was certain.")
+        .def("append_without", &Rows::add_without, "i"_a, "token"_a,
+             "Append row i without one token, renormalised: the distribution of a second child.\n\n"
+             "At temperature 0 the next likeliest token is certain. False, and no row, where no other token is left.")
+        .def("append_from", &Rows::add_from, "other"_a, "i"_a, "Append a copy of row i of other, which does not depend on its logits.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",
             [](Rows & self, size_t n) {
                 require(n <= self.n, "keep: there are not so many rows");
                 self.n = n;
+                self.n_in_place = std::min(n, self.n_in_place);
                 self.has_declined = false;
             },
             "n"_a, "Drop all rows but the first n.")
@@ -448,7 +470,19 @@ NB_MODULE(_native, m) {
             "i"_a, "draft"_a, "j"_a, "The probability that a token drawn from row j of a draft is accepted by row i of its target.")
         .def_prop_ro("has_declined", [](const Rows & self) { return self.has_declined; },
                      "Whether overlap can read a row after the last: see draw.")
-        .def("gap", &Rows::gap, "i"_a, "By how much the largest logit of row i exceeds the second largest, before sampling.")
+        .def("gap", &Rows::gap, "i"_a,
+             "By how much the largest logit of row i exceeds the second largest: before sampling in rows that fill made, else\n"
+             "among the tokens that truncation leaves. Infinity where there is no second.")
+        .def(
+            "second_choice",
+            [](const Rows & self, size_t i, const Rows & draft, size_t j, int32_t token) {
+                require(self.n_vocab == draft.n_vocab, "second_choice: the rows differ in shape");
+                require_tokens(&token, 1, self.n_vocab);
+                return self.at(i).second_overlap(draft.at(j), token);
+            },
+            "i"_a, "draft"_a, "j"_a, "token"_a,
+            "The probability that another token of row j of a draft is accepted by row i of its target, after `token` was\n"
+            "drawn from row j and rejected; -1 where row i cannot reject it.")
         .def(
             "of",
             [](const Rows & self, size_t i, int32_t token) {

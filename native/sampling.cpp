@@ -236,10 +236,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
         return finish_list(candidates, temperature);
     }
     is_list_ = false;
-    if (keep && row_ == logits) {
-        own_.assign(logits, logits + n_vocab);
-        row_ = own_.data();
-    }
+    if (keep && row_ == logits) keep_row(logits);
     likeliest_ = -1;  // searched for when needed
     set_temperature(temperature);
     return true;
@@ -298,7 +295,11 @@ void Row::set_temperature(float temperature) {
         for (float & prob : probs_) prob = static_cast<float>(prob / sum);
         return;
     }
-    softmax_ = {row_, largest_, kLog2E / temperature, 1.0f};
+    set_rate(kLog2E / temperature);
+}
+
+void Row::set_rate(float rate) {
+    softmax_ = {row_, largest_, rate, 1.0f};
     blocks_.clear();
     double sum = 0;
     for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
@@ -328,6 +329,61 @@ Row Row::at(float temperature) const {
     other.likeliest_ = likeliest_;
     other.set_temperature(temperature);
     return other;
+}
+
+void Row::set_copy(const Row & other) {
+    if (this == &other) return;
+    n_vocab_ = other.n_vocab_;
+    is_list_ = other.is_list_;
+    tokens_ = other.tokens_;
+    logits_ = other.logits_;
+    largest_ = other.largest_;
+    likeliest_ = other.likeliest_;
+    is_certain_ = other.is_certain_;
+    probs_ = other.probs_;
+    softmax_ = other.softmax_;
+    blocks_ = other.blocks_;
+    row_ = nullptr;
+    if (!is_list_ && other.row_) keep_row(other.row_);
+}
+
+void Row::keep_row(const float * logits) {
+    own_.assign(logits, logits + n_vocab_);
+    row_ = softmax_.logits = own_.data();
+}
+
+bool Row::set_without(const Row & other, int32_t token) {
+    set_copy(other);
+    if (!is_list_ && !row_) return false;  // a token that was certain from the start
+    if (is_list_) {
+        const auto found = std::lower_bound(tokens_.begin(), tokens_.end(), token);
+        if (found != tokens_.end() && *found == token) {
+            const auto i = found - tokens_.begin();
+            tokens_.erase(found);
+            logits_.erase(logits_.begin() + i);
+            if (!probs_.empty()) probs_.erase(probs_.begin() + i);
+        }
+        if (tokens_.empty()) return false;
+        const auto likeliest = std::max_element(logits_.begin(), logits_.end()) - logits_.begin();
+        largest_ = logits_[likeliest];
+        likeliest_ = tokens_[likeliest];
+        if (is_certain_) return true;
+        const double sum = std::accumulate(probs_.begin(), probs_.end(), 0.0);
+        for (float & prob : probs_) prob = static_cast<float>(prob / sum);
+        return sum > 0;
+    }
+    if (row_ != own_.data()) keep_row(row_);
+    own_[token] = kNever;
+    largest_ = largest_of(row_, n_vocab_);
+    if (!std::isfinite(largest_)) return false;
+    likeliest_ = -1;
+    is_certain_ ? set_temperature(0) : set_rate(softmax_.rate);
+    return true;
+}
+
+float Row::gap() const {
+    if (is_list_) return gap_of(logits_.data(), logits_.size());
+    return row_ ? gap_of(row_, n_vocab_) : -kNever;
 }
 
 float Row::of(int32_t token) const {
@@ -429,6 +485,37 @@ int32_t Row::pick_excess(float factor, const Row & draft, double uniform) const 
     const auto fill = [&](size_t begin, size_t end, float * weights) { excess(begin, end, factor, draft, weights); };
     const int32_t token = pick_block(sums, n_vocab_, uniform, fill);
     return token < 0 ? pick(uniform) : token;
+}
+
+double Row::second_overlap(const Row & draft, int32_t rejected) const {
+    const double drafted = draft.of(rejected);
+    if (of(rejected) >= drafted) return -1;
+    if (draft.is_certain_) {
+        Row second;
+        if (!second.set_without(draft, rejected)) return 0;
+        return std::min(of(second.likeliest_) / (1.0 - of(rejected)), 1.0);
+    }
+    if (is_certain_) return std::min(draft.of(likeliest_) / (1 - drafted), 1.0);
+    const double excess = 1 - overlap(1.0f, draft), rest = 1 - drafted;
+    if (!(excess > 0 && rest > 0)) return 0;
+    double sum = 0;
+    const auto add = [&](int32_t token, float target, float draft_prob) {
+        if (token != rejected) sum += std::min(std::max(target - draft_prob, 0.0f) / excess, draft_prob / rest);
+    };
+    if (draft.is_list_) {
+        for (size_t i = 0; i < draft.tokens_.size(); i++) add(draft.tokens_[i], of(draft.tokens_[i]), draft.probs_[i]);
+    } else if (is_list_) {
+        for (size_t i = 0; i < tokens_.size(); i++) add(tokens_[i], probs_[i], draft.of(tokens_[i]));
+    } else {
+        float targets[kBlock], drafts[kBlock];
+        for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
+            const size_t end = std::min(n_vocab_, begin + kBlock);
+            weights_of(softmax_, begin, end, targets);
+            weights_of(draft.softmax_, begin, end, drafts);
+            for (size_t i = 0; i < end - begin; i++) add(static_cast<int32_t>(begin + i), targets[i], drafts[i]);
+        }
+    }
+    return std::min(sum, 1.0);
 }
 
 }  // namespace ggufspec

@@ -41,7 +41,18 @@ public:
     // This row at another temperature; valid as long as this one.
     Row at(float temperature) const;
 
+    // The distribution of `other` without a token, renormalised, with a copy of its logits. False if nothing is left. At
+    // temperature 0 the next likeliest token is certain. `other` may be this one.
+    bool set_without(const Row & other, int32_t token);
+
+    // A copy that does not depend on the logits of `other`.
+    void set_copy(const Row & other);
+
     float of(int32_t token) const;
+
+    // By how much the largest logit exceeds the second largest, after truncation and before temperature; infinity where
+    // there is no second.
+    float gap() const;
 
     // How many probabilities there are to read.
     size_t n_values() const { return is_list_ ? tokens_.size() : n_vocab_; }
@@ -59,9 +70,15 @@ public:
     // draw is from this one.
     int32_t pick_excess(float factor, const Row & draft, double uniform) const;
 
+    // The probability that a token of the draft other than `rejected` is accepted, if `rejected` was drawn first and was
+    // rejected: the sum of min(norm(max(this - draft, 0)), draft without it). -1: it cannot be rejected.
+    double second_overlap(const Row & draft, int32_t rejected) const;
+
 private:
     bool finish_list(Candidates & candidates, float temperature);
     void set_list(Candidates & candidates);
+    void set_rate(float rate);
+    void keep_row(const float * logits);
     void excess(size_t begin, size_t end, float factor, const Row & draft, float * weights) const;
 
     size_t n_vocab_ = 0;

@@ -27,6 +27,7 @@ class AuditOptions:
     near_tie: float = defaults.AUDIT_NEAR_TIE  # logits this close may swap by rounding, at least
     seed: int | None = None  # None: a random one
     n_draft: int | str = defaults.N_DRAFT_FIXED  # "auto" drafts less, so it is weaker evidence
+    tree: str = defaults.TREE
     verify: str = defaults.VERIFY
     # Other options of `generate`: sampling, a grammar, the draft's temperature.
     options: GenerateOptions = field(default_factory=GenerateOptions)
@@ -40,7 +41,8 @@ class AuditOptions:
             raise OptionError(f"alpha is {self.alpha}; it must be above 0 and below 0.5")
         if not 0 <= validate.number("near_tie", self.near_tie) < float("inf"):
             raise OptionError(f"near_tie is {self.near_tie}; it must be 0 or more, and finite")
-        CheckedOptions.of({**self.options, "n_draft": self.n_draft, "verify": self.verify})
+        own: GenerateOptions = {"n_draft": self.n_draft, "tree": self.tree, "verify": self.verify}
+        CheckedOptions.of({**self.options, **own})
 
     @property
     def drafter(self) -> str:

@@ -212,6 +212,7 @@ class _Audit:
             **settings.options,
             "max_tokens": settings.n_tokens,
             "n_draft": settings.n_draft,
+            "tree": settings.tree,
             "seed": seed,
             "drafter": drafter,
             "verify": _PLAIN_RULE if drafter == _PLAIN else settings.verify,

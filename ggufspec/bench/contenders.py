@@ -20,6 +20,7 @@ _STEPS = (5, 3, 2, 1)  # places by which the order rotates
 def contenders(
     *,
     lengths: Sequence[int | str],
+    trees: Sequence[str] = (defaults.TREE,),
     drafters: Sequence[str | None] = (None,),
     rules: Sequence[str] = (defaults.VERIFY,),
     temperatures: Sequence[float],
@@ -38,11 +39,13 @@ def contenders(
         made.append(plain)
         if has_draft:
             made.append(Contender(f"{DRAFT_ALONE}{suffix}", undrafted, "draft"))
-        for rule, drafter, length in product(rules, drafters, lengths):
+        for rule, drafter, tree, length in product(rules, drafters, trees, lengths):
             named = [f"draft {length}"]
+            named += [f"tree {tree}"] if len(trees) > 1 else []
             named += [drafter] if drafter is not None and len(drafters) > 1 else []
             named += [rule] if len(rules) > 1 else []
-            own = {**options, "n_draft": length, "drafter": drafter, "verify": rule}
+            own = {**options, "n_draft": length, "tree": tree}
+            own |= {"drafter": drafter, "verify": rule}
             made.append(Contender(", ".join(named) + suffix, own, baseline=plain.name))
     return made
 

@@ -21,7 +21,7 @@ _MIN_SAMPLES = 5  # drafts, or passes, for a mean that is shown
 _MAX_STEPS = 64  # tokens of a timeline
 _LENGTH = "n_draft"
 _FIRST = ("drafter", "verify")  # of the options in the name of a series
-_NAMES = {"drafter": "{}", "verify": "{}", "temperature": "T {}"}
+_NAMES = {"drafter": "{}", "verify": "{}", "tree": "tree {}", "temperature": "T {}"}
 
 
 @dataclass(frozen=True)

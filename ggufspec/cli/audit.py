@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 @gathered(
     "audited",
     shared.audited_draft_n_option,
+    shared.tree_option,
     shared.verify_option,
     option(
         "--runs n_runs",

@@ -16,7 +16,7 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.options import AT_LEAST_1, COUNT, DRAFT_LENGTH, NOT_NEGATIVE, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, DRAFT_LENGTH, NOT_NEGATIVE, TREE, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedGroup
 from ggufspec.cli.text_settings import sampling_options_beside_temperature
@@ -82,6 +82,12 @@ _format_option = option(
     "Draft lengths: a list such as auto,3 or 1-8.  [default: auto]",
     metavar="LIST",
     callback=_listed(DRAFT_LENGTH, "lengths such as auto,3 or 1-8 (at most 64)"),
+)
+@option(
+    "--tree trees",
+    "Branches in drafts: a list of auto, on, off; see run.  [default: auto]",
+    metavar="LIST",
+    callback=_listed(TREE, "auto, on, off"),
 )
 @option(
     "--drafter drafters",

@@ -43,7 +43,7 @@ from ggufspec.standin.padded import padded_file, parse_size
 _N_TOKENS = 128
 _N_RUNS = 3
 _N_WARM_UP = 32
-_OF_CONTENDERS = ("lengths", "drafters", "rules", "temperatures", "against")
+_OF_CONTENDERS = ("lengths", "trees", "drafters", "rules", "temperatures", "against")
 _STAND_IN = (
     "a stand-in: the embedded 7 M-parameter model of old novels, padded with zeros to the cost "
     "of {:,.0f} M, with its draft of 1.5 M"
@@ -57,6 +57,7 @@ class BenchOptions:
     preset: str | None
     pair: PairOptions
     lengths: Sequence[int | str]
+    trees: Sequence[str]
     drafters: Sequence[str]
     rules: Sequence[str]
     temperatures: Sequence[float]
@@ -202,6 +203,7 @@ def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contend
     temperatures = options.temperatures or [sampling.get("temperature", defaults.TEMPERATURE)]
     made = contenders(
         lengths=options.lengths or [defaults.N_DRAFT],
+        trees=options.trees or [defaults.TREE],
         drafters=options.drafters or [None],
         rules=options.rules or [defaults.VERIFY],
         temperatures=temperatures,

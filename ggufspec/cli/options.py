@@ -313,6 +313,16 @@ draft_temperature_option = option(
     default=defaults.DRAFT_TEMPERATURE,
 )
 
+TREE = click.Choice(defaults.TREES)
+
+tree_option = option(
+    "--tree",
+    "Branches in a draft, several continuations that are verified together; auto: where measured "
+    "costs say that they pay; on: the --draft-n most likely nodes; off: chains only.",
+    type=TREE,
+    default=defaults.TREE,
+)
+
 drafter_option = option(
     "--drafter",
     "Drafting strategy: model, ngram (lookup in the text so far, without a model), auto "
@@ -327,7 +337,7 @@ verify_option = option(
     default=defaults.VERIFY,
 )
 
-DRAFTING = (draft_n_option, drafter_option, verify_option, draft_temperature_option)
+DRAFTING = (draft_n_option, tree_option, drafter_option, verify_option, draft_temperature_option)
 
 prompt_options = gathered(
     "asked",

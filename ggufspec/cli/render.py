@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from itertools import takewhile
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from ggufspec.common.facts import counted
+from ggufspec.decoding.tree import leaves, path_to
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
@@ -80,18 +82,46 @@ def stats_line(stats: Stats, speedup: float | None = None) -> str:
     return "; ".join(parts)
 
 
-def rounds_text(rounds: Sequence[Round]) -> str:
-    """A line for each round: drafted, accepted, expected, seconds, and the reason of its length."""
+def rounds_text(rounds: Sequence[Round], piece: Callable[[int], bytes], *, color: bool) -> str:
+    """A line for each round: drafted, accepted, expected, seconds, and the reason of its length.
+
+    A second line has the branches of a tree, by the `piece` of each token.
+    """
     lines = []
     for i, round_ in enumerate(rounds, 1):
         expected = "" if round_.expected is None else f" ({round_.expected:.1f} expected)"
         draft_ms, target_ms = 1e3 * round_.draft_seconds, 1e3 * round_.target_seconds
+        branches = _branches(round_, piece, color=color)
+        shape = f" in {len(branches)} branches" if branches else ""
         lines.append(
-            f"round {i}: drafted {round_.n_drafted}, accepted {round_.n_accepted}{expected}, "
+            f"round {i}: drafted {round_.n_drafted}{shape}, "
+            f"accepted {round_.n_accepted}{expected}, "
             f"draft {draft_ms:.1f} ms, target {target_ms:.1f} ms"
             + (f"; {round_.why}" if round_.why else "")
         )
+        if branches:
+            accepted = _escaped(round_.tokens[: round_.n_accepted], piece)
+            lines.append(f"  {' | '.join(branches)} -> accepted '{accepted}'")
     return "\n".join(lines)
+
+
+def _branches(round_: Round, piece: Callable[[int], bytes], *, color: bool) -> list[str]:
+    """The text of each branch of a tree, from its first token on; empty for a chain."""
+    accepted = round_.tokens[: round_.n_accepted]
+    texts = []
+    for leaf in leaves(round_.parents):
+        tokens = [round_.drafted_tokens[node] for node in path_to(round_.parents, leaf)]
+        pairs = zip(tokens, accepted, strict=False)
+        n = sum(takewhile(bool, (drafted == token for drafted, token in pairs)))
+        start, rest = _escaped(tokens[:n], piece), _escaped(tokens[n:], piece)
+        texts.append(f"'{click.style(start, fg='green') if color and n else start}{rest}'")
+    return texts
+
+
+def _escaped(tokens: Sequence[int], piece: Callable[[int], bytes]) -> str:
+    """The text of tokens on one line."""
+    text = b"".join(map(piece, tokens)).decode("utf-8", "replace")
+    return repr(text + '"')[1:-2]  # the quote makes repr escape single ones
 
 
 def details_text(stats: Stats) -> str:
@@ -119,7 +149,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
     """The statistics of a generation, for a JSON document."""
     found = asdict(stats)
     del found["n_prompt_reused"]  # commands reuse no earlier prompts
-    rates = ("acceptance", "mean_length", "overhead", "tokens_per_second")
+    rates = ("acceptance", "mean_length", "mean_depth", "overhead", "tokens_per_second")
     return found | {name: getattr(stats, name) for name in rates}
 
 

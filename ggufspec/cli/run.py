@@ -70,6 +70,8 @@ def command(
         settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
         if verbose and engine.attention:
             render.note(engine.attention)
+        if verbose and engine.chains_only and settings["tree"] == "auto":
+            render.note(engine.chains_only)
         options = text_settings.checked(settings)
         prompt = prompt_of(engine, text, asked)
         without = replace(options, drafter="none")
@@ -80,6 +82,9 @@ def command(
         run = generate(engine, prompt, options, writer)
         if run.interrupted and not run.completion.tokens:
             raise KeyboardInterrupt  # during prompt processing: there is no text to report on
+        if verbose and not as_json:
+            piece, in_color = engine.vocab.piece, render.wants_color(color, sys.stderr)
+            click.echo(render.rounds_text(run.rounds, piece, color=in_color), err=True)
     stats = run.completion.stats
     speedup = None
     if plain is not None and plain.completion.stats.tokens_per_second:
@@ -90,7 +95,6 @@ def command(
         render.echo_json({**run.document(), "speedup": speedup, **under})
     else:
         if verbose:
-            click.echo(render.rounds_text(run.rounds), err=True)
             click.echo(render.details_text(stats), err=True)
         click.echo(render.stats_line(stats, speedup), err=True)
         if run.completion.advice:

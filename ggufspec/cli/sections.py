@@ -16,7 +16,7 @@ _SECTIONS: Final = {
     "Models": ("offline", "size", "cache_dir", "alias"),
     "Prompt": ("n_prompts", "limit", "chat", "system"),
     "Drafting": (
-        *("n_draft", "lengths", "drafter", "drafters", "verify", "rules"),
+        *("n_draft", "lengths", "tree", "trees", "drafter", "drafters", "verify", "rules"),
         *("draft_temperature", "acceptance"),
     ),
     "Text": ("max_tokens", "n_tokens", "stop", "ignore_eos"),

@@ -226,7 +226,11 @@ _OF_DRAFT_MODELS = {
     "n_threads_draft": "-td",
     "n_gpu_layers_draft": "-ngld",
 }
-_OF_DRAFTS = {"n_draft": "--draft-n", "verify": "--verify"}  # of n-gram lookup too
+_OF_DRAFTS = {
+    "n_draft": "--draft-n",
+    "tree": "--tree",
+    "verify": "--verify",
+}  # of n-gram lookup too
 
 
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)

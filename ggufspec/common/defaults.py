@@ -33,6 +33,8 @@ N_LEAVES: Final = 16  # of a tree, in each slot
 N_SLOTS_LIMIT: Final = 64  # concurrent texts
 VERIFY: Final = "block"
 DRAFT_TEMPERATURE: Final = "auto"
+TREE: Final = "auto"  # branches where they pay, by measured costs and acceptance rates
+TREES: Final = ("auto", "on", "off")
 
 N_CTX: Final = 4096  # or the target's own context, if smaller
 N_BATCH: Final = 512

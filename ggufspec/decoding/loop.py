@@ -80,6 +80,8 @@ def speculate(
             why=draft.why,
             n_sharers=answer.n_sharers,
             depth=max(depths(draft.parents), default=None),
+            drafted_tokens=tuple(draft.tokens) if draft.parents else (),
+            parents=tuple(draft.parents),
         )
         if stops or (constraint is not None and constraint.is_over(tokens)):
             return

@@ -36,7 +36,11 @@ class Seconds:
 
 @dataclass(frozen=True)
 class Stats:
-    """What a generation did. Counts are of tokens, except `n_rounds`."""
+    """What a generation did. Counts are of tokens, except `n_rounds`.
+
+    `drafted_by_position`: drafts with a branch of at least 1, 2 ... tokens. Without trees, these
+    are the drafted tokens; of a tree, `n_drafted` also counts the nodes beside that branch.
+    """
 
     n_prompt: int
     n_prompt_reused: int  # tokens of the prompt that were in the target's KV cache already
@@ -67,6 +71,11 @@ class Stats:
         return _ratio(self.n_generated, self.n_rounds)
 
     @property
+    def mean_depth(self) -> float:
+        """Tokens of the longest branch of a draft, on average; 0 if nothing was drafted."""
+        return _ratio(sum(self.drafted_by_position), max(self.drafted_by_position, default=0))
+
+    @property
     def overhead(self) -> float:
         """The share of the generation's wall time that was spent outside llama_decode."""
         return 1 - _ratio(self.seconds.decode, self.seconds.generation) if self.n_rounds else 0.0
@@ -88,7 +97,8 @@ def summarize(
     target = sum(round_.target_seconds / round_.n_sharers for round_ in rounds)
     verify = sum(round_.verify_seconds for round_ in rounds)
     expected = [round_.expected for round_ in rounds if round_.expected is not None]
-    n_positions = max((round_.n_drafted for round_ in rounds), default=0)
+    depths = [round_.n_drafted if round_.depth is None else round_.depth for round_ in rounds]
+    n_positions = max(depths, default=0)
     return Stats(
         n_prompt=n_prompt,
         n_prompt_reused=n_prompt_reused,
@@ -98,7 +108,7 @@ def summarize(
         n_accepted=sum(round_.n_accepted for round_ in rounds),
         n_expected=sum(expected) if expected else None,
         n_rounds_without_draft=sum(not round_.n_drafted for round_ in rounds),
-        drafted_by_position=_reach((round_.n_drafted for round_ in rounds), n_positions),
+        drafted_by_position=_reach(depths, n_positions),
         accepted_by_position=_reach((round_.n_accepted for round_ in rounds), n_positions),
         seconds=Seconds(
             prompt=prompt_seconds,

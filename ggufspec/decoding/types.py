@@ -134,6 +134,8 @@ class Round(NamedTuple):
     why: str = ""
     n_sharers: int = 1
     depth: int | None = None
+    drafted_tokens: Sequence[int] = ()  # of a tree, by node; empty for a chain, as `parents`
+    parents: Sequence[int] = ()  # as the Draft has them
 
     @property
     def drafted(self) -> Sequence[bool]:

@@ -204,6 +204,15 @@ class Engine:
         return [line for line in (self.placement, mapped, self.warning, unstored) if line]
 
     @property
+    def chains_only(self) -> str | None:
+        """Why drafts for this target have no branches; None: they may have some."""
+        if self.target.n_leaves > 1:
+            return None
+        model = self.target.model
+        why = "layers with a sliding window" if model.has_windows else "recurrent layers"
+        return f"drafts for {model.path.name} are chains: it has {why}, which read no trees"
+
+    @property
     def warning(self) -> str | None:
         """A line where the context exceeds what a model was trained for; None: it does not."""
         models = [context.model for context in (self.target, self.draft) if context]

@@ -239,6 +239,8 @@ class Generation:
             self._lease if engine.draft else None,
             draft_temperature=options.initial_draft_temperature,
             n_draft_max=n_draft,
+            tree=options.tree,
+            n_leaves=n_leaves(engine, options),
             policy=self._policy,
             forced=ForcedText(sampling.constraint),
         )
@@ -364,6 +366,13 @@ class Stream(Iterator[Chunk]):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def n_leaves(engine: Engine, options: CheckedOptions) -> int:
+    """The most leaves of a draft; 1: chains only. Raises OptionError."""
+    if options.tree == "on" and engine.chains_only:
+        raise OptionError(f"tree is 'on', but {engine.chains_only}; use 'auto' or 'off' (--tree)")
+    return 1 if options.tree == "off" else engine.target.n_leaves
 
 
 def _n_draft(engine: Engine, options: CheckedOptions) -> int:

@@ -28,6 +28,7 @@ class GenerateOptions(SamplingOptions, total=False):
 
     max_tokens: int | None  # None: until the model stops or the context is full
     n_draft: int | str  # maximum drafted tokens per round; "auto": chosen in each round
+    tree: str  # branches in a draft: "auto" (where they pay), "on" (the likeliest nodes), "off"
     draft_temperature: float | str  # "auto": learned, for the most accepted tokens; 0: greedy
     dry_sequence_breakers: Sequence[str]  # texts at which DRY restarts its search
     grammar: str | None  # Lark or GBNF; the text matches its rule `start` or `root`
@@ -48,6 +49,7 @@ class CheckedOptions:
 
     max_tokens: int | None = None
     n_draft: int | str = defaults.N_DRAFT
+    tree: str = defaults.TREE
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
     dry_sequence_breakers: Sequence[str] = defaults.DRY_SEQUENCE_BREAKERS
     grammar: str | None = None
@@ -113,6 +115,9 @@ class CheckedOptions:
         for name in ("grammar", "regex", "drafter"):
             if getattr(self, name) is not None:
                 validate.text(name, getattr(self, name))
+        if self.tree not in defaults.TREES:
+            known = ", ".join(map(repr, defaults.TREES))
+            raise OptionError(f"tree is {self.tree!r}; it must be one of {known}")
         rules.rule(validate.text("verify", self.verify))
         validate.switch("ignore_eos", self.ignore_eos)
         validate.function("progress", self.progress)

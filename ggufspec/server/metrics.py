@@ -46,7 +46,9 @@ class Metrics:
             "generation_seconds", "Seconds of generation, summed over concurrent texts."
         )
         self._drafted = counter(
-            "drafted_tokens", "Drafted tokens, by position in the draft.", "position"
+            "drafted_tokens",
+            "Drafted tokens, by position in the draft; branches: those beside its longest branch.",
+            "position",
         )
         self._accepted = counter(
             "accepted_tokens", "Accepted draft tokens, by position in the draft.", "position"
@@ -78,6 +80,9 @@ class Metrics:
         ):
             for position, count in enumerate(counts):
                 by_position.labels(position).inc(count)
+        n_beside = stats.n_drafted - sum(stats.drafted_by_position)
+        if n_beside:
+            self._drafted.labels("branches").inc(n_beside)
         if plain_seconds and stats.n_drafted:
             self._plain_seconds += plain_seconds * stats.n_generated
             self._speculative_seconds += stats.seconds.own

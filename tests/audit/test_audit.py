@@ -127,6 +127,7 @@ def test_logits_that_cannot_be_had_are_refused(pair: Engine, paths: tuple[Path, 
         {"seed": -1},
         {"options": {"temperature": -1.0}},
         {"verify": "telepathy"},
+        {"tree": "sometimes"},
     ],
     ids=str,
 )

@@ -37,7 +37,7 @@ def test_names_contain_only_what_differs() -> None:
     assert many[-1].temperature == 0.7
     assert dict(many[-1].options) == {
         **{"top_k": 5, "temperature": 0.7, "n_draft": 3},
-        **{"drafter": "ngram", "verify": "block"},
+        **{"drafter": "ngram", "verify": "block", "tree": "auto"},
     }
 
 

@@ -182,3 +182,89 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
         Rows(1, 4).pick(0, 0.5)
     with pytest.raises(ValueError, match="no weight"):
         as_rows(np.zeros((1, 4)))
+
+
+FORMS = {
+    "dense": Sampling(temperature=0.7, top_k=0, top_p=1, min_p=0),
+    "list": Sampling(temperature=0.7, top_k=9, top_p=1, min_p=0),
+    "greedy": Sampling(temperature=0, top_k=9),
+    "greedy, dense": Sampling(temperature=0, top_k=0, top_p=1, min_p=0),
+}
+
+
+def draw_kept(logits: np.ndarray, sampling: Sampling, n_most: int = 4) -> Rows:
+    rows = Rows(n_most, logits.size)
+    draw(rows, logits[None], sampling, (), _native.LengthRule(), 0.5)
+    return rows
+
+
+@pytest.mark.parametrize("n_vocab", [20, 3000])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_row_without_a_token_is_renormalised_and_outlives_the_first(
+    form: str, n_vocab: int
+) -> None:
+    logits = np.random.default_rng(4).normal(0, 3, n_vocab).astype(np.float32)
+    order = [int(token) for token in np.argsort(-logits)]
+    rows = draw_kept(logits.copy(), FORMS[form])
+    first = rows.pick(0, 0.0 if "greedy" not in form else 0.5)
+    assert rows.append_without(0, first)
+    assert rows.append_without(1, rows.pick(1, 0.9))
+    expected = np.asarray(rows)[0].astype(float)
+    if "greedy" in form:
+        assert [rows.pick(i, 0.5) for i in range(3)] == order[:3]
+        assert rows.gap(1) == logits[order[1]] - logits[order[2]]
+    else:
+        expected[first] = 0
+        np.testing.assert_allclose(np.asarray(rows)[1], expected / expected.sum(), rtol=1e-5)
+        left = [token for token in order if token != first]
+        assert rows.gap(1) == logits[left[0]] - logits[left[1]]
+    before = np.asarray(rows)
+    copies = Rows(3, n_vocab)
+    for i in range(3):
+        copies.append_from(rows, i)
+    rows.keep(0)
+    for _ in range(3):
+        draw(rows, logits[None, ::-1].copy(), FORMS[form], (), _native.LengthRule(), 0.5)
+    del rows
+    np.testing.assert_array_equal(np.asarray(copies), before)
+    with pytest.raises(ValueError, match="no room"):
+        copies.append_without(0, first)
+
+
+@pytest.mark.parametrize("sampling", FORMS.values())
+def test_a_row_without_its_last_token_is_none(sampling: Sampling) -> None:
+    logits = np.full(20, -np.inf, np.float32)
+    logits[[3, 5]] = 1, 0
+    rows = draw_kept(logits, sampling)
+    assert rows.append_without(0, 3)
+    assert (rows.of(1, 5), rows.gap(1)) == (1, np.inf)
+    assert not rows.append_without(1, 5)
+    rows.append_certain(7)
+    assert not rows.append_without(2, 7)
+    assert len(rows) == 3
+
+
+@pytest.mark.parametrize("draft", FORMS)
+@pytest.mark.parametrize("target", FORMS)
+def test_the_chance_of_a_second_choice(target: str, draft: str) -> None:
+    """By its definition, for every token that may be drawn first and rejected."""
+    n_vocab, n_found = 2500, 0
+    rng = np.random.default_rng(8)
+    for _ in range(8):
+        logits = rng.normal(0, 3, n_vocab).astype(np.float32)
+        rows = to_probs(logits[None], FORMS[target])
+        other = (logits + rng.normal(0, 1, n_vocab)).astype(np.float32)
+        drafted = draw_kept(other, FORMS[draft])
+        for first in {drafted.pick(0, uniform) for uniform in rng.random(20)}:
+            found = rows.second_choice(0, drafted, 0, first)
+            p, q = np.asarray(rows)[0].astype(float), np.asarray(drafted)[0].astype(float)
+            if p[first] >= q[first]:
+                assert found == -1
+                continue
+            assert drafted.append_without(0, first)
+            rest = np.maximum(p - q, 0)
+            second = np.asarray(drafted)[1].astype(float)
+            drafted.keep(1)
+            assert found == pytest.approx(np.minimum(rest / rest.sum(), second).sum(), abs=1e-5)
+            n_found += 1
+    assert n_found > 1

@@ -38,11 +38,16 @@ def test_counts_and_seconds_add_up() -> None:
     assert found.overhead == pytest.approx(0.5)
 
 
+def test_a_tree_is_counted_by_its_nodes_and_by_its_depth() -> None:
+    tree = round_(6, 2)._replace(depth=3)
+    found = stats([tree, round_(1, 1), round_(0, 0)])
+    assert (found.n_drafted, found.n_accepted, found.mean_depth) == (7, 3, 2.0)
+    assert found.acceptance == pytest.approx(3 / 7)
+    assert found.drafted_by_position == (2, 1, 1)
+    assert found.accepted_by_position == (2, 1, 0)
+
+
 def test_nothing_generated_divides_by_nothing() -> None:
     found = stats([], seconds=0.0)
-    assert (found.tokens_per_second, found.acceptance, found.mean_length, found.overhead) == (
-        0,
-        0,
-        0,
-        0,
-    )
+    names = ("tokens_per_second", "acceptance", "mean_length", "mean_depth", "overhead")
+    assert [getattr(found, name) for name in names] == [0] * len(names)

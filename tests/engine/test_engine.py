@@ -352,6 +352,7 @@ def test_engines_come_and_go_in_any_order(tmp_path: Path) -> None:
         {"verify": "hope"},
         {"verify": "_lossy"},
         {"stop": ""},
+        {"tree": "sometimes"},
     ],
 )
 def test_options_out_of_range_are_refused_at_once(pair: Engine, options: dict[str, object]) -> None:
