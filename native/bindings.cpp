@@ -98,10 +98,11 @@ struct Rows {
     std::vector<ggufspec::Row> rows;
     size_t n = 0, n_vocab;
     size_t n_in_place = 0;  // the first rows: of `logits`
-    bool has_declined = false;  // the row after the last was computed, but not drawn from
+    bool has_declined = false;  // the very last row was computed, but not drawn from
     ConstMatrix logits;
 
-    Rows(size_t n_most, size_t n_vocab) : rows(n_most), n_vocab(n_vocab) { require(n_vocab > 0, "Rows: a row has no tokens"); }
+    // One row more than n_most, for a declined one: others may be added before it is read.
+    Rows(size_t n_most, size_t n_vocab) : rows(n_most + 1), n_vocab(n_vocab) { require(n_vocab > 0, "Rows: a row has no tokens"); }
 
     const ggufspec::Row & at(size_t i) const {
         require(i < n, "Rows: there is no row of that number");
@@ -114,14 +115,13 @@ struct Rows {
              const Tokens & parents, const std::optional<ConstMasks> & masks, bool keep) {
         const size_t n_new = from.shape(0);
         require(from.shape(1) == n_vocab, "to_probs: logits and rows differ in shape");
-        require(n + n_new <= rows.size(), "to_probs: more rows than there is room for, in shape");
+        require(n + n_new < rows.size(), "to_probs: more rows than there is room for, in shape");
         require(n_new <= draft.size() + 1, "to_probs: more rows than drafted tokens and one");
         require(!masks || masks->shape(0) == n_new, "to_probs: needs one mask for each row of logits");
         for (const auto & [token, bias] : sampling.logit_bias) require_tokens(&token, 1, n_vocab);
         require_tokens(draft.data(), draft.size(), n_vocab);
         require_parents(parents, draft.size());
         size_t bad_row = n_new;
-        has_declined = false;
         {
             nb::gil_scoped_release release;
             const size_t n_text = text.shape(0);
@@ -160,7 +160,7 @@ struct Rows {
     }
 
     void add_weights(const ConstMatrix & weights) {
-        require(weights.shape(1) == n_vocab && n + weights.shape(0) <= rows.size(), "Rows: weights and rows differ in shape");
+        require(weights.shape(1) == n_vocab && n + weights.shape(0) < rows.size(), "Rows: weights and rows differ in shape");
         for (size_t i = 0; i < weights.shape(0); i++) {
             require(rows[n + i].set_weights(weights.data() + i * n_vocab, n_vocab), "Rows: a row has no weights to draw from");
         }
@@ -168,8 +168,7 @@ struct Rows {
     }
 
     ggufspec::Row & added() {
-        require(n < rows.size(), "Rows: there is no room for another row");
-        has_declined = false;
+        require(n + 1 < rows.size(), "Rows: there is no room for another row");
         return rows[n++];
     }
 
@@ -426,13 +425,24 @@ NB_MODULE(_native, m) {
                ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
                 self.add(logits, sampling, tokens, {}, {}, masks, true);
                 if (length_rule.should_draw(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(uniform);
-                self.n--;
+                std::swap(self.rows[--self.n], self.rows.back());
                 self.has_declined = true;
                 return -1;
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(), "length_rule"_a, "uniform"_a,
             "Append the distribution of logits (1, n_vocab) after tokens, and draw a token from it if length_rule.should_draw.\n\n"
-            "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last.")
+            "Otherwise returns -1: len does not count the row, but overlap can read it as the row after the last, also if\n"
+            "further rows are added; keep drops it.")
+        .def(
+            "draw_declined",
+            [](Rows & self, ggufspec::LengthRule & length_rule, double uniform) {
+                require(self.has_declined && self.n + 1 < self.rows.size(), "draw_declined: there is no such row, or no room for it");
+                std::swap(self.rows[self.n], self.rows.back());
+                self.has_declined = false;
+                length_rule.draw_declined();
+                return self.rows[self.n++].pick(uniform);
+            },
+            "length_rule"_a, "uniform"_a, "Draw from the row that draw has declined, all the same: it becomes the last row.")
         .def("append_certain", &Rows::add_certain, "token"_a, "Add the distribution of a token that was certain.")
         .def("append_without", &Rows::add_without, "i"_a, "token"_a,
              "Append row i without one token, renormalised: the distribution of a second child.\n\n"
@@ -465,11 +475,18 @@ NB_MODULE(_native, m) {
             [](const Rows & self, size_t i, const Rows & draft, size_t j) {
                 require(self.n_vocab == draft.n_vocab, "overlap: the rows differ in shape");
                 require(j < draft.n + draft.has_declined, "overlap: the draft has no such row");
-                return self.at(i).overlap(1.0f, draft.rows[j]);
+                return self.at(i).overlap(1.0f, j < draft.n ? draft.rows[j] : draft.rows.back());
             },
             "i"_a, "draft"_a, "j"_a, "The probability that a token drawn from row j of a draft is accepted by row i of its target.")
         .def_prop_ro("has_declined", [](const Rows & self) { return self.has_declined; },
                      "Whether overlap can read a row after the last: see draw.")
+        .def(
+            "gap_without",
+            [](const Rows & self, size_t i, int32_t token) {
+                require_tokens(&token, 1, self.n_vocab);
+                return self.at(i).gap_without(token);
+            },
+            "i"_a, "token"_a, "The gap of the tokens that are left to draw in row i without one of them; below 0 if none is left.")
         .def("gap", &Rows::gap, "i"_a,
              "By how much the largest logit of row i exceeds the second largest: before sampling in rows that fill made, else\n"
              "among the tokens that truncation leaves. Infinity where there is no second.")
@@ -492,6 +509,9 @@ NB_MODULE(_native, m) {
             "i"_a, "token"_a, "The probability of a token in row i.")
         .def("pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
              "Draw a token from row i with a uniform in [0, 1); -1 if the constraint allows none.");
+    m.def(
+        "gap_of", [](ConstMatrix logits) { return ggufspec::gap_of(logits.data(), logits.shape(1)); }, "logits"_a.noconvert(),
+        "By how much the largest of the first row of logits exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as the memory there is.");
     m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
@@ -551,6 +571,10 @@ NB_MODULE(_native, m) {
         .def_prop_ro(
             "drafts", [](const ggufspec::LengthRule & self) { return self.rule().evaluate_from.empty() || self.rule().evaluate_from[0] <= 1; },
             "Whether the rule drafts at all.")
+        .def_rw("least", &ggufspec::LengthRule::least,
+                "No token is drawn that is accepted with a lower probability; 0 again at the next start.")
+        .def_prop_ro("n_max", &ggufspec::LengthRule::n_max, "The most tokens of this round.")
+        .def_prop_ro("reached", &ggufspec::LengthRule::reached, "The probability that all tokens drawn in this round are accepted.")
         .def_prop_ro("n_evaluated", &ggufspec::LengthRule::n_evaluated, "Distributions computed in this round.")
         .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens of this round that cost no draft step.")
         .def_prop_ro("n_drawn", &ggufspec::LengthRule::n_drawn, "Tokens drawn in this round.")

@@ -148,6 +148,7 @@ PrefixLength LengthRule::prefix_length(const std::vector<double> & probabilities
 void LengthRule::start(size_t n_max) {
     n_max_ = curve_.empty() ? n_max : std::min(n_max, curve_.size() - 1);
     n_drawn_ = n_taken_ = 0;
+    least = 0;
     reached_ = 1;
     expected_ = 0;
     gaps_.clear();
@@ -183,14 +184,20 @@ bool LengthRule::should_evaluate() {
 bool LengthRule::should_draw(double gap) {
     const double reached = reached_ * acceptance.probability(gap);
     gaps_.push_back(gap);
-    if (n_drawn_ < rule_.draw_from.size() && reached < rule_.draw_from[n_drawn_]) {
+    if (reached < least || (n_drawn_ < rule_.draw_from.size() && reached < rule_.draw_from[n_drawn_])) {
         stop_ = Stop::uncertain;
         return false;
     }
+    add(reached);
+    return true;
+}
+
+void LengthRule::draw_declined() { add(reached_ * acceptance.probability(gaps_.back())); }
+
+void LengthRule::add(double reached) {
     reached_ = reached;
     expected_ += reached * (1 + block_bonus * double(n_drawn_));
     n_drawn_++;
-    return true;
 }
 
 void LengthRule::observe(const std::vector<double> & acceptances) {

@@ -94,9 +94,14 @@ public:
     // Whether to draw a token from a distribution with that logit gap.
     bool should_draw(double gap);
 
+    // The token that should_draw has just declined is drawn all the same.
+    void draw_declined();
+
     // Learns from the first of the round's distributions how likely a token of each was to be accepted.
     void observe(const std::vector<double> & acceptances);
 
+    size_t n_max() const { return n_max_; }
+    double reached() const { return reached_; }  // the probability that all drawn tokens are accepted
     size_t n_evaluated() const { return gaps_.size(); }
     size_t n_taken() const { return n_taken_; }
     size_t n_drawn() const { return n_drawn_; }
@@ -106,12 +111,15 @@ public:
 
     AcceptanceModel acceptance;
     double block_bonus;
+    double least = 0;  // no token is drawn that is accepted with a lower probability; until the next start
 
 private:
+    void add(double reached);
+
     StoppingRule rule_;
     std::vector<double> curve_;
     size_t n_max_ = 0, n_drawn_ = 0, n_taken_ = 0;
-    double reached_ = 1, expected_ = 0;  // the probability that all drawn tokens are accepted; how many on average
+    double reached_ = 1, expected_ = 0;  // expected_: how many drawn tokens are accepted, on average
     std::vector<double> gaps_;           // of all distributions of this round
     Stop stop_ = Stop::none;
 };

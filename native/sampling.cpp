@@ -405,6 +405,29 @@ void Row::write(float * probs) const {
     for (size_t i = 0; !is_certain_ && i < tokens_.size(); i++) probs[tokens_[i]] = probs_[i];
 }
 
+float Row::gap_without(int32_t token) const {
+    float largest = kNever, second = kNever;
+    const auto add = [&](float logit) {
+        second = std::max(second, std::min(largest, logit));
+        largest = std::max(largest, logit);
+    };
+    const auto add_all = [&](const float * begin, const float * end) {
+        const float first = largest_of(begin, end - begin);
+        if (!(first > kNever)) return;
+        add(first);
+        add(first - gap_of(begin, end - begin));
+    };
+    if (is_list_) {
+        for (size_t i = 0; i < tokens_.size(); i++) {
+            if (tokens_[i] != token) add(logits_[i]);
+        }
+    } else if (row_) {
+        add_all(row_, row_ + token);
+        add_all(row_ + token + 1, row_ + n_vocab_);
+    }
+    return largest > kNever ? largest - second : -1;
+}
+
 int32_t Row::pick(double uniform) const {
     if (is_certain_) return likeliest_;
     if (is_list_) {

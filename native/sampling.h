@@ -60,6 +60,9 @@ public:
     // All probabilities (n_vocab).
     void write(float * probs) const;
 
+    // By how much the largest logit of the tokens to draw from, but for one, exceeds the second largest; below 0: there is none.
+    float gap_without(int32_t token) const;
+
     // The token at which the cumulative probability first exceeds the uniform in [0, 1).
     int32_t pick(double uniform) const;
 

@@ -21,6 +21,18 @@ PRIOR_WEIGHT: Final = 12.0  # observations that the prior counts as [insensitive
 GREEDY_MEMORY: Final = 100.0  # observations until one has lost most of its weight [insensitive]
 # Longer, as the acceptance of sampled drafts depends less on the text [simulated: 1.02, 1.00].
 SAMPLED_MEMORY: Final = 300.0
+# The draft model's next choice where its first was rejected, by the gap of what is left.
+SECOND_GREEDY_INTERCEPT: Final = -1.0
+SECOND_GREEDY_SLOPE: Final = 0.5
+SECOND_SAMPLED_INTERCEPT: Final = -0.5
+SECOND_SAMPLED_SLOPE: Final = 0.3
+# What n-grams predict where the draft model's other token was rejected: intercept and slope by the
+# log-odds that they have it at [judgement].
+NGRAM_BESIDE: Final = (0.0, 0.5)
+MIN_PROBABILITY: Final = 1e-3  # of n-grams, as an input of that [limit]
+# The share of tokens that are accepted, before a draft of fixed length has data [judgement].
+FIXED_ACCEPTANCE: Final = 0.7
+FIXED_ACCEPTANCE_WEIGHT: Final = 8.0  # observations that this counts as [judgement]
 MAX_COEFFICIENT: Final = 100  # of a stored model; more is a damaged file [limit]
 FORGOTTEN_SHARE: Final = 0.2  # of what a pair's texts have taught, at each new text [judgement]
 

@@ -14,6 +14,7 @@ from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.loss_limit import LossLimit
+from ggufspec.drafting.second_choice import Coefficients, SecondChoice
 
 # By the numbers of native/draft_length.h's Stop.
 STOP_REASONS = (
@@ -27,18 +28,18 @@ MEASURING_PLAIN = "plain decoding is being measured"
 NO_GAIN = "drafting would not be faster"
 LOSS_LIMIT = "a rejected draft would cost more time than this text may lose"
 
-Coefficients = tuple[float, float]
-
 
 class Acceptance(NamedTuple):
     """How a draft's acceptance depends on logit gaps: learned in a text, the start of the next.
 
     (intercept, slope) of AcceptanceModel in native/draft_length.h, by the draft model's gap (its
-    largest logit minus the second largest) and by the target's gap at the same position.
+    largest logit minus the second largest) and by the target's gap at the same position; `second`:
+    of the draft model's next choice where its first was rejected, by the gap of what is left.
     """
 
     by_draft: Coefficients
     by_target: Coefficients
+    second: Coefficients = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
 
 
 class Action(Enum):
@@ -62,14 +63,25 @@ class PrefixLength(NamedTuple):
 
 
 class FixedLength:
-    """Drafts as many tokens as allowed, in every round."""
+    """Drafts as many tokens as allowed, in every round; of a tree, those that are most likely."""
 
+    is_fixed = True
     why = ""
     expected = None
 
-    def __init__(self) -> None:
+    def __init__(
+        self, prior: Acceptance | None = None, memory: float = constants.SAMPLED_MEMORY
+    ) -> None:
+        """`prior`, `memory`: as in AutoLength; without a prior, only chains can be drafted."""
+        self.second: SecondChoice | None = None
         self.rule = _native.LengthRule()
+        if prior is not None:
+            by_draft = _native.AcceptanceModel(*prior.by_draft, constants.PRIOR_WEIGHT, memory)
+            self.rule = _native.LengthRule(by_draft)
+            self.second = SecondChoice(prior.second, memory)
         self._n_rounds, self._n_accepted = 1, 1  # of the draft model
+        self._n_learned = constants.FIXED_ACCEPTANCE_WEIGHT
+        self.mean = constants.FIXED_ACCEPTANCE
 
     def start_round(self, n_max: int, n_unread: int) -> Action:
         self.rule.start(n_max)
@@ -86,9 +98,24 @@ class FixedLength:
     ) -> None:
         self._n_rounds += 1
         self._n_accepted += n_accepted
+        if self.second is not None:
+            learned = list(islice(acceptances, n_accepted + 1))
+            self.rule.observe(learned)
+            for acceptance in learned:
+                self._n_learned += 1
+                self.mean += (acceptance - self.mean) / self._n_learned
+
+    def observe_growth(self, value: float, n_steps: int, n_read: int) -> None:
+        pass
 
     def observe_round(self, round_: Round) -> None:
         pass
+
+    def n_worth(self, values: Sequence[float], n_drafted: int) -> int:
+        return min(len(values), self.rule.n_max - n_drafted)
+
+    def step_price(self, n_read: float) -> float:
+        return 0.0
 
     def set_n_sharers(self, n_sharers: int) -> None:
         pass
@@ -107,6 +134,8 @@ class AutoLength:
     draft model: should_evaluate (run the model?) and, given the logit gap, should_draw (draw from
     its distribution?).
     """
+
+    is_fixed = False
 
     def __init__(
         self,
@@ -128,6 +157,7 @@ class AutoLength:
         self.rule = _native.LengthRule(by_draft, block_bonus)
         self._by_target = _native.AcceptanceModel(*prior.by_target, weight, memory)
         self._before = _native.AcceptanceModel(*prior.by_target)
+        self.second: SecondChoice | None = SecondChoice(prior.second, memory)
         self._n_observed, self._sum_observed = 0, 0.0  # acceptances that were learned from
         self._block_bonus = block_bonus
         self._bonus_sum, self._bonus_weight = 0.0, constants.BLOCK_BONUS_WEIGHT
@@ -138,11 +168,12 @@ class AutoLength:
         self._n_since_free = 0  # tokens since n-grams were last drafted
         self._n_sharers = 1
         self._curve: Sequence[float] = ()  # as the rule has it
-        self._mean = 0.0  # acceptance probability of the next token
+        self.mean = 0.0  # acceptance probability of the next token
         self._is_current = False  # the rule, in this round
         # Of the current round.
         self._skipped = ""
         self._n_unread = 1
+        self._grown = (0.0, 0, 0)  # as observe_growth has it
 
     @property
     def why(self) -> str:
@@ -151,13 +182,15 @@ class AutoLength:
 
     @property
     def expected(self) -> float | None:
-        """How many of the drawn tokens are accepted, on average; None: unknown."""
-        return self.rule.expected
+        """How many of the drafted tokens are accepted, on average; None: unknown."""
+        return self.rule.expected + self._grown[0]
 
     @property
     def acceptance(self) -> Acceptance:
         """As learned so far."""
-        return Acceptance(self.rule.acceptance.coefficients, self._by_target.coefficients)
+        assert self.second is not None
+        by_draft, by_target = self.rule.acceptance.coefficients, self._by_target.coefficients
+        return Acceptance(by_draft, by_target, self.second.coefficients)
 
     def start_round(self, n_max: int, n_unread: int) -> Action:
         """A round of at most `n_max` drafted tokens starts: what does the draft model do?
@@ -165,9 +198,10 @@ class AutoLength:
         `n_unread`: tokens that the draft model has not read yet.
         """
         self._n_unread = n_unread
+        self._grown = (0.0, 0, 0)
         self._update()
         n_affordable = self._loss_limit.n_affordable(
-            [self._mean] * n_max,
+            [self.mean] * n_max,
             self._curve,
             self._plain,
             fixed=self._reading_seconds(),
@@ -218,6 +252,7 @@ class AutoLength:
         `forced`: the same of the forced tokens before them.
         """
         self.rule.start(0)
+        self._grown = (0.0, 0, 0)
         self._skipped = ""
         self._update()
         if not (probs or forced) or (not forced and self._should_measure_plain()):
@@ -228,6 +263,30 @@ class AutoLength:
         probs = probs[: max(n_affordable - len(forced), 0)]
         model_gain = self.rule.gain - self.rule.prefix_length([])[1] if self.has_model else 0.0
         return _prefix_length(self.rule, probs, forced, model_gain)
+
+    def n_worth(self, values: Sequence[float], n_drafted: int) -> int:
+        """How many further nodes of a tree, by falling probability, are worth their passes.
+
+        Looks beyond an expensive size of a pass to a cheaper one behind it.
+        """
+        n_best, best, value = 0, 0.0, 0.0
+        for n, each in enumerate(values[: max(self.rule.n_max - n_drafted, 0)], 1):
+            value += each
+            stairs = self._curve[n_drafted + n] - self._curve[n_drafted]
+            if value - self.rule.rate * stairs > best:
+                n_best, best = n, value - self.rule.rate * stairs
+        return n_best
+
+    def step_price(self, n_read: float) -> float:
+        """What a draft step for a branch costs, in tokens; `n_read`: tokens to read besides."""
+        return self.rule.rate * (self.costs.step + n_read * self.costs.read)
+
+    def observe_growth(self, value: float, n_steps: int, n_read: int) -> None:
+        """Branches were added, of which `value` nodes are accepted, on average.
+
+        They took `n_steps` further draft steps, which read `n_read` tokens besides.
+        """
+        self._grown = (value, n_steps, n_read)
 
     def observe_gaps(self, gaps: Iterable[float]) -> None:
         """The target's logit gaps at the tokens that a round has added."""
@@ -278,9 +337,10 @@ class AutoLength:
         n_tokens, lost = len(round_.tokens), 0.0
         if n_drafted or n_evaluated:
             curve = costs.per_text(self._n_sharers)
-            seconds = curve[min(n_drafted, len(curve) - 1)] + n_evaluated * costs.step
+            _, n_steps, n_read = self._grown
+            seconds = curve[min(n_drafted, len(curve) - 1)] + (n_evaluated + n_steps) * costs.step
             if n_evaluated:
-                seconds += self._reading_seconds()
+                seconds += self._reading_seconds() + n_read * costs.read
             lost = seconds / self._plain - n_tokens
         self._loss_limit.observe(n_tokens, lost, is_free=not n_evaluated)
         self._n_since_free = 0 if n_drafted and not n_evaluated else self._n_since_free + n_tokens
@@ -292,7 +352,9 @@ class AutoLength:
     def _observe_costs(self, round_: Round) -> None:
         costs, n_drafted, n_evaluated = self.costs, round_.n_drafted, self.rule.n_evaluated
         if n_evaluated and not self.rule.n_taken:
-            costs.observe_draft(n_evaluated, round_.draft_seconds, self._n_unread - 1)
+            _, n_steps, n_read = self._grown
+            n_further = self._n_unread - 1 + n_read
+            costs.observe_draft(n_evaluated + n_steps, round_.draft_seconds, n_further)
         if round_.n_sharers == 1:
             seconds = round_.target_seconds + round_.verify_seconds
             costs.observe_target(n_drafted + 1, seconds)
@@ -321,7 +383,7 @@ class AutoLength:
         if self._n_observed:
             found = f"{self._sum_observed / self._n_observed:.0%} of draft tokens were accepted"
         else:
-            found = f"an estimated {self._mean:.0%} of draft tokens would be accepted"
+            found = f"an estimated {self.mean:.0%} of draft tokens would be accepted"
         sizes = [n for n in (2, constants.KERNEL_ROWS) if n <= len(curve)]
         costs = ", ".join(f"{n}: {curve[n - 1] / curve[0]:.1f}" for n in sizes)
         return (
@@ -340,7 +402,7 @@ class AutoLength:
         self._is_current = True
         self._curve = self.costs.per_text(self._n_sharers)
         probabilities = self._probabilities()
-        self._mean = sum(probabilities) / len(probabilities)
+        self.mean = sum(probabilities) / len(probabilities)
         self.rule.update(self._curve, self.costs.step, probabilities, 1 / self._plain)
 
     def _probabilities(self) -> list[float]:

@@ -7,10 +7,18 @@ from types import NoneType
 
 from ggufspec.drafting import constants, profile_store
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import Acceptance, AutoLength, Coefficients
+from ggufspec.drafting.draft_length import Acceptance, AutoLength, FixedLength
+from ggufspec.drafting.second_choice import Coefficients
 
 _GREEDY = (constants.GREEDY_INTERCEPT, constants.GREEDY_SLOPE)
+_SECOND_GREEDY = (constants.SECOND_GREEDY_INTERCEPT, constants.SECOND_GREEDY_SLOPE)
 _SAMPLED = (constants.SAMPLED_INTERCEPT, constants.SAMPLED_SLOPE)
+_SECOND_SAMPLED = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
+
+
+def fixed_length(temperature: float) -> FixedLength:
+    """A fixed number of tokens a round, which may be a tree's: it starts as a new pair does."""
+    return FixedLength(_new(temperature), _memory(temperature))
 
 
 class PairProfile:
@@ -65,15 +73,14 @@ class PairProfile:
         """
         costs = _copy(self._settled or self.costs) if repeats else self.costs
         costs.is_frozen = repeats
-        is_sampled = temperature > 0
-        new = _SAMPLED if is_sampled else _GREEDY
+        new = _new(temperature)
         known = None if repeats else self._acceptance.get(_key(temperature))
         return AutoLength(
             costs,
-            Acceptance(*(_faded(each, new) for each in known or (new, new))),
-            memory=constants.SAMPLED_MEMORY if is_sampled else constants.GREEDY_MEMORY,
+            Acceptance(*map(_faded, known or new, new)),
+            memory=_memory(temperature),
             has_model=has_model,
-            block_bonus=constants.BLOCK_BONUS if in_blocks and is_sampled else 0.0,
+            block_bonus=constants.BLOCK_BONUS if in_blocks and temperature > 0 else 0.0,
         )
 
     def keep(self, policy: AutoLength, temperature: float) -> None:
@@ -88,8 +95,7 @@ class PairProfile:
             **settled,
             "costs": self.costs.to_document(),
             "acceptance": {
-                key: [list(each.by_draft), list(each.by_target)]
-                for key, each in sorted(self._acceptance.items())
+                key: list(map(list, each)) for key, each in sorted(self._acceptance.items())
             },
         }
 
@@ -139,6 +145,17 @@ class StoredProfile:
         profile_store.remember(self._facts, document)
 
 
+def _new(temperature: float) -> Acceptance:
+    """That of a new pair."""
+    if temperature > 0:
+        return Acceptance(_SAMPLED, _SAMPLED, _SECOND_SAMPLED)
+    return Acceptance(_GREEDY, _GREEDY, _SECOND_GREEDY)
+
+
+def _memory(temperature: float) -> float:
+    return constants.SAMPLED_MEMORY if temperature > 0 else constants.GREEDY_MEMORY
+
+
 def _copy(costs: CostModel) -> CostModel:
     return costs.resized(costs.n_most, costs.n_sharers)
 
@@ -156,7 +173,8 @@ def _key(temperature: float) -> str:
 
 
 def _acceptance(lists: object) -> Acceptance:
-    if isinstance(lists, list) and len(lists) == len(Acceptance._fields):
+    # Two: stored before there were trees.
+    if isinstance(lists, list) and 2 <= len(lists) <= len(Acceptance._fields):
         return Acceptance(*map(_coefficients, lists))
     raise ValueError(f"{str(lists)[:40]} is no pair of acceptance models")
 

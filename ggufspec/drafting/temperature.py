@@ -71,7 +71,7 @@ class DraftTemperature:
         assert draft.probs is not None
         n_row = as_rows(draft.probs).n_values / len(draft.tokens)
         most = int(constants.N_TEMPERATURE_VALUES / len(self.choices) / max(n_row, 1))
-        return max(1, min(constants.TEMPERATURE_HORIZON, most))
+        return max(1, min(constants.TEMPERATURE_HORIZON, most, draft.n_chain))
 
     def _learn(self, lengths: Sequence[float]) -> None:
         keep = 1 - 1 / constants.TEMPERATURE_MEMORY

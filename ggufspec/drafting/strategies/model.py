@@ -5,20 +5,27 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import repeat, takewhile
+from operator import eq
 
 from ggufspec.decoding.sampling import Rows, as_rows, draw
 from ggufspec.decoding.types import Draft, Probs, Session, Verdict
-from ggufspec.drafting.draft_length import Action
+from ggufspec.drafting.draft_length import Action, AutoLength
 from ggufspec.drafting.strategies import Materials
+from ggufspec.drafting.strategies.ngram import Prediction
 from ggufspec.drafting.temperature import DraftTemperature
+from ggufspec.drafting.tree_growth import Growth
 from ggufspec.errors import DecodeError, NoRoomError, OptionError
 
 USES_MODEL = True  # the draft model reads each prompt ahead
 
 
 class ModelDrafter:
-    """Draws each token from the draft model's distribution, and keeps that distribution."""
+    """Draws each token from the draft model's distribution, and keeps that distribution.
+
+    First a chain, then branches beside it (tree_growth.py): none where a constraint restricts the
+    text, or where the target reads chains only.
+    """
 
     def __init__(self, session: Session, materials: Materials) -> None:
         self._session = session
@@ -39,9 +46,20 @@ class ModelDrafter:
         self._n_before = 0  # tokens of the text before the last draft
         self._forced = materials.forced
         self._drawn: list[int] = []  # positions in the draft whose distributions were computed
+        self._held: Sequence[int] = ()  # nodes of the draft that the draft model has read
+        self._predicted = Prediction()  # by n-grams, for branches
+        self._growth: Growth | None = None  # of the last draft
+        policy, tree = self._policy, materials.tree
+        can_branch = materials.n_leaves > 1 and sampling.constraint is None
+        wants = tree == "on" or (tree == "auto" and isinstance(policy, AutoLength))
+        self._branches = can_branch and wants and policy.second is not None
 
-    def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
-        self._drafted = None
+    def draft(
+        self, tokens: Sequence[int], n_max: int, predicted: Prediction | None = None
+    ) -> Draft:
+        """`predicted`: what n-grams predict, which may become a branch."""
+        self._drafted = self._growth = None
+        self._predicted = predicted or Prediction()
         self._forced.start_round()
         policy = self._policy
         if self._n_read is None:
@@ -74,6 +92,8 @@ class ModelDrafter:
                 n += n_forced
                 if not goes_on or n >= n_max:
                     break
+            if self._growth is not None and self._growth.is_better_beside():
+                break
             if not may_evaluate or not rule.should_evaluate():
                 break
             try:
@@ -85,6 +105,14 @@ class ModelDrafter:
                 rows = self._rows = Rows(self._materials.n_draft_max, logits.shape[1])
                 for token in context[len(tokens) :]:
                     rows.append_certain(token)
+            if self._branches and self._growth is None:
+                self._growth = Growth(
+                    policy,
+                    rows,
+                    uniforms,
+                    n_leaves=self._materials.n_leaves,
+                    stop_tokens=stop_tokens,
+                )
             self._drawn.append(n)
             try:
                 token = draw(rows, logits, sampling, context, rule, uniforms[n])
@@ -97,12 +125,21 @@ class ModelDrafter:
                 break
             context.append(token)
             n += 1
+            if self._growth is not None:
+                self._growth.add_to_chain(token, rule.reached)
             if token in stop_tokens:
                 break
-        drafted = context[len(tokens) :].tolist()
+        drafted: Sequence[int] = context[len(tokens) :].tolist()
+        parents: Sequence[int] = ()
+        self._held = range(n)
         if not self._drawn:
             return Draft(drafted, None, policy.expected, policy.why)
-        self._drafted = Draft(drafted, rows if n else None, policy.expected, policy.why)
+        if self._growth is not None:
+            self._growth.grow(tokens, sampling, self._session.score, self._predicted)
+            drafted, parents, self._held = self._growth.result
+            self._n_read = len(tokens) + len(self._held)
+        probs = rows if drafted else None
+        self._drafted = Draft(drafted, probs, policy.expected, policy.why, parents)
         return self._drafted
 
     def _append_forced(self, context: array[int], n: int, n_most: int) -> tuple[int, bool]:
@@ -116,15 +153,20 @@ class ModelDrafter:
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         self._forced.observe(draft, target_probs, verdict)
         target, forced = as_rows(target_probs), self._forced.positions
+        path = verdict.nodes
         # Where n-grams were right, the text repeats itself: this says nothing of what follows it.
         first = 0 if draft is self._drafted else verdict.n_accepted
-        chosen = [i for i in range(first, verdict.n_accepted + 1) if i not in forced]
+        chosen = [i for i in (0, *(node + 1 for node in path))[first:] if i not in forced]
         self._policy.observe_gaps(map(target.gap, chosen))
         if draft is not self._drafted:
             return
         if self._n_read is not None:
-            self._n_read = min(self._n_read, self._n_before + verdict.n_accepted)
-        n_accepted = sum(i < min(verdict.n_accepted, len(draft.tokens)) for i in self._drawn)
+            n_held = sum(takewhile(bool, map(eq, self._held, path)))
+            self._n_read = min(self._n_read, self._n_before + n_held)
+        n_accepted = draft.n_accepted_of_chain(verdict)
+        if self._growth is not None:
+            self._growth.observe(target, n_accepted)
+        n_accepted = sum(i < min(n_accepted, len(draft.tokens)) for i in self._drawn)
         gaps = map(target.gap, self._drawn)
         self._policy.observe_verdict(n_accepted, self._acceptances(target), gaps)
         if draft.tokens and self._draft_temperature.is_learning:
@@ -140,8 +182,9 @@ class ModelDrafter:
         rows = self._rows
         if rows is None:
             return iter(())
+        nodes = self._drawn if self._growth is None else self._growth.rows_of(self._drawn)
         # Not a generator: not all values are used, and closing one early can swallow Ctrl-C.
-        return map(target.overlap, self._drawn, repeat(rows), self._drawn)
+        return map(target.overlap, self._drawn, repeat(rows), nodes)
 
 
 def make(materials: Materials) -> ModelDrafter:

@@ -60,7 +60,7 @@ class NgramDrafter:
         self._forced_text = materials.forced
         self._index = NgramIndex()
         self._forced: Sequence[int] = ()
-        self._prediction = Prediction()  # of what follows the forced tokens
+        self.prediction = Prediction()  # of what follows the forced tokens
 
     def draft(self, tokens: Sequence[int], n_max: int) -> Draft:
         return self.draft_prefix(self.predict(tokens, n_max))
@@ -73,15 +73,15 @@ class NgramDrafter:
             tokens = [*tokens, *self._forced]
         found = self._index.predict(tokens, n_max - len(self._forced))
         n = self._forced_text.n_allowed(tokens, found.tokens)
-        self._prediction = Prediction(found.tokens[:n], found.probs[:n])
+        self.prediction = Prediction(found.tokens[:n], found.probs[:n])
         forced_probs = self._forced_text.probabilities(self._forced)
-        return self._policy.prefix_length(self._prediction.probs, forced_probs)
+        return self._policy.prefix_length(self.prediction.probs, forced_probs)
 
     def draft_prefix(self, prefix: PrefixLength) -> Draft:
         """That much of the prediction."""
         if not prefix.n_draft:
             return Draft((), None, 0.0, "no n-gram match is likely enough")
-        drafted = [*self._forced, *self._prediction.tokens][: prefix.n_draft]
+        drafted = [*self._forced, *self.prediction.tokens][: prefix.n_draft]
         for i, token in enumerate(drafted):
             if token in self._stop_tokens:
                 drafted = drafted[: i + 1]
@@ -94,8 +94,8 @@ class NgramDrafter:
     def observe(self, draft: Draft, target_probs: Probs, verdict: Verdict) -> None:
         """Compare the prediction with what was written, no matter what was drafted."""
         self._forced_text.observe(draft, target_probs, verdict)
-        predicted, n_forced = self._prediction.tokens, len(self._forced)
-        written = [*draft.tokens[: verdict.n_accepted], verdict.next_token]
+        predicted, n_forced = self.prediction.tokens, len(self._forced)
+        written = [*draft.accepted(verdict), verdict.next_token]
         if not predicted or written[:n_forced] != list(self._forced):
             return
         del written[:n_forced]
@@ -104,7 +104,7 @@ class NgramDrafter:
         while n_right < n_tried and predicted[n_right] == written[n_right]:
             n_right += 1
         self._index.observe(n_right, n_tried)
-        self._prediction = Prediction()
+        self.prediction = Prediction()
 
     def notes(self) -> dict[str, float]:
         return self._forced_text.notes()

@@ -1,0 +1,47 @@
+"""Learns how often a branch is accepted where the draft model's token was rejected."""
+
+from __future__ import annotations
+
+import math
+
+from ggufspec import _native
+from ggufspec.drafting import constants
+
+Coefficients = tuple[float, float]  # intercept and slope of AcceptanceModel
+
+
+class SecondChoice:
+    """Acceptance probabilities of branches, each given that the tokens before it were rejected.
+
+    They are learned at each node where the main chain ends, whether or not there was a branch.
+    """
+
+    def __init__(self, prior: Coefficients, memory: float) -> None:
+        weight = constants.PRIOR_WEIGHT
+        self._by_gap = _native.AcceptanceModel(*prior, weight, memory)
+        self._by_ngrams = _native.AcceptanceModel(*constants.NGRAM_BESIDE, weight, memory)
+
+    @property
+    def coefficients(self) -> Coefficients:
+        """Of the draft model's second choice, as learned so far."""
+        return self._by_gap.coefficients
+
+    def of_model(self, gap: float) -> float:
+        """The next choice of the draft model: `gap` is that of the tokens that are left."""
+        return self._by_gap.probability(gap)
+
+    def of_ngrams(self, probability: float) -> float:
+        """Another token that n-grams predict with that acceptance probability."""
+        return self._by_ngrams.probability(_log_odds(probability))
+
+    def observe_model(self, gap: float, acceptance: float) -> None:
+        self._by_gap.observe(gap, acceptance)
+
+    def observe_ngrams(self, probability: float, acceptance: float) -> None:
+        self._by_ngrams.observe(_log_odds(probability), acceptance)
+
+
+def _log_odds(probability: float) -> float:
+    least = constants.MIN_PROBABILITY
+    probability = min(max(probability, least), 1 - least)
+    return math.log(probability / (1 - probability))

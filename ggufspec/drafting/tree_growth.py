@@ -1,0 +1,336 @@
+"""Adds branches to the chain that the draft model has drafted, as far as they are worth it.
+
+Which node is added next depends on the tokens and distributions so far, never on the token that is
+about to be drawn: so a text keeps the target's distribution.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from itertools import accumulate, takewhile
+from operator import eq, mul
+
+from ggufspec import _native
+from ggufspec.decoding.sampling import Rows, Sampling, draw
+from ggufspec.decoding.tree import path_to
+from ggufspec.decoding.types import Logits, Uniforms
+from ggufspec.drafting.draft_length import LengthPolicy
+from ggufspec.drafting.strategies.ngram import Prediction
+from ggufspec.errors import DecodeError, NoRoomError
+
+
+class _Kind(Enum):
+    DECLINED = auto()  # drawn from the distribution that ended the chain
+    SIBLING = auto()  # drawn from what the row of node `after` leaves without its token
+    CERTAIN = auto()  # the next token of the n-grams
+    NEXT = auto()  # drawn behind a leaf, after another step of the draft model
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A node that could be added below `parent`; `value`: the probability that it is accepted."""
+
+    kind: _Kind
+    value: float
+    parent: int
+    adds_leaf: bool = False
+    after: int = -1
+    left: float = 0.0  # the probability that its parent is accepted and its siblings are not
+
+
+@dataclass(frozen=True)
+class _Certain:
+    """Tokens that may follow node `parent`, with `probs` as in Prediction."""
+
+    parent: int = -1
+    tokens: Sequence[int] = ()
+    probs: Sequence[float] = ()
+    left: float = 0.0  # as in _Candidate
+    is_beside: bool = False  # another child of the same node
+
+
+class Growth:
+    """The tree of one round: its nodes in the order in which they were added, the chain first."""
+
+    def __init__(
+        self,
+        policy: LengthPolicy,
+        rows: Rows,
+        uniforms: Uniforms,
+        *,
+        n_leaves: int,
+        stop_tokens: Collection[int],
+    ) -> None:
+        """`rows`: that the nodes are drawn from, by node. `uniforms`: one for each node."""
+        assert policy.second is not None
+        self._policy = policy
+        self._second = policy.second
+        self._rows = rows
+        self._uniforms = uniforms
+        self._n_leaves_left = n_leaves - 1
+        self._stop_tokens = stop_tokens
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._values: list[float] = []  # the probability that each node is accepted
+        self._declined: int | None = None  # the node that was drawn from a declined distribution
+        self._held: Sequence[int] = ()  # the nodes that the draft model has read
+        self._n_opened = 0  # nodes of the chain whose siblings are among the candidates
+        self._candidates: list[_Candidate] = []
+        self._certain = _Certain()
+        self._beside: tuple[int, int, float] | None = None  # see observe
+
+    @property
+    def result(self) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """Tokens and parents, as a Draft has them, and the nodes that the draft model has read."""
+        is_chain = all(parent == node - 1 for node, parent in enumerate(self._parents))
+        return self._tokens, () if is_chain else self._parents, self._held
+
+    def add_to_chain(self, token: int, value: float) -> None:
+        """The chain has another token, which is accepted with probability `value`."""
+        self._add_node(token, len(self._tokens) - 1, value)
+
+    def is_better_beside(self) -> bool:
+        """Whether all further nodes are more likely beside the chain than its next one.
+
+        Only where the number of nodes is fixed; otherwise costs end the chain.
+        """
+        policy, rule = self._policy, self._policy.rule
+        if not policy.is_fixed:
+            return False
+        self._open_chain()
+        n_room = rule.n_max - len(self._tokens)
+        firsts = sorted((each.value for each in self._candidates), reverse=True)
+        firsts = firsts[: self._n_leaves_left]
+        values = [first * policy.mean**k for first in firsts for k in range(n_room)]
+        values.sort(reverse=True)
+        rule.least = values[n_room - 1] if len(values) >= n_room else 0.0
+        return rule.reached * policy.mean < rule.least
+
+    def grow(
+        self,
+        text: Sequence[int],
+        sampling: Sampling,
+        score: Callable[[Sequence[int]], Logits],
+        predicted: Prediction,
+    ) -> None:
+        """Add nodes as long as the policy finds that they pay. The chain is complete.
+
+        `score`: the draft model's logits after a text. `predicted`: after it, by n-grams.
+        """
+        policy, rule = self._policy, self._policy.rule
+        n_chain = len(self._tokens)
+        leaf, reached = n_chain - 1, self._reached(n_chain - 1)
+        self._held = range(rule.n_evaluated - 1)
+        self._add_ngrams(predicted)
+        if self._rows.has_declined:
+            value = reached * rule.acceptance.probability(rule.gaps[-1])
+            self._candidates.append(_Candidate(_Kind.DECLINED, value, leaf, left=reached))
+        else:
+            self._add_next(leaf)
+        if not policy.n_worth(self._most(), n_chain):
+            return
+        self._open_chain()
+        n_steps = n_read = 0
+        while True:
+            ranked = self._ranked()
+            if not policy.n_worth([value for value, _ in ranked], len(self._tokens)):
+                break
+            best = ranked.pop(0)[1]
+            if best.kind is _Kind.CERTAIN:
+                self._add_certain(best)
+                continue
+            self._candidates.remove(best)
+            if best.kind is not _Kind.NEXT:
+                self._draw(best)
+                continue
+            path = path_to(self._parents, best.parent)
+            context = array("i", text)
+            context.extend(self._tokens[node] for node in path)
+            try:
+                logits = score(context)
+            except NoRoomError:
+                continue
+            n_steps += 1
+            n_read += len(path) - _n_common(path, self._held) - 1
+            self._held = path
+            self._draw_next(best, [value for value, _ in ranked], logits, sampling, context)
+        values = [*self._values[n_chain:]]
+        if self._declined is not None:
+            del values[self._declined - n_chain]  # the rule counts it
+        policy.observe_growth(sum(values), n_steps, n_read)
+
+    def rows_of(self, drawn: Sequence[int]) -> list[int]:
+        """The rows of the draft at those positions of the chain, where they were computed."""
+        rows = list(drawn)
+        if self._declined is not None:
+            rows[-1] = self._declined
+        elif self._rows.has_declined:
+            rows[-1] = len(self._rows)
+        return rows
+
+    def observe(self, target: Rows, n_accepted: int) -> None:
+        """Learn of second choices where the chain ended: `n_accepted` of it were accepted."""
+        rows, i = self._rows, n_accepted
+        if i >= self._policy.rule.n_evaluated or i >= len(rows) or self._parents[i] != i - 1:
+            return
+        token = self._tokens[i]
+        gap = rows.gap_without(i, token)
+        acceptance = target.second_choice(i, rows, i, token) if gap >= 0 else -1.0
+        if acceptance >= 0:
+            self._second.observe_model(gap, acceptance)
+        if self._beside is not None and self._beside[0] == i:
+            _, other, probability = self._beside
+            excess = 1 - target.overlap(i, rows, i)
+            if excess > 0:
+                found = max(target.of(i, other) - rows.of(i, other), 0.0) / excess
+                self._second.observe_ngrams(probability, min(found, 1.0))
+
+    def _add_ngrams(self, predicted: Prediction) -> None:
+        tokens, probs, n_chain = predicted.tokens, predicted.probs, len(self._tokens)
+        start = _n_common(tokens, self._tokens)
+        if start == len(tokens) or (start == n_chain > 0 and self._ends(n_chain - 1)):
+            return
+        left = self._reached(start - 1)
+        is_beside = start < n_chain
+        if is_beside:
+            left -= self._values[start]
+            self._beside = start, tokens[start], probs[start]
+        self._certain = _Certain(start - 1, tokens[start:], probs[start:], left, is_beside)
+
+    def _most(self) -> list[float]:
+        """Upper bounds of what could be added, best first."""
+        lefts = map(float.__sub__, [1.0, *self._values], self._values)
+        others = (value for value, _ in self._ranked())
+        return sorted([*lefts, *others], reverse=True)
+
+    def _open_chain(self) -> None:
+        """Add the siblings of the chain's nodes to the candidates."""
+        for node in range(self._n_opened, len(self._tokens)):
+            self._open(node, self._reached(node - 1))
+        self._n_opened = len(self._tokens)
+
+    def _open(self, node: int, left: float) -> None:
+        """Add the sibling after `node`, which is tried with probability `left`."""
+        left -= self._values[node]
+        gap = self._rows.gap_without(node, self._tokens[node])
+        if gap >= 0:  # another token is left
+            value, parent = left * self._second.of_model(gap), self._parents[node]
+            new = _Candidate(_Kind.SIBLING, value, parent, adds_leaf=True, after=node, left=left)
+            self._candidates.append(new)
+
+    def _add_next(self, leaf: int) -> None:
+        if leaf >= 0 and not self._ends(leaf):
+            value = self._values[leaf] * self._policy.mean
+            self._candidates.append(_Candidate(_Kind.NEXT, value, leaf))
+
+    def _draw(self, best: _Candidate) -> None:
+        node, rows, uniform = len(self._tokens), self._rows, self._uniforms[len(self._tokens)]
+        if best.kind is _Kind.DECLINED:
+            self._declined = node
+            token = rows.draw_declined(self._policy.rule, uniform)
+        elif rows.append_without(best.after, self._tokens[best.after]):
+            token = rows.pick(node, uniform)
+        else:
+            return
+        self._n_leaves_left -= best.adds_leaf
+        self._add_drawn(token, best.parent, best.value, best.left)
+
+    def _draw_next(
+        self,
+        best: _Candidate,
+        others: Sequence[float],
+        logits: Logits,
+        sampling: Sampling,
+        context: Sequence[int],
+    ) -> None:
+        """Draw from these logits, unless the `others` are better."""
+        node, left = len(self._tokens), self._values[best.parent]
+        value = left * self._policy.rule.acceptance.probability(_native.gap_of(logits))
+        values = sorted([value, *others], reverse=True)
+        if values.index(value) >= self._policy.n_worth(values, node):
+            return
+        always = _native.LengthRule()
+        try:
+            token = draw(self._rows, logits, sampling, context, always, self._uniforms[node])
+        except DecodeError:
+            if not sampling.logit_bias:
+                raise
+            return  # no token that the draft has may follow; the target may have others
+        self._add_drawn(token, best.parent, value, left)
+
+    def _add_node(self, token: int, parent: int, value: float) -> None:
+        self._tokens.append(token)
+        self._parents.append(parent)
+        self._values.append(value)
+
+    def _add_drawn(self, token: int, parent: int, value: float, left: float) -> None:
+        """A node that was drawn, and the candidates that follow from it."""
+        node, certain = len(self._tokens), self._certain
+        self._add_node(token, parent, value)
+        if certain.parent == parent and certain.tokens:
+            if certain.tokens[0] == token:
+                self._follow_ngrams(node)
+            else:
+                self._certain = replace(certain, left=left - value, is_beside=True)
+        self._open(node, left)
+        self._add_next(node)
+
+    def _add_certain(self, best: _Candidate) -> None:
+        node, token = len(self._tokens), self._certain.tokens[0]
+        self._rows.append_certain(token)
+        self._n_leaves_left -= best.adds_leaf
+        self._add_node(token, best.parent, best.value)
+        self._candidates = [each for each in self._candidates if each.parent != best.parent]
+        self._follow_ngrams(node)
+
+    def _follow_ngrams(self, node: int) -> None:
+        """The n-grams' first token is `node`."""
+        tokens = () if self._ends(node) else self._certain.tokens[1:]
+        self._certain = _Certain(node, tokens, self._certain.probs[1:], self._values[node])
+
+    def _ranked(self) -> list[tuple[float, _Candidate]]:
+        """All candidates that the leaves allow, with their values less draft steps, best first."""
+        found = [(each.value - self._price(each), each) for each in self._candidates]
+        found += self._certain_candidates()
+        found.sort(key=lambda pair: pair[0], reverse=True)
+        n_left, allowed, skipped = self._n_leaves_left, [], None
+        for value, each in found:
+            if (each.adds_leaf and not n_left) or each.kind is skipped:
+                skipped = each.kind if each.kind is _Kind.CERTAIN else skipped
+                continue
+            n_left -= each.adds_leaf
+            allowed.append((value, each))
+        return allowed
+
+    def _certain_candidates(self) -> Iterable[tuple[float, _Candidate]]:
+        certain = self._certain
+        if not certain.tokens:
+            return
+        first, *rest = certain.probs
+        if certain.is_beside:
+            first = self._second.of_ngrams(first)
+        adds_leaf = certain.is_beside
+        for value in accumulate([certain.left * first, *rest], mul):
+            yield value, _Candidate(_Kind.CERTAIN, value, certain.parent, adds_leaf)
+            adds_leaf = False
+
+    def _price(self, candidate: _Candidate) -> float:
+        if candidate.kind is not _Kind.NEXT:
+            return 0.0
+        path = path_to(self._parents, candidate.parent)
+        n_common = _n_common(path, self._held)
+        n_lost = sum(self._values[node] for node in self._held[n_common:])
+        return self._policy.step_price(len(path) - n_common - 1 + n_lost)
+
+    def _reached(self, node: int) -> float:
+        return 1.0 if node < 0 else self._values[node]
+
+    def _ends(self, node: int) -> bool:
+        return self._tokens[node] in self._stop_tokens
+
+
+def _n_common(first: Sequence[int], second: Sequence[int]) -> int:
+    return sum(takewhile(bool, map(eq, first, second)))
