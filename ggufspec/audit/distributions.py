@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec.decoding.sampling import Sampling, to_probs
-from ggufspec.decoding.types import Draft, Logits, Verify
+from ggufspec.decoding.types import Draft, Logits, Probs, Verify
 
 Distribution = NDArray[np.float64]  # (..., n_vocab), sums to 1
 
-_N_LIKELIEST = 16  # tokens of each model that are kept where a rule is integrated
+_N_LIKELIEST = 16  # tokens of each model that are kept where a rule is integrated,
+_N_LIKELIEST_SIBLINGS = 4  # with siblings: all their pairs are drafted
 _N_SHIFTS = 4
-_N_POINTS = 4096  # of a lattice, divided among the drafted tokens by their probability
-_N_POINTS_MIN = 64
-# The best two-dimensional additive recurrence: powers of the inverse of the plastic number.
-_PLASTIC = np.array([0.7548776662466927, 0.5698402909980532])
+_N_POINTS = 4096  # of a lattice, divided among the drafts by their probability
+_N_POINTS_MIN = 64  # of a drafted token; its square root for each of two siblings
 
 
 def to_distributions(
@@ -58,44 +58,70 @@ def draft_ratio(target_probs: Distribution, draft_probs: Distribution) -> Distri
 
 
 def likeliest(
-    target_probs: Distribution, draft_probs: Distribution
+    target_probs: Distribution, draft_probs: Distribution, n_siblings: int = 1
 ) -> tuple[Distribution, Distribution]:
     """Both distributions, cut to the tokens that are likeliest by either and normalised.
 
     A rule must be lossless for any two distributions; these are realistic, and small.
     """
-    kept = np.union1d(*(np.argsort(-probs)[:_N_LIKELIEST] for probs in (target_probs, draft_probs)))
+    n = _N_LIKELIEST if n_siblings == 1 else _N_LIKELIEST_SIBLINGS
+    kept = np.union1d(*(np.argsort(-probs)[:n] for probs in (target_probs, draft_probs)))
     target, draft = target_probs[kept], draft_probs[kept]
     return target / target.sum(), draft / draft.sum()
 
 
 def rule_error(
-    verify: Verify, target_probs: Distribution, draft_probs: Distribution
+    verify: Verify, target_probs: Distribution, draft_probs: Distribution, n_siblings: int = 1
 ) -> tuple[float, float]:
     """How far the distribution of a rule's next token is from the target's: (error, resolution).
 
-    One token is drafted from `draft_probs` (n_vocab). For each token that can be drafted, the rule
-    is called at the points of shifted lattices in the square of its two uniforms. The error is the
-    total variation distance of the outcome from `target_probs`; the resolution is how far the
-    lattices disagree. A lossless rule has an error of about the resolution, which grows with
-    n_vocab: see `likeliest`.
+    `n_siblings` tokens are drafted from `draft_probs` (n_vocab) to follow the text, without
+    replacement. For each draft that is possible, the rule is called at the points of shifted
+    lattices in the cube of its uniforms. The error is the total variation distance of the outcome
+    from `target_probs`; the resolution is how far the lattices disagree. A lossless rule has an
+    error of about the resolution, which grows with n_vocab: see `likeliest`.
     """
     # As in the decoding loop, the rule gets float32; its outcome is compared with the same numbers.
     draft, target = (row.astype(np.float32) for row in (draft_probs, target_probs))
-    rows, proposed = np.stack([target, target]), draft[None, :]
-    drafted = draft / draft.sum(dtype=np.float64)
+    possible = np.flatnonzero(draft > 0).tolist()
+    n_drafted = min(n_siblings, len(possible))
+    rows = np.tile(target, (n_drafted + 1, 1))
+    parents = [-1] * n_drafted if n_drafted > 1 else []
     outcomes = np.zeros((_N_SHIFTS, len(target)))
-    shifts = np.random.default_rng(0).random((_N_SHIFTS, 2))
+    shifts = np.random.default_rng(0).random((_N_SHIFTS, n_drafted + 1))
+    steps = _additive_recurrence(n_drafted + 1)
+    n_min = round(_N_POINTS_MIN ** (1 / n_drafted))
     n_used = 0
-    for token in np.flatnonzero(draft > 0):
-        n_points = max(int(np.ceil(_N_POINTS * drafted[token])), _N_POINTS_MIN)
-        points = np.arange(n_used, n_used + n_points)[:, None] * _PLASTIC
-        n_used += n_points  # each token has points of its own, so that errors cancel
+    for tokens in permutations(possible, n_drafted):
+        proposed, weight = _without_replacement(draft, tokens)
+        drafted = Draft(tokens, proposed, parents=parents)
+        n_points = max(int(np.ceil(_N_POINTS * weight)), n_min)
+        points = np.arange(n_used, n_used + n_points)[:, None] * steps
+        n_used += n_points  # each draft has points of its own, so that errors cancel
         for outcome, shift in zip(outcomes, shifts, strict=True):
             for uniforms in ((points + shift) % 1.0).tolist():
-                verdict = verify(Draft([int(token)], proposed), rows, uniforms)
-                next_token = token if verdict.n_accepted else verdict.next_token
-                outcome[next_token] += drafted[token] / n_points
+                verdict = verify(drafted, rows, uniforms)
+                next_token = [*drafted.accepted(verdict), verdict.next_token][0]
+                outcome[next_token] += weight / n_points
     errors = outcomes.std(axis=0, ddof=1) / np.sqrt(_N_SHIFTS)
     expected = target / target.sum(dtype=np.float64)
     return total_variation(outcomes.mean(axis=0), expected), float(errors.sum() / 2)
+
+
+def _without_replacement(draft: Probs, tokens: Sequence[int]) -> tuple[Probs, float]:
+    """The row that each of `tokens` is drawn from, and the probability of drawing all of them."""
+    rows, weight = np.zeros((len(tokens), len(draft)), np.float32), 1.0
+    for i, token in enumerate(tokens):
+        rows[i] = draft
+        rows[i, list(tokens[:i])] = 0
+        rows[i] /= rows[i].sum(dtype=np.float64)
+        weight *= float(rows[i, token])
+    return rows, weight
+
+
+def _additive_recurrence(n_dimensions: int) -> Distribution:
+    """The steps of the best lattice known: powers of a generalised golden ratio's inverse."""
+    ratio = 2.0
+    for _ in range(60):
+        ratio = (1 + ratio) ** (1 / (n_dimensions + 1))
+    return np.array([(1 / ratio) ** (i + 1) % 1 for i in range(n_dimensions)])

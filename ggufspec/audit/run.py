@@ -137,6 +137,7 @@ class _Audit:
         self._uniforms = np.random.default_rng(uniforms)
         self._choices = np.random.default_rng(choices)
         self._labels = np.random.default_rng(labels)
+        self._has_trees = engine.target.n_leaves > 1 and settings.tree != "off"
 
     def greedy(self) -> Greedy:
         """Generate each prompt's text at temperature 0 both ways, and find where they diverge."""
@@ -193,11 +194,15 @@ class _Audit:
         return self._test(plain, speculative), batch, self._choose(pairs)
 
     def rule(self, pairs: list[_Pair]) -> RuleDistributions:
-        """Integrate the audited rule over uniforms and drafted tokens, for each pair."""
+        """Integrate the audited rule over uniforms and drafted tokens, for each pair.
+
+        With trees, also over two siblings that are drafted without replacement.
+        """
         verify = rules.rule(self._settings.verify)
         found = []
-        for i, (target_probs, draft_probs) in enumerate(pairs, 1):
-            found.append(rule_error(verify, target_probs, draft_probs))
+        for i, pair in enumerate(pairs, 1):
+            for n_siblings in (1, 2) if self._has_trees else (1,):
+                found.append(rule_error(verify, *likeliest(*pair, n_siblings), n_siblings))
             self._report("Testing the rule", i, len(pairs))
         errors, resolutions = zip(*found, strict=True)
         median = float(np.median(errors))
@@ -234,8 +239,7 @@ class _Audit:
         """Add the quantiles of a text's tokens; returns the distributions of the first tokens."""
         kept: list[_Pair] = []
         drafts = self._distributions(prompt, text, whose="draft")
-        n_together = self._settings.n_together
-        targets = self._distributions(prompt, text, whose="target", n_together=n_together)
+        targets = self._distributions(prompt, text, whose="target", in_batches=True)
         for token, target_probs, draft_probs in zip(text, targets, drafts, strict=True):
             scores = (draft_ratio(target_probs, draft_probs), target_probs)
             by_ratio, by_target = (
@@ -249,21 +253,23 @@ class _Audit:
         return kept
 
     def _distributions(
-        self, prompt: list[int], text: list[int], *, whose: str, n_together: int = 1
+        self, prompt: list[int], text: list[int], *, whose: str, in_batches: bool = False
     ) -> Iterator[Distribution]:
-        """A model's distribution before each token of a text.
+        """A model's distribution before each token of a text; in batches, as verification has them.
 
         Zeros where a draft of another vocabulary, or a head, has none: it lacks all tokens that
         may follow, its context is full, or it needs more than one token (EAGLE-3).
         """
         engine, tokens = self._engine, [*prompt, *text]
         sampling = scoring.sampling(engine, prompt, **self._settings.options)
+        n_together = self._settings.n_together if in_batches else 1
+        n_beside = n_together // 3 if self._has_trees else 0  # the text is a branch of a tree
+        n_together -= n_beside
         for at in range(len(prompt), len(tokens), n_together):
             before, piece = tokens[:at], tokens[at : at + n_together]
             try:
-                rows = next(
-                    scoring.logits(engine, before, piece, whose=whose, n_together=n_together)
-                )
+                batch = {"n_together": n_together, "n_beside": n_beside}
+                rows = next(scoring.logits(engine, before, piece, whose=whose, **batch))
                 yield from to_distributions(rows, sampling, before, piece[:-1])
             except DecodeError:
                 if whose == "target" or (engine.vocab_map is None and engine.head is None):

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
+import numpy as np
 from typing_extensions import Unpack
 
 from ggufspec.decoding.sampling import Sampling
@@ -17,22 +18,32 @@ from ggufspec.errors import OptionError
 
 
 def logits(
-    engine: Engine, prompt: Sequence[int], text: Sequence[int], *, whose: str, n_together: int = 1
+    engine: Engine,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    *,
+    whose: str,
+    n_together: int = 1,
+    n_beside: int = 0,
 ) -> Iterator[Logits]:
     """Logits before each token of `text`, which follows `prompt`: pieces (n, n_vocab).
 
     `whose`: "target" or "draft". Each piece is a copy, from one batch of `n_together` rows (the
     last: of what is left): 1 is plain decoding, more is a verification; at most n_draft_max + 1
-    of the target, 1 of the draft. Raises OptionError, DecodeError, ClosedError.
+    of the target, 1 of the draft. `n_beside` (of the target): a branch of so many other tokens is
+    in each batch, too, so that the text is the second branch of a tree.
+    Raises OptionError, DecodeError, ClosedError.
     """
     if whose not in ("target", "draft") or (whose == "draft" and engine.draft is None):
         raise OptionError(f"this engine has no {whose!r} to compute logits with")
     n_most = engine.n_draft_max + 1 if whose == "target" else 1
-    if not 1 <= n_together <= n_most:
-        raise OptionError(f"n_together is {n_together}; for the {whose} it is 1 to {n_most}")
+    if not 1 <= n_together <= n_most - n_beside:
+        raise OptionError(
+            f"n_together is {n_together}; for the {whose} it is 1 to {n_most - n_beside}"
+        )
     tokens = array("i", [*prompt, *text])
     for start in range(len(prompt), len(tokens), n_together):
-        yield _rows(engine, tokens, start, n_together, whose)
+        yield _rows(engine, tokens, start, n_together, whose, n_beside)
 
 
 def reprocessed(
@@ -50,7 +61,9 @@ def reprocessed(
         yield index, _rows(engine, tokens, len(prompt) + index, n_rows, "target")
 
 
-def _rows(engine: Engine, tokens: array[int], start: int, n_rows: int, whose: str) -> Logits:
+def _rows(
+    engine: Engine, tokens: array[int], start: int, n_rows: int, whose: str, n_beside: int = 0
+) -> Logits:
     """A copy of the logits before `n_rows` tokens from `start` on, as far as there are tokens."""
     ahead = tokens[start : min(start + n_rows, len(tokens)) - 1]
     with engine.lock.held():
@@ -60,8 +73,13 @@ def _rows(engine: Engine, tokens: array[int], start: int, n_rows: int, whose: st
         if whose == "draft" and engine.head is not None and start > 1:
             engine.head.use(slot.target.sequence, is_used=True)
             slot.target.score(tokens[: start - 1])  # whose hidden states a head reads
-        rows: Logits = session.score(tokens[:start], ahead).copy()
-    return rows
+        if not (n_beside and ahead):
+            rows: Logits = session.score(tokens[:start], ahead).copy()
+            return rows
+        other = [(ahead[0] + 1) % engine.vocab.n_tokens] * n_beside
+        parents = [*range(-1, n_beside - 1), -1, *range(n_beside, n_beside + len(ahead) - 1)]
+        rows = slot.target.score(tokens[:start], [*other, *ahead], parents)
+        return np.delete(rows, range(1, n_beside + 1), axis=0)  # a copy
 
 
 def sampling(engine: Engine, prompt: Sequence[int], **options: Unpack[GenerateOptions]) -> Sampling:

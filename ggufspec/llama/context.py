@@ -102,7 +102,6 @@ class Context:
         self.n_threads = options.n_threads or n_threads_default()
         self.n_ctx = options.n_ctx
         self.n_sequences = options.n_sequences
-        self.n_leaves = 1  # of a tree that it reads; 1: chains only
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
         # sequence that goes back would miss them.

@@ -42,9 +42,14 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets batches of several tokens round coarsely, as K-quants do on CPUs."""
     honest = LlamaSession.score
 
-    def score(session: LlamaSession, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+    def score(
+        session: LlamaSession,
+        tokens: Sequence[int],
+        draft: Sequence[int] = (),
+        parents: Sequence[int] = (),
+    ) -> Logits:
         n_new = len(tokens) + len(draft) - min(session.n_common(tokens), len(tokens) - 1)
-        rows = np.array(honest(session, tokens, draft))
+        rows = np.array(honest(session, tokens, draft, parents))
         for i, row in enumerate(rows if n_new > 1 else ()):
             rng = np.random.default_rng([n_new, *tokens, *draft[:i]])
             row += ROUNDING * rng.standard_normal(len(row))
@@ -66,6 +71,26 @@ def lossy(greed: float) -> Verify:
                 return Verdict(i, draw(residual if residual.any() else target[i], uniforms[i + 1]))
         n_tokens = len(draft.tokens)
         return Verdict(n_tokens, draw(target[-1], uniforms[n_tokens]))
+
+    return verify
+
+
+def of_siblings(*, with_replacement: bool) -> Verify:
+    """Recursive rejection of tokens that all follow the text.
+
+    `with_replacement`: it takes each for a draw from the distribution of the first.
+    """
+
+    def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        target = np.asarray(target_probs)[0].astype(np.float64)
+        assert draft.probs is not None
+        for i, token in enumerate(draft.tokens):
+            drafted = np.asarray(draft.probs)[0 if with_replacement else i]
+            if uniforms[i] * drafted[token] < target[token]:
+                return Verdict(1, 0, (i,))
+            residual = np.maximum(target - drafted, 0)
+            target = residual / residual.sum() if residual.any() else target
+        return Verdict(0, draw(target, uniforms[-1]), ())
 
     return verify
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from audit.conftest import lossy
+from audit.conftest import lossy, of_siblings
 
 from ggufspec.audit.distributions import (
     draft_ratio,
@@ -63,6 +63,24 @@ def test_lossless_rules_have_the_targets_distribution(name: str) -> None:
         found, resolution = rule_error(verify.rule(name), target, draft / draft.sum())
         assert resolution < 0.005
         assert found < 3 * resolution + 0.001
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_siblings_that_are_taken_for_draws_with_replacement_have_an_error(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    target = rng.dirichlet(np.full(8, 2.0))
+    draft = target * np.exp(rng.normal(0, 1, 8))
+    both = likeliest(target, draft / draft.sum(), 2)
+    found, resolution = rule_error(of_siblings(with_replacement=False), *both, 2)
+    assert found < 3 * resolution + 0.001 < 0.008
+    found, resolution = rule_error(of_siblings(with_replacement=True), *both, 2)
+    assert found > 3 * resolution + 0.002
+
+
+def test_a_draft_of_one_token_has_no_sibling() -> None:
+    one_hot = np.eye(5)[1]
+    found, _ = rule_error(of_siblings(with_replacement=False), TARGET, one_hot, 2)
+    assert found < 0.005
 
 
 def test_the_error_of_a_lossy_rule_is_the_calculated_one() -> None:

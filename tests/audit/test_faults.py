@@ -7,16 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from audit.conftest import Plant, lossy
+from audit.conftest import Plant, lossy, of_siblings
 
 import ggufspec
 from ggufspec.audit import PROMPTS, AuditOptions, AuditReport, audit
 from ggufspec.audit.report import Divergence, Greedy
 from ggufspec.decoding import verify
-from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
+from ggufspec.decoding.types import Draft, Logits, Probs, Uniforms, Verdict
 from ggufspec.engine import generation, scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import GenerateOptions
+from ggufspec.llama.session import LlamaSession
 from ggufspec.standin import embedded as demo
 
 SMALL = AuditOptions(n_runs=6, n_tokens=12, seed=0, verify="rejection")
@@ -44,6 +45,40 @@ def test_a_lossy_rule_is_found_by_its_distribution(pair: Engine, plant: Plant) -
     assert report.rule is not None
     assert report.rule.found
     assert "the next-token distribution of rule rejection is off by" in report.verdict
+
+
+def test_a_rule_that_is_lossy_for_siblings_only_is_found(pair: Engine, plant: Plant) -> None:
+    """It takes the second sibling for a draw with replacement; chains have none."""
+    chains, siblings = verify.rule("rejection"), of_siblings(with_replacement=True)
+
+    def rule(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        return (siblings if draft.parents else chains)(draft, target_probs, uniforms)
+
+    plant(rule)
+    for tree, is_found in (("auto", True), ("off", False)):
+        report = audit(pair, PROMPTS, replace(SMALL, tree=tree))
+        assert report.rule is not None
+        assert report.rule.found is is_found
+
+
+def test_a_target_that_reads_a_tree_as_a_chain_is_found(
+    pair: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = LlamaSession.score
+
+    def score(
+        session: LlamaSession,
+        tokens: Sequence[int],
+        draft: Sequence[int] = (),
+        parents: Sequence[int] = (),
+    ) -> Logits:
+        return honest(session, tokens, draft)
+
+    monkeypatch.setattr(LlamaSession, "score", score)
+    for tree, is_found in (("auto", True), ("off", False)):
+        report = audit(pair, PROMPTS, replace(SMALL, tree=tree))
+        assert report.batch is not None
+        assert report.batch.found is is_found
 
 
 def test_a_lossy_rule_is_found_by_its_texts(embedded: Engine, plant: Plant) -> None:
