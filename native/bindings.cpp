@@ -35,7 +35,6 @@ using ConstMasks = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::de
 using TokenRow = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Tokens = std::vector<int32_t>;
 using Uniforms = std::vector<double>;
-using Verdict = std::pair<int32_t, int32_t>;
 
 void require(bool holds, const char * message) {
     if (!holds) throw nb::value_error(message);
@@ -200,32 +199,40 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> dense(const Rows & self) {
     return {probs, {self.n, self.n_vocab}, owner};
 }
 
-ggufspec::Judged judged(const Tokens & tokens, const Rows * draft, const Rows & target, const Uniforms & uniforms) {
+ggufspec::Judged judged(const Tokens & tokens, const Tokens & parents, const Rows * draft, const Rows & target, const Uniforms & uniforms) {
     const size_t n_draft = tokens.size();
     require(target.n == n_draft + 1, "verify: target_probs needs n_draft + 1 rows");
     require(uniforms.size() == n_draft + 1, "verify: needs n_draft + 1 uniforms");
     require(!draft || (draft->n == n_draft && draft->n_vocab == target.n_vocab),
             "verify: draft.probs needs n_draft rows, as wide as the target's");
     require_tokens(tokens.data(), n_draft, target.n_vocab);
-    return {tokens.data(), draft ? draft->rows.data() : nullptr, target.rows.data(), uniforms.data(), n_draft};
+    require_parents(parents, n_draft);
+    return {tokens.data(), parents.empty() ? nullptr : parents.data(), draft ? draft->rows.data() : nullptr, target.rows.data(),
+            uniforms.data(), n_draft};
 }
 
 std::vector<double> expected_lengths(const Rows & target, const Rows & draft, const Tokens & tokens, size_t horizon,
                                      const std::vector<float> & temperatures) {
-    judged(tokens, &draft, target, Uniforms(tokens.size() + 1));
+    judged(tokens, {}, &draft, target, Uniforms(tokens.size() + 1));
     nb::gil_scoped_release release;
     std::vector<double> lengths;
     for (float temperature : temperatures) {
-        lengths.push_back(ggufspec::expected_length({tokens.data(), draft.rows.data(), target.rows.data(), nullptr,
+        lengths.push_back(ggufspec::expected_length({tokens.data(), nullptr, draft.rows.data(), target.rows.data(), nullptr,
                                                      std::min(horizon, tokens.size())}, temperature));
     }
     return lengths;
 }
 
+// (n_accepted, next_token, path); no path for a chain.
 template <ggufspec::Verdict (*rule)(const ggufspec::Judged &)>
-Verdict verdict(const Tokens & tokens, const Rows * draft, const Rows & target, const Uniforms & uniforms) {
-    const auto found = rule(judged(tokens, draft, target, uniforms));
-    return {found.n_accepted, found.next_token};
+std::tuple<int32_t, int32_t, std::optional<Tokens>> verdict(const Tokens & tokens, const Tokens & parents, const Rows * draft,
+                                                            const Rows & target, const Uniforms & uniforms) {
+    const auto found = rule(judged(tokens, parents, draft, target, uniforms));
+    if (parents.empty()) return {found.node + 1, found.next_token, std::nullopt};
+    Tokens path;
+    for (int32_t node = found.node; node >= 0; node = parents[node]) path.push_back(node);
+    std::reverse(path.begin(), path.end());
+    return {int32_t(path.size()), found.next_token, std::move(path)};
 }
 
 template <typename Function>
@@ -514,12 +521,12 @@ NB_MODULE(_native, m) {
         "By how much the largest of the first row of logits exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as the memory there is.");
-    m.def("match", &verdict<ggufspec::match>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
-          "Verify by equality with the target's own draws: (n_accepted, next_token).");
-    m.def("rejection", &verdict<ggufspec::rejection>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
-          "Verify by token-wise rejection sampling: (n_accepted, next_token).");
-    m.def("block", &verdict<ggufspec::block>, "tokens"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
-          "Verify by block verification: (n_accepted, next_token).");
+    m.def("match", &verdict<ggufspec::match>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
+          "Verify by equality with the target's own draws: (n_accepted, next_token, path), without a path for a chain.");
+    m.def("rejection", &verdict<ggufspec::rejection>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
+          "Verify by token-wise rejection sampling, as match.");
+    m.def("traversal", &verdict<ggufspec::traversal>, "tokens"_a, "parents"_a, "draft"_a.none(), "target"_a, "uniforms"_a,
+          "Verify by traversal verification, as match.");
     m.def("expected_lengths", &expected_lengths, "target"_a, "draft"_a, "tokens"_a, "horizon"_a, "temperatures"_a,
           "How many of the first `horizon` tokens block verification would accept, on average, if the draft had been drawn\n"
           "at each of these temperatures: estimated from the tokens that were drawn.");

@@ -156,4 +156,12 @@ GGUFSPEC_WIDE double excess_of(const Softmax & target, float factor, const Softm
     return sum_over(begin, end, [&a, &b](size_t i) { return excess(prob_of(a, i), prob_of(b, i)); });
 }
 
+GGUFSPEC_WIDE double second_of(const Softmax & target, float a, const Softmax & draft, float b, size_t n) {
+    const Softmax p = target, q = draft;
+    return sum_over(0, n, [&p, &q, a, b](size_t i) {
+        const float drafted = prob_of(q, i);
+        return least(excess(prob_of(p, i), drafted) * a, drafted * b);
+    });
+}
+
 }  // namespace ggufspec

@@ -40,4 +40,7 @@ double overlap_of(const Softmax & target, float factor, const Softmax & draft, s
 // The sum of max(factor * target - draft, 0) over the tokens from `begin` to `end`.
 double excess_of(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end);
 
+// The sum of min(max(target - draft, 0) * a, draft * b) over the tokens up to `n`.
+double second_of(const Softmax & target, float a, const Softmax & draft, float b, size_t n);
+
 }  // namespace ggufspec

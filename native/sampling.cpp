@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "large.h"
 
@@ -356,26 +357,33 @@ bool Row::set_without(const Row & other, int32_t token) {
     set_copy(other);
     if (!is_list_ && !row_) return false;  // a token that was certain from the start
     if (is_list_) {
-        const auto found = std::lower_bound(tokens_.begin(), tokens_.end(), token);
-        if (found != tokens_.end() && *found == token) {
-            const auto i = found - tokens_.begin();
-            tokens_.erase(found);
-            logits_.erase(logits_.begin() + i);
+        const size_t i = std::lower_bound(tokens_.begin(), tokens_.end(), token) - tokens_.begin();
+        const bool is_there = i < tokens_.size() && tokens_[i] == token;
+        double sum = 0;
+        for (size_t j = 0; j < probs_.size(); j++) sum += is_there && j == i ? 0 : probs_[j];
+        if (tokens_.size() == size_t(is_there) || (!is_certain_ && !(sum > 0))) return false;
+        if (is_there) {
+            tokens_.erase(tokens_.begin() + i);
+            if (!logits_.empty()) logits_.erase(logits_.begin() + i);
             if (!probs_.empty()) probs_.erase(probs_.begin() + i);
         }
-        if (tokens_.empty()) return false;
-        const auto likeliest = std::max_element(logits_.begin(), logits_.end()) - logits_.begin();
-        largest_ = logits_[likeliest];
-        likeliest_ = tokens_[likeliest];
-        if (is_certain_) return true;
-        const double sum = std::accumulate(probs_.begin(), probs_.end(), 0.0);
-        for (float & prob : probs_) prob = static_cast<float>(prob / sum);
-        return sum > 0;
+        if (!logits_.empty()) {
+            const size_t likeliest = std::max_element(logits_.begin(), logits_.end()) - logits_.begin();
+            largest_ = logits_[likeliest];
+            likeliest_ = tokens_[likeliest];
+        }
+        if (!is_certain_) {
+            for (float & prob : probs_) prob = static_cast<float>(prob / sum);
+        }
+        return true;
     }
     if (row_ != own_.data()) keep_row(row_);
-    own_[token] = kNever;
-    largest_ = largest_of(row_, n_vocab_);
-    if (!std::isfinite(largest_)) return false;
+    const float logit = std::exchange(own_[token], kNever), largest = largest_of(row_, n_vocab_);
+    if (!std::isfinite(largest)) {
+        own_[token] = logit;
+        return false;
+    }
+    largest_ = largest;
     likeliest_ = -1;
     is_certain_ ? set_temperature(0) : set_rate(softmax_.rate);
     return true;
@@ -510,6 +518,44 @@ int32_t Row::pick_excess(float factor, const Row & draft, double uniform) const 
     return token < 0 ? pick(uniform) : token;
 }
 
+double Row::set_excess(const Row & other, float factor, const Row & draft) {
+    const double left = factor - other.overlap(factor, draft);
+    if (!(left > 0)) return 0;
+    if (other.is_certain_) {
+        *this = certain(other.likeliest_);
+        return left;
+    }
+    if (draft.is_certain_) return set_without(other, draft.likeliest_) ? left : 0;
+    std::vector<int32_t> tokens;
+    std::vector<float> probs;
+    double sum = 0;
+    const auto add = [&](int32_t token, float excess) {
+        if (!(excess > 0)) return;
+        tokens.push_back(token);
+        probs.push_back(excess);
+        sum += excess;
+    };
+    if (other.is_list_) {
+        for (size_t i = 0; i < other.tokens_.size(); i++) add(other.tokens_[i], factor * other.probs_[i] - draft.of(other.tokens_[i]));
+    } else {
+        float weights[kBlock];
+        for (size_t begin = 0; begin < other.n_vocab_; begin += kBlock) {
+            const size_t end = std::min(other.n_vocab_, begin + kBlock);
+            other.excess(begin, end, factor, draft, weights);
+            for (size_t i = begin; i < end; i++) add(static_cast<int32_t>(i), weights[i - begin]);
+        }
+    }
+    if (!(sum > 0)) return 0;
+    for (float & prob : probs) prob = static_cast<float>(prob / sum);
+    n_vocab_ = other.n_vocab_;
+    is_list_ = true;
+    is_certain_ = false;
+    tokens_ = std::move(tokens);
+    probs_ = std::move(probs);
+    logits_.clear();
+    return sum;
+}
+
 double Row::second_overlap(const Row & draft, int32_t rejected) const {
     const double drafted = draft.of(rejected);
     if (of(rejected) >= drafted) return -1;
@@ -521,22 +567,15 @@ double Row::second_overlap(const Row & draft, int32_t rejected) const {
     if (is_certain_) return std::min(draft.of(likeliest_) / (1 - drafted), 1.0);
     const double excess = 1 - overlap(1.0f, draft), rest = 1 - drafted;
     if (!(excess > 0 && rest > 0)) return 0;
-    double sum = 0;
-    const auto add = [&](int32_t token, float target, float draft_prob) {
-        if (token != rejected) sum += std::min(std::max(target - draft_prob, 0.0f) / excess, draft_prob / rest);
-    };
-    if (draft.is_list_) {
-        for (size_t i = 0; i < draft.tokens_.size(); i++) add(draft.tokens_[i], of(draft.tokens_[i]), draft.probs_[i]);
-    } else if (is_list_) {
-        for (size_t i = 0; i < tokens_.size(); i++) add(tokens_[i], probs_[i], draft.of(tokens_[i]));
-    } else {
-        float targets[kBlock], drafts[kBlock];
-        for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
-            const size_t end = std::min(n_vocab_, begin + kBlock);
-            weights_of(softmax_, begin, end, targets);
-            weights_of(draft.softmax_, begin, end, drafts);
-            for (size_t i = 0; i < end - begin; i++) add(static_cast<int32_t>(begin + i), targets[i], drafts[i]);
-        }
+    if (!is_list_ && !draft.is_list_) {
+        const auto a = static_cast<float>(1 / excess), b = static_cast<float>(1 / rest);
+        return std::min(second_of(softmax_, a, draft.softmax_, b, n_vocab_), 1.0);
+    }
+    double sum = 0;  // the rejected token adds nothing: the draft has more of it
+    const Row & list = draft.is_list_ ? draft : *this;
+    for (const int32_t token : list.tokens_) {
+        const float other = draft.of(token);
+        sum += std::min(std::max(of(token) - other, 0.0f) / excess, other / rest);
     }
     return std::min(sum, 1.0);
 }

@@ -41,8 +41,9 @@ public:
     // This row at another temperature; valid as long as this one.
     Row at(float temperature) const;
 
-    // The distribution of `other` without a token, renormalised, with a copy of its logits. False if nothing is left. At
-    // temperature 0 the next likeliest token is certain. `other` may be this one.
+    // The distribution of `other` without a token, renormalised, with a copy of its logits. At
+    // temperature 0 the next likeliest token is certain. `other` may be this one. False if nothing is left; this one is
+    // then a copy of the other.
     bool set_without(const Row & other, int32_t token);
 
     // A copy that does not depend on the logits of `other`.
@@ -72,6 +73,10 @@ public:
     // A draw from max(factor * this - draft, 0), normalised. If rounding leaves nothing, the two are equal, and the
     // draw is from this one.
     int32_t pick_excess(float factor, const Row & draft, double uniform) const;
+
+    // max(factor * other - draft, 0), normalised; returns its sum. 0, and nothing is set: rounding leaves nothing. `other`
+    // may be this one. Has no other temperatures.
+    double set_excess(const Row & other, float factor, const Row & draft);
 
     // The probability that a token of the draft other than `rejected` is accepted, if `rejected` was drawn first and was
     // rejected: the sum of min(norm(max(this - draft, 0)), draft without it). -1: it cannot be rejected.

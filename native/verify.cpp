@@ -10,56 +10,139 @@ constexpr double kMostWeight = 2;  // limit of importance weights, for the draft
 
 double drafted(const Judged & judged, size_t i) { return judged.draft ? judged.draft[i].of(judged.tokens[i]) : 1.0; }
 
-// A draw from max(factor * target - draft, 0) at position i.
-int32_t replacement(const Judged & judged, size_t i, double factor, double uniform) {
-    if (judged.draft) return judged.target[i].pick_excess(static_cast<float>(factor), judged.draft[i], uniform);
-    return judged.target[i].pick_excess(static_cast<float>(factor), Row::certain(judged.tokens[i]), uniform);
+// The children of nodes, -1: the text. Those of a chain need no memory.
+class Children {
+public:
+    explicit Children(const Judged & judged) : n_(static_cast<int32_t>(judged.n_draft)), is_tree_(judged.parents) {
+        if (!is_tree_) return;
+        first_.assign(n_ + 1, -1);
+        next_.assign(n_, -1);
+        for (int32_t node = n_; node-- > 0;) {
+            next_[node] = first_[judged.parents[node] + 1];
+            first_[judged.parents[node] + 1] = node;
+        }
+    }
+
+    int32_t first(int32_t node) const { return is_tree_ ? first_[node + 1] : node + 1 < n_ ? node + 1 : -1; }
+    int32_t next(int32_t node) const { return is_tree_ ? next_[node] : -1; }
+
+private:
+    int32_t n_;
+    bool is_tree_;
+    inline static thread_local std::vector<int32_t> first_, next_;
+};
+
+const Row & proposal(const Judged & judged, int32_t node) {
+    thread_local Row certain;
+    if (judged.draft) return judged.draft[node];
+    return certain = Row::certain(judged.tokens[node]);
 }
+
+// What the target has left behind a node: its row, or the rest of it after rejected children.
+struct Left {
+    const Row * row;
+    Row rest;
+
+    // Takes away a rejected child: max(factor * row - draft, 0), normalised. Returns the sum before.
+    double reject(const Judged & judged, int32_t child, double factor) {
+        const double sum = rest.set_excess(*row, static_cast<float>(factor), proposal(judged, child));
+        if (sum > 0) row = &rest;
+        return sum;
+    }
+
+    // The same sum, and a draw from what is left, without the whole distribution.
+    double excess(const Judged & judged, int32_t child, double factor) const {
+        return std::max(factor - row->overlap(static_cast<float>(factor), proposal(judged, child)), 0.0);
+    }
+
+    int32_t pick_excess(const Judged & judged, int32_t child, double factor, double uniform) const {
+        return row->pick_excess(static_cast<float>(factor), proposal(judged, child), uniform);
+    }
+};
+
+// A node on the path that is tested. ratio: how much of the path's probability under the draft the target covers, at most
+// all; after rejected children, of what they have left.
+struct Step {
+    int32_t node;
+    double ratio;
+    Left left;
+
+    void start(const Judged & judged, int32_t from, double covered) {
+        node = from;
+        ratio = covered;
+        left.row = &judged.target[from + 1];
+    }
+};
 
 }  // namespace
 
 Verdict match(const Judged & judged) {
-    for (size_t i = 0;; i++) {
-        const int32_t drawn = judged.target[i].pick(judged.uniforms[i]);
-        if (i == judged.n_draft || drawn != judged.tokens[i]) return {static_cast<int32_t>(i), drawn};
+    const Children children(judged);
+    int32_t node = -1;
+    for (size_t depth = 0;; depth++) {
+        const int32_t drawn = judged.target[node + 1].pick(judged.uniforms[depth]);
+        int32_t child = children.first(node);
+        while (child >= 0 && judged.tokens[child] != drawn) child = children.next(child);
+        if (child < 0) return {node, drawn};
+        node = child;
     }
 }
 
 Verdict rejection(const Judged & judged) {
+    const Children children(judged);
     const double last_uniform = judged.uniforms[judged.n_draft];
-    for (size_t i = 0; i < judged.n_draft; i++) {
-        if (judged.uniforms[i] * drafted(judged, i) >= judged.target[i].of(judged.tokens[i])) {
-            return {static_cast<int32_t>(i), replacement(judged, i, 1.0, last_uniform)};
+    thread_local Left left;
+    int32_t node = -1;
+    for (;;) {
+        left.row = &judged.target[node + 1];
+        int32_t child = children.first(node);
+        if (child < 0) return {node, left.row->pick(last_uniform)};
+        while (judged.uniforms[child] * drafted(judged, child) >= left.row->of(judged.tokens[child])) {
+            const int32_t next = children.next(child);
+            if (next < 0) return {node, left.pick_excess(judged, child, 1.0, last_uniform)};
+            left.reject(judged, child, 1.0);
+            child = next;
         }
+        node = child;
     }
-    return {static_cast<int32_t>(judged.n_draft), judged.target[judged.n_draft].pick(last_uniform)};
 }
 
-Verdict block(const Judged & judged) {
-    const size_t n = judged.n_draft;
-    const double last_uniform = judged.uniforms[n];
-    // ratios[i]: how much of the first i tokens' probability under the draft the target covers, at most all.
-    thread_local std::vector<double> ratios;
-    ratios.assign(1, 1.0);
-    for (size_t i = 0; i < n; i++) {
-        const double draft = drafted(judged, i);
-        const double covered = ratios[i] * judged.target[i].of(judged.tokens[i]);
-        ratios.push_back(covered < draft ? covered / draft : 1.0);
-    }
-    // The longest prefix that passes is accepted, so start with the longest; most rounds never read a whole distribution.
-    if (n > 0 && judged.uniforms[n - 1] < ratios[n]) return {static_cast<int32_t>(n), judged.target[n].pick(last_uniform)};
-    for (size_t i = n; i-- > 0;) {
-        if (i > 0) {
-            // The excess of a factor at most 1 over the draft: the target's whole minus what they share.
-            const double shared = judged.draft ? judged.target[i].overlap(static_cast<float>(ratios[i]), judged.draft[i])
-                                               : ratios[i] * judged.target[i].of(judged.tokens[i]);
-            const double excess = std::max(ratios[i] - shared, 0.0);
-            const double rest = excess + 1 - ratios[i];
-            if (rest > 0 && judged.uniforms[i - 1] * rest >= excess) continue;
+Verdict traversal(const Judged & judged) {
+    const Children children(judged);
+    const double last_uniform = judged.uniforms[judged.n_draft];
+    thread_local std::vector<Step> steps;  // from the text to the node that is tested
+    if (steps.size() <= judged.n_draft) steps.resize(judged.n_draft + 1);
+    Step * last = steps.data();
+    last->start(judged, -1, 1.0);
+    const auto descend = [&](int32_t node) {
+        for (; node >= 0 && last->ratio > 0; node = children.first(node)) {
+            const double draft = drafted(judged, node);
+            const double covered = last->ratio * last->left.row->of(judged.tokens[node]);
+            (++last)->start(judged, node, covered < draft ? covered / draft : 1.0);
         }
-        return {static_cast<int32_t>(i), replacement(judged, i, ratios[i], last_uniform)};
+    };
+    descend(children.first(-1));
+    // Most rounds accept the first leaf and never read a whole distribution.
+    while (last->node >= 0 && judged.uniforms[last->node] >= last->ratio) {
+        int32_t next;
+        do {
+            const int32_t child = (last--)->node;
+            next = children.next(child);
+            if (next >= 0) {
+                const double excess = last->left.reject(judged, child, last->ratio), rest = excess + (1 - last->ratio);
+                last->ratio = rest > 0 ? excess / rest : 1.0;  // 1: the two are equal, so nothing is rejected but by rounding
+                descend(next);
+            } else if (last->node < 0) {
+                return {-1, last->left.pick_excess(judged, child, last->ratio, last_uniform)};
+            } else {
+                const double excess = last->left.excess(judged, child, last->ratio), rest = excess + (1 - last->ratio);
+                if (!(rest > 0) || judged.uniforms[last->node] * rest < excess) {
+                    return {last->node, last->left.pick_excess(judged, child, last->ratio, last_uniform)};
+                }
+            }
+        } while (next < 0);
     }
-    return {0, judged.target[0].pick(last_uniform)};  // nothing was drafted
+    return {last->node, last->left.row->pick(last_uniform)};
 }
 
 double expected_length(const Judged & judged, float temperature) {

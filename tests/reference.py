@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,108 +49,160 @@ def pick(probs: Row, uniform: float) -> int:
     return int(np.nonzero(total > uniform * total[-1])[0][0])
 
 
-# A rule is told by two things: with what chance each prefix of the draft passes, if the rule comes
-# to ask, and what the next token is drawn from behind each prefix. Uniforms make verdicts of it,
-# sums make its exact distribution.
+# A rule is given by two things: with what chance each node of a draft passes, if it is tested, and
+# what the next token is drawn from behind each. Uniforms make verdicts of it, sums make its exact
+# distribution. All arrays may have further dimensions in front: many drafts of one shape.
 
 
-def excess(target: Row, draft: Row, factor: float = 1.0) -> Row:
+def children(parents: Sequence[int], node: int) -> list[int]:
+    return [child for child, parent in enumerate(parents) if parent == node]
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    return [] if node < 0 else [*path_to(parents, parents[node]), node]
+
+
+def excess(target: Row, draft: Row, factor: Row | float = 1.0) -> Row:
     """max(factor * target - draft, 0), normalised; the target where nothing is left."""
-    left = np.maximum(factor * target - draft, 0)
-    return left / left.sum() if left.sum() > 0 else target
+    left = np.maximum(np.asarray(factor)[..., None] * target - draft, 0)
+    total = left.sum(axis=-1, keepdims=True)
+    return np.where(total > 0, left / np.where(total > 0, total, 1), target)
 
 
-def rows_of(
-    tokens: list[int], draft: NDArray[np.float64] | None, n_vocab: int
-) -> NDArray[np.float64]:
-    """What the tokens were drawn from; one-hot where they were certain."""
-    return np.eye(n_vocab)[tokens] if draft is None else draft
+def of(rows: Row, tokens: NDArray[np.int64]) -> Row:
+    """The probability of a token in each row."""
+    return np.take_along_axis(rows, tokens[..., None], axis=-1)[..., 0]
 
 
 @dataclass
 class Judgement:
-    """`chances[i]`: that a prefix of i + 1 tokens passes. `rests[i]`: what follows i tokens."""
+    """`chances[..., i]`: that node i passes. `rests[..., 1 + i, :]`: what follows it."""
 
-    chances: list[float]
-    rests: list[Row]
-    from_behind: bool  # the longest that passes is accepted, or all before the first that fails
+    parents: Sequence[int]
+    chances: Row
+    rests: Row
+    leaves_first: bool  # a node is tested after its children; else they are, where it passes
 
-    def verdict(self, uniforms: Row) -> tuple[int, int]:
-        """`uniforms` (n_draft + 1): one for each prefix, the last for the draw."""
-        passes = [
-            uniform < chance for uniform, chance in zip(uniforms[:-1], self.chances, strict=True)
-        ]
-        if self.from_behind:
-            n = max((i + 1 for i, passed in enumerate(passes) if passed), default=0)
+    def verdict(self, uniforms: Row) -> tuple[list[int], int]:
+        """The accepted nodes and the next token: by one uniform for each node, and a last one."""
+        passes = uniforms[:-1] < self.chances
+        last = -1
+        if self.leaves_first:
+            last = next((node for node in self._after_children(-1) if passes[node]), -1)
+        while not self.leaves_first and any(passes[children(self.parents, last)]):
+            last = next(child for child in children(self.parents, last) if passes[child])
+        return path_to(self.parents, last), pick(self.rests[last + 1], uniforms[-1])
+
+    def reached(self) -> Row:
+        """The probability that a node is the last accepted one; first, that none is accepted."""
+        chances, found = np.moveaxis(self.chances, -1, 0), {}
+
+        def go_on(node: int, p: Row | float) -> None:
+            for child in children(self.parents, node):
+                go_on(child, p * chances[child])
+                p = p * (1 - chances[child])
+            found[node] = p
+
+        if self.leaves_first:
+            p = np.ones(self.chances.shape[:-1])
+            for node in self._after_children(-1):
+                found[node], p = p * chances[node], p * (1 - chances[node])
+            found[-1] = p
         else:
-            n = next((i for i, passed in enumerate(passes) if not passed), len(passes))
-        return n, pick(self.rests[n], uniforms[-1])
+            go_on(-1, np.ones(self.chances.shape[:-1]))
+        return np.stack([found[node] for node in range(-1, len(self.parents))], axis=-1)
 
-    def length_probs(self) -> list[float]:
-        """The probability that exactly n tokens are accepted, n from 0 to n_draft."""
-        n_draft = len(self.chances)
-        kept = np.array([1.0, *self.chances])
-        fails = np.array([*(1 - chance for chance in self.chances), 1.0])
-        if self.from_behind:
-            return [float(kept[n] * fails[n:n_draft].prod()) for n in range(n_draft + 1)]
-        return [float(kept[: n + 1].prod() * fails[n]) for n in range(n_draft + 1)]
+    def _after_children(self, node: int) -> list[int]:
+        """All nodes behind one, each after its children."""
+        behind = children(self.parents, node)
+        return [each for child in behind for each in (*self._after_children(child), child)]
+
+
+def _arrays(
+    tokens: Any, draft: Row | None, target: Row, parents: Sequence[int]
+) -> tuple[NDArray[np.int64], Row, Sequence[int]]:
+    """Tokens, what they were drawn from (one-hot where they were certain), and parents."""
+    array = np.asarray(tokens, np.int64)
+    rows = np.eye(target.shape[-1])[array] if draft is None else draft
+    return array, rows, parents or range(-1, array.shape[-1] - 1)
 
 
 def rejection(
-    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
+    tokens: Any, draft: Row | None, target: Row, parents: Sequence[int] = ()
 ) -> Judgement:
-    drafted = rows_of(tokens, draft, target.shape[1])
-    chances = [min(1.0, target[i, x] / drafted[i, x]) for i, x in enumerate(tokens)]
-    rests = [excess(target[i], drafted[i]) for i in range(len(tokens))]
-    return Judgement(chances, [*rests, target[-1]], from_behind=False)
+    tokens, drafted, parents = _arrays(tokens, draft, target, parents)
+    chances, rests = np.zeros(tokens.shape), target.copy()
+    for node in range(-1, len(parents)):
+        for child in children(parents, node):
+            rest, row = rests[..., node + 1, :], drafted[..., child, :]
+            x = tokens[..., child]
+            chances[..., child] = np.minimum(of(rest, x) / of(row, x), 1)
+            rests[..., node + 1, :] = excess(rest, row)
+    return Judgement(parents, chances, rests, leaves_first=False)
 
 
-def match(
-    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
-) -> Judgement:
+def match(tokens: Any, draft: Row | None, target: Row, parents: Sequence[int] = ()) -> Judgement:
     """Its distribution; its uniforms mean something else (see match_verdict)."""
-    certain = np.eye(target.shape[1])[tokens]
-    chances = [float(target[i, x]) for i, x in enumerate(tokens)]
-    rests = [excess(target[i], certain[i]) for i in range(len(tokens))]
-    return Judgement(chances, [*rests, target[-1]], from_behind=False)
+    return rejection(tokens, None, target, parents)
 
 
-def match_verdict(tokens: list[int], target: NDArray[np.float64], uniforms: Row) -> tuple[int, int]:
-    for i in range(len(tokens)):
-        drawn = pick(target[i], uniforms[i])
-        if drawn != tokens[i]:
-            return i, drawn
-    return len(tokens), pick(target[-1], uniforms[-1])
+def match_verdict(
+    tokens: Sequence[int], target: Row, uniforms: Row, parents: Sequence[int] = ()
+) -> tuple[list[int], int]:
+    parents, node = parents or range(-1, len(tokens) - 1), -1
+    for uniform in uniforms:
+        drawn = pick(target[node + 1], uniform)
+        found = [child for child in children(parents, node) if tokens[child] == drawn]
+        if not found:
+            break
+        node = found[0]
+    return path_to(parents, node), drawn
 
 
-def block(
-    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
+def traversal(
+    tokens: Any,
+    draft: Row | None,
+    target: Row,
+    parents: Sequence[int] = (),
+    remembers: bool = True,
 ) -> Judgement:
-    drafted = rows_of(tokens, draft, target.shape[1])
-    ratios = [1.0]
-    for i, x in enumerate(tokens):
-        ratios.append(min(ratios[i] * target[i, x] / drafted[i, x], 1.0))
-    chances = []
-    for i in range(1, len(tokens)):
-        more = np.maximum(ratios[i] * target[i] - drafted[i], 0).sum()
-        whole = more + 1 - ratios[i]
-        chances.append(float(more / whole) if whole > 0 else 1.0)
-    rests = [excess(target[i], drafted[i], ratios[i]) for i in range(len(tokens))]
-    return Judgement([*chances, *ratios[1:][-1:]], [*rests, target[-1]], from_behind=True)
+    tokens, drafted, parents = _arrays(tokens, draft, target, parents)
+    chances, rests = np.zeros(tokens.shape), target.copy()
+
+    def walk(node: int, ratio: Row) -> None:
+        first, row = ratio, target[..., node + 1, :]
+        for child in children(parents, node):
+            if not remembers:
+                ratio, row = first, target[..., node + 1, :]
+            other, x = drafted[..., child, :], tokens[..., child]
+            walk(child, np.minimum(ratio * of(row, x) / of(other, x), 1))
+            more = np.maximum(ratio[..., None] * row - other, 0).sum(axis=-1)
+            row, whole = excess(row, other, ratio), more + (1 - ratio)
+            ratio = np.where(whole > 0, more / np.where(whole > 0, whole, 1), 1.0)
+        rests[..., node + 1, :] = row
+        if node >= 0:
+            chances[..., node] = ratio
+
+    walk(-1, np.ones(tokens.shape[:-1]))
+    return Judgement(parents, chances, rests, leaves_first=True)
 
 
-def block_that_breaks(
-    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
-) -> Judgement:
-    """A known mistake: the first prefix that fails ends it."""
-    return replace(block(tokens, draft, target), from_behind=False)
+# Known mistakes
 
 
-def block_with_token_residual(
-    tokens: list[int], draft: NDArray[np.float64] | None, target: NDArray[np.float64]
-) -> Judgement:
-    """A known mistake: the residual of token-wise rejection."""
-    return replace(block(tokens, draft, target), rests=rejection(tokens, draft, target).rests)
+def traversal_that_forgets(*judged: Any) -> Judgement:
+    """The next child is judged as if no sibling had been rejected."""
+    return traversal(*judged, remembers=False)
+
+
+def block_that_breaks(*judged: Any) -> Judgement:
+    """On a chain, the first prefix that fails ends it."""
+    return replace(traversal(*judged), leaves_first=False)
+
+
+def block_with_token_residual(*judged: Any) -> Judgement:
+    """The residual of token-wise rejection."""
+    return replace(traversal(*judged), rests=rejection(*judged).rests)
 
 
 class Rule(NamedTuple):

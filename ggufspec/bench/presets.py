@@ -96,7 +96,7 @@ _GOOGLE, _DEEPMIND, _BLOCK = "Google's", "DeepMind's", "block verification"
 
 def _variants(temperature: float, **sampling: Any) -> Sequence[Contender]:
     plain, alone, *_ = _compared(temperature, [4], **sampling)
-    rules = {_GOOGLE: "rejection", _DEEPMIND: "rejection", _BLOCK: "block"}
+    rules = {_GOOGLE: "rejection", _DEEPMIND: "rejection", _BLOCK: "traversal"}
     options = {**sampling, "temperature": temperature, "n_draft": 4}
     variants = [
         Contender(name, {**options, "verify": rule}, baseline=plain.name)
@@ -164,7 +164,7 @@ _TEMPERATURES = _own(
     tables=preset_tables.temperatures,
     n_prompts=3,
     lengths=[3],
-    rules=["match", "rejection", "block"],
+    rules=["match", "rejection", "traversal"],
     sampling=_NO_TRUNCATION,
 )
 

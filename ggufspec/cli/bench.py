@@ -98,7 +98,7 @@ _format_option = option(
 )
 @option(
     "--verify rules",
-    f"Verification rules: block, rejection, match.  [default: {defaults.VERIFY}]",
+    f"Verification rules: traversal, rejection, match.  [default: {defaults.VERIFY}]",
     metavar="LIST",
     callback=_listed(click.STRING, "rules"),
 )

@@ -332,7 +332,7 @@ drafter_option = option(
 
 verify_option = option(
     "--verify",
-    "Verification rule: block (the whole draft at once), rejection (token by token) or match "
+    "Verification rule: traversal (whole paths at once), rejection (token by token) or match "
     "(only equal tokens, as in llama.cpp). The text has the target's distribution with each.",
     default=defaults.VERIFY,
 )

@@ -218,7 +218,7 @@ class Generation:
         return self._engine.profile.policy(
             self._temperature,
             repeats=repeats,
-            in_blocks=options.verify == "block",
+            in_blocks=rules.known(options.verify) == "traversal",
             has_model=self._has_model,
         )
 

@@ -39,7 +39,7 @@ class GenerateOptions(SamplingOptions, total=False):
     stop: str | Sequence[str]  # texts that end the generation; they are not part of the text
     ignore_eos: bool  # ban the tokens that end a text
     drafter: str | None  # such as "auto", "none"; None: auto, model for a fixed n_draft
-    verify: str  # "block", "rejection", "match"
+    verify: str  # "traversal", "rejection", "match"
     progress: NamedProgress | None  # ("target", "draft", "costs" or "vocabulary", done, of)
 
 

@@ -24,20 +24,20 @@ def test_names_contain_only_what_differs() -> None:
     many = contenders(
         lengths=[3],
         drafters=["model", "ngram"],
-        rules=["rejection", "block"],
+        rules=["rejection", "traversal"],
         temperatures=[0.0, 0.7],
         sampling={"top_k": 5},
         has_draft=False,
     )
     names = [each.name for each in many]
     assert names[:2] == ["plain, T 0", "draft 3, model, rejection, T 0"]
-    assert names[-1] == "draft 3, ngram, block, T 0.7"
+    assert names[-1] == "draft 3, ngram, traversal, T 0.7"
     assert len(set(names)) == len(names) == 2 * (1 + 4)
     assert many[-1].baseline == "plain, T 0.7"
     assert many[-1].temperature == 0.7
     assert dict(many[-1].options) == {
         **{"top_k": 5, "temperature": 0.7, "n_draft": 3},
-        **{"drafter": "ngram", "verify": "block", "tree": "auto"},
+        **{"drafter": "ngram", "verify": "traversal", "tree": "auto"},
     }
 
 

@@ -104,7 +104,7 @@ def measure(n_vocab: int, sampling: Sampling, n_draft: int, n_runs: int) -> list
     sets = [rows + rng.normal(0, 0.5, rows.shape).astype(np.float32) for rows in near]
     chain = SamplerChain(sampling, n_vocab, n_ctx=n_vocab)
     target_rows, draft_rows = Rows(n_draft + 1, n_vocab), Rows(n_draft, n_vocab)
-    rule = verify.rule("block")
+    rule = verify.rule("traversal")
     logits = np.empty_like(sets[0])  # written just before it is read, as by a model
     times: list[list[float]] = [[], [], [], []]
     for run in range(n_runs + 2):

@@ -18,7 +18,7 @@ def test_tokens_per_pass_of_chains_and_trees(
     output = tmp_path / "cells.jsonl"
     tokens_per_pass.main([*SHORT, "--draft-n", "4", "-o", str(output)])
     head, row = capsys.readouterr().out.splitlines()
-    assert "tree, rejection" in head
+    assert "tree, traversal" in head
     assert row.split()[:2] == ["0.70", "4"]
     cells = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(cells) == 2 * len(tokens_per_pass.RULES)

@@ -23,7 +23,7 @@ from ggufspec.engine.load import load
 from ggufspec.engine.options import GenerateOptions
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
-RULES = ("match", "rejection", "block")
+RULES = ("match", "rejection", "traversal")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

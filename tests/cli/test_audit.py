@@ -28,7 +28,7 @@ def test_no_difference_is_exit_code_0_and_a_report(audit: Command) -> None:
     assert (result.code, result.err) == (SAME, "")
     for part in (
         "target: batches vs. single tokens",
-        "rule block vs. target",
+        "rule traversal vs. target",
         "mean shift, by draft/target ratio",
         "energy distance of whole texts",
         "99 % interval",

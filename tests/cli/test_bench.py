@@ -434,7 +434,7 @@ def test_baselines_alternate_with_ours(
     [
         (("--temp", "0.5"), "plain: temperature was 0.8, is 0.5"),
         (("--top-k", "3"), "plain: top_k was 40, is 3"),
-        (("--verify", "match"), 'verify was "block", is "match"'),
+        (("--verify", "match"), 'verify was "traversal", is "match"'),
     ],
     ids=["temperature", "sampling", "rule"],
 )

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import reference
 
+from ggufspec import _native
 from ggufspec.decoding import verify
-from ggufspec.decoding.sampling import Rows, Sampling, to_probs
+from ggufspec.decoding.sampling import Rows, Sampling, draw, to_probs
+from ggufspec.decoding.tree import depths
 from ggufspec.decoding.types import Draft, Verify
 from ggufspec.errors import OptionError
 
 RULES = verify.names()
+RULE_TWINS = {
+    "match": reference.match,
+    "rejection": reference.rejection,
+    "traversal": reference.traversal,
+}
+Twin = Callable[..., reference.Judgement]
 
 
 def random_rows(rng: np.random.Generator, n: int, n_vocab: int) -> np.ndarray:
@@ -27,206 +36,253 @@ def random_rows(rng: np.random.Generator, n: int, n_vocab: int) -> np.ndarray:
 
 
 def test_the_rules_are_found_by_file_name() -> None:
-    assert {"block", "match", "rejection"} <= set(RULES)
-    with pytest.raises(OptionError, match="choose from block, match"):
+    assert {"match", "rejection", "traversal"} <= set(RULES)
+    assert verify.rule("block") is verify.rule("traversal")  # by its name on chains
+    with pytest.raises(OptionError, match="choose from match"):
         verify.rule("telepathy")
 
 
+def random_tree(rng: np.random.Generator, n_nodes: int) -> list[int]:
+    return [int(rng.integers(max(-1, i - 3), i)) for i in range(n_nodes)]
+
+
 def drafted_rows(
-    rng: np.random.Generator, n_draft: int, n_vocab: int, certain: str
-) -> tuple[list[int], np.ndarray]:
-    """Tokens, and what they were drawn from: distributions, one-hot rows, or some of each."""
-    rows = random_rows(rng, n_draft, n_vocab) if n_draft else np.zeros((0, n_vocab), "f4")
-    tokens = [reference.pick(row.astype(float), rng.random()) for row in rows]
-    for i, token in enumerate(tokens):
-        if certain == "all" or (certain == "some" and rng.random() < 0.5):
-            rows[i] = np.eye(n_vocab)[token]
-    return tokens, rows
+    rng: np.random.Generator, parents: Sequence[int], n_vocab: int, certain: str
+) -> tuple[list[int], list[int], np.ndarray]:
+    """Parents, tokens, and what they were drawn from: distributions, one-hot rows, or some of each.
+
+    With fewer nodes where a row has no token left for a sibling.
+    """
+    kept: dict[int, int] = {-1: -1}
+    found: list[int] = []
+    tokens: list[int] = []
+    rows: list[np.ndarray] = []
+    whole: dict[int, np.ndarray] = {}
+    for i, parent in enumerate(parents):
+        if parent not in kept:
+            continue
+        row = whole.setdefault(parent, random_rows(rng, 1, n_vocab)[0])
+        if not row.any():
+            continue
+        tokens.append(reference.pick(row.astype(float), rng.random()))
+        found.append(kept[parent])
+        kept[i] = len(tokens) - 1
+        is_certain = certain == "all" or (certain == "some" and rng.random() < 0.5)
+        rows.append(np.eye(n_vocab)[tokens[-1]] if is_certain else row / row.sum())
+        whole[parent] = np.where(np.arange(n_vocab) == tokens[-1], 0, row)
+    return found, tokens, np.array(rows, np.float32).reshape(-1, n_vocab)
 
 
 @pytest.mark.parametrize("certain", ["none", "some", "all", "all, and no rows"])
-@pytest.mark.parametrize("name", ["match", "rejection", "block"])
+@pytest.mark.parametrize("name", RULES)
 def test_native_equals_numpy_for_the_same_uniforms(name: str, certain: str) -> None:
+    """Chains and trees, with rows as drafters append them; the target may forbid a token."""
     rng = np.random.default_rng(5)
-    n_partly = 0
-    for _ in range(2000):
-        n_vocab, n_draft = int(rng.integers(1, 12)), int(rng.integers(0, 6))
-        tokens, rows = drafted_rows(rng, n_draft, n_vocab, certain.split(",")[0])
-        target_probs = random_rows(rng, n_draft + 1, n_vocab)
-        uniforms = rng.random(n_draft + 1)
-        draft = Draft(tokens, None if "no rows" in certain else rows)
-        verdict = verify.rule(name)(draft, target_probs, uniforms)
-        target, probs = target_probs.astype(float), rows.astype(float)
-        if name == "match":
-            expected = reference.match_verdict(tokens, target, uniforms)
-        else:
-            expected = getattr(reference, name)(tokens, probs, target).verdict(uniforms)
-        assert (verdict.n_accepted, verdict.next_token) == expected
-        n_partly += 0 < verdict.n_accepted < n_draft
-    assert n_partly > 100
-
-
-@pytest.mark.parametrize("name", ["match", "rejection", "block"])
-def test_rows_of_certain_tokens_between_drawn_ones_are_one_hot(name: str) -> None:
-    """As a drafter appends them; also where the target's row leaves one token, or forbids it."""
-    rng = np.random.default_rng(6)
-    kinds = set()
-    for _ in range(2000):
-        n_vocab, n_draft = int(rng.integers(2, 12)), int(rng.integers(1, 6))
-        tokens, probs = drafted_rows(rng, n_draft, n_vocab, "some")
-        rows = Rows(n_draft, n_vocab)
+    rule, n_partly, n_beside = verify.rule(name), 0, 0
+    for case in range(2000):
+        n_vocab, is_tree = int(rng.integers(2, 12)), case % 2
+        n_draft = int(rng.integers(0, 7))
+        shape = random_tree(rng, n_draft) if is_tree else range(-1, n_draft - 1)
+        parents, tokens, probs = drafted_rows(rng, shape, n_vocab, certain.split(",")[0])
+        rows = Rows(max(len(tokens), 1), n_vocab)
         for token, row in zip(tokens, probs, strict=True):
             if row.max() == 1:
                 rows.append_certain(token)
             else:
                 rows.append_weights(row[None])
-        target = random_rows(rng, n_draft + 1, n_vocab)
+        target = random_rows(rng, len(tokens) + 1, n_vocab)
         for i, token in enumerate(tokens):  # as in text that is forced, but not its tokens
-            if rng.random() < 0.5:
-                target[i] = 0.9 * np.eye(n_vocab, dtype=np.float32)[token] + 0.1 * target[i]
-        uniforms = rng.random(n_draft + 1)
-        verdict = verify.rule(name)(Draft(tokens, rows), target, uniforms)
+            if rng.random() < 0.3:
+                row = target[parents[i] + 1]
+                row[:] = 0.9 * np.eye(n_vocab, dtype=np.float32)[token] + 0.1 * row
+        uniforms = rng.random(len(tokens) + 1)
+        draft = Draft(tokens, None if "no rows" in certain else rows)
+        draft = draft._replace(parents=parents if is_tree else ())
+        verdict = rule(draft, target, uniforms)
         if name == "match":
-            expected = reference.match_verdict(tokens, target.astype(float), uniforms)
+            expected = reference.match_verdict(tokens, target.astype(float), uniforms, parents)
         else:
-            judged = getattr(reference, name)(tokens, probs.astype(float), target.astype(float))
-            expected = judged.verdict(uniforms)
-        assert (verdict.n_accepted, verdict.next_token) == expected
-        if verdict.n_accepted < n_draft:
-            kinds.add((verdict.n_accepted > 0, probs[verdict.n_accepted].max() == 1))
-    assert len(kinds) == 4  # certain and drawn tokens were rejected, first ones and later ones
+            twin = RULE_TWINS[name](tokens, probs.astype(float), target.astype(float), parents)
+            expected = twin.verdict(uniforms)
+        assert (list(verdict.nodes), verdict.next_token) == expected
+        assert verdict.n_accepted == len(verdict.nodes)
+        assert (verdict.path is None) == (not draft.parents)
+        n_partly += 0 < verdict.n_accepted < len(tokens)
+        n_beside += verdict.n_accepted > draft.n_accepted_of_chain(verdict)
+    assert min(n_partly, n_beside) > 100
 
 
-@pytest.mark.parametrize("target_is", ["dense", "list"])
+@pytest.mark.parametrize("target_is", ["dense", "list", "certain"])
 @pytest.mark.parametrize("draft_is", ["dense", "list", "certain"])
-@pytest.mark.parametrize("name", ["match", "rejection", "block"])
+@pytest.mark.parametrize("name", RULES)
 def test_all_forms_of_rows_are_judged_alike(name: str, draft_is: str, target_is: str) -> None:
     """Rows as the loop has them, lazy or truncated, against the same as plain arrays."""
     rng = np.random.default_rng(9)
-    n_vocab, n_draft = 3000, 4
+    n_vocab, parents = 3000, [-1, 0, 1, 0, -1, 4, -1]
     options = {
         "dense": Sampling(temperature=1, top_k=0, top_p=1, min_p=0),
-        "list": Sampling(temperature=1, top_k=40, top_p=0.95),
-        "certain": Sampling(temperature=0),
+        "list": Sampling(temperature=1, top_k=40, top_p=1, min_p=0),
+        "certain": Sampling(temperature=0, top_p=1, min_p=0),
     }
-    lengths, n_unlike = set(), 0
-    for _ in range(300):
-        base = rng.normal(0, 3, (n_draft + 1, n_vocab))
+    paths, n_unlike = set(), 0
+    for _ in range(150):
+        base = rng.normal(0, 3, (len(parents) + 1, n_vocab))
         logits = (base + rng.normal(0, 0.5, base.shape)).astype(np.float32)
-        target = to_probs(logits, options[target_is], draft=[0] * n_draft)
-        near = base[:n_draft].astype(np.float32)
-        probs = to_probs(near, options[draft_is], draft=[0] * (n_draft - 1))
-        tokens = [probs.pick(i, rng.random()) for i in range(n_draft)]
-        uniforms = rng.random(n_draft + 1).tolist()
+        target = to_probs(logits, options[target_is], draft=[0] * len(parents))
+        rows, tokens = Rows(len(parents), n_vocab), []
+        near = base.astype(np.float32)
+        for i, parent in enumerate(parents):
+            siblings = reference.children(parents[:i], parent)
+            if siblings:
+                assert rows.append_without(siblings[-1], tokens[siblings[-1]])
+            else:
+                row = near[parent + 1 : parent + 2]
+                draw(rows, row, options[draft_is], (), _native.LengthRule(), 0.0)
+            tokens.append(rows.pick(i, rng.random()))
+        uniforms = rng.random(len(parents) + 1).tolist()
         rule = verify.rule(name)
-        found = rule(Draft(tokens, probs), target, uniforms)
-        expected = rule(Draft(tokens, np.asarray(probs)), np.asarray(target), uniforms)
-        n_unlike += found != expected
-        lengths.add(found.n_accepted)
-    assert len(lengths) >= 3
+        draft = Draft(tokens, rows, parents=parents)
+        found = rule(draft, target, uniforms)
+        draft = draft._replace(probs=np.asarray(rows))
+        n_unlike += found != rule(draft, np.asarray(target), uniforms)
+        paths.add(tuple(found.nodes))
+    assert len(paths) >= 5
     assert n_unlike <= 2  # uniforms so near an edge that rounding decides
 
 
-Distribution = dict[tuple[int, ...], float]
-Tree = dict[tuple[int, ...], np.ndarray]
-RULE_TWINS = {
-    "match": reference.match,
-    "rejection": reference.rejection,
-    "block": reference.block,
-}
-MUTANTS = [reference.block_that_breaks, reference.block_with_token_residual]
+# The exact distribution of what a rule emits, by enumeration of all drafts of a small vocabulary.
+
+Levels = list[np.ndarray]  # by depth: (n_vocab**depth, n_vocab), the distribution after each prefix
+Present = Callable[[int, np.ndarray], np.ndarray]  # (node, tokens so far): in which drafts it is
 
 
-def random_tree(rng: np.random.Generator, n_vocab: int, depth: int, certain: str = "none") -> Tree:
-    """A distribution after every prefix of up to `depth` tokens."""
-    tree = {}
+def always(node: int, tokens: np.ndarray) -> np.ndarray:
+    return np.ones(len(tokens), bool)
+
+
+def forests(n_nodes: int) -> Iterator[tuple[int, ...]]:
+    """All shapes of a tree with that many nodes, its nodes in the order of a walk."""
+    if n_nodes == 0:
+        yield ()
+        return
+    for parents in forests(n_nodes - 1):
+        parent = n_nodes - 2
+        while parent >= -1:
+            yield (*parents, parent)
+            if parent == -1:
+                break
+            parent = parents[parent]
+
+
+def height(parents: Sequence[int], node: int) -> int:
+    below = reference.children(parents, node)
+    return 1 + max((height(parents, child) for child in below), default=0)
+
+
+def is_leftmost_deepest(parents: Sequence[int]) -> bool:
+    """Whether no node is followed by a sibling with a longer path behind it."""
+    for node in range(-1, len(parents)):
+        heights = [height(parents, child) for child in reference.children(parents, node)]
+        if heights != sorted(heights, reverse=True):
+            return False
+    return True
+
+
+def random_levels(rng: np.random.Generator, n_vocab: int, depth: int) -> Levels:
+    """Distributions after all prefixes: some with zeros, some one-hot."""
+    levels = []
     for n in range(depth + 1):
-        for prefix in itertools.product(range(n_vocab), repeat=n):
-            row = random_rows(rng, 1, n_vocab)[0].astype(float)
-            if certain == "all" or (certain == "some" and rng.random() < 0.5):
-                row = np.eye(n_vocab)[rng.integers(n_vocab)]
-            tree[prefix] = row / row.sum()
-    return tree
+        rows = random_rows(rng, n_vocab**n + 1, n_vocab)[1:].astype(float)
+        one_hot = rng.random(len(rows)) < 0.1 * (n > 0)
+        rows[one_hot] = np.eye(n_vocab)[rng.integers(0, n_vocab, one_hot.sum())]
+        levels.append(rows / rows.sum(axis=1, keepdims=True))
+    return levels
 
 
-def distribution_of(tree: Tree, n: int) -> Distribution:
-    """The probability of every text of n tokens."""
-    distribution: Distribution = {(): 1.0}
-    for _ in range(n):
-        distribution = {
-            (*t, x): p * q for t, p in distribution.items() for x, q in enumerate(tree[t]) if q > 0
-        }
-    return distribution
+def texts_of(levels: Levels, emitted: Levels) -> np.ndarray:
+    """The probability of every text, if one of `emitted` (by length) is continued by the target."""
+    total = emitted[0]
+    for rows, more in zip(levels, emitted[1:], strict=False):
+        total = (total[:, None] * rows).ravel() + more
+    return total
 
 
-def distribution_by_rule(
-    rule: Callable[..., reference.Judgement], target: Tree, draft: Tree, stops: set[tuple[int, ...]]
-) -> tuple[Distribution, float]:
-    """The exact distribution of a text after one round, then of the target alone; and E[accepted].
+class Drafts(NamedTuple):
+    """All drafts of one shape: (n, n_nodes) tokens, what they were drawn from, probabilities."""
 
-    A draft goes on until its prefix is one of `stops`.
+    parents: list[int]
+    tokens: np.ndarray
+    rows: np.ndarray
+    weights: np.ndarray
+
+
+def all_drafts(
+    draft: Levels,
+    parents: Sequence[int],
+    present: Present = always,
+    certain: Collection[int] = (),
+    *,
+    replaced: bool = False,
+) -> Iterator[Drafts]:
+    """Everything that can be drawn, node by node: each without its earlier siblings.
+
+    Some nodes are the likeliest tokens, for certain. A node is left out where nothing can be drawn.
+    `replaced`: a known mistake, the rows are recorded with the siblings.
     """
-    depth = max(len(prefix) for prefix in stops) + 1
-    distribution: Distribution = {}
-    length = 0.0
-
-    def go_on(text: tuple[int, ...], p: float) -> None:
-        if len(text) == depth:
-            distribution[text] = distribution.get(text, 0.0) + p
-            return
-        for x, q in enumerate(target[text]):
-            if q > 0:
-                go_on((*text, x), p * q)
-
-    def draft_on(tokens: tuple[int, ...], p: float) -> None:
-        nonlocal length
-        if tokens not in stops:
-            for x, q in enumerate(draft[tokens]):
-                if q > 0:
-                    draft_on((*tokens, x), p * q)
-            return
-        prefixes = [tokens[:i] for i in range(len(tokens) + 1)]
-        judged = rule(
-            list(tokens),
-            np.array([draft[prefix] for prefix in prefixes[:-1]]).reshape(len(tokens), -1),
-            np.array([target[prefix] for prefix in prefixes]),
-        )
-        for n, chance in enumerate(judged.length_probs()):
-            length += p * chance * n
-            for x, q in enumerate(judged.rests[n]):
-                if chance * q > 0:
-                    go_on((*tokens[:n], x), p * chance * q)
-
-    draft_on((), 1.0)
-    return distribution, length
+    n_vocab, depth = draft[0].shape[1], depths(parents)
+    tokens, weights = np.zeros((1, 0), int), np.ones(1)
+    prefixes, rows = np.zeros((1, 1), int), np.zeros((1, 0, n_vocab))
+    for node, parent in enumerate(parents):
+        whole = draft[depth[node] - 1][prefixes[:, parent + 1]]
+        row = whole.copy()
+        for sibling in reference.children(parents[:node], parent):
+            drawn = np.nonzero(tokens[:, sibling] >= 0)[0]
+            row[drawn, tokens[drawn, sibling]] = 0
+        total = row.sum(axis=1)
+        is_there = (total > 0) & present(node, tokens)
+        if parent >= 0:
+            is_there &= tokens[:, parent] >= 0
+        row /= np.where(total > 0, total, 1)[:, None]
+        if node in certain:
+            row = np.eye(n_vocab)[row.argmax(axis=1)]
+        chances = np.hstack([row * is_there[:, None], ~is_there[:, None]])
+        of, x = np.nonzero(chances > 0)
+        weights = weights[of] * chances[of, x]
+        x[x == n_vocab] = -1
+        tokens = np.hstack([tokens[of], x[:, None]])
+        prefix = prefixes[of, parent + 1] * n_vocab + x
+        prefixes = np.hstack([prefixes[of], prefix[:, None]])
+        recorded = whole if replaced else row
+        rows = np.concatenate([rows[of], recorded[of][:, None]], axis=1)
+    masks = tokens >= 0
+    for mask in np.unique(masks, axis=0):
+        these, nodes = (masks == mask).all(axis=1), np.nonzero(mask)[0].tolist()
+        kept = [-1 if parents[i] < 0 else nodes.index(parents[i]) for i in nodes]
+        yield Drafts(kept, tokens[these][:, nodes], rows[these][:, nodes], weights[these])
 
 
-def stops_of(
-    rng: np.random.Generator, n_vocab: int, n_draft: int, early: float
-) -> set[tuple[int, ...]]:
-    """Where a draft ends: after n_draft tokens, or, by what has been drawn so far, sooner."""
-    stops: set[tuple[int, ...]] = set()
-    for n in range(1, n_draft + 1):
-        for prefix in itertools.product(range(n_vocab), repeat=n):
-            if any(prefix[:i] in stops for i in range(1, n)):
-                continue
-            if n == n_draft or rng.random() < early:
-                stops.add(prefix)
-    return stops
+def emitted_by(twin: Twin, target: Levels, drafts: Iterable[Drafts]) -> tuple[np.ndarray, float]:
+    """The exact distribution of a text of one round, then of the target alone; and E[accepted]."""
+    n_vocab, accepted = target[0].shape[1], 0.0
+    emitted = [np.zeros(n_vocab**n) for n in range(len(target) + 1)]
+    for parents, tokens, rows, weights in drafts:
+        depth, prefixes = [0, *depths(parents)], [np.zeros(len(tokens), int)]
+        for node, parent in enumerate(parents):
+            prefixes.append(prefixes[parent + 1] * n_vocab + tokens[:, node])
+        after = np.stack([target[n][at] for n, at in zip(depth, prefixes, strict=True)], axis=1)
+        judged = twin(tokens, rows, after, parents)
+        masses = weights[:, None] * judged.reached()
+        accepted += float((masses.sum(axis=0) * depth).sum())
+        for i, (n, at) in enumerate(zip(depth, prefixes, strict=True)):
+            texts = (at * n_vocab)[:, None] + np.arange(n_vocab)
+            np.add.at(emitted[n + 1], texts, masses[:, i, None] * judged.rests[:, i])
+    return texts_of(target, emitted), accepted
 
 
-def cases(certain: str = "none") -> Iterator[tuple[Tree, Tree, set[tuple[int, ...]]]]:
-    rng = np.random.default_rng(13)
-    for n_vocab, n_draft in ((2, 1), (3, 1), (2, 2), (3, 2), (2, 3), (3, 3), (2, 4)):
-        for early in (0.0, 0.3):
-            for _ in range(2):
-                target = random_tree(rng, n_vocab, n_draft + 1)
-                draft = random_tree(rng, n_vocab, n_draft, certain)
-                yield target, draft, stops_of(rng, n_vocab, n_draft, early)
-
-
-def distance(one: Distribution, other: Distribution) -> float:
-    return max(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})
+def distance(texts: np.ndarray, target: Levels) -> float:
+    """Total variation from the target's own texts."""
+    alone = [np.ones(1), *(np.zeros(rows.size) for rows in target)]
+    return float(np.abs(texts - texts_of(target, alone)).sum()) / 2
 
 
 def test_each_rule_has_a_reference_in_numpy() -> None:
@@ -234,40 +290,90 @@ def test_each_rule_has_a_reference_in_numpy() -> None:
     assert set(RULE_TWINS) == set(RULES)
 
 
-@pytest.mark.parametrize("certain", ["none", "some", "all"])
-@pytest.mark.parametrize("name", RULE_TWINS)
-def test_every_text_has_exactly_the_targets_probability(name: str, certain: str) -> None:
-    """By enumeration of all drafts, whose length depends on what was drawn, and all verdicts."""
-    for target, draft, stops in cases(certain):
-        distribution, _ = distribution_by_rule(RULE_TWINS[name], target, draft, stops)
-        assert distance(distribution, distribution_of(target, len(max(stops, key=len)) + 1)) < 1e-12
+@pytest.mark.parametrize("n_vocab", [3, 4])
+def test_every_text_has_exactly_the_targets_probability(n_vocab: int) -> None:
+    """Drafts of all shapes of up to 6 nodes, some of them certain, and all verdicts.
 
-
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_known_wrong_versions_of_block_verification_are_caught(
-    mutant: Callable[..., reference.Judgement],
-) -> None:
-    worst = max(
-        distance(
-            distribution_by_rule(mutant, target, draft, stops)[0],
-            distribution_of(target, len(max(stops, key=len)) + 1),
-        )
-        for target, draft, stops in cases()
-    )
-    assert worst > 0.001
-
-
-@pytest.mark.parametrize("certain", ["none", "some", "all"])
-def test_block_never_keeps_less_than_token_wise_rejection(certain: str) -> None:
+    Traversal accepts no less than rejection if the deepest branches come first.
+    """
+    rng = np.random.default_rng(13)
     gains = []
-    for case in cases(certain):
-        by_name = {name: distribution_by_rule(rule, *case)[1] for name, rule in RULE_TWINS.items()}
-        gains.append(by_name["block"] - by_name["rejection"])
-        assert by_name["rejection"] >= by_name["match"] - 1e-12
-        if certain == "all":  # whatever the rule, no more than the target's own probability
-            assert max(by_name.values()) - min(by_name.values()) < 1e-12
+    for n_nodes in range(7):
+        for parents in forests(n_nodes):
+            depth = max(depths(parents), default=0)
+            target, draft = (random_levels(rng, n_vocab, depth) for _ in range(2))
+            share = rng.choice([0, 0, 0.5, 1])
+            certain = [node for node in range(n_nodes) if rng.random() < share]
+            accepted = {}
+            drafts = list(all_drafts(draft, parents, certain=certain))
+            for name, twin in RULE_TWINS.items():
+                texts, accepted[name] = emitted_by(twin, target, drafts)
+                assert distance(texts, target) < 1e-12
+            if is_leftmost_deepest(parents):
+                gains.append(accepted["traversal"] - accepted["rejection"])
+            if len(set(parents)) == n_nodes:  # a chain; matching may be better on a wide tree
+                assert accepted["rejection"] >= accepted["match"] - 1e-12
+            if share == 1:  # whatever the rule, no more than the target's own probability
+                assert max(accepted.values()) - min(accepted.values()) < 1e-12
     assert min(gains) > -1e-12
-    assert max(gains) > 0.01 or certain == "all"
+    assert max(gains) > 0.1
+
+
+# By what was drawn before: nodes in the order in which they are drawn, which of them, and when.
+GROWTHS: dict[str, tuple[tuple[int, ...], Present]] = {
+    "a chain ends at a token": (
+        (-1, 0, 1, 2),
+        lambda node, tokens: (tokens[:, 1:] != 1).all(axis=1),
+    ),
+    "a second child only beside token 0": (
+        (-1, 0, 1, -1, 3),
+        lambda node, tokens: tokens[:, 0] == 0 if node == 3 else always(node, tokens),
+    ),
+    "what follows the first child depends on the second": (
+        (-1, -1, 0, 0, 2, 1),
+        lambda node, tokens: (
+            always(node, tokens)
+            if node < 2
+            else (tokens[:, 1] == (0 if node < 5 else 2)) | (tokens[:, 0] == 1)
+        ),
+    ),
+    "a third child only if the second was extended with a likely token": (
+        (-1, -1, 1, -1, 0, 4),
+        lambda node, tokens: always(node, tokens) if node < 3 else tokens[:, 2] >= 1,
+    ),
+}
+
+
+@pytest.mark.parametrize("growth", GROWTHS)
+def test_so_it_has_if_the_shape_depends_on_what_was_drawn(growth: str) -> None:
+    parents, present = GROWTHS[growth]
+    rng = np.random.default_rng(17)
+    for n_vocab in (3, 3, 4):
+        target, draft = (random_levels(rng, n_vocab, max(depths(parents))) for _ in range(2))
+        drafts = list(all_drafts(draft, parents, present))
+        assert len(drafts) > 1
+        for twin in RULE_TWINS.values():
+            assert distance(emitted_by(twin, target, drafts)[0], target) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("mutant", "parents", "replaced"),
+    [
+        (reference.block_that_breaks, (-1, 0, 1), False),
+        (reference.block_with_token_residual, (-1, 0, 1), False),
+        (reference.traversal_that_forgets, (-1, 0, -1), False),
+        (reference.traversal, (-1, 0, -1), True),
+        (reference.rejection, (-1, 0, -1), True),
+    ],
+)
+def test_known_mistakes_are_caught(mutant: Twin, parents: tuple[int, ...], replaced: bool) -> None:
+    rng = np.random.default_rng(19)
+    worst = 0.0
+    for _ in range(5):
+        target, draft = (random_levels(rng, 4, 3) for _ in range(2))
+        drafts = all_drafts(draft, parents, replaced=replaced)
+        worst = max(worst, distance(emitted_by(mutant, target, drafts)[0], target))
+    assert worst > 0.003
 
 
 def distribution_of_first_token(
@@ -333,20 +439,33 @@ def test_sequences_have_the_targets_distribution(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_greedy_rules_accept_exactly_what_the_target_would_have_written(name: str) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "parents", "path", "next_token"),
+    [
+        ([3, 1, 4], (), [0, 1, 2], 2),
+        ([3, 1, 0], (), [0, 1], 4),
+        ([0, 1, 4], (), [], 3),
+        ([], (), [], 3),
+        ([3, 4, 0, 1, 4, 0], (-1, 0, 1, 0, 3, -1), [0, 3, 4], 2),
+        ([0, 1, 3, 4, 1], (-1, 0, -1, 2, 2), [2, 4], 4),
+        ([0, 1, 2], (-1, 0, -1), [], 3),
+    ],
+)
+def test_greedy_rules_accept_exactly_what_the_target_would_have_written(
+    tokens: list[int], parents: Sequence[int], path: list[int], next_token: int, name: str
+) -> None:
+    """3, 1, 4; and 2 after everything else that agrees."""
     greedy = Sampling(temperature=0)
-    logits = np.eye(5, dtype=np.float32)[[3, 1, 4, 2]]
-    for tokens, verdict in (
-        ([3, 1, 4], (3, 2)),
-        ([3, 1, 0], (2, 4)),
-        ([0, 1, 4], (0, 3)),
-        ([], (0, 3)),
-    ):
-        probs = np.eye(5, dtype=np.float32)[tokens].reshape(-1, 5)
-        for draft in (Draft(tokens, probs), Draft(tokens)):
-            target = to_probs(logits[: len(tokens) + 1], greedy, draft=tokens)
-            found = verify.rule(name)(draft, target, np.full(len(tokens) + 1, 0.99))
-            assert (found.n_accepted, found.next_token) == verdict
+    logits = np.zeros((len(tokens) + 1, 5), np.float32)
+    for node in range(-1, len(tokens)):
+        before = [tokens[i] for i in reference.path_to(parents or range(-1, len(tokens) - 1), node)]
+        follows = {(): 3, (3,): 1, (3, 1): 4}
+        logits[node + 1, follows.get(tuple(before), 2)] = 1
+    probs = np.eye(5, dtype=np.float32)[tokens].reshape(-1, 5)
+    for draft in (Draft(tokens, probs, parents=parents), Draft(tokens, parents=parents)):
+        target = to_probs(logits, greedy, draft=tokens)
+        found = verify.rule(name)(draft, target, np.full(len(tokens) + 1, 0.99))
+        assert (list(found.nodes), found.next_token) == (path, next_token)
 
 
 @pytest.mark.parametrize("name", sorted({*RULES} - {"match"}))  # match draws anew
@@ -367,6 +486,8 @@ def test_wrong_shapes_are_refused_not_read(name: str) -> None:
         (Draft([1], rows[:1]), rows, uniforms[:1]),
         (Draft([4], rows[:1]), rows, uniforms),
         (Draft([-1], rows[:1]), rows, uniforms),
+        (Draft([1], rows[:1], parents=[0]), rows, uniforms),
+        (Draft([1], rows[:1], parents=[-1, 0]), rows, uniforms),
     ):
-        with pytest.raises(ValueError, match=r"verify|outside the vocabulary"):
+        with pytest.raises(ValueError, match=r"verify|outside the vocabulary|parent"):
             rule(draft, target, tossed)

@@ -231,7 +231,7 @@ def rounds_of(
         array("i", [1, 2]),
         target=FakeSession(logits[0]),
         drafter=drafters.make(drafter, materials),
-        verify=verify.rule("block"),
+        verify=verify.rule("traversal"),
         sampling=sampling,
         uniforms=verify_uniforms,
         n_draft=n_draft,

@@ -41,7 +41,11 @@ Logits = Callable[[tuple[int, ...]], np.ndarray]
 PIECES = (b"a", b"b", b"ab", b"c", b"<end>")
 END = 4
 TEMPERATURE = 0.8
-TWINS = {"block": reference.block, "rejection": reference.rejection, "match": reference.match}
+TWINS = {
+    "traversal": reference.traversal,
+    "rejection": reference.rejection,
+    "match": reference.match,
+}
 
 
 @dataclass(frozen=True)
@@ -208,7 +212,7 @@ def judged(name: str, choices: Choices) -> Verify:
         probs = None if draft.probs is None else np.asarray(draft.probs).astype(float)
         twin = TWINS[name](tokens, probs, target)
         outcomes, weights = [], []
-        for n, chance in enumerate(twin.length_probs()):
+        for n, chance in enumerate(twin.reached()):
             for token, q in enumerate(twin.rests[n]):
                 outcomes.append(Verdict(n, token))
                 weights.append(chance * q)
@@ -246,7 +250,7 @@ def uniforms_for(
         edges += [(0.0, 1.0)] * (len(tokens) - n)
     else:
         edges = [(0.0, chance) for chance in twin.chances]
-        failing = range(n, len(tokens)) if twin.from_behind else [n] if n < len(tokens) else []
+        failing = range(n, len(tokens)) if twin.leaves_first else [n] if n < len(tokens) else []
         for i in failing:
             edges[i] = (twin.chances[i], 1.0)
         edges.append(within(twin.rests[n], token))

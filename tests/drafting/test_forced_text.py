@@ -81,7 +81,7 @@ def rounds_of(
         tokens,
         target=target,
         drafter=made,
-        verify=verify.rule("block"),
+        verify=verify.rule("traversal"),
         sampling=sampling,
         uniforms=verify_uniforms,
         n_draft=n_draft,

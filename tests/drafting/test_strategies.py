@@ -45,7 +45,7 @@ def run(
             tokens,
             target=target,
             drafter=drafters.make(name, materials),
-            verify=verify.rule("block"),
+            verify=verify.rule("traversal"),
             sampling=sampling,
             uniforms=verify_uniforms,
             n_draft=8,

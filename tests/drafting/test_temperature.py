@@ -22,7 +22,9 @@ def logits_after(prefix: tuple[int, ...]) -> np.ndarray:
     return np.random.default_rng([3, *prefix[-2:]]).normal(0, 2.0, N_VOCAB)
 
 
-def mean_length(draft_scale: float, draft_temperature: float | str, rule: str = "block") -> float:
+def mean_length(
+    draft_scale: float, draft_temperature: float | str, rule: str = "traversal"
+) -> float:
     """Tokens a pass with a draft whose logits are the target's, scaled."""
     target = FakeSession(logits_after)
     session = FakeSession(lambda prefix: logits_after(prefix) * draft_scale)
@@ -96,10 +98,10 @@ def test_the_expected_length_is_that_of_the_block_rule_or_a_little_less() -> Non
         probs = to_probs(near, sampling, draft=[0] * 2)
         return [Draft([probs.pick(i, rng.random()) for i in range(3)], probs) for _ in range(n)]
 
-    block = verify.rule("block")
+    traversal = verify.rule("traversal")
     estimates = np.array([expected_lengths(d, target, 3, [0.6, 1.5]) for d in draws(1.0, 20_000)])
     for i, temperature in enumerate((0.6, 1.5)):
-        real = [block(d, target, rng.random(4)).n_accepted for d in draws(temperature, 20_000)]
+        real = [traversal(d, target, rng.random(4)).n_accepted for d in draws(temperature, 20_000)]
         # Standard errors: 0.008 of what is real, about 0.01 of the estimates.
         assert -0.25 < estimates[:, i].mean() - np.mean(real) < 0.04
 
@@ -123,7 +125,7 @@ def test_where_temperature_is_not_the_last_step_the_targets_is_kept(
         draft = drafter.draft([1, 2], 3)
         logits = np.array([logits_after((1, i)) for i in range(len(draft.tokens) + 1)], np.float32)
         target = to_probs(logits, sampling, [1, 2], draft.tokens)
-        drafter.observe(draft, target, verify.rule("block")(draft, target, [0.5] * len(target)))
+        drafter.observe(draft, target, verify.rule("traversal")(draft, target, [0.5] * len(target)))
     assert drafter.notes() == {"draft_temperature": 0.7}  # type: ignore[attr-defined]
 
 

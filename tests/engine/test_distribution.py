@@ -198,7 +198,8 @@ def mutant(judge: Callable[..., reference.Judgement]) -> Verify:
             probs = None if draft.probs is None else np.asarray(draft.probs).astype(float)
             target = np.asarray(target_probs).astype(float)
             known[key] = judge(list(draft.tokens), probs, target)
-        return Verdict(*known[key].verdict(np.asarray(uniforms)))
+        path, token = known[key].verdict(np.asarray(uniforms))
+        return Verdict(len(path), token)
 
     return rule
 
@@ -212,7 +213,7 @@ def test_texts_have_the_targets_distribution(name: str, pair: Pair) -> None:
 
 def test_texts_of_a_hybrid_model_have_its_distribution(tmp_path: Path) -> None:
     with opened(tiny.write_qwen35, tmp_path) as hybrid:
-        statistic, n_free = chi_square(hybrid, verify.rule("block"), N_RUNS, seed=1)
+        statistic, n_free = chi_square(hybrid, verify.rule("traversal"), N_RUNS, seed=1)
     assert n_free > 20
     assert statistic < limit(n_free)
 
@@ -250,7 +251,7 @@ class Picky(FixedLength):
         self.lengths.add((self.rule.n_drawn, self.rule.n_evaluated))
 
 
-@pytest.mark.parametrize("name", ["block", "rejection"])
+@pytest.mark.parametrize("name", ["traversal", "rejection"])
 def test_stopping_by_drawn_tokens_keeps_the_distribution(name: str, pair: Pair) -> None:
     policy = Picky()
     statistic, n_free = chi_square(pair, verify.rule(name), N_RUNS, seed=1, policy=policy)
@@ -260,7 +261,7 @@ def test_stopping_by_drawn_tokens_keeps_the_distribution(name: str, pair: Pair) 
 
 def test_dropping_a_drawn_token_changes_the_distribution(pair: Pair) -> None:
     """Over seeds 1 to 3, the statistics were 609 to 633 with 20,000 texts; the limit is 62."""
-    statistic, n_free = chi_square(pair, verify.rule("block"), N_RUNS // 5, 1, changed=Dropping)
+    statistic, n_free = chi_square(pair, verify.rule("traversal"), N_RUNS // 5, 1, changed=Dropping)
     assert statistic > limit(n_free)
 
 
@@ -313,13 +314,13 @@ def partial_to_forced(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> 
     for i, token in enumerate(draft.tokens):
         if probs is None or probs[i].max() == 1:
             target[i, token] *= 1.15
-    return verify.rule("block")(draft, target, uniforms)
+    return verify.rule("traversal")(draft, target, uniforms)
 
 
 def test_constrained_texts_have_the_targets_distribution(pair: Pair) -> None:
     """100,000 texts; the enumeration of tests/drafting/test_exact_distribution.py has all rules."""
     statistic, n_free = chi_square(
-        pair, verify.rule("block"), 100_000, 1, sampling=under_grammar(pair), n_tokens=N_LETTERS
+        pair, verify.rule("traversal"), 100_000, 1, sampling=under_grammar(pair), n_tokens=N_LETTERS
     )
     assert n_free > 20
     assert statistic < limit(n_free)
@@ -362,7 +363,7 @@ def headed(
     contexts.close()
 
 
-@pytest.mark.parametrize("name", ["block", "rejection"])
+@pytest.mark.parametrize("name", ["traversal", "rejection"])
 def test_texts_with_a_head_have_the_targets_distribution(name: str, headed: Pair) -> None:
     """At temperature 1; 100,000 texts by each rule."""
     statistic, n_free = chi_square(headed, verify.rule(name), 50_000, 1, sampling=AT_ONE)
@@ -383,6 +384,6 @@ class Colder(Dropping):
 
 def test_probabilities_of_another_temperature_change_the_distribution(headed: Pair) -> None:
     statistic, n_free = chi_square(
-        headed, verify.rule("block"), 20_000, 1, changed=Colder, sampling=AT_ONE
+        headed, verify.rule("traversal"), 20_000, 1, changed=Colder, sampling=AT_ONE
     )
     assert statistic > limit(n_free)

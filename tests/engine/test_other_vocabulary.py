@@ -221,7 +221,7 @@ def mapped(target: Path, draft: Path) -> Iterator[Mapped]:
         yield Mapped(pair, Remembering(sessions[2]), vocab_map)
 
 
-@pytest.mark.parametrize("name", ["block", "rejection"])
+@pytest.mark.parametrize("name", ["traversal", "rejection"])
 def test_texts_have_the_targets_distribution(name: str, mapped: Mapped) -> None:
     statistic, n_free = chi_square(
         mapped.pair, verify.rule(name), N_RUNS, 1, sampling=SAMPLING, n_tokens=3
@@ -264,7 +264,7 @@ class NotRenormalised:
 
 
 @pytest.mark.parametrize("draft", ["foreign"], indirect=True)
-@pytest.mark.parametrize("name", ["block", "rejection"])
+@pytest.mark.parametrize("name", ["traversal", "rejection"])
 def test_so_many_texts_detect_probabilities_that_are_not_renormalised(
     name: str, mapped: Mapped
 ) -> None:

@@ -8,16 +8,25 @@ import pkgutil
 from ggufspec.decoding.types import Verify
 from ggufspec.errors import OptionError
 
+_OTHER_NAMES = {"block": "traversal"}  # the rule of that name, from before it judged trees
+
 
 def names() -> list[str]:
     """The names of all rules."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
+def known(name: str) -> str:
+    """The name of a rule; of "block", that is "traversal". Raises OptionError if there is none."""
+    found = _OTHER_NAMES.get(name, name)
+    if found not in names():
+        raise OptionError(
+            f"there is no verification rule {name!r}; choose from {', '.join(names())}"
+        )
+    return found
+
+
 def rule(name: str) -> Verify:
     """The rule of that name. Raises OptionError if there is none."""
-    known = names()
-    if name not in known:
-        raise OptionError(f"there is no verification rule {name!r}; choose from {', '.join(known)}")
-    found: Verify = importlib.import_module(f"{__name__}.{name}").verify
+    found: Verify = importlib.import_module(f"{__name__}.{known(name)}").verify
     return found

@@ -8,5 +8,6 @@ from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 
 
 def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-    """Draw from the target at each position; accept drafted tokens as long as they are the same."""
-    return Verdict(*_native.match(draft.tokens, None, as_rows(target_probs), uniforms))
+    """Draw from the target after each accepted token; accept the child that has the drawn token."""
+    target = as_rows(target_probs)
+    return Verdict(*_native.match(draft.tokens, draft.parents, None, target, uniforms))

@@ -3,7 +3,8 @@
 Leviathan et al. (Google), https://arxiv.org/abs/2211.17192, and Chen et al. (DeepMind),
 https://arxiv.org/abs/2302.01318, found the same rule independently: both accept by the same ratio,
 replace a rejected token from the same residual distribution, and draw a bonus token from the target
-if all are accepted.
+if all are accepted. Trees: SpecInfer, https://arxiv.org/abs/2305.09781; children that are drawn
+without replacement: https://arxiv.org/abs/2402.14160.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
     """Accept token x with probability min(1, target(x) / draft(x)).
 
-    The first rejected one is replaced by a draw from max(target - draft, 0), normalised.
+    After a rejected one, the target is max(target - draft, 0), normalised: for the next child of
+    the same node, and after the last for the draw that replaces it.
     """
     probs = None if draft.probs is None else as_rows(draft.probs)
-    return Verdict(*_native.rejection(draft.tokens, probs, as_rows(target_probs), uniforms))
+    target = as_rows(target_probs)
+    return Verdict(*_native.rejection(draft.tokens, draft.parents, probs, target, uniforms))
