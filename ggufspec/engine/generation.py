@@ -21,6 +21,7 @@ from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
+from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.calibration import calibrate
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.options import CheckedOptions
@@ -101,7 +102,10 @@ class Generation:
         self._has_model = engine.draft is not None and drafters.uses_model(drafter_name)
         self._temperature = options.sampling.temperature
         self._progress = options.progress if progress is None else progress
-        self._policy: LengthPolicy = FixedLength()
+        is_tree = options.tree == "on"
+        self._policy: LengthPolicy = (
+            fixed_length(self._temperature) if is_tree else FixedLength()
+        )
         if options.n_draft == "auto" and drafter_name != "none":
             self._policy = self._auto_length(options, repeats=seed is not None)
         self._n_sharers = 1

@@ -26,7 +26,7 @@ class Materials:
     session: Session | None = None  # the draft model's, if there is one
     draft_temperature: float | str = defaults.DRAFT_TEMPERATURE
     n_draft_max: int = defaults.N_DRAFT_MAX  # the most that a round asks for
-    tree: str = "auto"  # branches beside a chain: where they pay ("auto"), "on" or "off"
+    tree: str = defaults.TREE  # branches beside a chain: where they pay ("auto"), "on" or "off"
     n_leaves: int = 1  # of a tree, at most; 1: the target reads chains only
     policy: LengthPolicy = field(default_factory=FixedLength)  # decides how far to draft
     forced: ForcedText = field(default_factory=ForcedText)  # by the sampling's constraint
