@@ -18,7 +18,6 @@ from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.calibration import settle
-from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Completion
 from ggufspec.engine.load import load
@@ -146,7 +145,7 @@ def _load(task: Mapping[str, Any], options: CheckedOptions) -> Engine:
     if settings.get("n_threads") is None and task["n_workers"] > 1:
         settings["n_threads"] = max(n_threads_default() // task["n_workers"], 1)
     engine = load(task["target"], task["draft"], **settings)
-    sampling_of(options, engine.vocab, 0)  # errors before any prompt
+    engine.check(options)  # errors before any prompt
     return engine
 
 

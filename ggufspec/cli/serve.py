@@ -134,6 +134,7 @@ def command(
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:
+            engine.check(checked(settings))
             service = make_service(
                 engine,
                 ServerOptions(

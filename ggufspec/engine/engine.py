@@ -12,8 +12,9 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
+from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.file_sampling import FileSampling
-from ggufspec.engine.generation import Completion, Generation, Stream
+from ggufspec.engine.generation import Completion, Generation, Stream, n_leaves
 from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.scheduler import Scheduler
@@ -105,6 +106,11 @@ class Engine:
         self.lock.check()
         tokens = self.tokenize(prompt)
         return Stream(Generation(self, tokens, options, seed=seed, progress=progress))
+
+    def check(self, options: CheckedOptions) -> None:
+        """Raise the OptionError that a text with these options would raise."""
+        sampling_of(options, self.vocab, 0)
+        n_leaves(self, options)
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
@@ -33,7 +32,7 @@ def parse_request(
     """Raises PromptError, OptionError."""
     options = _options_of(body, engine, server)
     # An error of the constraint is the request's, not that of the thread which runs all texts.
-    sampling_of(options, engine.vocab, 0)
+    engine.check(options)
     n, n_top, has_tools = body.n or 1, None, False
     if isinstance(body, ChatRequest):
         tools = [] if body.tool_choice == "none" else body.tools or []

