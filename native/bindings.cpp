@@ -455,6 +455,14 @@ NB_MODULE(_native, m) {
              "Append row i without one token, renormalised: the distribution of a second child.\n\n"
              "At temperature 0 the next likeliest token is certain. False, and no row, where no other token is left.")
         .def("append_from", &Rows::add_from, "other"_a, "i"_a, "Append a copy of row i of other, which does not depend on its logits.")
+        .def(
+            "decline",
+            [](Rows & self) {
+                require(self.n > 0, "decline: there is no row");
+                std::swap(self.rows[--self.n], self.rows.back());
+                self.has_declined = true;
+            },
+            "Drop the last row, which no token is drawn from; as after a draw that returned -1, overlap can still read it.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",

@@ -148,9 +148,10 @@ def _own(
 
 _STAGED = _own(
     "staged",
-    "Drafting strategies: none, n-gram lookup, the draft model, or both.",
+    "Drafting strategies: none, n-gram lookup, the draft model, the draft model with a draft of "
+    "its own (--draft-of-draft, else n-grams), and auto.",
     lengths=["auto"],
-    drafters=["ngram", "model", "auto"],
+    drafters=["ngram", "model", "staged", "auto"],
 )
 _LENGTHS = _own(
     "lengths",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     "pair",
     shared.target_option(),
     shared.draft_option(required=True),
+    shared.draft_of_draft_option,
     shared.offline_option,
     make=PairOptions,
 )
@@ -101,7 +102,7 @@ def command(
     from ggufspec.audit import PROMPTS, AuditOptions, audit
 
     settings = AuditOptions(**audited, options=options)  # type: ignore[arg-type]
-    load_settings |= shared.room_for(settings.n_draft)
+    load_settings |= {**shared.room_for(settings.n_draft), **pair.further}
     paths = pair.find()
     with load_with_bars(*paths, load_settings) as engine, late_bars() as bars:
         own = with_file_sampling(settings.options, engine.file_sampling, verbose=verbose)

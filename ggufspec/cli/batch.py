@@ -145,7 +145,7 @@ def command(
         raise click.UsageError(
             "an RPC server serves one process at a time; with --rpc, leave --num-processes at 1"
         )
-    load_settings |= shared.room_for(settings["n_draft"])
+    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
     if pair.draft is None:
         text_settings.check_needs_no_draft(settings)
     if address is not None:

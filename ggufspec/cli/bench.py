@@ -91,8 +91,8 @@ _format_option = option(
 )
 @option(
     "--drafter drafters",
-    "Drafting strategies: auto, model, ngram, forced.  [default: auto with --draft-n auto, else "
-    "model]",
+    "Drafting strategies: auto, model, staged, ngram, forced.  [default: auto with --draft-n "
+    "auto, else model]",
     metavar="LIST",
     callback=_listed(click.STRING, "drafters"),
 )
@@ -205,7 +205,7 @@ def command(
       llama-ssp     Llama 13B, 30B, 65B with 7B, milliseconds per token
       llmss         Llama 2 70B with 7B, BLOOMZ 7B1 with BLOOM 560M, two papers' variants
       gpt2          GPT-2 XL with itself and with GPT-2, 50 runs of 40 tokens
-      staged        drafting strategies: n-grams, the model, both
+      staged        drafting strategies: n-grams, model, staged, auto
       lengths       draft lengths 1 to 16, and auto
       temperatures  0 to 1.3, with each verification rule
     """

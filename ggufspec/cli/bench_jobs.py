@@ -177,7 +177,7 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         title = what[0].upper() + what[1:]
     else:
         title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
-    load = {**options.load_settings, **_room(experiment)}
+    load = {**options.load_settings, **_room(experiment), **pair.further}
     jobs = [
         PairBenchmark(*paths, _able(experiment.of_pair(name), paths), name, load=load)
         for name, paths in pairs.items()
@@ -186,11 +186,16 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
 
 
 def _able(experiment: Experiment, paths: tuple[Path, DraftFile | None]) -> Experiment:
-    """Without the draft alone where it is a head, which cannot write text by itself."""
+    """Where the draft is a head: without it alone, which cannot write text, and without a draft of
+    its own."""
     target, draft = paths
     if draft is None or read_draft(read_header(target), draft)[1] is None:
         return experiment
-    able = [each for each in experiment.contenders if each.model != "draft"]
+    able = [
+        each
+        for each in experiment.contenders
+        if each.model != "draft" and each.options.get("drafter") != "staged"
+    ]
     return replace(experiment, contenders=able)
 
 
@@ -240,11 +245,12 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     given = options.of_experiment()
     # What the user gives replaces the preset's settings.
     preset_load = {each: value for each, value in chosen.load.items() if not was_given(each)}
+    further = options.pair.further
 
     def job(paths: tuple[Path, DraftFile | None], labels: tuple[str, str]) -> PairBenchmark:
         pair = " / ".join(filter(None, labels))
         experiment = replace(chosen.experiment.of_pair(pair), **given)
-        load = {**options.load_settings, **preset_load, **_room(experiment)}
+        load = {**options.load_settings, **preset_load, **_room(experiment), **further}
         return PairBenchmark(*paths, _able(experiment, paths), pair, *labels, load=load)
 
     if options.pair.target is not None:

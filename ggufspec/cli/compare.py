@@ -125,7 +125,7 @@ def command(
     if pair.target is not None or asked["prompt"] is not None or asked["prompt_file"] is not None:
         text = read_prompt(asked)
     pairs = pair.find_each()
-    load_settings |= shared.room_for(settings["n_draft"])
+    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
     races: dict[str, Race] = {}  # by the draft's name; a single one has none
     steps: dict[str, float] = {}  # milliseconds of a draft step
     given = settings

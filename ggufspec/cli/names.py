@@ -27,6 +27,16 @@ class PairOptions:
     offline: bool
     size: str = defaults.DEMO_SIZE
     cache_dir: Path | None = None
+    draft_of_draft: str | None = None
+
+    @property
+    def further(self) -> dict[str, Path]:
+        """Further models, as arguments of `load`: the file of the draft's draft, if it has one."""
+        if self.draft_of_draft is None:
+            return {}
+        if self.draft is None:
+            raise click.UsageError("--draft-of-draft needs --draft: name the model it drafts for")
+        return {"draft_of_draft": find_model(self.draft_of_draft, offline=self.offline)}
 
     def find(self) -> tuple[Path, DraftFile | None]:
         """The files of target and draft; "auto" is proposed, and named. Raises GgufspecError."""

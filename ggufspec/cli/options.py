@@ -242,6 +242,13 @@ def draft_option(without: str = "", *, required: bool = False) -> Option:
     )
 
 
+draft_of_draft_option = option(
+    "--draft-of-draft",
+    "Draft of the draft: a still smaller model that drafts the draft's own tokens. With --drafter "
+    "auto, it is used where that is faster.",
+    metavar="MODEL",
+)
+
 LOOKUP = "without one, only n-gram lookup drafts"
 SEVERAL = "several (a.gguf,b.gguf) are loaded one after the other, never together, and ranked"
 
@@ -262,7 +269,12 @@ cache_dir_option = option(
 )
 
 pair_options = gathered(
-    "pair", target_option(), draft_option(LOOKUP), offline_option, make=PairOptions
+    "pair",
+    target_option(),
+    draft_option(LOOKUP),
+    draft_of_draft_option,
+    offline_option,
+    make=PairOptions,
 )
 
 
@@ -272,6 +284,7 @@ def pair_or_embedded_options(without: str = LOOKUP) -> Callable[[Command], Comma
         "pair",
         target_option(required=False),
         draft_option(without),
+        draft_of_draft_option,
         offline_option,
         size_option,
         cache_dir_option,
@@ -325,9 +338,11 @@ tree_option = option(
 
 drafter_option = option(
     "--drafter",
-    "Drafting strategy: model, ngram (lookup in the text so far, without a model), auto "
-    "(picks the faster one each round), forced (only text that a constraint leaves no choice "
-    "about; the others draft it, too) or none.  [default: auto; model if --draft-n is a number]",
+    "Drafting strategy: model, staged (the model, with its own tokens drafted by --draft-of-draft, "
+    "else by lookup), ngram (lookup in the text so far, without a model), auto (picks the faster "
+    "one each round), forced (only text that a constraint leaves no choice about; the others draft "
+    "it, too) or none.  [default: auto; if --draft-n is a number: model, or staged with "
+    "--draft-of-draft]",
 )
 
 verify_option = option(

@@ -18,7 +18,8 @@ from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
-from ggufspec.models.shape import ModelShape, shapes_of_pair
+from ggufspec.models.heads import MTP
+from ggufspec.models.shape import ModelShape, shape_of_name, shapes_of_pair
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
 from ggufspec.placement.speeds import type_note
@@ -52,6 +53,7 @@ def _bandwidth(value: str) -> int:
 @click.command(name="plan", cls=SectionedCommand)
 @shared.target_option()
 @shared.draft_option()
+@shared.draft_of_draft_option
 @gathered(
     "hardware",
     option(
@@ -96,6 +98,7 @@ def _bandwidth(value: str) -> int:
 def command(
     target: str,
     draft: str | None,
+    draft_of_draft: str | None,
     hardware: dict[str, Any],
     acceptance: float,
     n_draft: int | str,
@@ -119,6 +122,9 @@ def command(
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
     shape, shape_draft = shapes_of_pair(target, draft)
+    if draft_of_draft is not None and (draft is None or draft == MTP):
+        raise click.UsageError("--draft-of-draft needs a draft model: name it with --draft")
+    shape_below = shape_of_name(draft_of_draft) if draft_of_draft else None
     if shape_draft and abs(shape.n_vocab - shape_draft.n_vocab) > MAX_PADDING:
         render.note(
             f"the target has {shape.n_vocab:,} tokens, the draft {shape_draft.n_vocab:,}: it "
@@ -131,12 +137,13 @@ def command(
         type_v=type_v,
         n_draft=None if isinstance(n_draft, str) else n_draft,
         acceptance=acceptance,
+        draft_of_draft=shape_below,
     )
     plans = alternatives(shape, shape_draft, machine, wishes)
     if as_json:
         document: dict[str, Any] = {
             whose: each and {"name": each.name, "n_layers": each.n_layers, "n_bytes": each.n_bytes}
-            for whose, each in (("target", shape), ("draft", shape_draft))
+            for whose, each in _named(shape, shape_draft, shape_below)
         }
         document |= {
             "machine": asdict(machine),
@@ -147,7 +154,14 @@ def command(
         }
         render.echo_json(document)
     else:
-        _print(plans, shape, shape_draft, machine, acceptance, hardware["rpc"])
+        _print(plans, shape, shape_draft, shape_below, machine, acceptance, hardware["rpc"])
+
+
+def _named(
+    target: ModelShape, draft: ModelShape | None, below: ModelShape | None
+) -> list[tuple[str, ModelShape | None]]:
+    found: list[tuple[str, ModelShape | None]] = [("target", target), ("draft", draft)]
+    return [*found, ("draft of the draft", below)] if below else found
 
 
 def _machine(
@@ -181,11 +195,12 @@ def _print(
     plans: list[tuple[str, OffloadPlan]],
     target: ModelShape,
     draft: ModelShape | None,
+    below: ModelShape | None,
     machine: Machine,
     acceptance: float,
     rpc: tuple[str, ...],
 ) -> None:
-    for whose, shape in (("target", target), ("draft", draft)):
+    for whose, shape in _named(target, draft, below):
         if shape:
             about = "" if shape.is_exact else "about "
             click.echo(

@@ -65,7 +65,7 @@ def command(
     if pair.draft is None:
         text_settings.check_needs_no_draft(settings, compare=compare)
     paths = pair.find()
-    load_settings |= shared.room_for(settings["n_draft"])
+    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
     with load_with_bars(*paths, load_settings) as engine:
         settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
         if verbose and engine.attention:

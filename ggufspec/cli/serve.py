@@ -130,7 +130,7 @@ def command(
     from ggufspec.server.options import ServerOptions
     from ggufspec.server.uvicorn_server import GracefulServer, bind
 
-    load_settings |= {**shared.room_for(settings["n_draft"]), "n_slots": n_slots}
+    load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further, "n_slots": n_slots}
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:

@@ -29,7 +29,6 @@ N_DRAFT: Final = "auto"  # chosen in each round, by measured costs and acceptanc
 N_DRAFT_FIXED: Final = 3  # without "auto"
 N_DRAFT_MAX: Final = 16  # for which an engine is loaded
 N_DRAFT_LIMIT: Final = 64  # of N_DRAFT_MAX
-N_LEAVES: Final = 16  # of a tree, in each slot
 N_SLOTS_LIMIT: Final = 64  # concurrent texts
 VERIFY: Final = "traversal"
 DRAFT_TEMPERATURE: Final = "auto"

@@ -1,4 +1,4 @@
-"""Streams of uniform random numbers from a seed: one for verification, one for the draft."""
+"""Streams of uniform random numbers from a seed: for verification, and for drafts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,26 @@ from ggufspec.decoding.types import Uniforms
 _N_AHEAD = 4096
 
 
-def uniform_streams(seed: int) -> tuple[Callable[[int], Uniforms], Callable[[int], Uniforms]]:
+Stream = Callable[[int], Uniforms]  # returns so many fresh uniforms
+
+
+def uniform_streams(seed: int) -> tuple[Stream, Stream]:
     """Two independent streams of uniforms in [0, 1): for verification, and for the draft."""
-    verify, draft = (default_rng(part) for part in SeedSequence(seed).spawn(2))
-    return _drawn_ahead(verify), _drawn_ahead(draft)
+    verify, draft, *_ = _streams(seed)
+    return verify, draft
 
 
-def _drawn_ahead(generator: Generator) -> Callable[[int], Uniforms]:
+def stage_streams(seed: int) -> tuple[Stream, Stream]:
+    """Two further ones: for the verification by the draft model, and for the draft of the draft."""
+    _, _, verify, draft = _streams(seed)
+    return verify, draft
+
+
+def _streams(seed: int) -> list[Stream]:
+    return [_drawn_ahead(default_rng(part)) for part in SeedSequence(seed).spawn(4)]
+
+
+def _drawn_ahead(generator: Generator) -> Stream:
     """Uniforms drawn ahead: a call of the generator takes longer than the numbers themselves."""
     stored: list[float] = []
     n_used = 0

@@ -38,6 +38,24 @@ def calibrate(engine: Engine, progress: NamedProgress | None = None) -> None:
         engine.profile.settle(costs)
 
 
+def calibrate_draft(engine: Engine) -> None:
+    """The same of the draft with its own draft."""
+    with engine.lock.held():
+        if engine.profile_of_draft.is_settled:
+            return
+        below, n_most = engine.draft_of_draft, engine.n_rows_draft
+        assert engine.draft is not None
+        costs = measured(
+            engine.draft,
+            below and below.context,
+            [size for size in SIZES if size <= min(n_most, engine.n_ctx)],
+            n_most=n_most,
+            n_sharers=1,
+            vocab_map=below and below.vocab_map,
+        )
+        engine.profile_of_draft.settle(costs)
+
+
 def settle(engine: Engine, known: Mapping[str, object] | None = None) -> dict[str, object]:
     """Have all texts with a seed, at temperature 0 too, begin from the same profile from now on.
 
@@ -48,8 +66,15 @@ def settle(engine: Engine, known: Mapping[str, object] | None = None) -> dict[st
     if known is None:
         calibrate(engine)
         known = engine.profile.to_document()
+        if engine.draft_of_draft is not None:
+            calibrate_draft(engine)
+            known["of_draft"] = engine.profile_of_draft.to_document()
     profile = PairProfile.of_document(known, engine.n_draft_max + 1, engine.n_slots)
+    of_draft = known.get("of_draft", {})
     with engine.lock.held():
         engine.profile = profile
+        if engine.draft_of_draft is not None:
+            assert isinstance(of_draft, Mapping)
+            engine.profile_of_draft = PairProfile.of_document(of_draft, engine.n_rows_draft)
         engine.repeats_greedy_texts = True
     return dict(known)

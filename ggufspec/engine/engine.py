@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from typing_extensions import Unpack
 
@@ -27,6 +28,13 @@ from ggufspec.llama.vocab import Vocab, check_tokens
 from ggufspec.llama.vocab_map import VocabMap
 
 
+class DraftOfDraft(NamedTuple):
+    """The model that drafts for a draft model, in the tokens of the target."""
+
+    context: Context
+    vocab_map: VocabMap | None = None  # None: it has the target's vocabulary
+
+
 class Engine:
     """A target and its draft, ready to generate. Made by `load`; a context manager.
 
@@ -40,14 +48,19 @@ class Engine:
         *,
         n_draft_max: int,
         vocab_map: VocabMap | None = None,
+        draft_of_draft: DraftOfDraft | None = None,
         stored_profile: StoredProfile | None = None,
+        stored_profile_of_draft: StoredProfile | None = None,
         placement: str | None = None,
         attention: str | None = None,
         resources: ExitStack,
         lock: EngineLock | None = None,
         file_sampling: FileSampling | None = None,
     ) -> None:
-        """`resources` are closed with the engine. `lock`: of an engine with the same contexts."""
+        """`resources` are closed with the engine. `lock`: of an engine with the same contexts.
+
+        `stored_profile_of_draft`: of the draft and its own draft, as a pair.
+        """
         self.placement = placement  # what was decided about memory, for the user; None: nothing
         # What the target's file sets, where a text does not: see `begin`.
         self.file_sampling = file_sampling or FileSampling({})
@@ -56,14 +69,20 @@ class Engine:
         self.head = draft if isinstance(draft, Head) else None
         self.draft = draft.context if isinstance(draft, Head) else draft
         self.vocab_map = vocab_map  # None: target and draft have the same vocabulary
+        self.draft_of_draft = draft_of_draft
         self.n_ctx = target.n_ctx
         self.n_draft_max = n_draft_max
         self.n_slots = target.n_sequences  # texts that can be written at the same time
         # For the modules of this package, which hold the lock while they use them.
         self.lock = EngineLock() if lock is None else lock
-        self.slots = Slots(target, draft, vocab_map)
+        self.slots = Slots(target, draft, vocab_map, *(draft_of_draft or ()))
         known = stored_profile and stored_profile.recall(n_draft_max + 1, self.n_slots)
         self.profile = known or PairProfile(CostModel(n_draft_max + 1, self.n_slots))
+        # Of the draft as a target of its own draft: each text has its passes alone.
+        self.n_rows_draft = self.draft.n_rows if self.draft else 1
+        known = stored_profile_of_draft and stored_profile_of_draft.recall(self.n_rows_draft)
+        self.profile_of_draft = known or PairProfile(CostModel(self.n_rows_draft))
+        self._stored_profile_of_draft = stored_profile_of_draft
         self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
         self._stored_profile = stored_profile
         self._resources = resources
@@ -201,13 +220,16 @@ class Engine:
     def notes(self) -> list[str]:
         """What the user should read after loading, in lines."""
         mapped = self.vocab_map and self.vocab_map.note
+        below = self.draft_of_draft and self.draft_of_draft.vocab_map
+        mapped_below = below and f"of the draft of the draft: {below.note}"
         unstored = None
         if self._stored_profile and not profile_store.is_writable():
             unstored = (
                 "measurements cannot be stored: each process measures this pair anew, and a seed "
                 "may give another text there. Set GGUFSPEC_CACHE to a folder that can be written"
             )
-        return [line for line in (self.placement, mapped, self.warning, unstored) if line]
+        lines = (self.placement, mapped, mapped_below, self.warning, unstored)
+        return [line for line in lines if line]
 
     @property
     def chains_only(self) -> str | None:
@@ -221,7 +243,7 @@ class Engine:
     @property
     def warning(self) -> str | None:
         """A line where the context exceeds what a model was trained for; None: it does not."""
-        models = [context.model for context in (self.target, self.draft) if context]
+        models = [context.model for context in self._contexts]
         model = min(models, key=lambda model: model.n_ctx_train or self.n_ctx)
         if not 0 < model.n_ctx_train < self.n_ctx:
             return None
@@ -240,14 +262,23 @@ class Engine:
 
     @property
     def decode_seconds(self) -> float:
-        """Seconds spent in llama_decode so far, by target and draft."""
-        return self.target.decode_seconds + (self.draft.decode_seconds if self.draft else 0.0)
+        """Seconds spent in llama_decode so far, by target and drafts."""
+        return sum(context.decode_seconds for context in self._contexts)
+
+    @property
+    def _contexts(self) -> list[Context]:
+        below = self.draft_of_draft and self.draft_of_draft.context
+        return [context for context in (self.target, self.draft, below) if context]
 
     def close(self) -> None:
         """Free the models. Closing twice is fine; streams of this engine then raise ClosedError."""
         with self.lock.held():
-            if not self._closed and self._stored_profile and self.profile.is_new:
-                self._stored_profile.remember(self.profile)
+            for stored, profile in (
+                (self._stored_profile, self.profile),
+                (self._stored_profile_of_draft, self.profile_of_draft),
+            ):
+                if not self._closed and stored and profile.is_new:
+                    stored.remember(profile)
             self._closed = True
             self._resources.close()
 

@@ -15,7 +15,7 @@ from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
-from ggufspec.models.heads import DraftFile, HeadFacts, check_model
+from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
 from ggufspec.placement.memory import n_rollback
 from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
@@ -41,6 +41,7 @@ class LoadOptions:
 
     target: Path
     draft: DraftFile | None = None
+    draft_of_draft: Path | None = None
     n_ctx: int | None = None
     n_batch: int | None = None
     n_draft_max: int = defaults.N_DRAFT_MAX
@@ -84,6 +85,7 @@ class Fit:
         self.head: HeadFacts | None = None
         if options.draft is not None:
             self._draft, self.head = draft_shape(header, options.draft)
+        self._draft_of_draft = self._shape_below(options)
         if options.n_ctx == 0:
             options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
         n_kept = n_rollback(self._target, options.n_draft_max, options.n_slots)
@@ -107,6 +109,24 @@ class Fit:
                 f"there is no GPU {options.main_gpu}; llama.cpp found {found}. Choose one of them "
                 "(main_gpu, -mg)"
             )
+
+    def _shape_below(self, options: LoadOptions) -> ModelShape | None:
+        """The shape of the draft of the draft. Raises OptionError where there can be none."""
+        if options.draft_of_draft is None:
+            return None
+        if self._draft is None or self.head is not None:
+            found = "no draft is given" if self._draft is None else "the draft is a head"
+            raise OptionError(
+                f"draft_of_draft (--draft-of-draft) drafts for a draft model, but {found}; name "
+                "one with draft= (--draft), or leave draft_of_draft out"
+            )
+        header = read_header(options.draft_of_draft)
+        if is_head(header):
+            raise OptionError(
+                f"{options.draft_of_draft} is a draft head; draft_of_draft (--draft-of-draft) must "
+                "be a model that can write text by itself"
+            )
+        return shape_of(header)
 
     def add(self, remote: Sequence[Gpu]) -> None:
         """Add devices of RPC servers, for the target only; they come first, as in llama.cpp."""
@@ -161,6 +181,7 @@ class Fit:
             n_gpu_layers_draft=options.n_gpu_layers_draft,
             n_slots=options.n_slots,
             n_draft_max=options.n_draft_max,
+            draft_of_draft=self._draft_of_draft,
         )
         plan = plan_offload(self._target, self._draft, machine, wishes)
         is_split = len(machine.gpus) > 1 and plan.n_gpu_layers > 0

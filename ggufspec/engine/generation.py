@@ -6,7 +6,7 @@ import secrets
 from array import array
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -15,14 +15,14 @@ from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate, timed
-from ggufspec.decoding.rng import uniform_streams
+from ggufspec.decoding.rng import stage_streams, uniform_streams
 from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
-from ggufspec.engine.calibration import calibrate
+from ggufspec.engine.calibration import calibrate, calibrate_draft
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.slots import SlotLease
@@ -98,16 +98,23 @@ class Generation:
         self._prompt = tokens
         self._all_tokens = array("i", tokens)  # with the text, and its stop token
         self._lease = SlotLease(engine.slots)
-        drafter_name = options.drafter_name(has_draft=engine.draft is not None)
+        below = engine.draft_of_draft
+        drafter_name = options.drafter_name(
+            has_draft=engine.draft is not None, has_draft_of_draft=below is not None
+        )
         self._has_model = engine.draft is not None and drafters.uses_model(drafter_name)
+        self._has_third_model = below is not None and drafters.uses_stage(drafter_name)
         self._temperature = options.sampling.temperature
         self._progress = options.progress if progress is None else progress
         is_tree = options.tree == "on"
-        self._policy: LengthPolicy = (
-            fixed_length(self._temperature) if is_tree else FixedLength()
-        )
+        self._policy: LengthPolicy = fixed_length(self._temperature) if is_tree else FixedLength()
+        self._policy_of_draft: LengthPolicy = FixedLength()
         if options.n_draft == "auto" and drafter_name != "none":
             self._policy = self._auto_length(options, repeats=seed is not None)
+            if self._has_third_model or drafter_name == "staged":
+                self._policy_of_draft = self._auto_length_of_draft(
+                    options, repeats=seed is not None
+                )
         self._n_sharers = 1
         self._drafter, self._loop = self._made(options, drafter_name)
         self._asked: Ask | None = None  # not answered yet
@@ -188,6 +195,8 @@ class Generation:
             self._decode_seconds = self._engine.decode_seconds - self._decode_seconds_before
         if isinstance(self._policy, AutoLength):
             self._engine.profile.keep(self._policy, self._temperature)
+        if isinstance(self._policy_of_draft, AutoLength):
+            self._engine.profile_of_draft.keep(self._policy_of_draft, self._temperature)
 
     def close(self) -> None:
         """End it from outside: waits for a round that another thread has under way.
@@ -216,7 +225,7 @@ class Generation:
 
     def _auto_length(self, options: CheckedOptions, *, repeats: bool) -> AutoLength:
         """The policy of a text; with `repeats`, it starts from the settled costs of the pair."""
-        repeats = repeats and (self._temperature > 0 or self._engine.repeats_greedy_texts)
+        repeats = repeats and self._can_repeat
         if repeats:
             calibrate(self._engine, self._progress)
         return self._engine.profile.policy(
@@ -225,6 +234,27 @@ class Generation:
             in_blocks=rules.known(options.verify) == "traversal",
             has_model=self._has_model,
         )
+
+    def _auto_length_of_draft(self, options: CheckedOptions, *, repeats: bool) -> AutoLength:
+        """The same for what is drafted for the draft."""
+        if self._engine.head is not None or self._engine.draft is None:
+            raise OptionError(
+                "the drafter 'staged' needs a draft model that is no head; name one with draft= "
+                "(--draft)"
+            )
+        repeats = repeats and self._can_repeat
+        if repeats:
+            calibrate_draft(self._engine)
+        return self._engine.profile_of_draft.policy(
+            self._temperature,
+            repeats=repeats,
+            in_blocks=options.verify == "traversal",
+            has_model=self._has_third_model,
+        )
+
+    @property
+    def _can_repeat(self) -> bool:
+        return self._temperature > 0 or self._engine.repeats_greedy_texts
 
     def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Steps]:
         """The drafter and the loop. Raises OptionError."""
@@ -248,6 +278,8 @@ class Generation:
             policy=self._policy,
             forced=ForcedText(sampling.constraint),
         )
+        if self._has_third_model or (drafter_name == "staged" and engine.head is None):
+            materials = replace(materials, stage=self._stage(materials, options))
         drafter: Drafter = drafters.make(drafter_name, materials)
         n_most = engine.n_ctx if options.max_tokens is None else options.max_tokens
         loop = speculate(
@@ -261,6 +293,20 @@ class Generation:
             stop_tokens=stop_tokens,
         )
         return drafter, loop
+
+    def _stage(self, materials: drafters.Materials, options: CheckedOptions) -> drafters.Stage:
+        """How the draft model's tokens are drafted: by its own draft, else by n-grams."""
+        verify_uniforms, draft_uniforms = stage_streams(self.seed)
+        below = replace(
+            materials,
+            uniforms=draft_uniforms,
+            session=self._lease.draft_of_draft if self._has_third_model else None,
+            n_draft_max=max(self._engine.n_rows_draft - 1, 1),
+            policy=self._policy_of_draft,
+            forced=ForcedText(materials.sampling.constraint),
+        )
+        drafter_name = "model" if self._has_third_model else "ngram"
+        return drafters.Stage(drafter_name, below, rules.rule(options.verify), verify_uniforms)
 
     def _read(self) -> Generator[None, None, None]:
         """Take a slot, and process the prompt but for its last token, yielding after each piece."""
@@ -276,6 +322,9 @@ class Generation:
         if slot.draft is not None and self._has_model:  # last: a head reads what the target gives
             heard = progress and partial(progress, "draft")
             yield from slot.draft.feeding(tokens, heard, lambda: self._n_piece)
+        if slot.draft_of_draft is not None and self._has_third_model:
+            heard = progress and partial(progress, "draft of the draft")
+            yield from slot.draft_of_draft.feeding(tokens, heard, lambda: self._n_piece)
         self._decode_seconds_before = self._engine.decode_seconds
         self._started_at = self._ended_at = perf_counter()
         self._prompt_seconds = self._started_at - start

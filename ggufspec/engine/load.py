@@ -1,4 +1,4 @@
-"""Loads a target, and a draft for it, into an Engine."""
+"""Loads a target, a draft for it, and one for the draft, into an Engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ggufspec.common import defaults, validate
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine import fit
-from ggufspec.engine.engine import Engine
+from ggufspec.engine.engine import DraftOfDraft, Engine
 from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.fit import Fit, LoadOptions
 from ggufspec.errors import OutOfMemoryError
@@ -25,9 +25,10 @@ from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.vocab_map import map_of
 from ggufspec.models.heads import MTP, HeadFacts
+from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.rpc_address import addresses
 
-LoadProgress = Callable[[str, float], None]  # ("target" or "draft", fraction loaded)
+LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction loaded)
 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
 # the target has accepted, is not (EAGLE-3 of 10 MB for SmolLM2 135M: 70 against 77 tokens/s).
@@ -38,6 +39,7 @@ def load(
     target: str | Path,
     draft: str | Path | None = None,
     *,
+    draft_of_draft: str | Path | None = None,
     n_ctx: int | None = None,
     n_batch: int | None = None,
     n_draft_max: int = defaults.N_DRAFT_MAX,
@@ -61,6 +63,8 @@ def load(
     target, draft: paths of files; `ggufspec.models.resolve` returns them for names. A draft is a
     small model, or a head that reads the target's hidden states: the file of an EAGLE-3 head or of
     an MTP head (often mtp-*.gguf), or "mtp" for the MTP head in the target's own file.
+    draft_of_draft: a smaller model that drafts the draft's own tokens, where that makes drafts
+    faster; it is placed where the draft is.
     n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at
     most 4096.
     n_batch: prompt tokens per batch; None: 512. n_draft_max: maximum drafted tokens per round.
@@ -90,6 +94,9 @@ def load(
     validate.function("progress", progress)
     options = LoadOptions(
         target=validate.path("target", target),
+        draft_of_draft=None
+        if draft_of_draft is None
+        else validate.path("draft_of_draft", draft_of_draft),
         draft=MTP if draft == MTP else None if draft is None else validate.path("draft", draft),
         n_ctx=n_ctx,
         n_batch=n_batch,
@@ -163,6 +170,16 @@ def _load(
             )
             models.append(stack.enter_context(closing(draft_model)))
             vocab_map = None if head else map_of(target_model.vocab, draft_model.vocab)
+        model_below: Model | None = None
+        if options.draft_of_draft is not None:
+            model_below = Model(
+                options.draft_of_draft,
+                mmap=options.mmap,
+                progress=progress and partial(progress, "draft of the draft"),
+                n_gpu_layers=defaults.ALL_LAYERS if _layers(options.n_gpu_layers_draft) else 0,
+                gpu=options.main_gpu,
+            )
+            models.append(stack.enter_context(closing(model_below)))
         limits = [target_model.n_ctx_train, *(model.n_ctx_max for model in models)]
         shared = ContextOptions(
             n_ctx=options.n_ctx or min([defaults.N_CTX, *filter(None, limits)]),
@@ -187,7 +204,7 @@ def _load(
             n_rows=options.n_draft_max + 1,
             n_threads=options.n_threads or found.n_threads,
             n_rollback=options.n_rollback,
-            n_leaves=defaults.N_LEAVES,
+            n_leaves=n_leaves(options.n_slots, options.n_draft_max),
         )
         target_context = Context(target_model, of_target)
         stack.callback(target_context.close)
@@ -198,19 +215,33 @@ def _load(
             usual = 1 if is_tiny else options.n_threads
             of_draft = replace(
                 shared,
+                n_rows=max(options.n_draft_max, 2) if head is None else 1,  # for its own draft
                 n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
                 n_threads=options.n_threads_draft or found.n_threads_draft or usual,
             )
             draft_context = Context(draft_model, of_draft, link=link)
             stack.callback(draft_context.close)
+        below = None
+        if model_below is not None:
+            n_threads = 1 if model_below.n_bytes < _TINY_BYTES else of_draft.n_threads
+            context_below = Context(model_below, replace(of_draft, n_rows=1, n_threads=n_threads))
+            stack.callback(context_below.close)
+            below = DraftOfDraft(context_below, map_of(target_model.vocab, model_below.vocab))
         resources = ExitStack()
-        key = profile_key(target_context, draft_context)
+        context_below_ = below and below.context
+        stored, stored_of_draft = None, None
+        if options.tuned:
+            stored = StoredProfile(profile_key(target_context, draft_context, context_below_))
+            if draft_context is not None and head is None:
+                stored_of_draft = StoredProfile(profile_key(draft_context, context_below_))
         engine = Engine(
             target_context,
             Head(link, draft_context) if link and draft_context else draft_context,
             n_draft_max=options.n_draft_max,
             vocab_map=vocab_map,
-            stored_profile=StoredProfile(key) if options.tuned else None,
+            draft_of_draft=below,
+            stored_profile=stored,
+            stored_profile_of_draft=stored_of_draft,
             placement=options.placement,
             attention=attention.reason,
             resources=resources,

@@ -38,7 +38,8 @@ class GenerateOptions(SamplingOptions, total=False):
     seed: int | None  # None: a random one
     stop: str | Sequence[str]  # texts that end the generation; they are not part of the text
     ignore_eos: bool  # ban the tokens that end a text
-    drafter: str | None  # such as "auto", "none"; None: auto, model for a fixed n_draft
+    # Such as "auto", "none". None: auto; for a fixed n_draft: staged if the draft has one, model.
+    drafter: str | None
     verify: str  # "traversal", "rejection", "match"
     progress: NamedProgress | None  # ("target", "draft", "costs" or "vocabulary", done, of)
 
@@ -87,12 +88,14 @@ class CheckedOptions:
         is_greedy = self.draft_temperature == "auto" and self.verify == "match"
         return 0.0 if is_greedy else self.draft_temperature
 
-    def drafter_name(self, *, has_draft: bool) -> str:
+    def drafter_name(self, *, has_draft: bool, has_draft_of_draft: bool = False) -> str:
         """The drafting strategy, for an engine with or without a draft model."""
         if self.drafter is not None:
             return self.drafter
         if self.n_draft == "auto":
             return "auto"
+        if has_draft_of_draft:
+            return "staged"
         return "model" if has_draft else "none"
 
     def __post_init__(self) -> None:

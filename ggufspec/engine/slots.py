@@ -1,4 +1,4 @@
-"""Slots: pairs of sequences of the two contexts, and which generation uses which."""
+"""Slots: sequences of target and drafts, and which generation uses which."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from weakref import WeakSet
 
-from ggufspec.decoding.types import Logits
+from ggufspec.decoding.types import Logits, Session
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head, HeadSession
 from ggufspec.llama.mapped_session import MappedSession
@@ -23,11 +23,17 @@ DraftSession = LlamaSession | MappedSession | HeadSession | SharedCacheSession
 
 
 class Slot:
-    """A sequence of the target, and one of the draft where there is a draft."""
+    """A sequence of the target, one of the draft, and one of the draft's draft, if there are."""
 
-    def __init__(self, target: LlamaSession, draft: DraftSession | None) -> None:
+    def __init__(
+        self,
+        target: LlamaSession,
+        draft: DraftSession | None,
+        draft_of_draft: DraftSession | None = None,
+    ) -> None:
         self.target = target
         self.draft = draft
+        self.draft_of_draft = draft_of_draft
         # Weak: a generation that is dropped without being closed does not keep its slot.
         self.leases: WeakSet[SlotLease] = WeakSet()
         self.used_at = 0  # the higher, the later
@@ -46,10 +52,18 @@ class Slots:
         target: Context,
         draft: Context | Head | None,
         vocab_map: VocabMap | None = None,
+        draft_of_draft: Context | None = None,
+        vocab_map_of_draft: VocabMap | None = None,
     ) -> None:
-        """`vocab_map`: for a draft that has another vocabulary."""
+        """`vocab_map`: for a draft that has another vocabulary than the target; the other one: for
+        the draft of the draft, likewise.
+        """
         self._all = [
-            Slot(LlamaSession(target, i), _draft_session(draft, i, target, vocab_map))
+            Slot(
+                LlamaSession(target, i),
+                _draft_session(draft, i, target, vocab_map),
+                _draft_session(draft_of_draft, i, target, vocab_map_of_draft),
+            )
             for i in range(target.n_sequences)
         ]
         self._can_borrow = target.can_share_passes
@@ -86,7 +100,7 @@ class Slots:
     def forget(self) -> None:
         """Empty all slots. Raises ClosedError."""
         for slot in self._all:
-            for session in (slot.target, slot.draft):
+            for session in (slot.target, slot.draft, slot.draft_of_draft):
                 if session is not None:
                     session.forget()
 
@@ -94,6 +108,7 @@ class Slots:
         for mine, theirs in (
             (slot.target, [other.target for other in self._all]),
             (slot.draft, [other.draft for other in self._all]),
+            (slot.draft_of_draft, [other.draft_of_draft for other in self._all]),
         ):
             found = [(other.n_common(tokens), other) for other in theirs if other is not None]
             if mine is None or not found:
@@ -127,7 +142,26 @@ class SlotLease:
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """The draft's logits: see decoding.types.Session."""
-        return self._slot.draft.score(tokens, draft)  # type: ignore[union-attr]
+        return self.slot.draft.score(tokens, draft)  # type: ignore[union-attr]
+
+    @property
+    def draft_of_draft(self) -> Session:
+        """The same of the draft of the draft."""
+        return _LeasedSession(self)  # not kept: the lease ends with the last reference to it
+
+    @property
+    def slot(self) -> Slot:
+        """Once it is taken."""
+        assert self._slot is not None
+        return self._slot
+
+
+class _LeasedSession:
+    def __init__(self, lease: SlotLease) -> None:
+        self._lease = lease
+
+    def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
+        return self._lease.slot.draft_of_draft.score(tokens, draft)  # type: ignore[union-attr]
 
 
 def _draft_session(

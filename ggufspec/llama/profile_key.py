@@ -10,9 +10,15 @@ from ggufspec.llama.model import Model
 from ggufspec.models.heads import MTP
 
 
-def profile_key(target: Context, draft: Context | None) -> dict[str, object]:
-    """The key of a loaded pair's costs and acceptance rates."""
+def profile_key(
+    target: Context, draft: Context | None, draft_of_draft: Context | None = None
+) -> dict[str, object]:
+    """The key of a loaded pair's costs and acceptance rates, with what drafts for the draft."""
+    below: dict[str, object] = {}
+    if draft_of_draft is not None:
+        below = {"draft_of_draft": _model_key(draft_of_draft.model)}
     return {
+        **below,
         "pair": pair_key(target.model, draft.model if draft else None, target.options),
         "n_threads": target.n_threads,
         "n_threads_draft": draft.n_threads if draft else None,

@@ -33,6 +33,9 @@ _ROLLBACK_MOST = 8
 # of Qwen 3.6 27B take 1.2 GB for each slot.
 _ROLLBACK_SHARE = 1 / 8
 _ROLLBACK_BYTES = 512 * 2**20
+_LEAVES = 16
+# llama.cpp compares each two sequences in each pass: 64 took 4 us longer than 16, 256 took 50 us.
+_LEAVES_OF_ALL = 64
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,11 @@ def n_rollback(shape: ModelShape, n_draft_max: int, n_slots: int) -> int:
     return min(n_draft_max, _ROLLBACK_MOST, room // n_bytes)
 
 
+def n_leaves(n_slots: int, n_draft_max: int) -> int:
+    """How many leaves the trees of each slot may have."""
+    return max(min(_LEAVES, _LEAVES_OF_ALL // n_slots, n_draft_max), 1)
+
+
 def cache_bytes(shape: ModelShape, caches: CacheParams) -> tuple[int, ...]:
     """Bytes of the KV cache and of the recurrent states of each layer."""
     n_bytes = (VALUE_BYTES[caches.type_k] + VALUE_BYTES[caches.type_v]) / 2
@@ -159,6 +167,9 @@ def compute_bytes(shape: ModelShape, caches: CacheParams) -> int:
     n_state = max(layer.n_state_bytes for layer in shape.layers)
     # Slots of models with a state share no passes, so attention reads the cells of one slot.
     n_batch, n_ctx = min(caches.n_batch, caches.n_ctx), caches.n_cells
+    if not n_state:  # llama.cpp rounds up to a multiple of the sequences
+        n_sequences = caches.n_slots * n_leaves(caches.n_slots, caches.n_draft_max)
+        n_batch = -(-n_batch // n_sequences) * n_sequences
     n_ctx //= caches.n_slots if n_state else 1
     if shape.n_logits:
         n_numbers = shape.n_logits + _N_EMBD_EAGLE3 * shape.n_embd

@@ -76,7 +76,10 @@ class Machine:
 
 @dataclass(frozen=True)
 class PlacementOptions(CacheParams):
-    """What the user asked for; None, and an n_ctx of 0: chosen by the plan."""
+    """What the user asked for; None, and an n_ctx of 0: chosen by the plan.
+
+    The prediction of the speed is that without the draft of the draft.
+    """
 
     n_ctx: int = 0
     n_batch: int = defaults.N_BATCH
@@ -85,6 +88,7 @@ class PlacementOptions(CacheParams):
     n_gpu_layers_draft: int | None = None
     n_draft: int | None = None
     acceptance: float = defaults.ACCEPTANCE
+    draft_of_draft: ModelShape | None = None  # it is where the draft is
 
 
 @dataclass(frozen=True)
@@ -207,11 +211,17 @@ def _best(
     """The fastest plan with these caches that fits; else the fastest."""
     plans: list[OffloadPlan] = []
     memory = ModelMemory(target, caches)
-    draft_memory = ModelMemory(draft, replace(caches, n_draft_max=0)) if draft else None
+    of_draft = replace(caches, n_draft_max=0)
+    draft_memory = ModelMemory(draft, of_draft) if draft else None
+    below = options.draft_of_draft
+    memory_below = ModelMemory(below, of_draft) if draft and below else None
     times = PassTimes(target, machine.bandwidths)
     draft_times = PassTimes(draft, machine.bandwidths) if draft else None
     for n_gpu_layers_draft, draft_gpu in _draft_places(draft_memory, machine, options):
         on_gpu, on_host = draft_memory.use(n_gpu_layers_draft) if draft_memory else (0, 0)
+        if memory_below is not None:
+            used = memory_below.use(memory_below.n_units if n_gpu_layers_draft else 0)
+            on_gpu, on_host = on_gpu + used.gpu, on_host + used.host
         rooms = [
             gpu.n_free - _SPARE - (on_gpu if i == draft_gpu else 0)
             for i, gpu in enumerate(machine.gpus)

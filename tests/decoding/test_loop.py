@@ -193,7 +193,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another() -> None:
 
 
 def test_drafters_are_found_by_file_name() -> None:
-    assert {"auto", "forced", "model", "ngram", "none"} == set(drafters.names())
+    assert {"auto", "forced", "model", "ngram", "none", "staged"} == set(drafters.names())
     materials = drafters.Materials(GREEDY, uniform_streams(0)[1], ())
     with pytest.raises(OptionError, match="choose from auto, forced, model, ngram, none"):
         drafters.make("oracle", materials)

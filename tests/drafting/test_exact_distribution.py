@@ -11,7 +11,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -109,7 +109,8 @@ def logits_of(seed: int, spread: float = 1.2) -> Logits:
     return logits_after
 
 
-TARGET, DRAFT = logits_of(1), logits_of(2)  # they are far from each other, so all verdicts happen
+# They are far from each other, so all verdicts happen. The last one drafts for the draft.
+TARGET, DRAFT, BELOW = map(logits_of, (1, 2, 3))
 
 
 @cache
@@ -186,13 +187,16 @@ class DraftUniforms:
     top_k: int
     scored: list[tuple[int, ...]]
     drawn: list[int] = field(default_factory=list)
+    logits: Logits | None = None  # None: the draft's
 
     def __call__(self, n: int) -> Uniforms:
         return self  # type: ignore[return-value]
 
     def __getitem__(self, i: int) -> float:
         text = self.scored[-1][len(self.case.prompt) :]
-        probs = tempered(sampled(self.case, DRAFT, text, self.top_k), self.temperature)
+        probs = tempered(
+            sampled(self.case, self.logits or DRAFT, text, self.top_k), self.temperature
+        )
         token = self.choices.choose(probs)
         self.drawn.append(token)
         return float(probs[:token].sum() + probs[token] / 2)
@@ -268,6 +272,7 @@ def speculative_distribution(
     top_k: int = 0,
     changed: Callable[[Verify, ForcedText], Verify] = lambda rule, forced: rule,
     constraint: Constraint | None = None,
+    below: str = "ngram",
 ) -> tuple[Distribution, Counter[str]]:
     """The probability of every text, and in how many rounds of all runs something happened."""
     constraint = case.constraint() if constraint is None else constraint
@@ -296,6 +301,7 @@ def speculative_distribution(
             policy=policy(),
             forced=forced,
         )
+        materials = replace(materials, stage=stage_of(materials, choices, case, rule, below))
         tokens = array("i", case.prompt)
         judge = changed(judged(rule, choices), forced)
 
@@ -309,7 +315,7 @@ def speculative_distribution(
         ) -> Verdict:
             verdict = judge(draft, target_probs, given)
             others = [i for i in range(len(draft.tokens)) if i not in forced.positions]
-            if draft.probs is not None:
+            if draft.probs is not None and uniforms.drawn:  # not of bursts
                 assert [draft.tokens[i] for i in others] == uniforms.drawn[: len(others)]
             uniforms.drawn.clear()
             seen["forced first"] += 0 in forced.positions
@@ -337,6 +343,27 @@ def speculative_distribution(
             text = text[:-1]  # a round may add the end that a complete text does not need
         distribution[text] = distribution.get(text, 0.0) + choices.probability
     return distribution, seen
+
+
+def stage_of(
+    materials: drafters.Materials, choices: Choices, case: Case, rule: str, below: str
+) -> drafters.Stage:
+    """A draft of the draft, by n-grams or by a model; every verdict of the draft model is tried."""
+    scored: list[tuple[int, ...]] = []
+
+    def logits(prefix: tuple[int, ...]) -> np.ndarray:
+        scored.append(prefix)
+        return BELOW(prefix)
+
+    session = FakeSession(logits)
+    own = replace(
+        materials,
+        session=session,
+        uniforms=DraftUniforms(choices, case, session, 0.6, 0, scored, logits=BELOW),
+        policy=FixedLength(),
+        forced=ForcedText(materials.sampling.constraint),
+    )
+    return drafters.Stage(below, own, judged(rule, choices), lambda n: [0.5] * n)
 
 
 def distance(one: Distribution, other: Distribution) -> float:
@@ -379,6 +406,15 @@ def test_every_text_has_the_targets_probability(drafter: str, rule: str) -> None
         assert seen["others"] > 30
     if drafter in ("model", "auto"):
         assert seen["forced behind others"] > 30
+
+
+@pytest.mark.parametrize("rule", TWINS)
+@pytest.mark.parametrize("below", ["ngram", "model"])
+def test_so_it_does_where_the_draft_has_a_draft(below: str, rule: str) -> None:
+    for name in ("between", "open, repeated"):
+        for policy in (FixedLength, by_gaps):
+            found, _ = speculative_distribution(CASES[name], "staged", rule, policy, below=below)
+            assert distance(found, target_distribution(CASES[name])) < 1e-6
 
 
 @pytest.mark.parametrize("rule", TWINS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fakes import FakeSession, hashed_logits, scripted_logits, speculated
 
 import ggufspec
 from ggufspec.decoding import verify
-from ggufspec.decoding.rng import uniform_streams
+from ggufspec.decoding.rng import stage_streams, uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Logits, Round
 from ggufspec.drafting import strategies as drafters
@@ -29,6 +30,7 @@ def run(
     name: str,
     *,
     draft: FakeSession | None = None,
+    below: FakeSession | None = None,
     policy: LengthPolicy | None = None,
     stop_tokens: tuple[int, ...] = (),
     n_tokens: int = 60,
@@ -39,6 +41,7 @@ def run(
     materials = drafters.Materials(
         sampling, draft_uniforms, stop_tokens, draft, n_draft_max=8, policy=policy or FixedLength()
     )
+    materials = replace(materials, stage=stage_of(materials, below))
     tokens = list(prompt)
     rounds = list(
         speculated(
@@ -56,13 +59,34 @@ def run(
     return tokens[len(prompt) :], rounds
 
 
+def stage_of(materials: drafters.Materials, below: FakeSession | None) -> drafters.Stage:
+    verify_uniforms, draft_uniforms = stage_streams(3)
+    own = replace(materials, session=below, uniforms=draft_uniforms, policy=FixedLength())
+    name = "ngram" if below is None else "model"
+    return drafters.Stage(name, own, verify.rule("block"), verify_uniforms)
+
+
 @pytest.mark.parametrize("name", drafters.names())
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_text_is_the_targets(name: str, seed: int) -> None:
     logits = hashed_logits(N_VOCAB, 1)
     plain, _ = run(FakeSession(logits), "none")
     draft = FakeSession(hashed_logits(N_VOCAB, seed))
+    below = FakeSession(hashed_logits(N_VOCAB, 1))
+    assert run(FakeSession(logits), name, draft=draft, below=below)[0] == plain
     assert run(FakeSession(logits), name, draft=draft)[0] == plain
+
+
+@pytest.mark.parametrize("has_below", [True, False])
+def test_a_draft_with_a_draft_needs_fewer_passes(has_below: bool) -> None:
+    logits = scripted_logits(LOOP, N_VOCAB)
+    alone, staged, below = FakeSession(logits), FakeSession(logits), FakeSession(logits)
+    _, rounds = run(FakeSession(logits), "model", draft=alone)
+    _, rounds_staged = run(
+        FakeSession(logits), "staged", draft=staged, below=below if has_below else None
+    )
+    assert [each.n_drafted for each in rounds_staged] == [each.n_drafted for each in rounds]
+    assert staged.n_scores < 0.5 * alone.n_scores
 
 
 @pytest.mark.parametrize("name", ["ngram", "auto"])

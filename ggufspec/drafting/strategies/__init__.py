@@ -10,7 +10,7 @@ from types import ModuleType
 
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling
-from ggufspec.decoding.types import Drafter, Session, Uniforms
+from ggufspec.decoding.types import Drafter, Session, Uniforms, Verify
 from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.errors import OptionError
@@ -30,6 +30,17 @@ class Materials:
     n_leaves: int = 1  # of a tree, at most; 1: the target reads chains only
     policy: LengthPolicy = field(default_factory=FixedLength)  # decides how far to draft
     forced: ForcedText = field(default_factory=ForcedText)  # by the sampling's constraint
+    stage: Stage | None = None  # how the draft model's own tokens are drafted; None: they are not
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A drafter for a draft model: its strategy, and the rule and uniforms that verify it."""
+
+    drafter: str
+    materials: Materials
+    verify: Verify
+    uniforms: Callable[[int], Uniforms]
 
 
 def names() -> list[str]:
@@ -40,6 +51,11 @@ def names() -> list[str]:
 def uses_model(name: str) -> bool:
     """Whether the draft model should read prompts for that strategy: its file says USES_MODEL."""
     return bool(getattr(_module(name), "USES_MODEL", False))
+
+
+def uses_stage(name: str) -> bool:
+    """Whether the draft of the draft should read prompts, too: its file says USES_STAGE."""
+    return bool(getattr(_module(name), "USES_STAGE", False))
 
 
 def make(name: str, materials: Materials) -> Drafter:

@@ -10,6 +10,7 @@ from ggufspec.drafting.strategies.model import ModelDrafter
 from ggufspec.drafting.strategies.ngram import NgramDrafter
 
 USES_MODEL = True  # the draft model reads each prompt ahead
+USES_STAGE = True  # and so does the draft of the draft
 
 
 class AutoDrafter:
@@ -37,4 +38,4 @@ def make(materials: Materials) -> Drafter:
     ngrams = NgramDrafter(materials)
     if materials.session is None:
         return ngrams
-    return AutoDrafter(ngrams, ModelDrafter(materials.session, materials))
+    return AutoDrafter(ngrams, ModelDrafter(materials.session, materials, materials.stage))

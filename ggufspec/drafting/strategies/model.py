@@ -5,13 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import repeat, takewhile
-from operator import eq
+from itertools import repeat
 
-from ggufspec.decoding.sampling import Rows, as_rows, draw
-from ggufspec.decoding.types import Draft, Probs, Session, Verdict
+from ggufspec.decoding.sampling import Rows, Sampling, as_rows, draw
+from ggufspec.decoding.types import Draft, Probs, Session, Uniforms, Verdict, n_same, token_array
+from ggufspec.drafting.bursts import Bursts
 from ggufspec.drafting.draft_length import Action, AutoLength
-from ggufspec.drafting.strategies import Materials
+from ggufspec.drafting.strategies import Materials, Stage
 from ggufspec.drafting.strategies.ngram import Prediction
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.drafting.tree_growth import Growth
@@ -27,8 +27,10 @@ class ModelDrafter:
     text, or where the target reads chains only.
     """
 
-    def __init__(self, session: Session, materials: Materials) -> None:
+    def __init__(self, session: Session, materials: Materials, stage: Stage | None = None) -> None:
+        """`stage`: how its tokens are drafted themselves; None: they are not."""
         self._session = session
+        self._bursts = None if stage is None else Bursts(session, stage)
         self._materials = materials
         self._policy = materials.policy
         sampling = materials.sampling
@@ -43,10 +45,9 @@ class ModelDrafter:
         self._rows: Rows | None = None
         self._drafted: Draft | None = None
         self._n_read: int | None = None  # tokens of the text that the draft model has read
-        self._n_before = 0  # tokens of the text before the last draft
+        self._context = array("i")  # the text with what it has read, or may have, of the last draft
         self._forced = materials.forced
         self._drawn: list[int] = []  # positions in the draft whose distributions were computed
-        self._held: Sequence[int] = ()  # nodes of the draft that the draft model has read
         self._predicted = Prediction()  # by n-grams, for branches
         self._growth: Growth | None = None  # of the last draft
         policy, tree = self._policy, materials.tree
@@ -64,7 +65,8 @@ class ModelDrafter:
         policy = self._policy
         if self._n_read is None:
             self._n_read = len(tokens) - 1  # the prompt was read ahead
-        self._n_before = len(tokens)
+        else:
+            self._n_read = min(self._n_read, n_same(self._context, token_array(tokens)))
         action = policy.start_round(n_max, len(tokens) - self._n_read)
         if action is Action.PLAIN:
             return Draft((), why=policy.why)
@@ -73,74 +75,118 @@ class ModelDrafter:
     def _draft(self, tokens: Sequence[int], n_max: int, *, may_evaluate: bool) -> Draft:
         """Forced text costs no draft step, also behind drawn tokens."""
         policy = self._policy
-        rule = policy.rule
         sampling = self._samplings[self._draft_temperature.temperature]
-        stop_tokens = self._materials.stop_tokens
+        context = self._context = array("i", tokens)
+        n_end = len(tokens) + n_max
+        if may_evaluate and self._bursts is not None:
+            self._bursts.start(context, sampling, n_end)
         uniforms = self._materials.uniforms(n_max) if may_evaluate else ()
-        context = array("i", tokens)
-        rows = self._rows
-        if rows is not None:
-            rows.keep(0)
+        if self._rows is not None:
+            self._rows.keep(0)
         self._drawn = []
-        n = 0
-        while n < n_max:
+        while len(context) < n_end:
             if sampling.constraint is not None:
+                n = len(context) - len(tokens)
                 n_forced, goes_on = self._append_forced(context, n, n_max - n)
-                if n_forced and rows is not None:
+                if n_forced and self._rows is not None:
                     for token in context[-n_forced:]:
-                        rows.append_certain(token)
-                n += n_forced
-                if not goes_on or n >= n_max:
+                        self._rows.append_certain(token)
+                if not goes_on or len(context) >= n_end:
                     break
             if self._growth is not None and self._growth.is_better_beside():
                 break
-            if not may_evaluate or not rule.should_evaluate():
+            if not may_evaluate or not policy.rule.should_evaluate():
                 break
             try:
-                logits = self._session.score(context)
+                if self._bursts is None:
+                    goes_on = self._append_token(context, len(tokens), sampling, uniforms)
+                else:
+                    goes_on = self._append_burst(context, len(tokens), self._bursts, uniforms)
             except NoRoomError:
                 break
-            self._n_read = len(context)
-            if rows is None:
-                rows = self._rows = Rows(self._materials.n_draft_max, logits.shape[1])
-                for token in context[len(tokens) :]:
-                    rows.append_certain(token)
-            if self._branches and self._growth is None:
-                self._growth = Growth(
-                    policy,
-                    rows,
-                    uniforms,
-                    n_leaves=self._materials.n_leaves,
-                    stop_tokens=stop_tokens,
-                )
-            self._drawn.append(n)
-            try:
-                token = draw(rows, logits, sampling, context, rule, uniforms[n])
             except DecodeError:
                 if sampling.constraint is None and not sampling.logit_bias:
                     raise
-                self._drawn.pop()
                 break  # no token that the draft has may follow; the target may have others
-            if token < 0:
+            if not goes_on or context[-1] in self._materials.stop_tokens:
                 break
-            context.append(token)
-            n += 1
-            if self._growth is not None:
-                self._growth.add_to_chain(token, rule.reached)
-            if token in stop_tokens:
-                break
+        if self._bursts is not None:
+            self._bursts.end()
         drafted: Sequence[int] = context[len(tokens) :].tolist()
         parents: Sequence[int] = ()
-        self._held = range(n)
         if not self._drawn:
             return Draft(drafted, None, policy.expected, policy.why)
         if self._growth is not None:
             self._growth.grow(tokens, sampling, self._session.score, self._predicted)
-            drafted, parents, self._held = self._growth.result
-            self._n_read = len(tokens) + len(self._held)
-        probs = rows if drafted else None
+            drafted, parents, held = self._growth.result
+            context[len(tokens) :] = array("i", [drafted[node] for node in held])
+            self._n_read = len(context)
+        probs = self._rows if drafted else None
         self._drafted = Draft(drafted, probs, policy.expected, policy.why, parents)
         return self._drafted
+
+    def _append_token(
+        self, context: array[int], n_before: int, sampling: Sampling, uniforms: Uniforms
+    ) -> bool:
+        """Append a token of the draft model, unless the policy declines; whether it was appended.
+
+        `n_before`: tokens before the draft.
+        """
+        logits = self._session.score(context)
+        self._n_read = len(context)
+        rows, n = self._rows_for(context[n_before:], logits.shape[1]), len(context) - n_before
+        growth = self._growth_for(rows, uniforms)
+        token = draw(rows, logits, sampling, context, self._policy.rule, uniforms[n])
+        self._drawn.append(n)
+        if token >= 0:
+            context.append(token)
+            if growth is not None:
+                growth.add_to_chain(token, self._policy.rule.reached)
+        return token >= 0
+
+    def _append_burst(
+        self, context: array[int], n_before: int, bursts: Bursts, uniforms: Uniforms
+    ) -> bool:
+        """Append as many tokens of a burst as the policy allows; whether that was all of it."""
+        rule, start = self._policy.rule, len(context)
+        burst = bursts.write(context)
+        rows = self._rows_for(context[n_before:start], burst.n_vocab)
+        growth = self._growth_for(rows, uniforms)
+        n_taken = 0
+        for row in burst.rows:
+            if n_taken and not rule.should_evaluate():
+                break
+            rows.append_from(burst.probs, row)
+            self._drawn.append(start + n_taken - n_before)
+            if not rule.should_draw(burst.probs.gap(row)):
+                rows.decline()
+                break
+            if growth is not None:
+                growth.add_to_chain(context[start + n_taken], rule.reached)
+            n_taken += 1
+        del context[start + n_taken :]
+        self._n_read = min(burst.n_read, len(context))
+        return n_taken == len(burst.rows) and not burst.is_last
+
+    def _rows_for(self, drafted: Sequence[int], n_vocab: int) -> Rows:
+        """The distributions of the draft, made with the first of them: `drafted` were certain."""
+        if self._rows is None:
+            self._rows = Rows(self._materials.n_draft_max, n_vocab)
+            for token in drafted:
+                self._rows.append_certain(token)
+        return self._rows
+
+    def _growth_for(self, rows: Rows, uniforms: Uniforms) -> Growth | None:
+        """What adds branches to this round's chain, if it may have some."""
+        if self._branches and self._growth is None:
+            self._growth = Growth(
+                self._policy,
+                rows,
+                uniforms,
+                n_leaves=self._materials.n_leaves,
+                stop_tokens=self._materials.stop_tokens,
+            )
+        return self._growth
 
     def _append_forced(self, context: array[int], n: int, n_most: int) -> tuple[int, bool]:
         """Append the forced tokens that are worth a pass: how many, and whether to draft behind."""
@@ -160,9 +206,6 @@ class ModelDrafter:
         self._policy.observe_gaps(map(target.gap, chosen))
         if draft is not self._drafted:
             return
-        if self._n_read is not None:
-            n_held = sum(takewhile(bool, map(eq, self._held, path)))
-            self._n_read = min(self._n_read, self._n_before + n_held)
         n_accepted = draft.n_accepted_of_chain(verdict)
         if self._growth is not None:
             self._growth.observe(target, n_accepted)

@@ -1,0 +1,109 @@
+"""Writes a draft model's tokens by speculative decoding, with a draft of its own.
+
+Chen et al., https://arxiv.org/abs/2312.11462; Spector and Re, https://arxiv.org/abs/2308.04623
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from time import perf_counter
+from typing import NamedTuple
+
+from ggufspec.decoding.loop import Steps, speculate
+from ggufspec.decoding.sampling import Rows, Sampling, as_rows
+from ggufspec.decoding.types import Ask, Draft, Probs, Round, Scored, Session, Uniforms, Verdict
+from ggufspec.drafting.strategies import Stage, make
+from ggufspec.errors import DecodeError
+
+
+class Burst(NamedTuple):
+    """Tokens drawn from the draft model's distributions: `rows` of `probs`, valid until the next.
+
+    n_read: how many of the text's tokens the draft model has read. is_last: no token of the draft's
+    vocabulary may follow.
+    """
+
+    probs: Rows
+    rows: Sequence[int]
+    n_vocab: int
+    n_read: int
+    is_last: bool
+
+
+class Bursts:
+    """A draft model's tokens, several for each of its passes.
+
+    The decoding loop has the draft model as its target. Each token is a draw from the draft model's
+    distribution, however many come at once; so a draft may end after any of them for reasons that
+    do not depend on the next.
+    """
+
+    def __init__(self, session: Session, stage: Stage) -> None:
+        self._session = session
+        self._stage = stage
+        self.drafter = make(stage.drafter, stage.materials)
+        self._steps: Steps | None = None
+        self._judged: tuple[Draft, Rows, Verdict] | None = None  # in the last round
+        self.n_drafted = self.n_accepted = 0
+
+    def start(self, context: array[int], sampling: Sampling, n_end: int) -> None:
+        """A draft begins: bursts will continue `context` in place, to `n_end` tokens at most."""
+        stage = self._stage
+        self._steps = speculate(
+            context,
+            drafter=self.drafter,
+            verify=self._verify,
+            sampling=sampling,
+            uniforms=stage.uniforms,
+            n_draft=stage.materials.n_draft_max,
+            n_end=n_end,
+            stop_tokens=stage.materials.stop_tokens,
+        )
+
+    def write(self, context: array[int]) -> Burst:
+        """Append one token or more to `context`. Raises as `score` and `draw` do."""
+        assert self._steps is not None
+        self._judged = None
+        n_before, is_last = len(context), False
+        ask = next(self._steps)
+        assert isinstance(ask, Ask)
+        start = perf_counter()
+        scored = Scored(self._session.score(ask.tokens, ask.draft), perf_counter() - start)
+        try:
+            round_ = self._steps.send(scored)
+        except DecodeError:
+            # Dropped with the token that cannot be drawn, the accepted ones would be missing where
+            # they are likely.
+            accepted = self._accepted()
+            if not accepted:
+                raise
+            context.extend(accepted)
+            is_last = True
+        else:
+            assert isinstance(round_, Round)
+            self._stage.materials.policy.observe_round(round_)
+            self.n_drafted += round_.n_drafted
+            self.n_accepted += round_.n_accepted
+        assert self._judged is not None
+        _, probs, verdict = self._judged
+        rows = [0, *(node + 1 for node in verdict.nodes)][: len(context) - n_before]
+        n_read = n_before + verdict.n_accepted
+        return Burst(probs, rows, scored.logits.shape[1], n_read, is_last)
+
+    def end(self) -> None:
+        """The draft has ended; twice is fine."""
+        steps, self._steps = self._steps, None
+        if steps is not None:
+            steps.close()  # not left to the garbage collector, which can swallow Ctrl-C
+
+    def _accepted(self) -> list[int]:
+        if self._judged is None:
+            return []
+        draft, _, verdict = self._judged
+        return draft.accepted(verdict)
+
+    def _verify(self, draft: Draft, probs: Probs, uniforms: Uniforms) -> Verdict:
+        verdict = self._stage.verify(draft, probs, uniforms)
+        self._judged = draft, as_rows(probs), verdict
+        return verdict
