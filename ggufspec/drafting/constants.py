@@ -22,10 +22,10 @@ GREEDY_MEMORY: Final = 100.0  # observations until one has lost most of its weig
 # Longer, as the acceptance of sampled drafts depends less on the text [simulated: 1.02, 1.00].
 SAMPLED_MEMORY: Final = 300.0
 # The draft model's next choice where its first was rejected, by the gap of what is left.
-SECOND_GREEDY_INTERCEPT: Final = -1.0
-SECOND_GREEDY_SLOPE: Final = 0.5
-SECOND_SAMPLED_INTERCEPT: Final = -0.5
-SECOND_SAMPLED_SLOPE: Final = 0.3
+SECOND_GREEDY_INTERCEPT: Final = -0.6
+SECOND_GREEDY_SLOPE: Final = 0.7
+SECOND_SAMPLED_INTERCEPT: Final = -0.8
+SECOND_SAMPLED_SLOPE: Final = 0.25
 # What n-grams predict where the draft model's other token was rejected: intercept and slope by the
 # log-odds that they have it at [judgement].
 NGRAM_BESIDE: Final = (0.0, 0.5)

@@ -65,7 +65,7 @@ class PrefixLength(NamedTuple):
 class FixedLength:
     """Drafts as many tokens as allowed, in every round; of a tree, those that are most likely."""
 
-    is_fixed = True
+    steps_are_free = True  # a fixed number of nodes, whatever the steps of the draft model cost
     why = ""
     expected = None
 
@@ -135,7 +135,7 @@ class AutoLength:
     its distribution?).
     """
 
-    is_fixed = False
+    steps_are_free = False
 
     def __init__(
         self,

@@ -93,18 +93,16 @@ class Growth:
         self._add_node(token, len(self._tokens) - 1, value)
 
     def is_better_beside(self) -> bool:
-        """Whether all further nodes are more likely beside the chain than its next one.
-
-        Only where the number of nodes is fixed; otherwise costs end the chain.
-        """
+        """Whether all further nodes are more likely beside the chain than its next one."""
         policy, rule = self._policy, self._policy.rule
-        if not policy.is_fixed:
+        n_room = rule.n_max - len(self._tokens)
+        n_deep = n_room if policy.steps_are_free else 1  # of a branch, by further draft steps
+        if len(self._tokens) * n_deep < n_room:
             return False
         self._open_chain()
-        n_room = rule.n_max - len(self._tokens)
         firsts = sorted((each.value for each in self._candidates), reverse=True)
         firsts = firsts[: self._n_leaves_left]
-        values = [first * policy.mean**k for first in firsts for k in range(n_room)]
+        values = [first * policy.mean**k for first in firsts for k in range(n_deep)]
         values.sort(reverse=True)
         rule.least = values[n_room - 1] if len(values) >= n_room else 0.0
         return rule.reached * policy.mean < rule.least
