@@ -118,6 +118,17 @@ void truncate(const Job & job, Large * large, Candidates & candidates) {
     apply_from(0, job, candidates);
 }
 
+double sum_of(const float * values, size_t n) {
+    float lanes[16] = {};
+    size_t i = 0;
+    for (; i + 16 <= n; i += 16) {
+        for (size_t lane = 0; lane < 16; lane++) lanes[lane] += values[i + lane];
+    }
+    double sum = std::accumulate(lanes, lanes + 16, 0.0);
+    for (; i < n; i++) sum += values[i];
+    return sum;
+}
+
 // The index in a list at which the cumulative weight first exceeds uniform * total; the last that has any, at rounding.
 template <typename Weight>
 size_t index_at(double goal, size_t n, const Weight & weight) {
@@ -341,6 +352,7 @@ void Row::set_copy(const Row & other) {
     largest_ = other.largest_;
     likeliest_ = other.likeliest_;
     is_certain_ = other.is_certain_;
+    is_plain_ = other.is_plain_;
     probs_ = other.probs_;
     softmax_ = other.softmax_;
     blocks_ = other.blocks_;
@@ -377,6 +389,12 @@ bool Row::set_without(const Row & other, int32_t token) {
         }
         return true;
     }
+    if (is_plain_) {
+        std::vector<float> left = own_;
+        double sum = 0;
+        left[token] = 0;
+        return set_plain(left, sum);
+    }
     if (row_ != own_.data()) keep_row(row_);
     const float logit = std::exchange(own_[token], kNever), largest = largest_of(row_, n_vocab_);
     if (!std::isfinite(largest)) {
@@ -402,12 +420,12 @@ float Row::of(int32_t token) const {
         return found != tokens_.end() && *found == token ? probs_[found - tokens_.begin()] : 0.0f;
     }
     float prob;
-    weights_of(softmax_, token, token + 1, &prob);
+    weights(token, token + 1, &prob);
     return prob;
 }
 
 void Row::write(float * probs) const {
-    if (!is_certain_ && !is_list_) return weights_of(softmax_, 0, n_vocab_, probs);
+    if (!is_certain_ && !is_list_) return weights(0, n_vocab_, probs);
     std::fill(probs, probs + n_vocab_, 0.0f);
     if (is_certain_ && likeliest_ >= 0) probs[likeliest_] = 1;
     for (size_t i = 0; !is_certain_ && i < tokens_.size(); i++) probs[tokens_[i]] = probs_[i];
@@ -443,7 +461,7 @@ int32_t Row::pick(double uniform) const {
         return tokens_[index_at(goal, tokens_.size(), [this](size_t i) { return probs_[i]; })];
     }
     return pick_block(blocks_, n_vocab_, uniform,
-                      [this](size_t begin, size_t end, float * weights) { weights_of(softmax_, begin, end, weights); });
+                      [this](size_t begin, size_t end, float * out) { weights(begin, end, out); });
 }
 
 double Row::overlap(float factor, const Row & draft) const {
@@ -470,11 +488,25 @@ double Row::overlap(float factor, const Row & draft) const {
         for (size_t i = 0; i < draft.tokens_.size(); i++) sum += std::min(factor * of(draft.tokens_[i]), draft.probs_[i]);
         return sum;
     }
-    return overlap_of(softmax_, factor, draft.softmax_, 0, n_vocab_);
+    if (!is_plain_) return overlap_of(softmax_, factor, draft.softmax_, 0, n_vocab_);
+    float targets[kBlock], drafts[kBlock];
+    for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
+        const size_t n = std::min(n_vocab_ - begin, kBlock);
+        weights(begin, begin + n, targets);
+        weights_of(draft.softmax_, begin, begin + n, drafts);
+        for (size_t i = 0; i < n; i++) targets[i] = std::min(factor * targets[i], drafts[i]);
+        sum += sum_of(targets, n);
+    }
+    return sum;
 }
 
-void Row::excess(size_t begin, size_t end, float factor, const Row & draft, float * weights) const {
-    weights_of(softmax_, begin, end, weights);
+void Row::weights(size_t begin, size_t end, float * out) const {
+    if (!is_plain_) return weights_of(softmax_, begin, end, out);
+    for (size_t i = begin; i < end; i++) out[i - begin] = own_[i] * softmax_.scale;
+}
+
+void Row::excess(size_t begin, size_t end, float factor, const Row & draft, float * left) const {
+    weights(begin, end, left);
     float drafted[kBlock];
     if (!draft.is_certain_ && !draft.is_list_) {
         weights_of(draft.softmax_, begin, end, drafted);
@@ -486,7 +518,7 @@ void Row::excess(size_t begin, size_t end, float factor, const Row & draft, floa
         if (draft.is_certain_) put(draft.likeliest_, 1.0f);
         for (size_t i = 0; !draft.is_certain_ && i < draft.tokens_.size(); i++) put(draft.tokens_[i], draft.probs_[i]);
     }
-    for (size_t i = 0; i < end - begin; i++) weights[i] = std::max(factor * weights[i] - drafted[i], 0.0f);
+    for (size_t i = 0; i < end - begin; i++) left[i] = std::max(factor * left[i] - drafted[i], 0.0f);
 }
 
 int32_t Row::pick_excess(float factor, const Row & draft, double uniform) const {
@@ -499,7 +531,7 @@ int32_t Row::pick_excess(float factor, const Row & draft, double uniform) const 
         const size_t index = index_at(uniform * total, sums.size(), [](size_t i) { return sums[i]; });
         return index < sums.size() ? tokens_[index] : pick(uniform);
     }
-    const bool both = !draft.is_certain_ && !draft.is_list_;
+    const bool both = !is_plain_ && !draft.is_certain_ && !draft.is_list_;
     double total = 0;
     for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
         const size_t end = std::min(n_vocab_, begin + kBlock);
@@ -518,32 +550,49 @@ int32_t Row::pick_excess(float factor, const Row & draft, double uniform) const 
     return token < 0 ? pick(uniform) : token;
 }
 
-double Row::set_excess(const Row & other, float factor, const Row & draft) {
-    const double left = factor - other.overlap(factor, draft);
-    if (!(left > 0)) return 0;
-    if (other.is_certain_) {
-        *this = certain(other.likeliest_);
-        return left;
+bool Row::set_plain(std::vector<float> & weights, double & sum) {
+    thread_local std::vector<double> sums;
+    sums.clear();
+    for (size_t begin = 0; begin < weights.size(); begin += kBlock) {
+        sums.push_back(sum_of(weights.data() + begin, std::min(weights.size() - begin, kBlock)));
     }
-    if (draft.is_certain_) return set_without(other, draft.likeliest_) ? left : 0;
+    sum = std::accumulate(sums.begin(), sums.end(), 0.0);
+    if (!(sum > 0)) return false;
+    own_.swap(weights);
+    n_vocab_ = own_.size();
+    row_ = own_.data();
+    is_list_ = is_certain_ = false;
+    is_plain_ = true;
+    softmax_.scale = static_cast<float>(1 / sum);
+    blocks_.clear();
+    for (double each : sums) blocks_.push_back(each / sum);
+    return true;
+}
+
+double Row::set_excess(const Row & other, float factor, const Row & draft) {
+    if (other.is_certain_ || draft.is_certain_) {
+        const double left = factor - other.overlap(factor, draft);
+        if (!(left > 0)) return 0;
+        if (other.is_certain_) *this = certain(other.likeliest_);
+        return other.is_certain_ || set_without(other, draft.likeliest_) ? left : 0;
+    }
+    double sum = 0;
+    if (!other.is_list_) {
+        thread_local std::vector<float> left;
+        left.resize(other.n_vocab_);
+        for (size_t begin = 0; begin < other.n_vocab_; begin += kBlock) {
+            other.excess(begin, std::min(other.n_vocab_, begin + kBlock), factor, draft, left.data() + begin);
+        }
+        return set_plain(left, sum) ? sum : 0;
+    }
     std::vector<int32_t> tokens;
     std::vector<float> probs;
-    double sum = 0;
-    const auto add = [&](int32_t token, float excess) {
-        if (!(excess > 0)) return;
-        tokens.push_back(token);
-        probs.push_back(excess);
-        sum += excess;
-    };
-    if (other.is_list_) {
-        for (size_t i = 0; i < other.tokens_.size(); i++) add(other.tokens_[i], factor * other.probs_[i] - draft.of(other.tokens_[i]));
-    } else {
-        float weights[kBlock];
-        for (size_t begin = 0; begin < other.n_vocab_; begin += kBlock) {
-            const size_t end = std::min(other.n_vocab_, begin + kBlock);
-            other.excess(begin, end, factor, draft, weights);
-            for (size_t i = begin; i < end; i++) add(static_cast<int32_t>(i), weights[i - begin]);
-        }
+    for (size_t i = 0; i < other.tokens_.size(); i++) {
+        const float left = factor * other.probs_[i] - draft.of(other.tokens_[i]);
+        if (!(left > 0)) continue;
+        tokens.push_back(other.tokens_[i]);
+        probs.push_back(left);
+        sum += left;
     }
     if (!(sum > 0)) return 0;
     for (float & prob : probs) prob = static_cast<float>(prob / sum);

@@ -87,7 +87,9 @@ private:
     void set_list(Candidates & candidates);
     void set_rate(float rate);
     void keep_row(const float * logits);
-    void excess(size_t begin, size_t end, float factor, const Row & draft, float * weights) const;
+    bool set_plain(std::vector<float> & weights, double & sum);
+    void weights(size_t begin, size_t end, float * out) const;
+    void excess(size_t begin, size_t end, float factor, const Row & draft, float * left) const;
 
     size_t n_vocab_ = 0;
     // The tokens to draw from: a sorted list with its logits or, without a list, all.
@@ -99,8 +101,10 @@ private:
     float largest_ = 0;
     int32_t likeliest_ = 0;
 
-    // Their probabilities: one token for certain, those of the list, or those of the row with sums by blocks.
+    // Their probabilities: one token for certain, those of the list, or those of the row with sums by blocks. A plain row
+    // has weights instead of logits.
     bool is_certain_ = false;
+    bool is_plain_ = false;
     std::vector<float> probs_;
     Softmax softmax_{};
     std::vector<double> blocks_;
