@@ -29,10 +29,10 @@ from tests.benchmarks.tokens_per_pass import (
 
 # Passes and draft steps in passes over one token, times 1000. Flat: a GPU with a large target.
 COSTS = {
-    "flat, step 0.05": Costs({1: 1000, 17: 1100}, 50, 5),
-    "flat, step 0.1": Costs({1: 1000, 17: 1100}, 100, 10),
-    "linear 0.1, step 0.1": Costs({1: 1000, 17: 2600}, 100, 25),
-    **{f"Qwen {name}": MEASURED[name] for name in ("Q4_0 fast", "Q4_K_M")},
+    "flat-0.05": Costs({1: 1000, 17: 1100}, 50, 5),
+    "flat-0.1": Costs({1: 1000, 17: 1100}, 100, 10),
+    "linear-0.1": Costs({1: 1000, 17: 2600}, 100, 25),
+    **{name.replace(" ", "-"): MEASURED[name] for name in ("Q4_0 fast", "Q4_K_M")},
 }
 CONTENDERS: dict[str, GenerateOptions] = {"chains": {"tree": "off"}, "trees": {"tree": "auto"}}
 

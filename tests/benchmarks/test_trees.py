@@ -27,9 +27,9 @@ def test_tokens_per_pass_of_chains_and_trees(
 
 def test_speed_at_stated_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "cells.jsonl"
-    stated_costs.main([*SHORT, "--costs", "flat, step 0.1", "-o", str(output)])
+    stated_costs.main([*SHORT, "--costs", "flat-0.1", "-o", str(output)])
     _, row = capsys.readouterr().out.splitlines()
-    assert row.startswith("flat, step 0.1")
+    assert row.startswith("flat-0.1")
     cells = [json.loads(line) for line in output.read_text().splitlines()]
     assert [cell["contender"] for cell in cells] == ["chains", "trees"]
     # A token takes a pass at most, and no draft step is free.

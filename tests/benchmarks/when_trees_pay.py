@@ -93,11 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print a table for each probability of the second choice."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.when_trees_pay")
     add = parser.add_argument
-    add("--first", type=float, nargs="+", default=[0.4, 0.5, 0.6, 0.7, 0.8, 0.9])
+    add("--first", type=float, nargs="+", default=[0.5, 0.6, 0.7, 0.8, 0.9])
     add("--second", type=float, nargs="+", default=[0.25, 0.5])
-    add("--eight", type=float, nargs="+", default=[1.05, 1.25, 1.5, 2, 3, 4.5])
+    add("--eight", type=float, nargs="+", default=[1.05, 1.25, 1.5, 2, 3])
     add("--step", type=float, default=0.05, help="a draft step; default: %(default)s")
-    add("--tokens", type=int, default=3000, help="of a text")
+    add("--tokens", type=int, default=2000, help="of a text")
     options = parser.parse_args(arguments)
     for second in options.second:
         sys.stdout.write(
