@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -71,7 +72,7 @@ def speed(first: float, second: float, costs: Costs, tree: str, n_tokens: int) -
         n_leaves=N_MOST,
         policy=policy,
     )
-    target, tokens = MadeUpModel(first, second), [0]
+    target, tokens = MadeUpModel(first, second), array("i", [0])
     steps = speculate(
         tokens,
         drafter=strategies.make("model", materials),
@@ -97,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--second", type=float, nargs="+", default=[0.25, 0.5])
     add("--eight", type=float, nargs="+", default=[1.05, 1.25, 1.5, 2, 3])
     add("--step", type=float, default=0.05, help="a draft step; default: %(default)s")
-    add("--tokens", type=int, default=2000, help="of a text")
+    add("--tokens", type=int, default=20_000, help="of a text")
     options = parser.parse_args(arguments)
     for second in options.second:
         sys.stdout.write(
