@@ -248,7 +248,7 @@ class Generation:
         return self._engine.profile_of_draft.policy(
             self._temperature,
             repeats=repeats,
-            in_blocks=options.verify == "traversal",
+            in_blocks=rules.known(options.verify) == "traversal",
             has_model=self._has_third_model,
         )
 
