@@ -17,6 +17,7 @@ from ggufspec.errors import OptionError
 
 PLAIN, AUTO = "plain", "auto"
 AUTO_NEW = "auto new"  # auto with an engine of its own, which has measured nothing yet
+AUTO_CHAINS = "auto chains"  # auto without trees; it shares what auto has measured
 NGRAM, FIXED = "ngram ", "fixed "  # and the draft length; fixed: of the draft model
 LLAMA, GRID = "llama", "llama n "  # llama-speculative-simple: its defaults, "llama n 7 p 0.75"
 SERVER, SERVER_PLAIN = "llama-server", "llama-server plain"  # with the draft, and without
@@ -35,16 +36,18 @@ def options_of(contender: str) -> dict[str, Any]:
     """The generation options of one of ours. Raises OptionError for an unknown name."""
     if contender == PLAIN:
         return {"drafter": "none"}
-    if contender in (AUTO, AUTO_NEW):
+    if contender in (AUTO, AUTO_NEW, AUTO_CHAINS):
         # Without a seed, as it is mostly used: a text with a seed updates no measured costs.
-        return {"drafter": "auto", "n_draft": "auto", "seed": None}
+        only_chains = {"tree": "off"} if contender == AUTO_CHAINS else {}
+        return {"drafter": "auto", "n_draft": "auto", "seed": None, **only_chains}
     for prefix, drafter in _DRAFTERS.items():
         n_draft = contender.removeprefix(prefix)
         if contender.startswith(prefix) and n_draft.isdecimal():
             return {"drafter": drafter, "n_draft": int(n_draft)}
     raise OptionError(
         f"unknown contender {contender!r}; there are '{PLAIN}', '{AUTO}', '{AUTO_NEW}', "
-        f"'{NGRAM}3', '{FIXED}3', '{LLAMA}', '{GRID}7 p 0.75', '{SERVER}' and '{SERVER_PLAIN}'"
+        f"'{AUTO_CHAINS}', '{NGRAM}3', '{FIXED}3', '{LLAMA}', '{GRID}7 p 0.75', '{SERVER}' and "
+        f"'{SERVER_PLAIN}'"
     )
 
 

@@ -16,7 +16,7 @@ from ggufspec.bench.run import text_of
 from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.engine.engine import Engine
 from tests.benchmarks import contender_options
-from tests.benchmarks.contender_options import AUTO, AUTO_NEW, is_llama
+from tests.benchmarks.contender_options import AUTO, AUTO_CHAINS, AUTO_NEW, is_llama
 
 
 class Speed(NamedTuple):
@@ -49,7 +49,7 @@ class LoadedPair:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ggufspec-new-"))
                 stack.enter_context(cache_folder(Path(folder)))
                 engine = stack.enter_context(self.load())
-            elif contender == AUTO:
+            elif contender in (AUTO, AUTO_CHAINS):
                 engine.forget()  # so that the draft reads the prompt, which auto may learn from
             found = contender_options.write(
                 engine, contender, tokens, sampling=sampling, n_tokens=n_tokens, seed=seed

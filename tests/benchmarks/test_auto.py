@@ -116,8 +116,10 @@ def test_the_table_has_medians_and_geometric_means() -> None:
     texts = _texts({"plain": [10.0, 10.0], "auto": [10.0, 40.0], "llama": [10.0, 10.0]})
     texts += _texts({"plain": [10.0], "auto": [10.0], "llama": [10.0]}, kind="edit")
     lines = render(texts).splitlines()
-    assert "| Q4_0 | 0 | code | 2 | 10.0 | 25.0 | 2.50 | 2.50 (plain) | 2.00 |  |" in lines
-    assert "| Q4_0 | 0 | all, geometric mean | 3 | 10.0 | 10.0 | 1.59 | 1.59 | 1.59 |  |" in lines
+    assert "| Q4_0 | 0 | code | 2 | 10.0 | 25.0 | 2.50 | 2.50 (plain) | 2.00 |  |  |" in lines
+    assert (
+        "| Q4_0 | 0 | all, geometric mean | 3 | 10.0 | 10.0 | 1.59 | 1.59 | 1.59 |  |  |" in lines
+    )
     assert "| Q4_0 | 0 | code | 2.50 | 1.00 |" in lines
     assert "- first text of Q4_0 (Q4_0, 0, code): 1.000 of plain" in lines
 
@@ -145,7 +147,7 @@ def test_verdicts_of_the_prompts_with_code_and_edits() -> None:
 
 def test_an_unfinished_cell_is_reported_as_far_as_it_goes() -> None:
     assert render([]) == "No texts to report.\n"
-    assert "| Q4_0 | 0 | code | 1 | 10.0 |  |  |  |  |  |" in render(_texts({"plain": [10.0]}))
+    assert "| Q4_0 | 0 | code | 1 | 10.0 |  |  |  |  |  |  |" in render(_texts({"plain": [10.0]}))
     assert render(_texts({"auto": [10.0]}))
 
 
@@ -337,16 +339,22 @@ def test_the_whole_benchmark_and_its_continuation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "texts.jsonl"
-    short = ["--contenders", "plain,auto,auto new", "--also", "fixed 2"]
+    short = ["--contenders", "plain,auto,auto chains,auto new", "--also", "fixed 2"]
     auto.main(_arguments(path, *short, "--kinds", "open"))
     shown = capsys.readouterr()
     assert "min left] " in shown.err
     assert "worst cell / plain" in shown.out
     about, texts = read_texts(path)
     assert about["settings"]["tokens"] == 8
-    assert [text.contender for text in texts] == ["plain", "auto", "auto new", "fixed 2"]
+    assert [text.contender for text in texts] == [
+        "plain",
+        "auto",
+        "auto chains",
+        "auto new",
+        "fixed 2",
+    ]
     assert all(text.n_generated == 8 for text in texts)
-    assert texts[3].n_drafted > 0
+    assert texts[4].n_drafted > 0
     auto.main(["--report", str(path), "--least", "4"])
     assert capsys.readouterr().out == shown.out
     with pytest.raises(OptionError, match="exists; continue it with --resume"):
@@ -356,9 +364,9 @@ def test_the_whole_benchmark_and_its_continuation(
     with path.open("a") as file:
         file.write('{"target": "Q4')  # killed while it wrote
     auto.main(_arguments(path, *short, "--resume", "--survey", "0"))
-    assert read_texts(path)[1][:4] == texts
-    assert len(read_texts(path)[1]) == 4 + 3
-    assert len({text.at for text in read_texts(path)[1]}) == 7
+    assert read_texts(path)[1][:5] == texts
+    assert len(read_texts(path)[1]) == 5 + 4
+    assert len({text.at for text in read_texts(path)[1]}) == 5 + 4
 
 
 def test_the_budget_and_the_contenders_of_the_survey(
