@@ -232,7 +232,7 @@ def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, dr
         known = profile_key(engine.target, engine.draft)
     costs = CostModel(17)
     costs.observe_target(1, 1.0)
-    learned = {"costs": costs.to_document(), "acceptance": {"0.8": [[0.5, 0.25], [0.5, 0.25]]}}
+    learned = {"costs": costs.to_document(), "acceptance": {"0.8": [[0.5, 0.25]] * 3}}
     profile_store.remember(known, {**learned, "measured": "run"})
     assert tune(*given).code == 0
     document = profile_store.recall(known)

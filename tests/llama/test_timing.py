@@ -42,7 +42,11 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> Decoded:
     real = Context.decode
 
     def decode(
-        self: Context, tokens: Sequence[int], n_rows: int, sequence: int, parents: Sequence[int]
+        self: Context,
+        tokens: Sequence[int],
+        n_rows: int,
+        sequence: int,
+        parents: Sequence[int] = (),
     ) -> None:
         seen.append((self.n_cells(sequence), len(tokens), n_rows))
         real(self, tokens, n_rows, sequence, parents)
