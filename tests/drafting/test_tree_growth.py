@@ -332,18 +332,16 @@ def test_branches_fill_a_cheap_size_of_a_pass() -> None:
 
 
 @pytest.mark.parametrize("curve", [FLAT, STEEP, STAIRS])
-@pytest.mark.parametrize("noise", [0.1, 0.5, 1.5])
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING])
-def test_branches_never_cost_more_than_they_save(
-    sampling: Sampling, noise: float, curve: Sequence[float]
-) -> None:
+def test_branches_do_not_cost_more_than_they_save(curve: Sequence[float]) -> None:
     """By simulated seconds, which vary by some per cent with the draws of a text."""
-    step, n_tokens = 0.1, 400
-    trees, chains = (
-        written(auto(curve, step), n_tokens=n_tokens, noise=noise, sampling=sampling, tree=tree)
-        for tree in ("auto", "off")
-    )
-    assert trees.seconds(curve, step) < 1.06 * chains.seconds(curve, step)
+    step, ratios = 0.1, []
+    for noise, sampling in product((0.1, 0.5, 1.5), (GREEDY, SAMPLING)):
+        trees, chains = (
+            written(auto(curve, step), n_tokens=500, noise=noise, sampling=sampling, tree=tree)
+            for tree in ("auto", "off")
+        )
+        ratios.append(trees.seconds(curve, step) / chains.seconds(curve, step))
+    assert np.exp(np.mean(np.log(ratios))) < (0.95 if curve is FLAT else 1.03)
 
 
 def test_a_second_choice_is_learned_wherever_the_first_was_rejected() -> None:
