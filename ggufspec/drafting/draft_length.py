@@ -70,15 +70,19 @@ class FixedLength:
     expected = None
 
     def __init__(
-        self, prior: Acceptance | None = None, memory: float = constants.SAMPLED_MEMORY
+        self,
+        prior: Acceptance | None = None,
+        memory: float = constants.SAMPLED_MEMORY,
+        block_bonus: float = 0.0,
     ) -> None:
-        """`prior`, `memory`: as in AutoLength; without a prior, only chains can be drafted."""
+        """As AutoLength; without a prior, it drafts only chains."""
         self.second: SecondChoice | None = None
         self.rule = _native.LengthRule()
         if prior is not None:
             by_draft = _native.AcceptanceModel(*prior.by_draft, constants.PRIOR_WEIGHT, memory)
-            self.rule = _native.LengthRule(by_draft)
+            self.rule = _native.LengthRule(by_draft, block_bonus)
             self.second = SecondChoice(prior.second, memory)
+        self._block_bonus = _BlockBonus(self.rule)
         self._n_rounds, self._n_accepted = 1, 1  # of the draft model
         self._n_learned = constants.FIXED_ACCEPTANCE_WEIGHT
         self.mean = constants.FIXED_ACCEPTANCE
@@ -99,7 +103,9 @@ class FixedLength:
         self._n_rounds += 1
         self._n_accepted += n_accepted
         if self.second is not None:
-            learned = list(islice(acceptances, n_accepted + 1))
+            known = list(acceptances)
+            self._block_bonus.observe(n_accepted, known[: self.rule.n_drawn])
+            learned = known[: n_accepted + 1]
             self.rule.observe(learned)
             for acceptance in learned:
                 self._n_learned += 1
@@ -159,8 +165,7 @@ class AutoLength:
         self._before = _native.AcceptanceModel(*prior.by_target)
         self.second: SecondChoice | None = SecondChoice(prior.second, memory)
         self._n_observed, self._sum_observed = 0, 0.0  # acceptances that were learned from
-        self._block_bonus = block_bonus
-        self._bonus_sum, self._bonus_weight = 0.0, constants.BLOCK_BONUS_WEIGHT
+        self._block_bonus = _BlockBonus(self.rule)
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self.has_model = has_model
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
@@ -305,7 +310,8 @@ class AutoLength:
         `target_gaps`, the target's logit gap.
         """
         # Only the regression of the bonus needs what lies behind the first rejected token.
-        known = list(islice(acceptances, None if self._block_bonus else n_accepted + 1))
+        n_known = None if self._block_bonus.is_learned else n_accepted + 1
+        known = list(islice(acceptances, n_known))
         # The probabilities have less variance than the number of accepted tokens.
         learned = known[: n_accepted + 1]
         self.rule.observe(learned)
@@ -313,22 +319,7 @@ class AutoLength:
             self._by_target.observe(gap, acceptance)
         self._n_observed += len(learned)
         self._sum_observed += sum(learned)
-        self._learn_block_bonus(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
-
-    def _learn_block_bonus(self, n_accepted: int, acceptances: Sequence[float]) -> None:
-        """Linear regression of what judging a draft as a whole accepts beyond its tokens alone."""
-        if not self._block_bonus:
-            return
-        reached, token_wise, further = 1.0, 0.0, 0.0
-        for n, acceptance in enumerate(acceptances):
-            reached *= acceptance
-            token_wise += reached
-            further += n * reached
-        self._bonus_weight += further**2
-        self._bonus_sum += further * (n_accepted - token_wise)
-        prior = constants.BLOCK_BONUS_WEIGHT * self._block_bonus
-        found = (prior + self._bonus_sum) / self._bonus_weight
-        self.rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
+        self._block_bonus.observe(n_accepted, known[: self.rule.n_drawn - self.rule.n_taken])
 
     def observe_round(self, round_: Round) -> None:
         """A round has ended: learn what it cost. Called after observe_verdict, for every round."""
@@ -412,6 +403,29 @@ class AutoLength:
         gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
         levels = (gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels))
         return [self._by_target.probability(gap) for gap in levels]
+
+
+class _BlockBonus:
+    """What judging a draft as a whole accepts beyond its tokens alone: a linear regression."""
+
+    def __init__(self, rule: _native.LengthRule) -> None:
+        self.is_learned = rule.block_bonus > 0
+        self._rule = rule
+        self._weight = constants.BLOCK_BONUS_WEIGHT
+        self._sum = self._weight * rule.block_bonus
+
+    def observe(self, n_accepted: int, acceptances: Sequence[float]) -> None:
+        if not self.is_learned:
+            return
+        reached, token_wise, further = 1.0, 0.0, 0.0
+        for n, acceptance in enumerate(acceptances):
+            reached *= acceptance
+            token_wise += reached
+            further += n * reached
+        self._weight += further**2
+        self._sum += further * (n_accepted - token_wise)
+        found = self._sum / self._weight
+        self._rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
 
 
 LengthPolicy = FixedLength | AutoLength  # with the same methods, described at AutoLength
