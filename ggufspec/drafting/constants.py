@@ -21,7 +21,9 @@ PRIOR_WEIGHT: Final = 12.0  # observations that the prior counts as [insensitive
 GREEDY_MEMORY: Final = 100.0  # observations until one has lost most of its weight [insensitive]
 # Longer, as the acceptance of sampled drafts depends less on the text [simulated: 1.02, 1.00].
 SAMPLED_MEMORY: Final = 300.0
-# The draft model's next choice where its first was rejected, by the gap of what is left.
+# The draft model's next choice where its first was rejected, by the gap of what is left [measured:
+# Qwen2.5-Coder 1.5B and 0.5B, 165 rejections of 8 greedy texts: 32 % accepted below a gap of 0.3,
+# 94 % above 3; at 0.8, 197 of them: 27 and 75 %; embedded pair at 0.7 and 1: 33 and 66 to 80 %].
 SECOND_GREEDY_INTERCEPT: Final = -0.6
 SECOND_GREEDY_SLOPE: Final = 0.7
 SECOND_SAMPLED_INTERCEPT: Final = -0.8

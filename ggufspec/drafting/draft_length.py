@@ -70,14 +70,17 @@ class FixedLength:
     expected = None
 
     def __init__(
-        self, prior: Acceptance | None = None, memory: float = constants.SAMPLED_MEMORY
+        self,
+        prior: Acceptance | None = None,
+        memory: float = constants.SAMPLED_MEMORY,
+        block_bonus: float = 0.0,
     ) -> None:
-        """`prior`, `memory`: as in AutoLength; without a prior, only chains can be drafted."""
+        """As AutoLength, but the bonus is not learned; without a prior, it drafts only chains."""
         self.second: SecondChoice | None = None
         self.rule = _native.LengthRule()
         if prior is not None:
             by_draft = _native.AcceptanceModel(*prior.by_draft, constants.PRIOR_WEIGHT, memory)
-            self.rule = _native.LengthRule(by_draft)
+            self.rule = _native.LengthRule(by_draft, block_bonus)
             self.second = SecondChoice(prior.second, memory)
         self._n_rounds, self._n_accepted = 1, 1  # of the draft model
         self._n_learned = constants.FIXED_ACCEPTANCE_WEIGHT

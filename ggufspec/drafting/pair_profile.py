@@ -16,9 +16,9 @@ _SAMPLED = (constants.SAMPLED_INTERCEPT, constants.SAMPLED_SLOPE)
 _SECOND_SAMPLED = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
 
 
-def fixed_length(temperature: float) -> FixedLength:
+def fixed_length(temperature: float, *, in_blocks: bool = False) -> FixedLength:
     """A fixed number of tokens a round, which may be a tree's: it starts as a new pair does."""
-    return FixedLength(_new(temperature), _memory(temperature))
+    return FixedLength(_new(temperature), _memory(temperature), _bonus(temperature, in_blocks))
 
 
 class PairProfile:
@@ -80,7 +80,7 @@ class PairProfile:
             Acceptance(*map(_faded, known or new, new)),
             memory=_memory(temperature),
             has_model=has_model,
-            block_bonus=constants.BLOCK_BONUS if in_blocks and temperature > 0 else 0.0,
+            block_bonus=_bonus(temperature, in_blocks),
         )
 
     def keep(self, policy: AutoLength, temperature: float) -> None:
@@ -154,6 +154,10 @@ def _new(temperature: float) -> Acceptance:
 
 def _memory(temperature: float) -> float:
     return constants.SAMPLED_MEMORY if temperature > 0 else constants.GREEDY_MEMORY
+
+
+def _bonus(temperature: float, in_blocks: bool) -> float:
+    return constants.BLOCK_BONUS if in_blocks and temperature > 0 else 0.0
 
 
 def _copy(costs: CostModel) -> CostModel:

@@ -97,14 +97,15 @@ class Growth:
         policy, rule = self._policy, self._policy.rule
         n_room = rule.n_max - len(self._tokens)
         n_deep = n_room if policy.steps_are_free else 1  # of a branch, by further draft steps
-        if len(self._tokens) * n_deep < n_room:
+        if n_room <= 0 or len(self._tokens) * n_deep < n_room:
             return False
         self._open_chain()
         firsts = sorted((each.value for each in self._candidates), reverse=True)
         firsts = firsts[: self._n_leaves_left]
         values = [first * policy.mean**k for first in firsts for k in range(n_deep)]
         values.sort(reverse=True)
-        rule.least = values[n_room - 1] if len(values) >= n_room else 0.0
+        weight = 1 + rule.block_bonus * len(self._tokens)  # of the next token: see draft_length.h
+        rule.least = values[n_room - 1] / weight if len(values) >= n_room else 0.0
         return rule.reached * policy.mean < rule.least
 
     def grow(

@@ -106,8 +106,10 @@ class Generation:
         self._has_third_model = below is not None and drafters.uses_stage(drafter_name)
         self._temperature = options.sampling.temperature
         self._progress = options.progress if progress is None else progress
-        is_tree = options.tree == "on"
-        self._policy: LengthPolicy = fixed_length(self._temperature) if is_tree else FixedLength()
+        in_blocks = rules.known(options.verify) == "traversal"
+        self._policy: LengthPolicy = FixedLength()
+        if options.tree == "on":
+            self._policy = fixed_length(self._temperature, in_blocks=in_blocks)
         self._policy_of_draft: LengthPolicy = FixedLength()
         if options.n_draft == "auto" and drafter_name != "none":
             self._policy = self._auto_length(options, repeats=seed is not None)

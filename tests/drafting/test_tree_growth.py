@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from fakes import FakeSession, hashed_logits, of_last_two, speculated
 
+from ggufspec.decoding import verify
 from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.tree import leaves
 from ggufspec.decoding.types import Draft, Drafter, Probs, Round, Uniforms, Verdict
 from ggufspec.drafting import strategies
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import Acceptance, AutoLength, LengthPolicy
+from ggufspec.drafting.draft_length import Acceptance, AutoLength, FixedLength, LengthPolicy
 from ggufspec.drafting.pair_profile import fixed_length
 
 Outcome = tuple[float, list[int], int]  # probability, accepted nodes, next token
@@ -54,13 +55,6 @@ def outcomes(draft: Draft, target_probs: Probs) -> Iterator[Outcome]:
     yield from (each for each in below(-1, [], 1.0) if each[0] > 1e-12)
 
 
-def rejection(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-    """One of them, by the last uniform."""
-    found = list(outcomes(draft, target_probs))
-    i = int(np.searchsorted(np.cumsum([each[0] for each in found]), uniforms[-1] * 0.999999))
-    return Verdict(len(found[i][1]), found[i][2], found[i][1])
-
-
 def made(
     policy: LengthPolicy,
     draft: FakeSession,
@@ -89,6 +83,7 @@ def made(
 # Exactness: a draft model whose probabilities are thirds and halves, also without a token or two,
 # has all its draws among six uniforms. So all drafts of a round can be enumerated.
 
+PRIOR = Acceptance((0.4, 0.3), (0.4, 0.3), (0.4, 0.3))
 UNIFORMS = [(i + 0.5) / 6 for i in range(6)]
 WEIGHTS = [(1, 1, 1), (1, 1, 0), (0, 1, 1), (2, 1, 0), (0, 2, 1), (1, 0, 2)]
 
@@ -191,13 +186,17 @@ def auto(curve: Sequence[float] = (1, 1.01, 1.02, 1.03, 1.04), step: float = 0.0
             costs.observe_target(n, seconds)
         costs.observe_draft(1, step)
     costs.is_frozen = True
-    return AutoLength(costs, Acceptance((0.4, 0.3), (0.4, 0.3), (0.4, 0.3)))
+    return AutoLength(costs, PRIOR)
+
+
+def fixed() -> LengthPolicy:
+    return FixedLength(PRIOR)
 
 
 PROMPTS = [(0, 1, 2, 0, 1, 1, 0, 1, 2, 2, 0, 0, *last) for last in ((0, 2), (1, 0), (2, 0))]
 
 
-@pytest.mark.parametrize("policy", [lambda: fixed_length(1.0), auto])
+@pytest.mark.parametrize("policy", [fixed, auto])
 @pytest.mark.parametrize("name", ["model", "auto"])
 def test_every_text_has_the_targets_probability(
     name: str, policy: Callable[[], LengthPolicy]
@@ -212,8 +211,9 @@ def test_every_text_has_the_targets_probability(
 
 
 def test_so_it_has_if_the_shape_depends_on_what_was_drawn() -> None:
-    found, shapes = texts_after_a_round(lambda: fixed_length(1.0), PROMPTS[0], n_draft=4)
-    assert distance(found, PROMPTS[0]) < 1e-6
+    prompt = (*PROMPTS[0][:-2], 1, 1)
+    found, shapes = texts_after_a_round(fixed, prompt)
+    assert distance(found, prompt) < 1e-6
     assert len(shapes) > 1
 
 
@@ -234,22 +234,30 @@ def test_a_sibling_that_is_drawn_from_the_whole_row_is_found(prompt: Sequence[in
 # Limits and choices.
 
 
-def rounds_of(
-    policy: LengthPolicy, *, seed: int = 2, n_tokens: int = 120, noise: float = 1.0, **options: Any
-) -> tuple[list[int], list[Round], list[Draft]]:
+class Written(NamedTuple):
+    text: list[int]
+    rounds: list[Round]
+    drafts: list[Draft]
+    n_steps: int  # of the draft model
+
+    def seconds(self, curve: Sequence[float], step: float) -> float:
+        return self.n_steps * step + sum(curve[round_.n_drafted] for round_ in self.rounds)
+
+
+def written(
+    policy: LengthPolicy, *, n_tokens: int = 120, noise: float = 1.0, **options: Any
+) -> Written:
     """A text of a fake pair whose draft differs from its target by so much noise."""
     sampling = options.setdefault("sampling", GREEDY)
-    target, other = hashed_logits(30, 1), hashed_logits(30, seed)
-    session = FakeSession(lambda prefix: target(prefix) + noise * other(prefix))
+    target, other = hashed_logits(30, 1), hashed_logits(30, 2)
+    session = FakeSession(of_last_two(lambda last: target(last) + noise * other(last)))
     drafter = made(policy, session, **options)
-    drafts = []
+    drafts, rounds, tokens = [], [], [1, 2]
 
     def judge(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
         drafts.append(draft)
-        return rejection(draft, target_probs, uniforms)
+        return verify.rule("traversal")(draft, target_probs, uniforms)
 
-    tokens, n_draft = [1, 2], options.get("n_draft", 8)
-    rounds = []
     for round_ in speculated(
         tokens,
         target=FakeSession(target),
@@ -257,12 +265,12 @@ def rounds_of(
         verify=judge,
         sampling=sampling,
         uniforms=uniform_streams(4)[0],
-        n_draft=n_draft,
+        n_draft=options.get("n_draft", 8),
         n_end=2 + n_tokens,
     ):
-        policy.observe_round(round_._replace(draft_seconds=0.05, target_seconds=1.0))
+        policy.observe_round(round_)
         rounds.append(round_)
-    return tokens[2:], rounds, drafts
+    return Written(tokens[2:], rounds, drafts, session.n_scores)
 
 
 @pytest.mark.parametrize("n_draft", [1, 2, 5, 8])
@@ -272,7 +280,7 @@ def test_a_tree_has_no_more_nodes_and_leaves_than_allowed(
     sampling: Sampling, n_leaves: int, n_draft: int
 ) -> None:
     policy = fixed_length(sampling.temperature)
-    _, _, drafts = rounds_of(policy, sampling=sampling, n_leaves=n_leaves, n_draft=n_draft)
+    drafts = written(policy, sampling=sampling, n_leaves=n_leaves, n_draft=n_draft).drafts
     assert max(len(draft.tokens) for draft in drafts) == n_draft
     assert max(len(leaves(draft.parents)) for draft in drafts) <= n_leaves
     assert n_draft < 5 or any(draft.parents for draft in drafts)
@@ -281,15 +289,67 @@ def test_a_tree_has_no_more_nodes_and_leaves_than_allowed(
         assert len(set(children)) == len(children)  # of one node, they differ
 
 
-@pytest.mark.parametrize("policy", [lambda: fixed_length(0.0), auto])
+@pytest.mark.parametrize("policy", [fixed, auto])
 def test_with_one_leaf_or_without_trees_drafts_are_chains(
     policy: Callable[[], LengthPolicy],
 ) -> None:
     chains = [
-        rounds_of(policy(), n_leaves=1),
-        rounds_of(policy(), tree="off"),
-        rounds_of(fixed_length(0.0), tree="auto"),
+        written(policy(), n_leaves=1),
+        written(policy(), tree="off"),
+        written(fixed(), tree="auto"),
     ]
-    for _, _, drafts in chains:
-        assert not any(draft.parents for draft in drafts)
-    assert chains[0][0] == chains[1][0] == chains[2][0]
+    for each in chains:
+        assert not any(draft.parents for draft in each.drafts)
+        assert each.text == chains[0].text
+
+
+FLAT = [1 + 0.01 * n for n in range(9)]
+STEEP = [1 + 0.9 * n for n in range(9)]
+STAIRS = [1, 1.2, 1.6, 1.25, 2.2, 2.6, 3, 3.4, 3.8]  # four tokens for the price of two
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING])
+def test_it_branches_where_passes_are_cheap_and_second_choices_good(sampling: Sampling) -> None:
+    def share(curve: Sequence[float], noise: float) -> float:
+        policy = auto(curve, step=0.2)
+        drafts = written(policy, n_tokens=300, noise=noise, sampling=sampling, tree="auto").drafts
+        return sum(bool(draft.parents) for draft in drafts) / len(drafts)
+
+    assert share(FLAT, 0.5) > 0.5
+    assert share(STEEP, 0.5) == 0
+    assert share(STEEP, 0.1) == 0
+
+
+def test_branches_fill_a_cheap_size_of_a_pass() -> None:
+    """Behind a dear one, where they are worth both together."""
+    policy = auto(STAIRS)
+    policy.start_round(8, 1)
+    assert policy.rule.n_max >= 3
+    assert policy.n_worth([0.3, 0.2], n_drafted=1) == 2
+    assert policy.n_worth([0.3], n_drafted=1) == 0
+    assert policy.n_worth([0.3, 0.2], n_drafted=2) == 1
+    assert policy.n_worth([0.3, 0.2], n_drafted=3) == 0
+
+
+@pytest.mark.parametrize("curve", [FLAT, STEEP, STAIRS])
+@pytest.mark.parametrize("noise", [0.1, 0.5, 1.5])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLING])
+def test_branches_never_cost_more_than_they_save(
+    sampling: Sampling, noise: float, curve: Sequence[float]
+) -> None:
+    """By simulated seconds, which vary by some per cent with the draws of a text."""
+    step, n_tokens = 0.1, 400
+    trees, chains = (
+        written(auto(curve, step), n_tokens=n_tokens, noise=noise, sampling=sampling, tree=tree)
+        for tree in ("auto", "off")
+    )
+    assert trees.seconds(curve, step) < 1.06 * chains.seconds(curve, step)
+
+
+def test_a_second_choice_is_learned_wherever_the_first_was_rejected() -> None:
+    """Also if no second was drawn."""
+    policy = fixed()
+    assert policy.second is not None
+    before = policy.second.coefficients
+    written(policy, n_draft=1, noise=0.5)
+    assert policy.second.coefficients != before
