@@ -306,6 +306,7 @@ class Generation:
             n_draft_max=max(self._engine.n_rows_draft - 1, 1),
             policy=self._policy_of_draft,
             forced=ForcedText(materials.sampling.constraint),
+            n_leaves=1,  # the draft's session reads chains
         )
         drafter_name = "model" if self._has_third_model else "ngram"
         return drafters.Stage(drafter_name, below, rules.rule(options.verify), verify_uniforms)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -415,3 +416,17 @@ def test_the_cache_types_offered_are_those_that_there_are() -> None:
 def test_one_token_is_not_called_tokens(run: Command, target: Path) -> None:
     result = run("-m", target, "-p", PROMPT, "-n", "1")
     assert result.err.startswith("1 token at ")
+
+
+def test_a_draft_may_have_a_draft(command: Command, story: Path) -> None:
+    draft, below = refused_at(story, 9), ("--draft-of-draft", str(story))
+    pair = ("--target", str(story), "--draft", str(draft))
+    found = command("run", *pair, *below, "-p", PROMPT, *GREEDY, "--draft-n", "4", "--json")
+    assert found.code == 0, found.err
+    document = json.loads(found.out)
+    assert document["text"] == TEXT
+    assert document["settings"]["draft_of_draft"] == str(story)
+    assert document["n_accepted"] > 0
+    refused = command("run", "--target", str(story), *below, "-p", PROMPT)
+    assert refused.code == 2
+    assert "--draft-of-draft needs --draft" in refused.err

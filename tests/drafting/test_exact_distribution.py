@@ -21,7 +21,7 @@ from fakes import FakeSession, speculated
 
 from ggufspec import _native
 from ggufspec.decoding import verify
-from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.sampling import Sampling, as_rows
 from ggufspec.decoding.types import Constraint, Draft, Masks, Probs, Uniforms, Verdict, Verify
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.cost_model import CostModel
@@ -273,6 +273,7 @@ def speculative_distribution(
     changed: Callable[[Verify, ForcedText], Verify] = lambda rule, forced: rule,
     constraint: Constraint | None = None,
     below: str = "ngram",
+    changed_below: Callable[[Verify], Verify] = lambda rule: rule,
 ) -> tuple[Distribution, Counter[str]]:
     """The probability of every text, and in how many rounds of all runs something happened."""
     constraint = case.constraint() if constraint is None else constraint
@@ -301,7 +302,8 @@ def speculative_distribution(
             policy=policy(),
             forced=forced,
         )
-        materials = replace(materials, stage=stage_of(materials, choices, case, rule, below))
+        stage = stage_of(materials, case, choices, changed_below(judged(rule, choices)), below)
+        materials = replace(materials, stage=stage)
         tokens = array("i", case.prompt)
         judge = changed(judged(rule, choices), forced)
 
@@ -346,7 +348,7 @@ def speculative_distribution(
 
 
 def stage_of(
-    materials: drafters.Materials, choices: Choices, case: Case, rule: str, below: str
+    materials: drafters.Materials, case: Case, choices: Choices, rule: Verify, below: str
 ) -> drafters.Stage:
     """A draft of the draft, by n-grams or by a model; every verdict of the draft model is tried."""
     scored: list[tuple[int, ...]] = []
@@ -363,7 +365,7 @@ def stage_of(
         policy=FixedLength(),
         forced=ForcedText(materials.sampling.constraint),
     )
-    return drafters.Stage(below, own, judged(rule, choices), lambda n: [0.5] * n)
+    return drafters.Stage(below, own, rule, lambda n: [0.5] * n)
 
 
 def distance(one: Distribution, other: Distribution) -> float:
@@ -411,10 +413,35 @@ def test_every_text_has_the_targets_probability(drafter: str, rule: str) -> None
 @pytest.mark.parametrize("rule", TWINS)
 @pytest.mark.parametrize("below", ["ngram", "model"])
 def test_so_it_does_where_the_draft_has_a_draft(below: str, rule: str) -> None:
-    for name in ("between", "open, repeated"):
-        for policy in (FixedLength, by_gaps):
-            found, _ = speculative_distribution(CASES[name], "staged", rule, policy, below=below)
-            assert distance(found, target_distribution(CASES[name])) < 1e-6
+    for name, policy in (("open, repeated", FixedLength), ("between", by_gaps)):
+        found, _ = speculative_distribution(CASES[name], "staged", rule, policy, below=below)
+        assert distance(found, target_distribution(CASES[name])) < 1e-6
+
+
+def keeps_proposals(rule: Verify) -> Verify:
+    """Leaves the rows that tokens were proposed from where the draft model's should be."""
+
+    def changed(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        verdict = rule(draft, target_probs, uniforms)
+        if draft.probs is not None:
+            rows = np.asarray(target_probs).copy()
+            rows[: len(draft.tokens)] = np.asarray(draft.probs)
+            rows[rows.sum(axis=1) == 0] = 1
+            kept = as_rows(target_probs)
+            kept.keep(0)
+            kept.append_weights(rows)
+        return verdict
+
+    return changed
+
+
+@pytest.mark.parametrize("rule", TWINS)
+def test_the_rows_of_the_drafts_draft_would_change_it(rule: str) -> None:
+    case = CASES["open, repeated"]
+    found, _ = speculative_distribution(
+        case, "staged", rule, below="model", changed_below=keeps_proposals
+    )
+    assert (distance(found, target_distribution(case)) > 0.01) == (rule != "match")
 
 
 @pytest.mark.parametrize("rule", TWINS)
