@@ -26,9 +26,9 @@ class SecondChoice:
         """Of the draft model's second choice, as learned so far."""
         return self._by_gap.coefficients
 
-    def of_model(self, gap: float) -> float:
+    def of_model(self, gap: float, n_rejected: int = 1) -> float:
         """The next choice of the draft model: `gap` is that of the tokens that are left."""
-        return self._by_gap.probability(gap)
+        return self._by_gap.probability(gap) * constants.FURTHER_CHOICE ** (n_rejected - 1)
 
     def of_ngrams(self, probability: float) -> float:
         """Another token that n-grams predict with that acceptance probability."""

@@ -216,7 +216,8 @@ class Growth:
         left -= self._values[node]
         gap = self._rows.gap_without(node, self._tokens[node])
         if gap >= 0:  # another token is left
-            value, parent = left * self._second.of_model(gap), self._parents[node]
+            parent = self._parents[node]
+            value = left * self._second.of_model(gap, self._parents.count(parent))
             new = _Candidate(_Kind.SIBLING, value, parent, adds_leaf=True, after=node, left=left)
             self._candidates.append(new)
 
