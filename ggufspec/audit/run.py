@@ -32,7 +32,8 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import GenerateOptions
+from ggufspec.engine.generation import n_leaves
+from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import DecodeError, OptionError, PromptError
 
 PROMPTS = (  # of an audit that is given none
@@ -137,7 +138,8 @@ class _Audit:
         self._uniforms = np.random.default_rng(uniforms)
         self._choices = np.random.default_rng(choices)
         self._labels = np.random.default_rng(labels)
-        self._has_trees = engine.target.n_leaves > 1 and settings.tree != "off"
+        given = CheckedOptions.of({"tree": settings.tree, "verify": settings.verify})
+        self._has_trees = n_leaves(engine, given) > 1
 
     def greedy(self) -> Greedy:
         """Generate each prompt's text at temperature 0 both ways, and find where they diverge."""

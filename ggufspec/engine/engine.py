@@ -9,6 +9,7 @@ from typing import NamedTuple
 from typing_extensions import Unpack
 
 from ggufspec.common import validate
+from ggufspec.common.facts import counted
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
@@ -237,8 +238,12 @@ class Engine:
         if self.target.n_leaves > 1:
             return None
         model = self.target.model
+        what = f"drafts for {model.path.name} are chains"
+        if self.target.reads_trees:
+            slots, tokens = counted(self.n_slots, "slot"), counted(self.n_draft_max, "token")
+            return f"{what}: for {slots} and drafts of {tokens} it has no room for branches"
         why = "layers with a sliding window" if model.has_windows else "recurrent layers"
-        return f"drafts for {model.path.name} are chains: it has {why}, which read no trees"
+        return f"{what}: it has {why}, which read no trees"
 
     @property
     def warning(self) -> str | None:

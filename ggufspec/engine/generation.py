@@ -426,9 +426,12 @@ class Stream(Iterator[Chunk]):
 
 def n_leaves(engine: Engine, options: CheckedOptions) -> int:
     """The most leaves of a draft; 1: chains only. Raises OptionError."""
-    if options.tree == "on" and engine.chains_only:
-        raise OptionError(f"tree is 'on', but {engine.chains_only}; use 'auto' or 'off' (--tree)")
-    return 1 if options.tree == "off" else engine.target.n_leaves
+    why = engine.chains_only
+    if not rules.judges_trees(options.verify):
+        why = f"the verification rule {options.verify!r} judges chains"
+    if why and options.tree == "on":
+        raise OptionError(f"tree is 'on', but {why}; use 'auto' or 'off' (--tree)")
+    return 1 if why or options.tree == "off" else engine.target.n_leaves
 
 
 def _n_draft(engine: Engine, options: CheckedOptions) -> int:

@@ -100,8 +100,7 @@ class Context:
         self.options = options
         self.link = link  # None: it is no context of a head
         self.n_threads = options.n_threads or n_threads_default()
-        self.n_ctx = options.n_ctx
-        self.n_sequences = options.n_sequences
+        self.n_ctx, self.n_sequences = options.n_ctx, options.n_sequences
         # A shared pass needs a unified cache; otherwise all sequences need equally many tokens.
         # Not with sliding windows: llama.cpp reuses the cells that a window has passed, and a
         # sequence that goes back would miss them.
@@ -112,12 +111,11 @@ class Context:
         self.follower: Follower | None = None
         # llama.cpp keeps a row of logits for each leaf.
         n_leaves = min(options.n_leaves, options.n_rows, _MAX_SEQUENCES // options.n_sequences)
-        can_read_trees = link is None and can_drop_tail and not is_separate
-        self.n_leaves = max(n_leaves, 1) if can_read_trees else 1  # the most of a tree
+        self.reads_trees = link is None and can_drop_tail and not is_separate
+        self.n_leaves = max(n_leaves, 1) if self.reads_trees else 1  # the most of a tree
         is_eagle3 = link is not None and link.facts.kind == EAGLE3
-        self.n_hidden = 0  # numbers of the hidden states that it reads
-        if link is not None:
-            self.n_hidden = model.n_embd if is_eagle3 else model.n_embd_out
+        # Numbers of the hidden states that it reads.
+        self.n_hidden = 0 if link is None else model.n_embd if is_eagle3 else model.n_embd_out
         self._layer_skip = layer_skip
         n_rows = options.n_rows * options.n_sequences
         n_batch = min(options.n_batch, options.n_ctx)
@@ -255,11 +253,7 @@ class Context:
         return self._open().resume(tokens, n_most, sequence)  # type: ignore[arg-type]  # int32
 
     def decode(
-        self,
-        tokens: Sequence[int],
-        n_rows: int,
-        sequence: int = 0,
-        parents: Sequence[int] = (),
+        self, tokens: Sequence[int], n_rows: int, sequence: int = 0, parents: Sequence[int] = ()
     ) -> None:
         """Evaluate `tokens` after those that are held, and keep logits of the last `n_rows`.
 

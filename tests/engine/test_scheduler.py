@@ -103,6 +103,20 @@ def test_texts_together_are_those_of_the_same_seeds_alone(
     assert passes.count(N_SLOTS) > 10, "most of it was written by three at a time"
 
 
+def test_trees_together_are_those_of_the_same_seeds_alone(
+    engine: Engine, passes: list[int]
+) -> None:
+    options = {**LENGTHS, "n_draft": 5, "tree": "on", "drafter": "model"}
+    alone = [
+        engine.generate(prompt, **{**options, "seed": 11 + i}) for i, prompt in enumerate(PROMPTS)
+    ]
+    assert any(text.stats.n_drafted > sum(text.stats.drafted_by_position) for text in alone)
+    engine.profile.costs = measured({1: 0.01, 6 * N_SLOTS: 0.01})
+    together = engine.generate_batch(PROMPTS, **{**options, "seed": 11})
+    assert [text.tokens for text in together] == [text.tokens for text in alone]
+    assert passes.count(N_SLOTS) > 10, "most of it was written by three at a time"
+
+
 def test_a_seed_gives_its_text_beside_any_others(engine: Engine) -> None:
     options = {**LENGTHS, "n_draft": "auto", "seed": 5}
     alone = engine.generate(PROMPTS[0], **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from types import ModuleType
 
 from ggufspec.decoding.types import Verify
 from ggufspec.errors import OptionError
@@ -28,5 +29,14 @@ def known(name: str) -> str:
 
 def rule(name: str) -> Verify:
     """The rule of that name. Raises OptionError if there is none."""
-    found: Verify = importlib.import_module(f"{__name__}.{known(name)}").verify
+    found: Verify = _module(name).verify
     return found
+
+
+def judges_trees(name: str) -> bool:
+    """Whether that rule judges trees, too: its file says JUDGES_TREES."""
+    return bool(getattr(_module(name), "JUDGES_TREES", False))
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{known(name)}")

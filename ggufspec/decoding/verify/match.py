@@ -6,6 +6,8 @@ from ggufspec import _native
 from ggufspec.decoding.sampling import as_rows
 from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 
+JUDGES_TREES = True
+
 
 def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
     """Draw from the target after each accepted token; accept the child that has the drawn token."""

@@ -13,6 +13,8 @@ from ggufspec import _native
 from ggufspec.decoding.sampling import as_rows
 from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 
+JUDGES_TREES = True
+
 
 def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
     """Accept token x with probability min(1, target(x) / draft(x)).

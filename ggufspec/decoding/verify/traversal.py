@@ -10,6 +10,8 @@ from ggufspec import _native
 from ggufspec.decoding.sampling import as_rows
 from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 
+JUDGES_TREES = True
+
 
 def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
     """Accept the first path that passes: leaves from left to right, a node after its children.
