@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting.pair_profile import PairProfile
+from ggufspec.llama.context import Context
 from ggufspec.llama.timing import measured
+from ggufspec.llama.vocab_map import VocabMap
 
 if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine
@@ -21,39 +23,17 @@ def calibrate(engine: Engine, progress: NamedProgress | None = None) -> None:
 
     `progress` is called with ("costs", done, total). Raises DecodeError, ClosedError.
     """
-    with engine.lock.held():  # asked within: of two threads, the second uses what the first found
-        if engine.profile.is_settled:
-            return
-        heard = engine.lock.callback(progress)
-        n_most, n_sharers = engine.n_draft_max + 1, engine.n_slots
-        costs = measured(
-            engine.target,
-            engine.draft,
-            [size for size in SIZES if size <= min(n_most, engine.n_ctx)],
-            heard and partial(heard, "costs"),
-            n_most=n_most,
-            n_sharers=n_sharers,
-            vocab_map=engine.vocab_map,
-        )
-        engine.profile.settle(costs)
+    heard = engine.lock.callback(progress)
+    with engine.lock.held():
+        _measure(engine.profile, engine.target, engine.draft, engine.vocab_map, heard)
 
 
 def calibrate_draft(engine: Engine) -> None:
     """The same of the draft with its own draft."""
+    below, map_below = engine.draft_of_draft or (None, None)
+    assert engine.draft is not None
     with engine.lock.held():
-        if engine.profile_of_draft.is_settled:
-            return
-        below, n_most = engine.draft_of_draft, engine.n_rows_draft
-        assert engine.draft is not None
-        costs = measured(
-            engine.draft,
-            below and below.context,
-            [size for size in SIZES if size <= min(n_most, engine.n_ctx)],
-            n_most=n_most,
-            n_sharers=1,
-            vocab_map=below and below.vocab_map,
-        )
-        engine.profile_of_draft.settle(costs)
+        _measure(engine.profile_of_draft, engine.draft, below, map_below)
 
 
 def settle(engine: Engine, known: Mapping[str, object] | None = None) -> dict[str, object]:
@@ -78,3 +58,25 @@ def settle(engine: Engine, known: Mapping[str, object] | None = None) -> dict[st
             engine.profile_of_draft = PairProfile.of_document(of_draft, engine.n_rows_draft)
         engine.repeats_greedy_texts = True
     return dict(known)
+
+
+def _measure(
+    profile: PairProfile,
+    target: Context,
+    draft: Context | None,
+    vocab_map: VocabMap | None,
+    progress: NamedProgress | None = None,
+) -> None:
+    if profile.is_settled:  # asked within the lock: of two threads, the second uses what is found
+        return
+    n_most = profile.costs.n_most
+    costs = measured(
+        target,
+        draft,
+        [size for size in SIZES if size <= min(n_most, target.n_ctx)],
+        progress and partial(progress, "costs"),
+        n_most=n_most,
+        n_sharers=profile.costs.n_sharers,
+        vocab_map=vocab_map,
+    )
+    profile.settle(costs)

@@ -21,7 +21,7 @@ from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
-from ggufspec.drafting.pair_profile import fixed_length
+from ggufspec.drafting.pair_profile import PairProfile, fixed_length
 from ggufspec.engine.calibration import calibrate, calibrate_draft
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.options import CheckedOptions
@@ -104,18 +104,26 @@ class Generation:
         )
         self._has_model = engine.draft is not None and drafters.uses_model(drafter_name)
         self._has_third_model = below is not None and drafters.uses_stage(drafter_name)
+        can_stage = engine.draft is not None and engine.head is None
+        self._has_stage = self._has_third_model or (can_stage and drafter_name == "staged")
         self._temperature = options.sampling.temperature
         self._progress = options.progress if progress is None else progress
+        in_blocks = rules.known(options.verify) == "traversal"
         self._policy: LengthPolicy = FixedLength()
         self._policy_of_draft: LengthPolicy = FixedLength()
         if options.tree == "on":
-            in_blocks = rules.known(options.verify) == "traversal"
             self._policy = fixed_length(self._temperature, in_blocks=in_blocks)
         if options.n_draft == "auto" and drafter_name != "none":
-            self._policy = self._auto_length(options, repeats=seed is not None)
-            if self._has_third_model or drafter_name == "staged":
-                self._policy_of_draft = self._auto_length_of_draft(
-                    options, repeats=seed is not None
+            repeats = seed is not None and (self._temperature > 0 or engine.repeats_greedy_texts)
+            policy = partial(PairProfile.policy, repeats=repeats, in_blocks=in_blocks)
+            if repeats:
+                calibrate(engine, self._progress)
+            self._policy = policy(engine.profile, self._temperature, has_model=self._has_model)
+            if self._has_stage:
+                if repeats:
+                    calibrate_draft(engine)
+                self._policy_of_draft = policy(
+                    engine.profile_of_draft, self._temperature, has_model=self._has_third_model
                 )
         self._n_sharers = 1
         self._drafter, self._loop = self._made(options, drafter_name)
@@ -225,39 +233,6 @@ class Generation:
         text, tokens = "".join(self._text), tuple(self._tokens)
         return Completion(text, tokens, self.finish_reason, stats, self._policy.advice())
 
-    def _auto_length(self, options: CheckedOptions, *, repeats: bool) -> AutoLength:
-        """The policy of a text; with `repeats`, it starts from the settled costs of the pair."""
-        repeats = repeats and self._can_repeat
-        if repeats:
-            calibrate(self._engine, self._progress)
-        return self._engine.profile.policy(
-            self._temperature,
-            repeats=repeats,
-            in_blocks=rules.known(options.verify) == "traversal",
-            has_model=self._has_model,
-        )
-
-    def _auto_length_of_draft(self, options: CheckedOptions, *, repeats: bool) -> AutoLength:
-        """The same for what is drafted for the draft."""
-        if self._engine.head is not None or self._engine.draft is None:
-            raise OptionError(
-                "the drafter 'staged' needs a draft model that is no head; name one with draft= "
-                "(--draft)"
-            )
-        repeats = repeats and self._can_repeat
-        if repeats:
-            calibrate_draft(self._engine)
-        return self._engine.profile_of_draft.policy(
-            self._temperature,
-            repeats=repeats,
-            in_blocks=rules.known(options.verify) == "traversal",
-            has_model=self._has_third_model,
-        )
-
-    @property
-    def _can_repeat(self) -> bool:
-        return self._temperature > 0 or self._engine.repeats_greedy_texts
-
     def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Steps]:
         """The drafter and the loop. Raises OptionError."""
         engine, n_prompt = self._engine, len(self._prompt)
@@ -280,7 +255,7 @@ class Generation:
             policy=self._policy,
             forced=ForcedText(sampling.constraint),
         )
-        if self._has_third_model or (drafter_name == "staged" and engine.head is None):
+        if self._has_stage:
             materials = replace(materials, stage=self._stage(materials, options))
         drafter: Drafter = drafters.make(drafter_name, materials)
         n_most = engine.n_ctx if options.max_tokens is None else options.max_tokens
