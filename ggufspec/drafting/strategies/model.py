@@ -59,13 +59,13 @@ class ModelDrafter:
         self, tokens: Sequence[int], n_max: int, predicted: Prediction | None = None
     ) -> Draft:
         """`predicted`: what n-grams predict, which may become a branch."""
-        self._drafted = self._growth = None
+        has_read_more, self._drafted, self._growth = self._drafted is not None, None, None
         self._predicted = predicted or Prediction()
         self._forced.start_round()
         policy = self._policy
         if self._n_read is None:
             self._n_read = len(tokens) - 1  # the prompt was read ahead
-        else:
+        elif has_read_more:
             self._n_read = min(self._n_read, n_same(self._context, token_array(tokens)))
         action = policy.start_round(n_max, len(tokens) - self._n_read)
         if action is Action.PLAIN:
