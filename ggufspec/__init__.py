@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine as Engine
     from ggufspec.engine.generation import Chunk as Chunk
     from ggufspec.engine.generation import Completion as Completion
-    from ggufspec.engine.generation import Stream as Stream
     from ggufspec.engine.load import load as load
+    from ggufspec.engine.stream import Stream as Stream
     from ggufspec.llama.draft_model import DraftModel as DraftModel
 
 __version__ = "0.1.0"
@@ -33,7 +33,7 @@ _MODULES = {
     "DraftModel": "llama.draft_model",
     "Engine": "engine.engine",
     "Stats": "decoding.stats",
-    "Stream": "engine.generation",
+    "Stream": "engine.stream",
     "load": "engine.load",
 }
 __all__ = sorted([*errors.__all__, *_MODULES])

@@ -134,10 +134,13 @@ def details_text(stats: Stats) -> str:
         positions = zip(stats.accepted_by_position, stats.drafted_by_position, strict=True)
         accepted = " ".join(f"{a / d:.0%}" if d else "-" for a, d in positions)
         lines.append(f"accepted by position: {accepted}")
-    if "n_forced" in stats.notes:
-        share = stats.notes["forced_acceptance"]
-        n = int(stats.notes["n_forced"])
-        lines.append(f"forced by the constraint: {counted(n, 'token')}, {share:.1%} accepted")
+    for name, what in (
+        ("forced", "forced by the constraint"),
+        ("staged", "drafted for the draft"),
+    ):
+        if n := int(stats.notes.get(f"n_{name}", 0)):
+            share = stats.notes[f"{name}_acceptance"]
+            lines.append(f"{what}: {counted(n, 'token')}, {share:.1%} accepted")
     if stats.n_expected is not None and stats.n_drafted:
         lines.append(
             f"expected to be accepted: {stats.n_expected:.1f}; accepted: {stats.n_accepted}"

@@ -42,17 +42,17 @@ class Bursts:
     def __init__(self, session: Session, stage: Stage) -> None:
         self._session = session
         self._stage = stage
-        self.drafter = make(stage.drafter, stage.materials)
+        self._drafter = make(stage.drafter, stage.materials)
         self._steps: Steps | None = None
         self._judged: tuple[Draft, Rows, Verdict] | None = None  # in the last round
-        self.n_drafted = self.n_accepted = 0
+        self._n_drafted = self._n_accepted = 0
 
     def start(self, context: array[int], sampling: Sampling, n_end: int) -> None:
         """A draft begins: bursts will continue `context` in place, to `n_end` tokens at most."""
         stage = self._stage
         self._steps = speculate(
             context,
-            drafter=self.drafter,
+            drafter=self._drafter,
             verify=self._verify,
             sampling=sampling,
             uniforms=stage.uniforms,
@@ -83,8 +83,8 @@ class Bursts:
         else:
             assert isinstance(round_, Round)
             self._stage.materials.policy.observe_round(round_)
-            self.n_drafted += round_.n_drafted
-            self.n_accepted += round_.n_accepted
+            self._n_drafted += round_.n_drafted
+            self._n_accepted += round_.n_accepted
         assert self._judged is not None
         _, probs, verdict = self._judged
         rows = [0, *(node + 1 for node in verdict.nodes)][: len(context) - n_before]
@@ -96,6 +96,13 @@ class Bursts:
         steps, self._steps = self._steps, None
         if steps is not None:
             steps.close()  # not left to the garbage collector, which can swallow Ctrl-C
+
+    def notes(self) -> dict[str, float]:
+        """How many tokens were drafted for the draft model, and the share that it accepted."""
+        if not self._n_drafted:
+            return {}
+        share = self._n_accepted / self._n_drafted
+        return {"n_staged": self._n_drafted, "staged_acceptance": share}
 
     def _accepted(self) -> list[int]:
         if self._judged is None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
+from ggufspec.drafting.block_bonus import BlockBonus
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.loss_limit import LossLimit
 from ggufspec.drafting.second_choice import Coefficients, SecondChoice
@@ -82,7 +83,7 @@ class FixedLength:
             by_draft = _native.AcceptanceModel(*prior.by_draft, constants.PRIOR_WEIGHT, memory)
             self.rule = _native.LengthRule(by_draft, block_bonus)
             self.second = SecondChoice(prior.second, memory)
-        self._block_bonus = _BlockBonus(self.rule)
+        self._block_bonus = BlockBonus(self.rule)
         self._n_rounds, self._n_accepted = 1, 1  # of the draft model
         self._n_learned = constants.FIXED_ACCEPTANCE_WEIGHT
         self.mean = constants.FIXED_ACCEPTANCE
@@ -163,9 +164,9 @@ class AutoLength:
         self.rule = _native.LengthRule(by_draft, block_bonus)
         self._by_target = _native.AcceptanceModel(*prior.by_target, weight, memory)
         self._before = _native.AcceptanceModel(*prior.by_target)
-        self.second: SecondChoice | None = SecondChoice(prior.second, memory)
+        self.second = SecondChoice(prior.second, memory)
         self._n_observed, self._sum_observed = 0, 0.0  # acceptances that were learned from
-        self._block_bonus = _BlockBonus(self.rule)
+        self._block_bonus = BlockBonus(self.rule)
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
         self.has_model = has_model
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
@@ -193,7 +194,6 @@ class AutoLength:
     @property
     def acceptance(self) -> Acceptance:
         """As learned so far."""
-        assert self.second is not None
         by_draft, by_target = self.rule.acceptance.coefficients, self._by_target.coefficients
         return Acceptance(by_draft, by_target, self.second.coefficients)
 
@@ -403,29 +403,6 @@ class AutoLength:
         gaps, n_levels = sorted(self._gaps), constants.N_GAP_LEVELS
         levels = (gaps[(2 * k + 1) * len(gaps) // (2 * n_levels)] for k in range(n_levels))
         return [self._by_target.probability(gap) for gap in levels]
-
-
-class _BlockBonus:
-    """What judging a draft as a whole accepts beyond its tokens alone: a linear regression."""
-
-    def __init__(self, rule: _native.LengthRule) -> None:
-        self.is_learned = rule.block_bonus > 0
-        self._rule = rule
-        self._weight = constants.BLOCK_BONUS_WEIGHT
-        self._sum = self._weight * rule.block_bonus
-
-    def observe(self, n_accepted: int, acceptances: Sequence[float]) -> None:
-        if not self.is_learned:
-            return
-        reached, token_wise, further = 1.0, 0.0, 0.0
-        for n, acceptance in enumerate(acceptances):
-            reached *= acceptance
-            token_wise += reached
-            further += n * reached
-        self._weight += further**2
-        self._sum += further * (n_accepted - token_wise)
-        found = self._sum / self._weight
-        self._rule.block_bonus = min(max(found, 0.0), constants.MAX_BLOCK_BONUS)
 
 
 LengthPolicy = FixedLength | AutoLength  # with the same methods, described at AutoLength

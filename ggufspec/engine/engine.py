@@ -16,11 +16,12 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.file_sampling import FileSampling
-from ggufspec.engine.generation import Completion, Generation, Stream, n_leaves
+from ggufspec.engine.generation import Completion, Generation, n_leaves
 from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.slots import Slots
+from ggufspec.engine.stream import Stream
 from ggufspec.engine.text import Message, render_chat
 from ggufspec.errors import ClosedError, OptionError, PromptError
 from ggufspec.llama.context import Context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from array import array
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.loop import Steps, speculate, timed
+from ggufspec.decoding.loop import Steps, speculate
 from ggufspec.decoding.rng import stage_streams, uniform_streams
 from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored
@@ -334,69 +334,6 @@ class Generation:
             self._text.append(text)
             self._tokens += tokens
             self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens)))
-
-
-class Stream(Iterator[Chunk]):
-    """The chunks of one generation. At any time, `completion` is the text so far.
-
-    As a context manager, it gives its slot back at the end of the block.
-    """
-
-    def __init__(self, generation: Generation) -> None:
-        self._generation = generation
-        self._chunks = generation.chunks
-        self._lock = generation.lock
-
-    def __next__(self) -> Chunk:
-        while not self._chunks:
-            if self._generation.is_over:
-                raise StopIteration
-            with self._lock.held():
-                while self._generation.is_reading:
-                    self._generation.read()
-                if (ask := self._generation.ask()) is None:
-                    continue
-                try:
-                    scored = timed(self._generation.session, ask)
-                except BaseException:
-                    self._generation.end()
-                    raise
-                self._generation.answer(scored)
-        return self._chunks.popleft()
-
-    @property
-    def completion(self) -> Completion:
-        """Text, tokens and statistics so far; the share of llama_decode once it has ended."""
-        return self._generation.completion
-
-    @property
-    def rounds(self) -> tuple[Round, ...]:
-        """The rounds so far; their tokens include the end-of-generation token."""
-        return tuple(self._generation.rounds)
-
-    @property
-    def seed(self) -> int:
-        """The seed, also where none was given."""
-        return self._generation.seed
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why the text ended; None: it has not, or was closed before."""
-        return self._generation.finish_reason
-
-    def close(self) -> None:
-        """End the text and give its slot back. Twice is fine.
-
-        Waits for the round that another thread has under way. Raises OptionError in a progress
-        callback.
-        """
-        self._generation.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
 
 
 def n_leaves(engine: Engine, options: CheckedOptions) -> int:

@@ -221,19 +221,18 @@ def _load(
             )
             draft_context = Context(draft_model, of_draft, link=link)
             stack.callback(draft_context.close)
-        below = None
+        below, context_below = None, None
         if model_below is not None:
             n_threads = 1 if model_below.n_bytes < _TINY_BYTES else of_draft.n_threads
             context_below = Context(model_below, replace(of_draft, n_rows=1, n_threads=n_threads))
             stack.callback(context_below.close)
             below = DraftOfDraft(context_below, map_of(target_model.vocab, model_below.vocab))
         resources = ExitStack()
-        context_below_ = below and below.context
         stored, stored_of_draft = None, None
         if options.tuned:
-            stored = StoredProfile(profile_key(target_context, draft_context, context_below_))
+            stored = StoredProfile(profile_key(target_context, draft_context, context_below))
             if draft_context is not None and head is None:
-                stored_of_draft = StoredProfile(profile_key(draft_context, context_below_))
+                stored_of_draft = StoredProfile(profile_key(draft_context, context_below))
         engine = Engine(
             target_context,
             Head(link, draft_context) if link and draft_context else draft_context,

@@ -83,10 +83,7 @@ class Head:
         for part, position in zip(parts, positions, strict=True):
             n = len(part.tokens)
             if part.sequence not in self._unused:
-                n_drafted = max(part.n_rows - 1, 0)
-                self.sessions[part.sequence].take(
-                    position, part.tokens, states[first : first + n], n_drafted, part.parents
-                )
+                self.sessions[part.sequence].take(position, part, states[first : first + n])
             first += n
 
     def encoded(self, states: Hidden) -> Hidden:
@@ -178,23 +175,16 @@ class HeadSession:
         del self._unread[n_same(tokens[self._first :], self._unread) :]
         return self._n_given if self._can_go_on else max(self._n_true - 1, 0)
 
-    def take(
-        self,
-        position: int,
-        tokens: Sequence[int],
-        states: Hidden,
-        n_drafted: int = 0,
-        parents: Sequence[int] = (),
-    ) -> None:
-        """The target has decoded `tokens` at `position`; `states` is copied.
+    def take(self, position: int, part: BatchPart, states: Hidden) -> None:
+        """The target has decoded `part` at `position`; `states` is copied.
 
-        The last `n_drafted` of them may be rejected; they are a tree if they have `parents`.
+        Tokens behind the first of its rows are drafted: they may be rejected.
         """
-        self._tree = None
-        if parents:
+        self._tree, tokens = None, part.tokens
+        if parents := part.parents:
             n_lead = len(tokens) - len(parents)
             tree = _Tree(position + n_lead, tokens[n_lead:], parents, states[n_lead:].copy())
-            self.take(position, tokens[:n_lead], states[:n_lead])
+            self.take(position, BatchPart(self.sequence, tokens[:n_lead], 1), states[:n_lead])
             self._tree = tree
             return
         n = position - self._first
@@ -210,7 +200,7 @@ class HeadSession:
         self._keep(n, states)
         self._unread.extend(tokens)
         if len(self._unread) > self._head.n_unread_max:
-            self._read_unread(n_drafted)
+            self._read_unread(max(part.n_rows - 1, 0))
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` it has read. Raises ClosedError."""

@@ -33,11 +33,13 @@ class MappedSession:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
         -inf for the target's tokens that the draft does not have. Valid until the next score.
-        Takes one or two passes for each row. Raises NoRoomError if the text has too many tokens of
-        the draft, DecodeError, ClosedError.
+        Takes one pass; where it looks further, or has no room for all rows, one or two for each.
+        Raises NoRoomError if the text has too many tokens of the draft, DecodeError, ClosedError.
         """
         if len(self._rows) <= len(draft):
             self._rows = self._map.empty_rows(len(draft) + 1)
+        if draft and self._fill_together(tokens, draft):
+            return self._rows[: len(draft) + 1]
         for i in range(len(draft) + 1):
             text = [*tokens, *draft[:i]] if i else tokens
             read = self._reading(text) or array("i", [self._map.anchor])
@@ -48,6 +50,19 @@ class MappedSession:
                 )
             self._fill(self._rows[i : i + 1], read)
         return self._rows[: len(draft) + 1]
+
+    def _fill_together(self, tokens: Sequence[int], draft: Sequence[int]) -> bool:
+        """Write all rows after one pass, unless one of them may need another; whether it did."""
+        read, n = self._reading([*tokens, *draft]), len(tokens)
+        ends = [end - self._ends[n] for end in self._ends[n:]]
+        start = len(read) - ends[-1]
+        fits = start > 0 and len(read) <= self._session.n_ctx and ends[-1] < self._session.n_rows
+        texts = (self._text[:i] for i in range(n, n + len(ends)))
+        if not fits or any(map(self._map.has_compounds, texts)):
+            return False
+        rows = self._session.score(read[:start], read[start:])
+        self._map.widen(rows[ends], self._rows[: len(ends)])
+        return True
 
     def _fill(self, out: Logits, read: array[int]) -> None:
         """Write the row after the draft's text `read` into `out` (1, n_vocab)."""

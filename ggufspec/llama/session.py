@@ -79,6 +79,11 @@ class LlamaSession:
         return self._context.n_ctx
 
     @property
+    def n_rows(self) -> int:
+        """The most rows of a score."""
+        return self._context.n_rows
+
+    @property
     def n_held(self) -> int:
         """How many tokens the cache holds."""
         return self._context.n_cells(self.sequence)

@@ -13,7 +13,7 @@ import numpy as np
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension
-from ggufspec.llama.context import Context
+from ggufspec.llama.context import BatchPart, Context
 from ggufspec.llama.extension import Hidden
 
 # Hidden states of the last tokens of a batch that are kept: those of a round, of which some may be
@@ -74,15 +74,8 @@ class SharedCacheSession:
         n = len(tokens)
         return n if self._first < n <= self._first + len(self._states) else max(n - 1, 0)
 
-    def take(
-        self,
-        position: int,
-        tokens: Sequence[int],
-        states: Hidden,
-        n_drafted: int = 0,
-        parents: Sequence[int] = (),
-    ) -> None:
-        """The target, which reads no trees, has decoded `tokens`; `states` is copied."""
+    def take(self, position: int, part: BatchPart, states: Hidden) -> None:
+        """The target, which reads no trees, has decoded `part`; `states` is copied."""
         kept = states[-_MOST_KEPT:].copy()
         self._states, self._first = kept, position + len(states) - len(kept)
 

@@ -8,9 +8,9 @@ from typing import Any, cast
 from ggufspec.batch.worker import answer
 from ggufspec.common.prompts import Prompt
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Stream
 from ggufspec.engine.load import load
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.stream import Stream
 
 TASK = {"seed": 0, "timeout": None, "chat": None, "system": None}
 OPTIONS = CheckedOptions(max_tokens=8, n_draft=2)

@@ -28,6 +28,12 @@ def test_details_have_the_forced_tokens_of_a_constraint() -> None:
     assert "forced" not in render.details_text(stats({"draft_temperature": 0.8}))
 
 
+def test_details_have_the_tokens_that_were_drafted_for_the_draft() -> None:
+    shown = render.details_text(stats({"n_staged": 1, "staged_acceptance": 1.0}))
+    assert "drafted for the draft: 1 token, 100.0% accepted" in shown
+    assert "forced" not in shown
+
+
 def test_a_round_shows_the_branches_of_its_tree() -> None:
     """The cat sat; the dog; don't: two tokens are accepted, and the line break follows them."""
     tree = Round([0, 1, 5], 5, 2, 0.003, 0.04, 0.0, 1.9, "unsure", depth=3)

@@ -17,10 +17,11 @@ from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.draft_length import Acceptance
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Generation, Stream
+from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.slots import SlotLease
+from ggufspec.engine.stream import Stream
 from ggufspec.errors import ClosedError, DecodeError, OptionError, PromptError
 from ggufspec.llama.context import Context
 

@@ -98,6 +98,16 @@ def test_a_draft_that_drafts_for_itself_halves_its_passes(models: dict[str, Path
     assert n_passes[models["draft"]] < 0.5 * n_passes[None]
 
 
+def test_what_was_drafted_for_the_draft_is_counted(models: dict[str, Path]) -> None:
+    names = models["target"], models["draft"]
+    with ggufspec.load(*names, draft_of_draft=models["draft"], n_threads=1) as engine:
+        notes = engine.generate(PROMPTS[0], **GREEDY, **STAGED[0]).stats.notes
+        assert notes["n_staged"] > 0
+        assert 0.8 < notes["staged_acceptance"] <= 1
+        plain = engine.generate(PROMPTS[0], **GREEDY, drafter="model").stats.notes
+        assert "n_staged" not in plain
+
+
 def test_processes_share_what_texts_begin_from(models: dict[str, Path]) -> None:
     names = models["target"], models["draft"]
     with ggufspec.load(*names, draft_of_draft=models["draft"], n_threads=1) as engine:

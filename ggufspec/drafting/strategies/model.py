@@ -48,7 +48,6 @@ class ModelDrafter:
         self._context = array("i")  # the text with what it has read, or may have, of the last draft
         self._forced = materials.forced
         self._drawn: list[int] = []  # positions in the draft whose distributions were computed
-        self._predicted = Prediction()  # by n-grams, for branches
         self._growth: Growth | None = None  # of the last draft
         policy, tree = self._policy, materials.tree
         can_branch = materials.n_leaves > 1 and sampling.constraint is None
@@ -60,7 +59,6 @@ class ModelDrafter:
     ) -> Draft:
         """`predicted`: what n-grams predict, which may become a branch."""
         has_read_more, self._drafted, self._growth = self._drafted is not None, None, None
-        self._predicted = predicted or Prediction()
         self._forced.start_round()
         policy = self._policy
         if self._n_read is None:
@@ -70,9 +68,12 @@ class ModelDrafter:
         action = policy.start_round(n_max, len(tokens) - self._n_read)
         if action is Action.PLAIN:
             return Draft((), why=policy.why)
-        return self._draft(tokens, n_max, may_evaluate=action is Action.DRAFT)
+        predicted = predicted or Prediction()
+        return self._draft(tokens, n_max, predicted, may_evaluate=action is Action.DRAFT)
 
-    def _draft(self, tokens: Sequence[int], n_max: int, *, may_evaluate: bool) -> Draft:
+    def _draft(
+        self, tokens: Sequence[int], n_max: int, predicted: Prediction, *, may_evaluate: bool
+    ) -> Draft:
         """Forced text costs no draft step, also behind drawn tokens."""
         policy = self._policy
         sampling = self._samplings[self._draft_temperature.temperature]
@@ -117,7 +118,7 @@ class ModelDrafter:
         if not self._drawn:
             return Draft(drafted, None, policy.expected, policy.why)
         if self._growth is not None:
-            self._growth.grow(tokens, sampling, self._session.score, self._predicted)
+            self._growth.grow(tokens, sampling, self._session.score, predicted)
             drafted, parents, held = self._growth.result
             context[len(tokens) :] = array("i", [drafted[node] for node in held])
             self._n_read = len(context)
@@ -216,9 +217,10 @@ class ModelDrafter:
             self._draft_temperature.observe(draft, target_probs)
 
     def notes(self) -> dict[str, float]:
-        """The current draft temperature, and what became of forced tokens."""
+        """The current draft temperature, and what became of forced and of staged tokens."""
+        staged = {} if self._bursts is None else self._bursts.notes()
         temperature = self._draft_temperature.temperature
-        return {"draft_temperature": temperature, **self._forced.notes()}
+        return {"draft_temperature": temperature, **self._forced.notes(), **staged}
 
     def _acceptances(self, target: Rows) -> Iterator[float]:
         """The acceptances for LengthPolicy.observe_verdict, one per computed distribution."""
