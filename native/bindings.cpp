@@ -589,6 +589,7 @@ NB_MODULE(_native, m) {
         .def_rw("least", &ggufspec::LengthRule::least,
                 "No token is drawn that is accepted with a lower probability; 0 again at the next start.")
         .def_prop_ro("n_max", &ggufspec::LengthRule::n_max, "The most tokens of this round.")
+        .def_prop_ro("n_reachable", &ggufspec::LengthRule::n_reachable, "The most tokens of this round if all of them are likely.")
         .def_prop_ro("reached", &ggufspec::LengthRule::reached, "The probability that all tokens drawn in this round are accepted.")
         .def_prop_ro("n_evaluated", &ggufspec::LengthRule::n_evaluated, "Distributions computed in this round.")
         .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens of this round that cost no draft step.")
