@@ -171,12 +171,19 @@ struct Rows {
         return rows[n++];
     }
 
+    // The last row is not counted any more: see has_declined.
+    void decline() {
+        require(n > 0, "decline: there is no row");
+        std::swap(rows[--n], rows.back());
+        has_declined = true;
+    }
+
     bool add_without(size_t i, int32_t token) {
         const auto & other = at(i);
         require_tokens(&token, 1, n_vocab);
-        const bool is_left = added().set_without(other, token);
-        if (!is_left) n--;
-        return is_left;
+        if (added().set_without(other, token)) return true;
+        n--;
+        return false;
     }
 
     void add_from(const Rows & other, size_t i) {
@@ -432,8 +439,7 @@ NB_MODULE(_native, m) {
                ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
                 self.add(logits, sampling, tokens, {}, {}, masks, true);
                 if (length_rule.should_draw(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(uniform);
-                std::swap(self.rows[--self.n], self.rows.back());
-                self.has_declined = true;
+                self.decline();
                 return -1;
             },
             "logits"_a.noconvert(), "sampling"_a, "tokens"_a.noconvert(), "masks"_a.noconvert().none(), "length_rule"_a, "uniform"_a,
@@ -455,14 +461,8 @@ NB_MODULE(_native, m) {
              "Append row i without one token, renormalised: the distribution of a second child.\n\n"
              "At temperature 0 the next likeliest token is certain. False, and no row, where no other token is left.")
         .def("append_from", &Rows::add_from, "other"_a, "i"_a, "Append a copy of row i of other, which does not depend on its logits.")
-        .def(
-            "decline",
-            [](Rows & self) {
-                require(self.n > 0, "decline: there is no row");
-                std::swap(self.rows[--self.n], self.rows.back());
-                self.has_declined = true;
-            },
-            "Drop the last row, which no token is drawn from; as after a draw that returned -1, overlap can still read it.")
+        .def("decline", &Rows::decline,
+             "Drop the last row, which no token is drawn from; as after a draw that returned -1, overlap can still read it.")
         .def("append_weights", &Rows::add_weights, "weights"_a.noconvert(), "Add the distributions in proportion to weights (n, n_vocab).")
         .def(
             "keep",
@@ -589,6 +589,7 @@ NB_MODULE(_native, m) {
         .def_rw("least", &ggufspec::LengthRule::least,
                 "No token is drawn that is accepted with a lower probability; 0 again at the next start.")
         .def_prop_ro("n_max", &ggufspec::LengthRule::n_max, "The most tokens of this round.")
+        .def_prop_ro("n_reachable", &ggufspec::LengthRule::n_reachable, "The most tokens of this round if all of them are likely.")
         .def_prop_ro("reached", &ggufspec::LengthRule::reached, "The probability that all tokens drawn in this round are accepted.")
         .def_prop_ro("n_evaluated", &ggufspec::LengthRule::n_evaluated, "Distributions computed in this round.")
         .def_prop_ro("n_taken", &ggufspec::LengthRule::n_taken, "Tokens of this round that cost no draft step.")

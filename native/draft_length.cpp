@@ -174,6 +174,12 @@ size_t LengthRule::take(const std::vector<double> & probabilities) {
     return n_best;
 }
 
+size_t LengthRule::n_reachable() const {
+    size_t n = n_drawn_;
+    while (n < n_max_ && (curve_.empty() || rule_.evaluate_from[n] <= 1)) n++;
+    return n;
+}
+
 bool LengthRule::should_evaluate() {
     if (n_drawn_ >= n_max_) stop_ = Stop::limit;
     else if (!curve_.empty() && reached_ < rule_.evaluate_from[n_drawn_]) stop_ = Stop::unlikely;

@@ -101,6 +101,7 @@ public:
     void observe(const std::vector<double> & acceptances);
 
     size_t n_max() const { return n_max_; }
+    size_t n_reachable() const;  // the most tokens that the round drafts if all of them are likely
     double reached() const { return reached_; }  // the probability that all drawn tokens are accepted
     size_t n_evaluated() const { return gaps_.size(); }
     size_t n_taken() const { return n_taken_; }

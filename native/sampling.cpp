@@ -332,32 +332,31 @@ Row Row::certain(int32_t token) {
 Row Row::at(float temperature) const {
     if (!is_list_ && !row_) return *this;  // a token that was certain from the start
     Row other;
-    other.n_vocab_ = n_vocab_;
-    other.is_list_ = is_list_;
-    other.tokens_ = tokens_;
-    other.logits_ = logits_;
-    other.row_ = row_;
-    other.largest_ = largest_;
-    other.likeliest_ = likeliest_;
+    other.share(*this);
     other.set_temperature(temperature);
     return other;
 }
 
-void Row::set_copy(const Row & other) {
-    if (this == &other) return;
+void Row::share(const Row & other) {
     n_vocab_ = other.n_vocab_;
     is_list_ = other.is_list_;
     tokens_ = other.tokens_;
     logits_ = other.logits_;
+    row_ = other.row_;
     largest_ = other.largest_;
     likeliest_ = other.likeliest_;
+}
+
+void Row::set_copy(const Row & other) {
+    if (this == &other) return;
+    share(other);
     is_certain_ = other.is_certain_;
     is_plain_ = other.is_plain_;
     probs_ = other.probs_;
     softmax_ = other.softmax_;
     blocks_ = other.blocks_;
-    row_ = nullptr;
-    if (!is_list_ && other.row_) keep_row(other.row_);
+    if (is_list_) row_ = nullptr;
+    if (row_) keep_row(row_);
 }
 
 void Row::keep_row(const float * logits) {

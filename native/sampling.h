@@ -83,6 +83,7 @@ public:
     double second_overlap(const Row & draft, int32_t rejected) const;
 
 private:
+    void share(const Row & other);  // its tokens and logits, which must outlive this one; not their probabilities
     bool finish_list(Candidates & candidates, float temperature);
     void set_list(Candidates & candidates);
     void set_rate(float rate);

@@ -47,8 +47,11 @@ class Bursts:
         self._judged: tuple[Draft, Rows, Verdict] | None = None  # in the last round
         self._n_drafted = self._n_accepted = 0
 
-    def start(self, context: array[int], sampling: Sampling, n_end: int) -> None:
-        """A draft begins: bursts will continue `context` in place, to `n_end` tokens at most."""
+    def start(self, context: array[int], sampling: Sampling, n_end: int, n_draft: int) -> None:
+        """A draft begins: bursts will continue `context` in place, to `n_end` tokens at most.
+
+        `n_draft`: how many tokens it has at most, as far as that is known.
+        """
         stage = self._stage
         self._steps = speculate(
             context,
@@ -56,7 +59,7 @@ class Bursts:
             verify=self._verify,
             sampling=sampling,
             uniforms=stage.uniforms,
-            n_draft=stage.materials.n_draft_max,
+            n_draft=min(stage.materials.n_draft_max, max(n_draft - 1, 0)),
             n_end=n_end,
             stop_tokens=stage.materials.stop_tokens,
         )

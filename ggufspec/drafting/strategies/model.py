@@ -80,7 +80,7 @@ class ModelDrafter:
         context = self._context = array("i", tokens)
         n_end = len(tokens) + n_max
         if may_evaluate and self._bursts is not None:
-            self._bursts.start(context, sampling, n_end)
+            self._bursts.start(context, sampling, n_end, policy.rule.n_reachable)
         uniforms = self._materials.uniforms(n_max) if may_evaluate else ()
         if self._rows is not None:
             self._rows.keep(0)
