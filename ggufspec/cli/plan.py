@@ -18,7 +18,9 @@ from ggufspec.cli.text_settings import was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
-from ggufspec.models.heads import MTP
+from ggufspec.models.header import read_header
+from ggufspec.models.heads import MTP, is_head
+from ggufspec.models.pull import locate
 from ggufspec.models.shape import ModelShape, shape_of_name, shapes_of_pair
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
@@ -122,9 +124,16 @@ def command(
     if draft == AUTO_DRAFT:
         draft = proposed_draft(target)
     shape, shape_draft = shapes_of_pair(target, draft)
-    if draft_of_draft is not None and (draft is None or draft == MTP):
-        raise click.UsageError("--draft-of-draft needs a draft model: name it with --draft")
-    shape_below = shape_of_name(draft_of_draft) if draft_of_draft else None
+    shape_below = None
+    if draft_of_draft is not None:
+        if draft is None or draft == MTP or _is_head(draft):
+            raise click.UsageError("--draft-of-draft needs a draft model: name it with --draft")
+        if _is_head(draft_of_draft):
+            raise click.UsageError(
+                f"{draft_of_draft} is a draft head; --draft-of-draft must be a model that can "
+                "write text by itself"
+            )
+        shape_below = shape_of_name(draft_of_draft)
     if shape_draft and abs(shape.n_vocab - shape_draft.n_vocab) > MAX_PADDING:
         render.note(
             f"the target has {shape.n_vocab:,} tokens, the draft {shape_draft.n_vocab:,}: it "
@@ -155,6 +164,11 @@ def command(
         render.echo_json(document)
     else:
         _print(plans, shape, shape_draft, shape_below, machine, acceptance, hardware["rpc"])
+
+
+def _is_head(name: str) -> bool:
+    paths = locate(name)
+    return paths is not None and is_head(read_header(paths[0]))
 
 
 def _named(

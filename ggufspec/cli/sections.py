@@ -13,7 +13,7 @@ _SECTIONS: Final = {
         *("preset", "target", "draft", "prompt", "prompt_file", "output", "vram", "port"),
         *("vocab", "layers", "type_", "texts"),
     ),
-    "Models": ("offline", "size", "cache_dir", "alias"),
+    "Models": ("draft_of_draft", "offline", "size", "cache_dir", "alias"),
     "Prompt": ("n_prompts", "limit", "chat", "system"),
     "Drafting": (
         *("n_draft", "lengths", "tree", "trees", "drafter", "drafters", "verify", "rules"),

@@ -223,7 +223,7 @@ class Engine:
         """What the user should read after loading, in lines."""
         mapped = self.vocab_map and self.vocab_map.note
         below = self.draft_of_draft and self.draft_of_draft.vocab_map
-        mapped_below = below and f"of the draft of the draft: {below.note}"
+        mapped_below = below and below.note.replace("the draft", "the draft of the draft")
         unstored = None
         if self._stored_profile and not profile_store.is_writable():
             unstored = (
