@@ -242,7 +242,7 @@ class Engine:
         what = f"drafts for {model.path.name} are chains"
         if self.target.reads_trees:
             slots, tokens = counted(self.n_slots, "slot"), counted(self.n_draft_max, "token")
-            return f"{what}: for {slots} and drafts of {tokens} it has no room for branches"
+            return f"{what}: drafts of {tokens} and {slots} leave no room for branches"
         why = "layers with a sliding window" if model.has_windows else "recurrent layers"
         return f"{what}: it has {why}, which read no trees"
 

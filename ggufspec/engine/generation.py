@@ -21,7 +21,7 @@ from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
 from ggufspec.drafting.forced_text import ForcedText
-from ggufspec.drafting.pair_profile import PairProfile, fixed_length
+from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.calibration import calibrate, calibrate_draft
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.options import CheckedOptions
@@ -115,15 +115,17 @@ class Generation:
             self._policy = fixed_length(self._temperature, in_blocks=in_blocks)
         if options.n_draft == "auto" and drafter_name != "none":
             repeats = seed is not None and (self._temperature > 0 or engine.repeats_greedy_texts)
-            policy = partial(PairProfile.policy, repeats=repeats, in_blocks=in_blocks)
+            how = {"repeats": repeats, "in_blocks": in_blocks}
             if repeats:
                 calibrate(engine, self._progress)
-            self._policy = policy(engine.profile, self._temperature, has_model=self._has_model)
+            self._policy = engine.profile.policy(
+                self._temperature, has_model=self._has_model, **how
+            )
             if self._has_stage:
                 if repeats:
                     calibrate_draft(engine)
-                self._policy_of_draft = policy(
-                    engine.profile_of_draft, self._temperature, has_model=self._has_third_model
+                self._policy_of_draft = engine.profile_of_draft.policy(
+                    self._temperature, has_model=self._has_third_model, **how
                 )
         self._n_sharers = 1
         self._drafter, self._loop = self._made(options, drafter_name)

@@ -26,7 +26,6 @@ def recurrent(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("compare", "-p", "hello"),
         ("bench", "-p", "hello", "--runs", "1", "-n", "4"),
         ("audit", "--draft-n", "2"),
-        ("serve", "--port", "0"),
         ("batch", "-o", "-"),
     ],
     ids=lambda args: args[0],
@@ -45,11 +44,11 @@ def test_a_target_that_reads_no_trees_is_refused_once(
     assert "use 'auto' or 'off' (--tree)" in result.err
 
 
-def test_verbose_says_why_drafts_are_chains(command: Command, recurrent: Path) -> None:
+def test_verbose_says_why_drafts_are_chains(program: Command, recurrent: Path) -> None:
     args = ("run", "-m", recurrent, "-md", recurrent, "-t", "1", "-p", "hello", "-n", "4")
-    assert REASON in command(*args, "-v").err
-    assert REASON not in command(*args).err
-    assert REASON not in command(*args, "-v", "--tree", "off").err
+    assert REASON in program(*args, "-v").err
+    assert REASON not in program(*args).err
+    assert REASON not in program(*args, "-v", "--tree", "off").err
 
 
 def test_an_unknown_value_is_refused(command: Command, recurrent: Path) -> None:
@@ -66,10 +65,12 @@ def test_a_benchmark_measures_several(command: Command, target: Path, draft: Pat
     assert "draft 2, tree on" in result.out
 
 
-def test_branches_are_shown_and_counted(command: Command, target: Path, draft: Path) -> None:
+def test_branches_are_shown_and_counted(
+    command: Command, program: Command, target: Path, draft: Path
+) -> None:
     args = ("run", "-m", target, "-md", draft, "-t", "1", "-p", "hello", "-n", "24", "--seed", "1")
     tree = ("--draft-n", "6", "--tree", "on", "--ignore-eos")
-    shown = command(*args, *tree, "-v").err
+    shown = program(*args, *tree, "-v").err
     assert re.search(r"^round 1: drafted \d in \d branches, accepted \d", shown, re.MULTILINE)
     assert " -> accepted '" in shown
     document = command(*args, *tree, "--json").document

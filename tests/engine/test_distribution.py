@@ -244,12 +244,12 @@ def test_texts_have_the_targets_distribution(name: str, pair: Pair) -> None:
 
 @pytest.mark.parametrize("name", ["traversal", "rejection"])
 def test_texts_of_trees_have_the_targets_distribution(name: str, pair: Pair) -> None:
-    before, policy = pair.target.n_branching, fixed_length(SAMPLING.temperature)
+    policy = fixed_length(SAMPLING.temperature)
     worse = replace(pair, draft=pair.below)
     statistic, n_free = chi_square(
         worse, verify.rule(name), N_RUNS // 3, 1, policy, tree=True, n_draft=N_NODES, n_tokens=4
     )
-    assert pair.target.n_branching > before
+    assert pair.target.n_branching > 0
     assert n_free > 20
     assert statistic < limit(n_free)
 

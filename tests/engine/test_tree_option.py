@@ -40,7 +40,7 @@ def test_where_there_is_room_for_one_token_the_message_says_so(tmp_path: Path) -
     with ggufspec.load(path, path, n_threads=1, n_draft_max=1) as engine:
         assert engine.chains_only is not None
         assert "recurrent" not in engine.chains_only
-        assert "for 1 slot and drafts of 1 token" in engine.chains_only
+        assert "drafts of 1 token and 1 slot leave no room" in engine.chains_only
 
 
 def test_a_rule_for_chains_gets_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
