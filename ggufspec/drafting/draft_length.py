@@ -12,10 +12,10 @@ from typing import NamedTuple
 from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
+from ggufspec.drafting.acceptance import Acceptance, SecondChoice
 from ggufspec.drafting.block_bonus import BlockBonus
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.loss_limit import LossLimit
-from ggufspec.drafting.second_choice import Coefficients, SecondChoice
 
 # By the numbers of native/draft_length.h's Stop.
 STOP_REASONS = (
@@ -28,19 +28,6 @@ TEXT_ENDS = "the text ends with the next token"
 MEASURING_PLAIN = "plain decoding is being measured"
 NO_GAIN = "drafting would not be faster"
 LOSS_LIMIT = "a rejected draft would cost more time than this text may lose"
-
-
-class Acceptance(NamedTuple):
-    """How a draft's acceptance depends on logit gaps: learned in a text, the start of the next.
-
-    (intercept, slope) of AcceptanceModel in native/draft_length.h, by the draft model's gap (its
-    largest logit minus the second largest) and by the target's gap at the same position; `second`:
-    of the draft model's next choice where its first was rejected, by the gap of what is left.
-    """
-
-    by_draft: Coefficients
-    by_target: Coefficients
-    second: Coefficients = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
 
 
 class Action(Enum):
@@ -95,8 +82,7 @@ class FixedLength:
     def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
         return _prefix_length(self.rule, probs, forced, self._n_accepted / self._n_rounds)
 
-    def observe_gaps(self, gaps: Iterable[float]) -> None:
-        pass
+    def observe_gaps(self, gaps: Iterable[float]) -> None: ...
 
     def observe_verdict(
         self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
@@ -112,11 +98,9 @@ class FixedLength:
                 self._n_learned += 1
                 self.mean += (acceptance - self.mean) / self._n_learned
 
-    def observe_growth(self, value: float, n_steps: int, n_read: int) -> None:
-        pass
+    def observe_growth(self, value: float, n_steps: int, n_read: int) -> None: ...
 
-    def observe_round(self, round_: Round) -> None:
-        pass
+    def observe_round(self, round_: Round) -> None: ...
 
     def n_worth(self, values: Sequence[float], n_drafted: int) -> int:
         return min(len(values), self.rule.n_max - n_drafted)
@@ -124,8 +108,7 @@ class FixedLength:
     def step_price(self, n_read: float) -> float:
         return 0.0
 
-    def set_n_sharers(self, n_sharers: int) -> None:
-        pass
+    def set_n_sharers(self, n_sharers: int) -> None: ...
 
     def advice(self) -> str | None:
         return None

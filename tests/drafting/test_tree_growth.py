@@ -17,8 +17,9 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.tree import leaves
 from ggufspec.decoding.types import Draft, Drafter, Probs, Round, Uniforms, Verdict
 from ggufspec.drafting import strategies
+from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import Acceptance, AutoLength, FixedLength, LengthPolicy
+from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
 from ggufspec.drafting.pair_profile import fixed_length
 
 Outcome = tuple[float, list[int], int]  # probability, accepted nodes, next token

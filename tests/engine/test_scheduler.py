@@ -13,8 +13,8 @@ import pytest
 import tiny
 
 import ggufspec
+from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import Acceptance
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation

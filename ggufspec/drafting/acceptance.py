@@ -1,13 +1,27 @@
-"""Learns how often a branch is accepted where the draft model's token was rejected."""
+"""What is learned of the acceptance of draft tokens, by logit gaps."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from ggufspec import _native
 from ggufspec.drafting import constants
 
 Coefficients = tuple[float, float]  # intercept and slope of AcceptanceModel
+
+
+class Acceptance(NamedTuple):
+    """How a draft's acceptance depends on logit gaps: learned in a text, the start of the next.
+
+    (intercept, slope) of AcceptanceModel in native/draft_length.h, by the draft model's gap (its
+    largest logit minus the second largest) and by the target's gap at the same position; `second`:
+    of the draft model's next choice where its first was rejected, by the gap of what is left.
+    """
+
+    by_draft: Coefficients
+    by_target: Coefficients
+    second: Coefficients = (constants.SECOND_SAMPLED_INTERCEPT, constants.SECOND_SAMPLED_SLOPE)
 
 
 class SecondChoice:
