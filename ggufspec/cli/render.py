@@ -9,13 +9,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
-from itertools import takewhile
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
 from ggufspec.common.facts import counted
-from ggufspec.decoding.tree import leaves, path_to
+from ggufspec.decoding.tree import leaves, n_equal, path_to
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
@@ -111,8 +110,7 @@ def _branches(round_: Round, piece: Callable[[int], bytes], *, color: bool) -> l
     texts = []
     for leaf in leaves(round_.parents):
         tokens = [round_.drafted_tokens[node] for node in path_to(round_.parents, leaf)]
-        pairs = zip(tokens, accepted, strict=False)
-        n = sum(takewhile(bool, (drafted == token for drafted, token in pairs)))
+        n = n_equal(tokens, accepted)
         start, rest = _escaped(tokens[:n], piece), _escaped(tokens[n:], piece)
         texts.append(f"'{click.style(start, fg='green') if color and n else start}{rest}'")
     return texts

@@ -9,7 +9,6 @@ from collections.abc import Callable, Collection, Generator, MutableSequence
 from time import perf_counter
 
 from ggufspec.decoding.sampling import Rows, Sampling, to_probs, unusable
-from ggufspec.decoding.tree import depths
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored, TargetSession, Uniforms, Verify
 
 Steps = Generator[Ask | Round, Scored | None, None]  # an Ask, which is answered, then its Round
@@ -18,7 +17,7 @@ Steps = Generator[Ask | Round, Scored | None, None]  # an Ask, which is answered
 def timed(session: TargetSession, ask: Ask) -> Scored:
     """Answer an Ask with a pass of its own."""
     start = perf_counter()
-    logits = session.score(*ask) if ask.parents else session.score(ask.tokens, ask.draft)
+    logits = session.score(*ask)
     return Scored(logits, perf_counter() - start)
 
 
@@ -79,7 +78,6 @@ def speculate(
             expected=draft.expected,
             why=draft.why,
             n_sharers=answer.n_sharers,
-            depth=max(depths(draft.parents), default=None),
             drafted_tokens=tuple(draft.tokens) if draft.parents else (),
             parents=tuple(draft.parents),
         )

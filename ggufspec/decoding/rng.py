@@ -17,18 +17,17 @@ Stream = Callable[[int], Uniforms]  # returns so many fresh uniforms
 
 def uniform_streams(seed: int) -> tuple[Stream, Stream]:
     """Two independent streams of uniforms in [0, 1): for verification, and for the draft."""
-    verify, draft, *_ = _streams(seed)
-    return verify, draft
+    return _streams(seed, 0)
 
 
 def stage_streams(seed: int) -> tuple[Stream, Stream]:
     """Two further ones: for the verification by the draft model, and for the draft of the draft."""
-    _, _, verify, draft = _streams(seed)
-    return verify, draft
+    return _streams(seed, 2)
 
 
-def _streams(seed: int) -> list[Stream]:
-    return [_drawn_ahead(default_rng(part)) for part in SeedSequence(seed).spawn(4)]
+def _streams(seed: int, first: int) -> tuple[Stream, Stream]:
+    parts = SeedSequence(seed).spawn(first + 2)
+    return _drawn_ahead(default_rng(parts[first])), _drawn_ahead(default_rng(parts[first + 1]))
 
 
 def _drawn_ahead(generator: Generator) -> Stream:

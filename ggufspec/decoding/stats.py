@@ -97,7 +97,7 @@ def summarize(
     target = sum(round_.target_seconds / round_.n_sharers for round_ in rounds)
     verify = sum(round_.verify_seconds for round_ in rounds)
     expected = [round_.expected for round_ in rounds if round_.expected is not None]
-    depths = [round_.n_drafted if round_.depth is None else round_.depth for round_ in rounds]
+    depths = [round_.depth for round_ in rounds]
     n_positions = max(depths, default=0)
     return Stats(
         n_prompt=n_prompt,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
-from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ggufspec.decoding.tree import depths, n_equal
 
 Logits = NDArray[np.float32]  # (n, n_vocab), before sampling
 Uniforms = Sequence[float]  # (n), uniforms in [0, 1)
@@ -66,6 +67,11 @@ class Verdict(NamedTuple):
         """The accepted nodes: their indices in the draft."""
         return range(self.n_accepted) if self.path is None else self.path
 
+    @property
+    def n_accepted_of_chain(self) -> int:
+        """How many of the nodes 0, 1 ... that follow one another were accepted."""
+        return n_equal(self.nodes, range(self.n_accepted))
+
 
 class Draft(NamedTuple):
     """Tokens that a drafter proposes: a chain, or a tree of which one path can be accepted.
@@ -87,14 +93,8 @@ class Draft(NamedTuple):
     @property
     def n_chain(self) -> int:
         """The nodes at the start that follow one another; further nodes are beside them."""
-        in_order = (parent == i - 1 for i, parent in enumerate(self.parents))
-        return sum(takewhile(bool, in_order)) if self.parents else len(self.tokens)
-
-    def n_accepted_of_chain(self, verdict: Verdict) -> int:
-        """How many of the first `n_chain` nodes were accepted."""
-        if verdict.path is None:
-            return verdict.n_accepted
-        return sum(takewhile(bool, (node == i for i, node in enumerate(verdict.path))))
+        in_order = range(-1, len(self.parents))
+        return n_equal(self.parents, in_order) if self.parents else len(self.tokens)
 
     def accepted(self, verdict: Verdict) -> list[int]:
         """The accepted tokens."""
@@ -120,8 +120,8 @@ class Scored(NamedTuple):
 class Round(NamedTuple):
     """One round. The last of `tokens` is the target's own, unless a stop token came first.
 
-    `n_drafted`: nodes of the draft; `depth`: of its longest path, None for a chain.
-    `target_seconds` are those of the pass, which `n_sharers` texts shared.
+    `n_drafted`: nodes of the draft. `target_seconds` are those of the pass, which `n_sharers` texts
+    shared.
     """
 
     tokens: Sequence[int]
@@ -133,9 +133,13 @@ class Round(NamedTuple):
     expected: float | None = None  # as the Draft has it
     why: str = ""
     n_sharers: int = 1
-    depth: int | None = None
     drafted_tokens: Sequence[int] = ()  # of a tree, by node; empty for a chain, as `parents`
     parents: Sequence[int] = ()  # as the Draft has them
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the draft's longest path."""
+        return max(depths(self.parents), default=self.n_drafted)
 
     @property
     def drafted(self) -> Sequence[bool]:

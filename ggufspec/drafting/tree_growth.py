@@ -10,12 +10,12 @@ from array import array
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from itertools import accumulate, takewhile
-from operator import eq, mul
+from itertools import accumulate
+from operator import mul
 
 from ggufspec import _native
 from ggufspec.decoding.sampling import Rows, Sampling, draw
-from ggufspec.decoding.tree import path_to
+from ggufspec.decoding.tree import n_equal, path_to
 from ggufspec.decoding.types import Logits, Uniforms
 from ggufspec.drafting.draft_length import LengthPolicy
 from ggufspec.drafting.strategies.ngram import Prediction
@@ -153,7 +153,7 @@ class Growth:
             except NoRoomError:
                 continue
             n_steps += 1
-            n_read += len(path) - _n_common(path, self._held) - 1
+            n_read += len(path) - n_equal(path, self._held) - 1
             self._held = path
             self._draw_next(best, [value for value, _ in ranked], logits, sampling, context)
         values = [*self._values[n_chain:]]
@@ -189,7 +189,7 @@ class Growth:
 
     def _add_ngrams(self, predicted: Prediction) -> None:
         tokens, probs, n_chain = predicted.tokens, predicted.probs, len(self._tokens)
-        start = _n_common(tokens, self._tokens)
+        start = n_equal(tokens, self._tokens)
         if start == len(tokens) or (start == n_chain > 0 and self._ends(n_chain - 1)):
             return
         left = self._reached(start - 1)
@@ -321,7 +321,7 @@ class Growth:
         if candidate.kind is not _Kind.NEXT:
             return 0.0
         path = path_to(self._parents, candidate.parent)
-        n_common = _n_common(path, self._held)
+        n_common = n_equal(path, self._held)
         n_lost = sum(self._values[node] for node in self._held[n_common:])
         return self._policy.step_price(len(path) - n_common - 1 + n_lost)
 
@@ -330,7 +330,3 @@ class Growth:
 
     def _ends(self, node: int) -> bool:
         return self._tokens[node] in self._stop_tokens
-
-
-def _n_common(first: Sequence[int], second: Sequence[int]) -> int:
-    return sum(takewhile(bool, map(eq, first, second)))

@@ -36,7 +36,7 @@ def test_details_have_the_tokens_that_were_drafted_for_the_draft() -> None:
 
 def test_a_round_shows_the_branches_of_its_tree() -> None:
     """The cat sat; the dog; don't: two tokens are accepted, and the line break follows them."""
-    tree = Round([0, 1, 5], 5, 2, 0.003, 0.04, 0.0, 1.9, "unsure", depth=3)
+    tree = Round([0, 1, 5], 5, 2, 0.003, 0.04, 0.0, 1.9, "unsure")
     tree = tree._replace(drafted_tokens=(0, 1, 2, 3, 4), parents=(-1, 0, 1, 0, -1))
     shown = render.rounds_text([tree], PIECES.__getitem__, color=False).splitlines()
     assert shown == [
@@ -56,6 +56,6 @@ def test_a_round_with_a_chain_has_one_line() -> None:
 
 
 def test_parts_of_characters_in_a_tree_can_be_shown() -> None:
-    tree = Round([6], 2, 0, 0.0, 0.0, 0.0, depth=1, drafted_tokens=(6, 5), parents=(-1, -1))
+    tree = Round([6], 2, 0, 0.0, 0.0, 0.0, drafted_tokens=(6, 5), parents=(-1, -1))
     shown = render.rounds_text([tree], PIECES.__getitem__, color=False).splitlines()[1]
     assert shown == r"  '�' | '\n' -> accepted ''"

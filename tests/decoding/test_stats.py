@@ -39,7 +39,7 @@ def test_counts_and_seconds_add_up() -> None:
 
 
 def test_a_tree_is_counted_by_its_nodes_and_by_its_depth() -> None:
-    tree = round_(6, 2)._replace(depth=3)
+    tree = round_(6, 2)._replace(parents=(-1, 0, 1, 0, -1, -1))
     found = stats([tree, round_(1, 1), round_(0, 0)])
     assert (found.n_drafted, found.n_accepted, found.mean_depth) == (7, 3, 2.0)
     assert found.acceptance == pytest.approx(3 / 7)

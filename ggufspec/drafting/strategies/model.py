@@ -207,7 +207,7 @@ class ModelDrafter:
         self._policy.observe_gaps(map(target.gap, chosen))
         if draft is not self._drafted:
             return
-        n_accepted = draft.n_accepted_of_chain(verdict)
+        n_accepted = verdict.n_accepted_of_chain
         if self._growth is not None:
             self._growth.observe(target, n_accepted)
         n_accepted = sum(i < min(n_accepted, len(draft.tokens)) for i in self._drawn)

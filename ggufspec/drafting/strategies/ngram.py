@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ggufspec import _native
+from ggufspec.decoding.tree import n_equal
 from ggufspec.decoding.types import Draft, Probs, Verdict, token_array
 from ggufspec.drafting import constants
 from ggufspec.drafting.draft_length import PrefixLength
@@ -100,10 +101,7 @@ class NgramDrafter:
             return
         del written[:n_forced]
         n_tried = min(len(predicted), len(written))
-        n_right = 0
-        while n_right < n_tried and predicted[n_right] == written[n_right]:
-            n_right += 1
-        self._index.observe(n_right, n_tried)
+        self._index.observe(n_equal(predicted, written), n_tried)
         self.prediction = Prediction()
 
     def notes(self) -> dict[str, float]:
