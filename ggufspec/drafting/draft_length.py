@@ -141,7 +141,7 @@ class AutoLength:
         `memory`: observations after which one has lost most of its weight. `block_bonus`: see
         native/draft_length.h; a value above 0 is learned further.
         """
-        self.costs = costs
+        self.costs, self.has_model = costs, has_model
         weight = constants.PRIOR_WEIGHT
         by_draft = _native.AcceptanceModel(*prior.by_draft, weight, memory)
         self.rule = _native.LengthRule(by_draft, block_bonus)
@@ -151,7 +151,6 @@ class AutoLength:
         self._n_observed, self._sum_observed = 0, 0.0  # acceptances that were learned from
         self._block_bonus = BlockBonus(self.rule)
         self._gaps = deque(constants.PRIOR_GAPS, maxlen=constants.N_GAPS)  # the target's
-        self.has_model = has_model
         self._n_rounds = self._n_since_plain = self._n_without_gain = 0
         self._loss_limit = LossLimit()
         self._n_since_free = 0  # tokens since n-grams were last drafted
