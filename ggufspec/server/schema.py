@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_core import PydanticCustomError
 
 N_STOPS = 16
@@ -128,6 +136,10 @@ class ChatMessage(_Body):
     content: str | list[TextPart] | None = Field(None, validate_default=True)
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
 
     @field_validator("content")
     @classmethod
@@ -159,6 +171,19 @@ class Tool(_Body):
     function: Function
 
 
+class FunctionName(_Body):
+    """The name of a function."""
+
+    name: str = Field(min_length=1, max_length=256)
+
+
+class NamedTool(_Body):
+    """The tool that has to be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
 class ChatRequest(GenerationBody):
     """A conversation to continue with a message of the assistant."""
 
@@ -167,8 +192,23 @@ class ChatRequest(GenerationBody):
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
     tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto"] | None = Field(
-        None, description="auto: the model decides; none: no tools are offered to it."
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
+        None,
+        description="auto: the model decides; required: at least one call; none: no tools are "
+        "offered to it; or the one function that is called.",
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: at most one call in a response."
+    )
+    reasoning_effort: str | None = Field(
+        None, max_length=100, description="Passed to the chat template."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description='Variables for the chat template, such as {"enable_thinking": false}.'
+    )
+    continue_final_message: bool | None = Field(
+        None,
+        description="Whether the last message is continued; by default, if it is the assistant's.",
     )
     functions: Annotated[Any, AfterValidator(_only(None, []))] = None
     function_call: Annotated[Any, AfterValidator(_only(None, "none", "auto"))] = None
