@@ -63,8 +63,8 @@ class TemplateProcess:
             if (reply := process.stdout.readline()).endswith(b"\n"):
                 found: dict[str, str] = json.loads(reply)
                 return found
-        except OSError:
-            pass  # it has ended
+        except (OSError, ValueError):
+            pass  # it has ended, or was closed
         except BaseException:
             self.close()  # interrupted: the next reply would be that of this request
             raise
