@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ggufspec import __version__
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import GgufspecError
-from ggufspec.server import schema
+from ggufspec.server import fields, schema
 from ggufspec.server.errors import ApiError, api_error_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
@@ -38,6 +38,7 @@ from ggufspec.server.worker import EngineWorker, ParsedRequest
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
 _NEEDED = "Input should be "  # how pydantic begins an error of type
+_MAX_NAME = 100  # characters of a field's name in an error
 _KEEP_ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 _DONE = b"data: [DONE]\n\n"
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -333,6 +334,10 @@ def _nearest(errors: Sequence[dict[str, Any]]) -> tuple[str, str]:
     right type, and then the one that is found deepest: the other types do not fit at all.
     """
     errors = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
+    if errors[0]["type"] == "extra_forbidden":
+        *before, name = errors[0]["loc"]
+        shown = str(name)[:_MAX_NAME]
+        return ".".join(filter(None, (_place(before), shown))), fields.refusal(shown)
     placed = [(_place(each["loc"]), each) for each in errors]
     place, best = max(
         placed, key=lambda each: (not each[1]["type"].endswith("_type"), each[0].count("."))
