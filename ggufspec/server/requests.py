@@ -62,6 +62,11 @@ def parse_request(
     return ParsedRequest(tokens, options, n, seed, n_top, has_tools)
 
 
+def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
+    """The options of a request that sets none."""
+    return CheckedOptions.of({**engine.file_sampling.options, **server.defaults})
+
+
 def _without_special(prompt: str | Sequence[int], engine: Engine) -> Sequence[int]:
     if not isinstance(prompt, str):
         return prompt

@@ -155,3 +155,33 @@ def test_tokens_are_streamed_too(live: Live) -> None:
     frames = live.post("/v1/completions", **GREEDY, return_tokens=True, stream=True).text
     events = [json.loads(line[6:]) for line in frames.splitlines() if line.startswith("data: {")]
     assert [t for event in events for t in event["choices"][0].get("tokens", ())] == whole
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_prompt_beyond_the_context_is_refused_as_clients_recognise_it(
+    live: Live, path: str, stream: bool
+) -> None:
+    long = "hello " * 3000
+    message = {"role": "user", "content": long}
+    asked = {"messages": [message]} if "chat" in path else {"prompt": long}
+    error = refusal(live, path, **asked, stream=stream)
+    assert error["code"] == "context_length_exceeded"
+    assert f"maximum context length is {live.engine.n_ctx} tokens. However, " in error["message"]
+    assert error["n_ctx"] == live.engine.n_ctx < error["n_prompt_tokens"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_has_timings(live: Live, stream: bool) -> None:
+    asked = {**GREEDY, "prompt": "timings of the prompt", "stream": stream, "n": 2}
+    response = live.post("/v1/completions", **asked, stream_options={"include_usage": True})
+    if stream:
+        events = [json.loads(line[6:]) for line in response.text.splitlines() if "{" in line]
+        assert ["timings" in event for event in events][-2:] == [True, True]
+        timings, usage = events[-1]["timings"], events[-1]["usage"]
+    else:
+        timings, usage = response.json()["timings"], response.json()["usage"]
+    assert timings["predicted_n"] == usage["completion_tokens"] == 16
+    assert timings["prompt_n"] + timings["cache_n"] == 2 * usage["prompt_tokens"]
+    assert timings["predicted_per_second"] > 0
+    assert timings["draft_n"] >= timings["draft_n_accepted"] >= 0

@@ -132,7 +132,7 @@ WRONG_CHATS: dict[str, dict[str, Any]] = {
 def check_refused(live: Live, response: httpx.Response, *statuses: int) -> None:
     assert response.status_code in (statuses or (400,)), response.text
     error = response.json()["error"]
-    assert set(error) == {"message", "type", "param", "code"}
+    assert set(error) >= {"message", "type", "param", "code"}
     assert error["message"]
     for leaked in ("Traceback", ".py", ".gguf", "site-packages", "/tmp"):
         assert leaked not in response.text
@@ -232,6 +232,24 @@ def test_unknown_paths_are_reported(live: Live, method: str, path: str, status: 
 
 
 @pytest.mark.parametrize(
+    ("method", "path", "told"),
+    [
+        ("POST", "/v1/responses", "LiteLLM"),
+        ("POST", "/responses", "LiteLLM"),
+        ("POST", "/v1/messages", "LiteLLM"),
+        ("POST", "/v1/messages/count_tokens", "LiteLLM"),
+        ("POST", "/api/chat", "LiteLLM"),
+        ("GET", "/api/tags", "LiteLLM"),
+        ("POST", "/v1/embeddings", "generates text only"),
+    ],
+)
+def test_apis_that_are_not_served_are_named(live: Live, method: str, path: str, told: str) -> None:
+    response = live.client.request(method, path, json={} if method == "POST" else None)
+    check_refused(live, response, 501)
+    assert told in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
     "kind", [None, "text/plain", "application/x-www-form-urlencoded", "application/jsonx"]
 )
 def test_only_json_is_taken(live: Live, kind: str | None) -> None:
@@ -246,7 +264,7 @@ def test_only_json_is_taken(live: Live, kind: str | None) -> None:
 @pytest.fixture(scope="module")
 def strict(chat_pair: Engine) -> Iterator[Live]:
     """A server with a key, a small body, and little time for it."""
-    with serving(chat_pair, api_key="s3cret", n_body_bytes=1000, body_seconds=0.5) as running:
+    with serving(chat_pair, api_keys=("s3cret",), n_body_bytes=1000, body_seconds=0.5) as running:
         yield running
 
 
@@ -283,8 +301,19 @@ def test_with_the_key_it_works_and_health_needs_none(strict: Live) -> None:
             assert anybody.get(path).status_code == 200
 
 
+def test_each_of_several_keys_works_in_either_header(chat_pair: Engine) -> None:
+    with serving(chat_pair, api_keys=("one", "two")) as live:
+        for headers, status in (
+            ({"Authorization": "Bearer two"}, 200),
+            ({"Authorization": "", "X-Api-Key": "one"}, 200),
+            ({"Authorization": "", "X-Api-Key": "onetwo"}, 401),
+            ({"Authorization": "", "X-Api-Key": ""}, 401),
+        ):
+            assert live.client.get("/v1/models", headers=headers).status_code == status
+
+
 def test_a_key_may_have_any_characters(chat_pair: Engine) -> None:
-    with serving(chat_pair, api_key="clé") as locked:
+    with serving(chat_pair, api_keys=("clé",)) as locked:
         for sent, status in (("clé", 200), ("cle", 401)):
             headers = {"Authorization": f"Bearer {sent}".encode()}
             assert locked.client.get("/v1/models", headers=headers).status_code == status
