@@ -24,7 +24,7 @@ from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.slots import Slots
 from ggufspec.engine.stream import Stream
-from ggufspec.errors import ClosedError, OptionError, PromptError
+from ggufspec.errors import ClosedError, OptionError, PromptError, PromptTooLongError
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head
 from ggufspec.llama.vocab import Vocab, check_tokens
@@ -238,10 +238,12 @@ class Engine:
         if not tokens:
             raise PromptError("the prompt is empty; give at least one character or token")
         if len(tokens) >= self.n_ctx:
-            raise PromptError(
+            raise PromptTooLongError(
                 f"the prompt has {len(tokens):,} tokens, the context {self.n_ctx:,}, and at least "
                 "one must be left for the text; shorten the prompt, or load with a larger context "
-                "(n_ctx, -c)"
+                "(n_ctx, -c)",
+                len(tokens),
+                self.n_ctx,
             )
         return tokens
 

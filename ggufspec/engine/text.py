@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from ggufspec.errors import OptionError
@@ -22,7 +23,8 @@ class TextStream:
     def __init__(self, stop: Sequence[str] = (), before: bytes = b"") -> None:
         if "" in stop:
             raise OptionError("a stop string is empty; give at least one character")
-        self._stop = tuple(stop)
+        self._stop = sorted(stop)
+        self._n_longest = max(map(len, self._stop), default=0)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoder.decode(before)
         self._skips = bool(self._decoder.getstate()[0])
@@ -53,9 +55,18 @@ class TextStream:
             self.stopped = True
             self._held = ""
             return text[:first]
-        n_held = max(overlap(text, stop) for stop in self._stop)
+        n_held = self._n_uncertain(text)
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]
+
+    def _n_uncertain(self, text: str) -> int:
+        """How many characters at the end of `text` may be the start of a stop string."""
+        for n in range(min(len(text), self._n_longest - 1), 0, -1):
+            end = text[-n:]
+            i = bisect_left(self._stop, end)  # the first that starts with it, if one does
+            if i < len(self._stop) and self._stop[i].startswith(end):
+                return n
+        return 0
 
 
 def overlap(text: str, stop: str) -> int:

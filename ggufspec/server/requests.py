@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from ggufspec.engine.engine import Engine
@@ -14,14 +14,20 @@ from ggufspec.server.schema import (
     CompletionRequest,
     GenerationBody,
     PredictRequest,
-    ResponseFormat,
     Tool,
 )
 from ggufspec.server.tool_calls import OPENING
 from ggufspec.server.worker import ParsedRequest
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
-_PENALTIES = ("presence_penalty", "frequency_penalty")
+# Fields with the name and the meaning of an option of the engine.
+_OPTIONS = (
+    *("temperature", "min_p", "typical_p", "top_n_sigma", "repeat_penalty", "repeat_last_n"),
+    *("presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
+    *("dry_penalty_last_n", "dry_sequence_breakers", "stop", "ignore_eos", "min_tokens"),
+    *("drafter", "tree", "verify"),
+)
+_OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_LEAST_TOP_P = 1e-6  # keeps the most likely token alone
 
 
 def parse_request(
@@ -38,26 +44,46 @@ def parse_request(
         prompts: Sequence[str | Sequence[int]] = [_chat_prompt(body, tools, engine)]
         n_top = (body.top_logprobs or 0) if body.logprobs else None
     elif isinstance(body, CompletionRequest):
+        if body.best_of not in (None, n):
+            raise OptionError(
+                f"best_of is {body.best_of}; all choices are returned: leave it out, or send n"
+            )
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
+        if not body.add_special_tokens:
+            prompts = [_without_special(prompt, engine) for prompt in prompts]
         n_top = body.logprobs
     else:
         prompts = [body.prompt]
     tokens = [engine.tokenize(prompt) for prompt in prompts]
-    return ParsedRequest(tokens, options, n, body.seed, n_top, has_tools)
+    seed = options.seed if body.seed in (None, -1) else body.seed
+    return ParsedRequest(tokens, options, n, seed, n_top, has_tools)
+
+
+def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
+    """The options of a request that sets none."""
+    return CheckedOptions.of({**engine.file_sampling.options, **server.defaults})
+
+
+def _without_special(prompt: str | Sequence[int], engine: Engine) -> Sequence[int]:
+    if not isinstance(prompt, str):
+        return prompt
+    return engine.vocab.tokenize(prompt, add_special=False, parse_special=True)
 
 
 def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
     if (template := engine.chat_template) is None:
         raise PromptError("this model has no chat template; use /v1/completions")
     source = template.source_for_tools
+    if body.tool_choice not in (None, "none", "auto") and not tools:
+        raise OptionError("tool_choice requires a call, but there are no 'tools'; send some")
     if tools and not ("tools" in source and OPENING in source):
         raise PromptError(
             f"the chat template of this model does not support tools with {OPENING}, the only "
             "format that this server parses; leave out 'tools'"
         )
-    if tools and body.response_format and body.response_format.type != "text":
-        raise OptionError("'tools' and 'response_format' cannot be combined; leave out one of them")
+    if tools and (name := next((name for name, _, _ in _constraints_of(body)), None)):
+        raise OptionError(f"'tools' and '{name}' cannot be combined; leave out one of them")
     if body.top_logprobs and not body.logprobs:
         raise OptionError("top_logprobs needs 'logprobs': true")
     return engine.render(
@@ -68,35 +94,68 @@ def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Se
 
 def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> CheckedOptions:
     options: dict[str, Any] = {**engine.file_sampling.options, **server.defaults}
-    for name in (*_SAMPLING, *_PENALTIES):
-        if getattr(body, name) is not None:
-            options[name] = getattr(body, name)
-    if any(options.get(name) for name in _PENALTIES):
-        options["repeat_last_n"] = -1  # OpenAI's penalties apply to the whole text
+    given = {name: value for name in body.model_fields_set if (value := getattr(body, name))}
+    if any(given.get(name) for name in _OF_WHOLE_TEXT):
+        options["repeat_last_n"] = -1  # as in OpenAI's and vLLM's servers
+    options |= {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
+    if "repetition_penalty" in given:
+        options["repeat_penalty"] = given["repetition_penalty"]
+    if body.top_k is not None:
+        options["top_k"] = max(body.top_k, 0)
+    if body.top_p is not None:
+        options["top_p"] = max(body.top_p, _LEAST_TOP_P)
+    if body.samplers is not None:  # xtc is off: xtc_probability is refused
+        options["samplers"] = [name for name in body.samplers if name != "xtc"]
     if body.logit_bias:
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
-    if body.stop is not None:
-        options["stop"] = body.stop
-    if body.response_format and (schema := _schema_of(body.response_format)) is not None:
-        options["json_schema"] = schema
-    if not body.speculative:
+    if body.stop_token_ids:
+        options["stop_tokens"] = body.stop_token_ids
+    if body.draft_n:
+        options["n_draft"] = body.draft_n
+    if not body.speculative or body.draft_n == 0:
         options["drafter"] = "none"
+    constraints = list(_constraints_of(body))
+    if len(constraints) > 1:
+        names = " and ".join(name for name, _, _ in constraints)
+        raise OptionError(f"{names} are given; give one of them")
+    options |= {option: value for _, option, value in constraints}
     max_tokens = body.max_tokens
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
         max_tokens = body.max_completion_tokens
-    options["max_tokens"] = min(
-        (n for n in (max_tokens, server.max_tokens) if n is not None), default=None
-    )
+    limits = [n for n in (max_tokens, server.max_tokens) if n is not None and n >= 0]
+    options["max_tokens"] = min(limits, default=None)
     return CheckedOptions.of(cast("GenerateOptions", options))
 
 
-def _schema_of(wanted: ResponseFormat) -> Mapping[str, object] | None:
-    if wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return {"type": "object"}
-    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-        raise OptionError(
-            "response_format 'json_schema' has no schema; send it as json_schema: {schema: {...}}"
-        )
-    return wanted.json_schema.schema_
+def _constraints_of(body: GenerationBody) -> Iterator[tuple[str, str, object]]:
+    """What the text must match: the field, and the option of the engine with its value."""
+    form, outputs = body.response_format, body.structured_outputs
+    if form is not None and form.type == "json_object":
+        yield "response_format", "json_schema", form.schema_ or {"type": "object"}
+    elif form is not None and form.type == "json_schema":
+        if form.json_schema is None or form.json_schema.schema_ is None:
+            raise OptionError(
+                "response_format 'json_schema' has no schema; send it as "
+                "json_schema: {schema: {...}}"
+            )
+        yield "response_format", "json_schema", form.json_schema.schema_
+    if outputs is not None:
+        is_object = {"type": "object"} if outputs.json_object else None
+        for option, value in (
+            ("json_schema", outputs.json_ or is_object),
+            ("regex", outputs.regex),
+            ("choices", outputs.choice),
+            ("grammar", outputs.grammar),
+        ):
+            if value is not None:
+                yield "structured_outputs", option, value
+    for name, option in (
+        ("json_schema", "json_schema"),
+        ("grammar", "grammar"),
+        ("guided_json", "json_schema"),
+        ("guided_regex", "regex"),
+        ("guided_grammar", "grammar"),
+        ("guided_choice", "choices"),
+    ):
+        if getattr(body, name) not in (None, ""):
+            yield name, option, getattr(body, name)

@@ -90,6 +90,16 @@ def test_overlapping_beginnings_are_not_missed() -> None:
     assert stream.stopped
 
 
+def test_a_thousand_stop_strings_are_found_as_one_is() -> None:
+    rng = random.Random(3)
+    stops = ["".join(rng.choices("ab", k=rng.randint(9, 14))) for _ in range(1000)]
+    text = "".join(rng.choices("abbb c", k=20_000))
+    first = min(text.index(stop) for stop in stops if stop in text)
+    stream = TextStream(stops)
+    assert feed(stream, split(text.encode(), rng)) == text[:first]
+    assert stream.stopped
+
+
 def test_after_a_stop_nothing_more_comes() -> None:
     stream = TextStream(["."])
     assert stream.push(b"a.b") == "a"
