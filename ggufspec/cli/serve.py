@@ -19,6 +19,7 @@ from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, opti
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import (
+    chat_template_option,
     check_needs_no_draft,
     checked,
     default_options,
@@ -34,6 +35,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 @click.command(name="serve", cls=SectionedCommand)
 @shared.pair_or_embedded_options()
 @default_options
+@chat_template_option
 @shared.load_options
 @option(
     "--host",
@@ -102,6 +104,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 def command(
     pair: PairOptions,
     settings: dict[str, Any],
+    chat_template: str | None,
     load_settings: dict[str, Any],
     host: str,
     port: int,
@@ -141,6 +144,7 @@ def command(
     from ggufspec.server.uvicorn_server import GracefulServer, bind
 
     load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further, "n_slots": n_slots}
+    load_settings["chat_template"] = chat_template
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:
