@@ -52,14 +52,24 @@ def parse_request(
             )
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
-        if not body.add_special_tokens:
-            prompts = [_without_special(prompt, engine) for prompt in prompts]
         n_top = body.logprobs
     else:
         prompts = [body.prompt]
-    tokens = [engine.tokenize(prompt) for prompt in prompts]
+    with_bos = not isinstance(body, CompletionRequest) or body.add_special_tokens
+    tokens = [engine.tokenize(_special(prompt, engine, with_bos)) for prompt in prompts]
     seed = options.seed if body.seed in (None, -1) else body.seed
-    return ParsedRequest(tokens, options, n, seed, n_top, has_tools)
+    echo = None
+    if isinstance(body, CompletionRequest) and body.echo:
+        echo = [
+            prompt
+            if isinstance(prompt, str)
+            else b"".join(map(engine.vocab.piece, prompt)).decode("utf-8", "replace")
+            for prompt in prompts
+        ]
+    writes = _limit_of(body) != 0
+    if not writes and echo is None:
+        raise OptionError("max_tokens is 0; it must be at least 1, or -1, unless 'echo' is true")
+    return ParsedRequest(tokens, options, n, seed, n_top, has_tools, echo, writes)
 
 
 def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
@@ -67,10 +77,16 @@ def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
     return CheckedOptions.of({**engine.file_sampling.options, **server.defaults})
 
 
-def _without_special(prompt: str | Sequence[int], engine: Engine) -> Sequence[int]:
-    if not isinstance(prompt, str):
+def _special(prompt: str | Sequence[int], engine: Engine, with_bos: bool) -> str | Sequence[int]:
+    if with_bos or not isinstance(prompt, str):
         return prompt
     return engine.vocab.tokenize(prompt, add_special=False, parse_special=True)
+
+
+def _limit_of(body: GenerationBody) -> int | None:
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        return body.max_completion_tokens
+    return body.max_tokens
 
 
 def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
@@ -120,10 +136,7 @@ def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> 
         names = " and ".join(name for name, _, _ in constraints)
         raise OptionError(f"{names} are given; give one of them")
     options |= {option: value for _, option, value in constraints}
-    max_tokens = body.max_tokens
-    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
-        max_tokens = body.max_completion_tokens
-    limits = [n for n in (max_tokens, server.max_tokens) if n is not None and n >= 0]
+    limits = [n for n in (_limit_of(body), server.max_tokens) if n is not None and n > 0]
     options["max_tokens"] = min(limits, default=None)
     return CheckedOptions.of(cast("GenerateOptions", options))
 

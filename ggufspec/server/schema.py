@@ -176,6 +176,9 @@ class CompletionRequest(GenerationBody):
         | Annotated[list[Tokens], Field(min_length=1, max_length=N_PROMPTS)]
     )
     logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
+    echo: bool = Field(
+        False, description="Begin the text with the prompt; its log-probabilities come with those."
+    )
     best_of: int | None = Field(None, ge=1, description="As `n`, or left out.")
     add_special_tokens: bool = Field(True, description="Begin with the BOS token.")
 
