@@ -91,7 +91,7 @@ class Service:
             "created": self.started_at,
             "owned_by": "ggufspec",
             "ggufspec": {
-                "chat": self.engine.target.model.chat_template is not None,
+                "chat": self.engine.chat_template is not None,
                 "draft": self.engine.draft is not None,
                 "n_ctx": self.engine.n_ctx,
                 "n_vocab": self.engine.vocab.n_tokens,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
@@ -11,7 +10,6 @@ from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.schema import (
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerationBody,
@@ -90,11 +88,12 @@ def _limit_of(body: GenerationBody) -> int | None:
 
 
 def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
-    if (template := engine.target.model.chat_template) is None:
+    if (template := engine.chat_template) is None:
         raise PromptError("this model has no chat template; use /v1/completions")
+    source = template.source_for_tools
     if body.tool_choice not in (None, "none", "auto") and not tools:
         raise OptionError("tool_choice requires a call, but there are no 'tools'; send some")
-    if tools and not ("tools" in template and OPENING in template):
+    if tools and not ("tools" in source and OPENING in source):
         raise PromptError(
             f"the chat template of this model does not support tools with {OPENING}, the only "
             "format that this server parses; leave out 'tools'"
@@ -104,7 +103,7 @@ def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Se
     if body.top_logprobs and not body.logprobs:
         raise OptionError("top_logprobs needs 'logprobs': true")
     return engine.render(
-        [_template_message(message) for message in body.messages],
+        [message.model_dump(exclude_none=True) for message in body.messages],
         tools=[tool.model_dump(exclude_none=True) for tool in tools],
     )
 
@@ -173,25 +172,3 @@ def _constraints_of(body: GenerationBody) -> Iterator[tuple[str, str, object]]:
     ):
         if getattr(body, name) not in (None, ""):
             yield name, option, getattr(body, name)
-
-
-def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates expect it: "developer" is "system", arguments are objects."""
-    role = "system" if message.role == "developer" else message.role
-    made: dict[str, Any] = {"role": role, "content": message.text}
-    if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        called = [call.function for call in message.tool_calls]
-        functions = [{"name": f.name, "arguments": _arguments_of(f.arguments)} for f in called]
-        made["tool_calls"] = [{"type": "function", "function": each} for each in functions]
-    return made
-
-
-def _arguments_of(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PromptError(
-            "the arguments of a tool call are not valid JSON; send them as JSON text"
-        ) from error

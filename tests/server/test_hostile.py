@@ -192,7 +192,7 @@ def test_that_images_are_not_supported_is_told(live: Live) -> None:
 
 
 def test_a_model_without_a_template_says_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live.engine.target.model, "chat_template", None)
+    monkeypatch.setattr(live.engine, "chat_template", None)
     response = live.post("/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
     check_refused(live, response)
     assert "no chat template" in response.text
