@@ -105,7 +105,44 @@ def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Se
     return engine.render(
         [message.model_dump(exclude_none=True) for message in body.messages],
         tools=[tool.model_dump(exclude_none=True) for tool in tools],
+        variables=variables_of(body),
+        continue_final_message=continues_final_message(body),
     )
+
+
+def variables_of(body: ChatRequest) -> dict[str, Any]:
+    """The variables of the chat template that a request sets."""
+    effort = body.reasoning_effort
+    return {
+        **({} if effort is None else {"reasoning_effort": effort}),
+        **(body.chat_template_kwargs or {}),
+    }
+
+
+def continues_final_message(body: ChatRequest) -> bool:
+    """Whether the text continues the last message instead of beginning one. Raises OptionError."""
+    *_, before, last = None, *body.messages
+    is_begun = last.role == "assistant" and bool(last.text) and not last.tool_calls
+    wanted = body.continue_final_message
+    if wanted and not is_begun:
+        raise OptionError(
+            "continue_final_message needs a last message of the assistant that has a text, and no "
+            "tool calls"
+        )
+    is_set = "add_generation_prompt" in body.model_fields_set
+    is_new = body.add_generation_prompt if is_set else None
+    continues = is_begun and is_new is not True if wanted is None else wanted
+    if is_new == continues:
+        raise OptionError(
+            "one of add_generation_prompt and continue_final_message must be true, and the other "
+            "false; leave out add_generation_prompt"
+        )
+    if continues and before is not None and before.role == "assistant":
+        raise OptionError(
+            "the last two messages are the assistant's, and the last one would be continued; send "
+            "one message, or 'continue_final_message': false"
+        )
+    return continues
 
 
 def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> CheckedOptions:

@@ -266,3 +266,42 @@ def test_other_texts_go_on_while_a_prompt_is_scored(endless_file: Path) -> None:
         assert not scored.done()
         live.server.should_exit = True  # and it does not hold the server
         assert scored.result().status_code == 503
+
+
+def chat(live: Live, *messages: tuple[str, str], **asked: Any) -> Any:
+    body = {"messages": [{"role": role, "content": text} for role, text in messages], **asked}
+    return live.post("/v1/chat/completions", **body, temperature=0, max_tokens=8)
+
+
+def test_a_last_message_of_the_assistant_is_continued(live: Live) -> None:
+    turns = [("user", "hello"), ("assistant", "world the")]
+    continued = live.engine.render(
+        [{"role": role, "content": text} for role, text in turns], continue_final_message=True
+    )
+    wanted = live.engine.generate(continued, temperature=0, max_tokens=8).text
+    for asked in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+        message = chat(live, *turns, **asked).json()["choices"][0]["message"]
+        assert message["content"] == wanted
+    for asked in ({"continue_final_message": False}, {"add_generation_prompt": True}):
+        usage = chat(live, *turns, **asked).json()["usage"]
+        assert usage["prompt_tokens"] > len(continued)
+
+
+@pytest.mark.parametrize(
+    ("roles", "asked"),
+    [
+        (("user",), {"continue_final_message": True}),
+        (("user",), {"add_generation_prompt": False}),
+        (
+            ("user", "assistant"),
+            {"continue_final_message": True, "add_generation_prompt": True},
+        ),
+        (("user", "assistant", "assistant"), {}),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(
+    live: Live, roles: tuple[str, ...], asked: dict[str, Any]
+) -> None:
+    response = chat(live, *[(role, "hello") for role in roles], **asked)
+    assert response.status_code == 400
+    assert "continue_final_message" in response.json()["error"]["message"]
