@@ -37,6 +37,7 @@ IGNORED_IN_CHATS = {**IGNORED, "add_special_tokens": "the chat template writes t
 IGNORED_IN_MESSAGES = {
     "refusal": "comes back from an earlier response",
     "annotations": "comes back from an earlier response",
+    "reasoning_details": "comes back from an earlier response of OpenRouter",
     "parsed": "comes back from an earlier response",
     "provider_specific_fields": "comes back from an earlier response",
     "prefix": "a last message of the assistant is continued anyway",
@@ -84,7 +85,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "lora": (([],), "is not supported"),
     "skip_special_tokens": ((True,), "is not supported with false"),
     "chat_template": ((), "is not supported; start the server with --chat-template-file"),
-    "documents": (([],), "is not supported; put the documents into a message"),
+    "documents": (([],), "is a variable of the template; send it in 'chat_template_kwargs'"),
     "enable_thinking": ((), "is a variable of the template; send it in 'chat_template_kwargs'"),
     "reasoning_format": (("auto", "deepseek"), "is not supported with this value"),
     "include_reasoning": ((True,), "is not supported; reasoning is always returned"),
@@ -97,7 +98,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "guided_whitespace_pattern": ((), "is not supported: JSON is written in one form"),
     "disable_additional_properties": ((False,), "is not supported; say so in the schema"),
 }
-# Other names of the fields of this server.
+# Other names of the fields of a request, and of a message.
 RENAMED = {
     "n_predict": "max_tokens",
     "n_cmpl": "n",
@@ -105,9 +106,12 @@ RENAMED = {
     "speculative.n_max": "draft_n",
     "typ_p": "typical_p",
 }
+RENAMED_IN_MESSAGES = {"reasoning": "reasoning_content"}
 
 
-def given(document: Mapping[str, Any], ignored: Mapping[str, str]) -> dict[str, Any]:
+def given(
+    document: Mapping[str, Any], ignored: Mapping[str, str], renamed: Mapping[str, str]
+) -> dict[str, Any]:
     """The fields of an object that have an effect here: null is the same as no value.
 
     Raises ValueError for a field that is given by two names.
@@ -117,7 +121,7 @@ def given(document: Mapping[str, Any], ignored: Mapping[str, str]) -> dict[str, 
         is_default = name in REFUSED and value in REFUSED[name][0]
         if value is None or name in ignored or is_default:
             continue
-        kept = RENAMED.get(name, name)
+        kept = renamed.get(name, name)
         if kept in found and found[kept] != value:
             raise ValueError(f"{name} is given twice, also as {kept}; give one of them")
         found[kept] = value

@@ -50,14 +50,24 @@ def parse_request(
             )
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
-        if not body.add_special_tokens:
-            prompts = [_without_special(prompt, engine) for prompt in prompts]
         n_top = body.logprobs
     else:
         prompts = [body.prompt]
-    tokens = [engine.tokenize(prompt) for prompt in prompts]
+    with_bos = not isinstance(body, CompletionRequest) or body.add_special_tokens
+    tokens = [engine.tokenize(_special(prompt, engine, with_bos)) for prompt in prompts]
     seed = options.seed if body.seed in (None, -1) else body.seed
-    return ParsedRequest(tokens, options, n, seed, n_top, has_tools)
+    echo = None
+    if isinstance(body, CompletionRequest) and body.echo:
+        echo = [
+            prompt
+            if isinstance(prompt, str)
+            else b"".join(map(engine.vocab.piece, prompt)).decode("utf-8", "replace")
+            for prompt in prompts
+        ]
+    writes = _limit_of(body) != 0
+    if not writes and echo is None:
+        raise OptionError("max_tokens is 0; it must be at least 1, or -1, unless 'echo' is true")
+    return ParsedRequest(tokens, options, n, seed, n_top, has_tools, echo, writes)
 
 
 def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
@@ -65,10 +75,16 @@ def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
     return CheckedOptions.of({**engine.file_sampling.options, **server.defaults})
 
 
-def _without_special(prompt: str | Sequence[int], engine: Engine) -> Sequence[int]:
-    if not isinstance(prompt, str):
+def _special(prompt: str | Sequence[int], engine: Engine, with_bos: bool) -> str | Sequence[int]:
+    if with_bos or not isinstance(prompt, str):
         return prompt
     return engine.vocab.tokenize(prompt, add_special=False, parse_special=True)
+
+
+def _limit_of(body: GenerationBody) -> int | None:
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        return body.max_completion_tokens
+    return body.max_tokens
 
 
 def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
@@ -89,7 +105,44 @@ def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Se
     return engine.render(
         [message.model_dump(exclude_none=True) for message in body.messages],
         tools=[tool.model_dump(exclude_none=True) for tool in tools],
+        variables=variables_of(body),
+        continue_final_message=continues_final_message(body),
     )
+
+
+def variables_of(body: ChatRequest) -> dict[str, Any]:
+    """The variables of the chat template that a request sets."""
+    effort = body.reasoning_effort
+    return {
+        **({} if effort is None else {"reasoning_effort": effort}),
+        **(body.chat_template_kwargs or {}),
+    }
+
+
+def continues_final_message(body: ChatRequest) -> bool:
+    """Whether the text continues the last message instead of beginning one. Raises OptionError."""
+    *_, before, last = None, *body.messages
+    is_begun = last.role == "assistant" and bool(last.text) and not last.tool_calls
+    wanted = body.continue_final_message
+    if wanted and not is_begun:
+        raise OptionError(
+            "continue_final_message needs a last message of the assistant that has a text, and no "
+            "tool calls"
+        )
+    is_set = "add_generation_prompt" in body.model_fields_set
+    is_new = body.add_generation_prompt if is_set else None
+    continues = is_begun and is_new is not True if wanted is None else wanted
+    if is_new == continues:
+        raise OptionError(
+            "one of add_generation_prompt and continue_final_message must be true, and the other "
+            "false; leave out add_generation_prompt"
+        )
+    if continues and before is not None and before.role == "assistant":
+        raise OptionError(
+            "the last two messages are the assistant's, and the last one would be continued; send "
+            "one message, or 'continue_final_message': false"
+        )
+    return continues
 
 
 def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> CheckedOptions:
@@ -119,10 +172,7 @@ def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> 
         names = " and ".join(name for name, _, _ in constraints)
         raise OptionError(f"{names} are given; give one of them")
     options |= {option: value for _, option, value in constraints}
-    max_tokens = body.max_tokens
-    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
-        max_tokens = body.max_completion_tokens
-    limits = [n for n in (max_tokens, server.max_tokens) if n is not None and n >= 0]
+    limits = [n for n in (_limit_of(body), server.max_tokens) if n is not None and n > 0]
     options["max_tokens"] = min(limits, default=None)
     return CheckedOptions.of(cast("GenerateOptions", options))
 

@@ -215,7 +215,12 @@ class ResponseBuilder:
             "tokens": [each.chosen.text for each in found],
             "token_logprobs": [each.chosen.logprob for each in found],
             # Reversed: of two tokens with the same text, the more likely one is kept.
-            "top_logprobs": [{top.text: top.logprob for top in each.top[::-1]} for each in found],
+            "top_logprobs": [
+                None
+                if each.chosen.logprob is None
+                else {top.text: top.logprob for top in each.top[::-1]}
+                for each in found
+            ],
             "text_offset": offsets,
         }
 

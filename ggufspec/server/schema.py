@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -36,12 +35,15 @@ class _Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
     ignored: ClassVar[Mapping[str, str]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _given(cls, data: object) -> object:
         try:
-            return fields.given(data, cls.ignored) if isinstance(data, dict) else data
+            if not isinstance(data, dict):
+                return data
+            return fields.given(data, cls.ignored, cls.renamed)
         except ValueError as error:
             raise PydanticCustomError("given_twice", "{found}", {"found": str(error)}) from error
 
@@ -85,6 +87,7 @@ class GenerationBody(_Body):
     """The fields that all requests for text have."""
 
     ignored: ClassVar[Mapping[str, str]] = fields.IGNORED
+    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED
 
     model: str | None = Field(
         None, max_length=1000, description="Ignored: the server has one model."
@@ -176,6 +179,9 @@ class CompletionRequest(GenerationBody):
         | Annotated[list[Tokens], Field(min_length=1, max_length=N_PROMPTS)]
     )
     logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
+    echo: bool = Field(
+        False, description="Begin the text with the prompt; its log-probabilities come with those."
+    )
     best_of: int | None = Field(None, ge=1, description="As `n`, or left out.")
     add_special_tokens: bool = Field(True, description="Begin with the BOS token.")
 
@@ -207,14 +213,13 @@ class ChatMessage(_Body):
     """One message of a conversation."""
 
     ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_MESSAGES
+    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED_IN_MESSAGES
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = Field(None, validate_default=True)
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    reasoning_content: str | None = Field(
-        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
-    )
+    reasoning_content: str | None = None
 
     @field_validator("content")
     @classmethod

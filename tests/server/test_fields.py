@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Live
+from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
+from ggufspec.engine import scoring
+from ggufspec.engine.engine import Engine
 from ggufspec.server import fields
 
 GREEDY: dict[str, Any] = {"prompt": "hello world", "temperature": 0, "max_tokens": 8}
@@ -185,3 +189,119 @@ def test_a_response_has_timings(live: Live, stream: bool) -> None:
     assert timings["prompt_n"] + timings["cache_n"] == 2 * usage["prompt_tokens"]
     assert timings["predicted_per_second"] > 0
     assert timings["draft_n"] >= timings["draft_n_accepted"] >= 0
+
+
+def logprobs_of(engine: Engine, tokens: list[int]) -> list[float]:
+    """Of all tokens but the first, one pass each."""
+    rows = scoring.logits(engine, tokens[:1], tokens[1:], whose="target")
+    found = []
+    for row, token in zip(rows, tokens[1:], strict=True):
+        logits = row[0].astype(float)
+        found.append(logits[token] - math.log(sum(math.exp(logit) for logit in logits)))
+    return found
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1])
+def test_a_prompt_is_echoed_with_its_log_probabilities(live: Live, max_tokens: int) -> None:
+    """As lm-eval asks for them: several prompts of tokens, longer than a piece."""
+    text = "hello world " * 40
+    prompts = [live.engine.tokenize(text + end) for end in ("the end", "a dog", "")]
+    asked = {"prompt": prompts, "temperature": 0, "logprobs": 1, "echo": True}
+    body = live.ok("/v1/completions", **asked, max_tokens=max_tokens)
+    for choice, prompt in zip(body["choices"], prompts, strict=True):
+        found = choice["logprobs"]
+        assert len(found["tokens"]) == len(prompt) + max_tokens
+        assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+        n = len(prompt)
+        assert found["token_logprobs"][1:n] == pytest.approx(
+            logprobs_of(live.engine, prompt), abs=2e-3
+        )
+        assert all(len(top) == 1 for top in found["top_logprobs"][1:])
+        assert choice["finish_reason"] == "length"
+        assert choice["text"].startswith(text)
+        at = found["text_offset"][n - 1]
+        assert choice["text"][at:].startswith(found["tokens"][n - 1])
+    assert body["usage"]["completion_tokens"] == 3 * max_tokens
+    assert body["usage"]["prompt_tokens"] == sum(map(len, prompts))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_echo_begins_the_text_with_the_prompt_as_it_was_sent(live: Live, stream: bool) -> None:
+    wanted = "hello world" + text_of(live)
+    for logprobs in (None, 0, 2):
+        asked = {**GREEDY, "echo": True, "logprobs": logprobs, "n": 2, "stream": stream}
+        response = live.post("/v1/completions", **asked)
+        if stream:
+            assert [said(events_of(response), i) for i in (0, 1)] == [wanted] * 2
+        else:
+            assert [choice["text"] for choice in response.json()["choices"]] == [wanted] * 2
+    assert text_of(live, echo=True, max_tokens=0) == "hello world"
+    assert refusal(live, **{**GREEDY, "max_tokens": 0})["message"].startswith("max_tokens is 0")
+
+
+def test_prompts_that_begin_alike_are_scored_once(live: Live) -> None:
+    """So that the choices of a question cost the question once."""
+    prompt = live.engine.tokenize("once upon a time there was a dog " * 20)
+    asked = {"temperature": 0, "logprobs": 1, "echo": True, "max_tokens": 0}
+    seconds = []
+    for end in (5, 6):
+        before = live.engine.decode_seconds
+        live.ok("/v1/completions", prompt=[*prompt, end], **asked)
+        seconds.append(live.engine.decode_seconds - before)
+    assert seconds[1] < seconds[0] / 2
+
+
+def test_other_texts_go_on_while_a_prompt_is_scored(endless_file: Path) -> None:
+    options: dict[str, Any] = {"n_threads": 1, "n_ctx": 20_000, "n_slots": 2, "tuned": False}
+    with (
+        ggufspec.load(endless_file, **options) as engine,
+        serving(engine) as live,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        long = {"prompt": [5] * 19_000, "max_tokens": 0, "logprobs": 0, "echo": True}
+        scored = pool.submit(live.post, "/v1/completions", **long)
+        assert comes_true(lambda: live.service.worker.n_running == 1)
+        for _ in range(3):
+            live.ok("/v1/completions", prompt="hi", max_tokens=1)
+        assert not scored.done()
+        live.server.should_exit = True  # and it does not hold the server
+        assert scored.result().status_code == 503
+
+
+def chat(live: Live, *messages: tuple[str, str], **asked: Any) -> Any:
+    body = {"messages": [{"role": role, "content": text} for role, text in messages], **asked}
+    return live.post("/v1/chat/completions", **body, temperature=0, max_tokens=8)
+
+
+def test_a_last_message_of_the_assistant_is_continued(live: Live) -> None:
+    turns = [("user", "hello"), ("assistant", "world the")]
+    continued = live.engine.render(
+        [{"role": role, "content": text} for role, text in turns], continue_final_message=True
+    )
+    wanted = live.engine.generate(continued, temperature=0, max_tokens=8).text
+    for asked in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+        message = chat(live, *turns, **asked).json()["choices"][0]["message"]
+        assert message["content"] == wanted
+    for asked in ({"continue_final_message": False}, {"add_generation_prompt": True}):
+        usage = chat(live, *turns, **asked).json()["usage"]
+        assert usage["prompt_tokens"] > len(continued)
+
+
+@pytest.mark.parametrize(
+    ("roles", "asked"),
+    [
+        (("user",), {"continue_final_message": True}),
+        (("user",), {"add_generation_prompt": False}),
+        (
+            ("user", "assistant"),
+            {"continue_final_message": True, "add_generation_prompt": True},
+        ),
+        (("user", "assistant", "assistant"), {}),
+    ],
+)
+def test_what_cannot_be_continued_is_refused(
+    live: Live, roles: tuple[str, ...], asked: dict[str, Any]
+) -> None:
+    response = chat(live, *[(role, "hello") for role in roles], **asked)
+    assert response.status_code == 400
+    assert "continue_final_message" in response.json()["error"]["message"]
