@@ -1,7 +1,8 @@
 """Renders chat templates in a process of its own, with limits: model files are not trusted.
 
-Run as a program, with the folders of jinja2 and markupsafe as arguments: it answers each line of
-JSON on stdin with a line on stdout. Imports only the standard library and jinja2.
+Run as a program, with the limit of seconds and the folders of jinja2 and markupsafe as arguments:
+it answers each line of JSON on stdin with a line on stdout. It imports only the standard library
+and jinja2.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
+from types import GeneratorType
 from typing import Any
 
 SECONDS = 2.0  # of one template; usual ones take a few milliseconds
@@ -25,7 +27,7 @@ EXIT_TIME = 1  # the status that faulthandler ends a process with
 EXIT_MEMORY = 3
 
 
-def main(folders: Sequence[str]) -> None:
+def main(seconds: float, folders: Sequence[str]) -> None:
     """Answer requests until stdin ends. A template that exceeds a limit ends the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
     sys.path += folders
@@ -33,7 +35,7 @@ def main(folders: Sequence[str]) -> None:
     _limit_memory()
     for line in sys.stdin.buffer:
         # Its thread ends the process even inside one long operation of C code.
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
+        faulthandler.dump_traceback_later(seconds, exit=True)
         try:
             reply = json.dumps(_answer(json.loads(line), 4 * len(line), compiled))
         except MemoryError:
@@ -68,7 +70,7 @@ def _environment() -> Any:
     from jinja2 import TemplateError, nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.sandbox import SandboxedEnvironment
     from jinja2.utils import Namespace
 
     class Generation(Extension):
@@ -101,7 +103,9 @@ def _environment() -> Any:
     def raise_exception(message: str) -> None:
         raise TemplateError(message)
 
-    made = ImmutableSandboxedEnvironment(
+    # The one of transformers is immutable, which some templates are not written for (Kimi K2);
+    # here, what a template could change is its own.
+    made = SandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     made.filters["tojson"] = _to_json
@@ -125,9 +129,20 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without escapes for HTML."""
+    """JSON without escapes for HTML; a filter's generator is a list."""
+
+    def listed(value: Any) -> list[Any]:
+        if isinstance(value, GeneratorType):
+            return list(value)
+        raise TypeError(f"{type(value).__name__} is not JSON")
+
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=listed,
     )
 
 
@@ -142,4 +157,4 @@ def _limit_memory() -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(float(sys.argv[1]), sys.argv[2:])

@@ -15,7 +15,7 @@ from ggufspec.llama import amx
 from ggufspec.llama.devices import offload_devices
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
-from ggufspec.llama.vocab import Vocab
+from ggufspec.llama.vocab import Vocab, meta_text
 from ggufspec.models.header import open_gguf
 
 
@@ -160,6 +160,11 @@ class Model:
             )
         if self.vocab.type == "none":
             raise ModelError(f"{self.path} has no vocabulary, so it cannot write text")
+        if not self.vocab.has_added_tokens:
+            raise ModelError(
+                f"{self.path} is damaged: its vocabulary does not have the token that it adds to "
+                "the beginning or the end of each text"
+            )
 
     @property
     def pointer(self) -> int:
@@ -214,11 +219,8 @@ class Model:
 
     def _number(self, key: str, default: int) -> int:
         """A whole number of the file's header, whose key begins with the architecture."""
-        text = ctypes.create_string_buffer(64)
-        for name in ("general.architecture", f"{{}}.{key}"):
-            name = name.format(text.value.decode("utf-8", "replace"))
-            llama_cpp.llama_model_meta_val_str(self.pointer, name.encode(), text, len(text))
-        return int(text.value) if text.value.isdigit() else default
+        found = meta_text(self.pointer, f"{meta_text(self.pointer, 'general.architecture')}.{key}")
+        return int(found) if found.isdecimal() else default
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""

@@ -66,7 +66,6 @@ def _translated(given: Sequence[str]) -> list[str]:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in ("port", "host", "alias", "api-key", "temp", "seed"):
         parser.add_argument(f"--{name}")
-    parser.add_argument("--n-predict", type=int)
     parser.add_argument("--ctx-size", type=int)
     parser.add_argument("--parallel", type=int, default=_SLOTS)
     parser.add_argument("--chat-template")
@@ -76,8 +75,6 @@ def _translated(given: Sequence[str]) -> list[str]:
     for name in ("port", "host", "alias", "api_key", "temp", "seed"):
         if (value := getattr(options, name)) is not None:
             arguments += [f"--{name.replace('_', '-')}", value]
-    if options.n_predict and options.n_predict > 0:
-        arguments += ["--max-tokens", str(options.n_predict)]
     if options.ctx_size:  # llama-server's is of all slots together
         arguments += ["--ctx-size", str(options.ctx_size // options.parallel)]
     template = options.chat_template_file

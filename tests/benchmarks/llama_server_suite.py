@@ -46,7 +46,19 @@ _OWN_PATHS = {
     "/cors-proxy": "a proxy",
 }
 # Tests that fail for a reason which stays, by name.
-_REASONS: dict[str, str] = {}
+_VERBOSE = "reads the prompt from `__verbose`, llama.cpp's own"
+_REASONS: dict[str, str] = {
+    "test_basic.py::test_server_multiple_addresses": "one address a server: no list in --host",
+    "test_basic.py::test_server_model_aliases_and_tags": "--tags, llama.cpp's own",
+    "test_chat_completion.py::test_chat_template": _VERBOSE,
+    "test_chat_completion.py::test_chat_template_assistant_prefill*": _VERBOSE,
+    "test_chat_completion.py::test_chat_template_*_vllm_compat": _VERBOSE,
+    "test_chat_completion.py::test_verbose_debug": _VERBOSE,
+    "test_chat_completion.py::test_return_progress*": "progress of a prompt, llama.cpp's own",
+    "test_*completion_with_openai_library": "wants llama.cpp's build number as the fingerprint",
+    "test_chat_completion.py::test_invalid_chat_completion_req?messages7?": "two last messages of "
+    "the assistant are rendered, as the template says",
+}
 
 
 def run(suite: Path, adapter: Adapter, chosen: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -76,25 +88,29 @@ def run(suite: Path, adapter: Adapter, chosen: Sequence[str]) -> dict[str, dict[
         return {each["name"]: each for each in json.loads(Path(folder, "result.json").read_text())}
 
 
+def is_of_openai(test: dict[str, Any]) -> bool:
+    """Whether llama-server passes a test that asks for no endpoint of its own."""
+    return test["ended"] == "passed" and not _OWN_PATHS.keys() & set(test["paths"])
+
+
 def compare(theirs: dict[str, dict[str, Any]], ours: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Counts, and the tests that only llama-server passes, with the reason."""
     counts: Counter[str] = Counter()
     lacking, other_text = {}, []
     for name, their in theirs.items():
-        our = ours[name]
-        own = [path for path in their["paths"] if path in _OWN_PATHS]
         if their["ended"] != "passed":
             counts[f"llama-server: {their['ended']}"] += 1
-        elif own:
-            counts[f"left out: {_OWN_PATHS[own[0]]}"] += 1
-        elif our["ended"] == "passed":
+        elif not is_of_openai(their):
+            own = next(path for path in their["paths"] if path in _OWN_PATHS)
+            counts[f"left out: {_OWN_PATHS[own]}"] += 1
+        elif ours[name]["ended"] == "passed":
             counts["both pass"] += 1
-            if our["other_text"]:
+            if ours[name]["other_text"]:
                 other_text.append(name)
         else:
             counts["only llama-server passes"] += 1
             kept = (why for test, why in _REASONS.items() if fnmatch(name, test))
-            lacking[name] = next(kept, our["message"].partition("\n")[0])
+            lacking[name] = next(kept, ours[name]["message"].partition("\n")[0])
     return {
         "counts": dict(counts),
         "only llama-server passes": lacking,
@@ -116,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ggufspec = [sys.executable, "-m", "ggufspec", "serve"]
     ggufspec = shlex.split(options.command) if options.command else ggufspec
     theirs = run(options.suite, Adapter(llama_server, True, models), options.only)
-    ours = run(options.suite, Adapter(ggufspec, False, models), options.only)
+    wanted = [name for name, test in theirs.items() if is_of_openai(test)]
+    ours = run(options.suite, Adapter(ggufspec, False, models), wanted)
     sys.stdout.write(json.dumps(compare(theirs, ours), indent=1, ensure_ascii=False) + "\n")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,11 +12,12 @@ import pytest
 
 from ggufspec.engine.chat_template import (
     ChatTemplate,
-    Message,
     TemplateProcess,
+    check_template,
     conversation,
 )
-from ggufspec.errors import PromptError
+from ggufspec.engine.message_forms import Message
+from ggufspec.errors import OptionError, PromptError
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -83,7 +87,6 @@ def test_templates_have_what_transformers_gives_them(render: Any, source: str) -
         "{% set n = namespace(__class__=1) %}",
         "{% set n = namespace() %}{% set n.__html__ = 1 %}",
         "{% import 'os' as os %}",
-        "{{ messages.append(1) }}",
         "{{ raise_exception('\x1b[31m\nin red') }}",
     ],
 )
@@ -114,3 +117,80 @@ def test_variables_and_special_tokens_reach_the_template(process: TemplateProces
     assert template.render(HI, variables=variables) == "<s><pad>Falsed"
     with pytest.raises(PromptError, match="not JSON"):
         template.render(HI, variables={"x": object()})
+
+
+def peak_memory() -> int:
+    resource = pytest.importorskip("resource")
+    unit = 1 if sys.platform == "darwin" else 1024
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * unit
+
+
+# Each of them stalled or ended the process that generates.
+HOSTILE = {
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "recurses": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "nests": "{{" + "(" * 5000 + ")" * 5000 + "}}",
+    "allocates": "{{ 'a' * 10**10 }}",
+    "doubles a text": "{% set n = namespace(x='aaaaaaaa') %}{% for i in range(99) %}"
+    "{% set n.x = n.x ~ n.x %}{% endfor %}{{ n.x }}",
+    "doubles a list": "{% set n = namespace(x=[1]) %}{% for i in range(99) %}"
+    "{% set n.x = n.x + n.x %}{% endfor %}",
+    "centers": "{{ 'a' | center(10**10) }}",
+    "indents": "{{ ('a\n' * 10000) | indent(10**9) }}",
+    "formats": "{{ '{:>9999999999}'.format(1) }}",
+    "raises": "{{ 9 ** (9 ** 9) }}",
+    "writes much": "{{ 'a' * 3000000 }}",
+}
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[TemplateProcess]:
+    made = TemplateProcess(seconds=0.5)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_template_is_stopped(impatient: TemplateProcess, name: str) -> None:
+    process, n_before, started = impatient, peak_memory(), time.perf_counter()
+    with pytest.raises(PromptError, match="chat template") as caught:
+        ChatTemplate(HOSTILE[name], bos_text="", eos_text="", process=process).render(HI)
+    assert time.perf_counter() - started < 2
+    assert peak_memory() - n_before < 32 * 2**20
+    assert "Errno" not in str(caught.value)
+    assert len(str(caught.value)) < 200
+    assert ChatTemplate("fine", bos_text="", eos_text="", process=process).render(HI) == "fine"
+
+
+def test_threads_share_a_process(process: TemplateProcess) -> None:
+    template = ChatTemplate(CHATML, bos_text="", eos_text="", process=process)
+    wrong: list[str] = []
+
+    def work(name: str) -> None:
+        for i in range(50):
+            text = template.render([{"role": "user", "content": f"{name}{i}"}])
+            if f"{name}{i}<" not in text:
+                wrong.append(text)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_process_ends_with_its_owner_and_starts_again() -> None:
+    process = TemplateProcess()
+    template = ChatTemplate(CHATML, bos_text="", eos_text="", process=process)
+    text = template.render(HI)
+    process.close()
+    process.close()
+    assert template.render(HI) == text
+    process.close()
+
+
+def test_a_template_is_checked_before_it_is_used() -> None:
+    check_template(CHATML)
+    with pytest.raises(OptionError, match=r"not valid: Expected .*line 1"):
+        check_template("{% for %}")

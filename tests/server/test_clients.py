@@ -235,6 +235,7 @@ def test_lm_eval_gets_the_likelihood_of_a_continuation(server: Live, url: str) -
         base_url=f"{url}/completions", model="x", tokenizer_backend="None", max_retries=1
     )
     model.tokenizer_backend, model.tokenizer = "server", SimpleNamespace(encode=encode)
+    model.tokenized_requests = True
     pairs = [("hello", " world"), ("hello", " model")]
     requests = [instance("loglikelihood", {}, pair, 0) for pair in pairs]
     found = model.loglikelihood(requests)
