@@ -19,6 +19,7 @@ _PROGRESS_EVERY = 4096  # tokens
 
 # As in llama.cpp: longer sequence breakers are cut.
 _MAX_BREAKER_BYTES = 40
+_MOST_BREAKERS = 16  # sets of texts that are kept
 _MAX_BREAKER_TOKENS = 20
 
 _MARK = "\x02"  # no text has it
@@ -286,6 +287,8 @@ class Vocab:
         breaker needs the rest of it. Source: llama.cpp's get_overlapping_token_sequences.
         """
         if texts not in self._breakers:
+            if len(self._breakers) >= _MOST_BREAKERS:  # of a server, whose clients choose them
+                self._breakers.clear()
             found: set[tuple[int, tuple[int, ...]]] = set()
             words = [self.shown(token) for token in range(self.n_tokens)]
             for text in texts:

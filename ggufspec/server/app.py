@@ -275,7 +275,8 @@ async def _respond(
     builder = ResponseBuilder(body, parsed, service.options.alias)
     if not body.stream:
         await _collect(builder, parsed, request, service)
-        return JSONResponse(builder.body())
+        # A long echo is hundreds of thousands of numbers, for which other responses do not wait.
+        return await run_in_threadpool(lambda: JSONResponse(builder.body()))
     frames = _frames(builder, parsed, request, service)
     # An error before the first frame gets a status of its own; later ones are sent in the stream.
     return _EventStream(await anext(frames), frames)

@@ -27,6 +27,7 @@ _OPTIONS = (
     *("drafter", "tree", "verify"),
 )
 _OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_MOST_SCORED = 400_000  # 64 prompts of 3,000 tokens, each with the likeliest one
 _LEAST_TOP_P = 1e-6  # keeps the most likely token alone
 
 
@@ -64,6 +65,12 @@ def parse_request(
             else b"".join(map(engine.vocab.piece, prompt)).decode("utf-8", "replace")
             for prompt in prompts
         ]
+    n_scored = sum(map(len, tokens)) * n * ((n_top or 0) + 1)
+    if echo is not None and n_top is not None and n_scored > _MOST_SCORED:
+        raise OptionError(
+            f"'echo' with 'logprobs' would return {n_scored:,} log-probabilities, more than "
+            f"{_MOST_SCORED:,}; send fewer prompts, or a smaller 'logprobs'"
+        )
     writes = _limit_of(body) != 0
     if not writes and echo is None:
         raise OptionError("max_tokens is 0; it must be at least 1, or -1, unless 'echo' is true")
