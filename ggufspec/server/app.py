@@ -119,7 +119,7 @@ class Service:
             "total_slots": engine.n_slots,
             "model_alias": self.options.alias,
             "model_path": engine.target.model.path.name,
-            "chat_template": engine.target.model.chat_template or "",
+            "chat_template": engine.chat_template.source if engine.chat_template else "",
             "bos_token": vocab.special_text(vocab.bos),
             "eos_token": vocab.special_text(vocab.eos),
             "modalities": {"vision": False, "audio": False},
