@@ -18,6 +18,7 @@ from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
+from ggufspec.server.formats import ChatParser
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.prompt_scores import PromptScores
@@ -31,8 +32,8 @@ class ParsedRequest:
     """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
 
     `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
-    `has_tools`: whether the text may contain tool calls. `echo`: texts of the prompts, to begin the
-    responses with; `writes`: whether anything follows.
+    `parser`: makes what parses a text; None: it has no parts. `echo`: texts of the prompts, to
+    begin the responses with; `writes`: whether anything follows.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -40,7 +41,7 @@ class ParsedRequest:
     n: int = 1
     seed: int | None = None
     n_top: int | None = None
-    has_tools: bool = False
+    parser: Callable[[], ChatParser] | None = None
     echo: Sequence[str] | None = None
     writes: bool = True
 
