@@ -88,8 +88,8 @@ class Model:
         # Whether the cache can drop the end of a sequence; not for recurrent architectures.
         has_state = llama_cpp.llama_model_is_recurrent(at) or llama_cpp.llama_model_is_hybrid(at)
         self.can_drop_tail = not has_state
-        template: bytes | None = llama_cpp.llama_model_chat_template(at, None)  # Jinja
-        self.chat_template = template.decode("utf-8", "replace") if template else None
+        self.chat_template = self._template(None)
+        self.chat_template_for_tools = self._template(b"tool_use")
         try:
             if not is_head:
                 self._check_writes_text()
@@ -125,6 +125,11 @@ class Model:
             if not pointer:
                 raise self._load_error(params)
         return pointer
+
+    def _template(self, name: bytes | None) -> str | None:
+        """A Jinja template of the file; llama.cpp gives a name instead for a model without one."""
+        found: bytes | None = llama_cpp.llama_model_chat_template(self.pointer, name)
+        return found.decode("utf-8", "replace") if found and b"{" in found else None
 
     def _load_error(self, params: llama_cpp.llama_model_params) -> GgufspecError:
         """The error of a failed load: memory, if the file loads without allocation."""

@@ -268,6 +268,17 @@ class Vocab:
         """The text of a special token, for a chat template; empty for an id below 0."""
         return self.shown(token).decode("utf-8", "replace") if token >= 0 else ""
 
+    @property
+    def special_texts(self) -> dict[str, str]:
+        """The texts of further special tokens, by their names in chat templates."""
+        at = self.pointer
+        tokens = {
+            "pad_token": llama_cpp.llama_vocab_pad(at),
+            "sep_token": llama_cpp.llama_vocab_sep(at),
+            "mask_token": llama_cpp.llama_vocab_mask(at),
+        }
+        return {name: self.special_text(token) for name, token in tokens.items() if token >= 0}
+
     def sequence_breakers(self, texts: tuple[str, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """The sequence breakers of DRY as tokens: (first token, tokens that have to follow).
 
