@@ -48,6 +48,13 @@ class Job:
     body: bytes
     is_right: Callable[[int, bytes], bool]
 
+    def answers(self, status: int, text: bytes) -> bool:
+        """Whether this is the right response; one without the expected fields is not."""
+        try:
+            return self.is_right(status, text)
+        except (ValueError, KeyError, TypeError, IndexError):
+            return False
+
 
 def useful(rng: random.Random) -> Job:
     """A request for a schema, a call, or a text with reasoning."""
