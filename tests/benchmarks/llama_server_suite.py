@@ -54,6 +54,7 @@ _REASONS: dict[str, str] = {
     "test_chat_completion.py::test_chat_template_*_vllm_compat": _VERBOSE,
     "test_chat_completion.py::test_verbose_debug": _VERBOSE,
     "test_chat_completion.py::test_return_progress*": "progress of a prompt, llama.cpp's own",
+    "test_security.py::test_cors_*": "pages of other origins need --cors-origin, exactly",
     "test_security.py::test_correct_api_key*": "reads llama.cpp's own completion at /completions",
     "test_*completion_with_openai_library": "wants llama.cpp's build number as the fingerprint",
     "test_chat_completion.py::test_invalid_chat_completion_req?messages7?": "two last messages of "
