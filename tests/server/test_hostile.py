@@ -92,6 +92,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "no such drafter": {"prompt": "hi", "drafter": "../model"},
     "no such rule": {"prompt": "hi", "verify": "_lossy"},
     "a sampler without distribution": {"prompt": "hi", "samplers": ["mirostat"]},
+    "too many log-probabilities": {"prompt": [[5] * 900] * 64, "echo": True, "logprobs": 20},
+    "too many samplers": {"prompt": "hi", "samplers": ["top_k"] * 17},
     "a stop token beyond": {"prompt": "hi", "stop_token_ids": [10**6]},
     "a bias without its token": {"prompt": "hi", "logit_bias": [[5]]},
     "stream as number": {"prompt": "hi", "stream": 1},
