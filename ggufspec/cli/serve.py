@@ -19,6 +19,7 @@ from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, opti
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import (
+    chat_template_option,
     check_needs_no_draft,
     checked,
     default_options,
@@ -39,6 +40,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 @shared.pair_or_embedded_options()
 @default_options
 @shared.server_load_options
+@chat_template_option
 @option(
     "--host",
     "Address to listen on; other than loopback, other machines can connect.",
@@ -106,6 +108,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 def command(
     pair: PairOptions,
     settings: dict[str, Any],
+    chat_template: str | None,
     load_settings: dict[str, Any],
     host: str,
     port: int,
@@ -148,6 +151,7 @@ def command(
     is_fitted = load_settings["n_ctx"] is None
     if is_fitted:
         load_settings["n_ctx"] = "fit"
+    load_settings["chat_template"] = chat_template
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:

@@ -109,6 +109,13 @@ class Vocab:
                     progress(self.n_tokens, self.n_tokens)
             return self._table
 
+    def specials_in(self, text: str) -> dict[str, int]:
+        """The tokens in a text that no other text can spell, by their names."""
+        tokens = set(self.tokenize(text, add_special=False, parse_special=True))
+        pieces = {token: self.shown(token) for token in tokens}
+        special = [token for token in tokens if self._is_special(token, pieces[token])]
+        return {pieces[token].decode("utf-8", "replace"): token for token in special}
+
     def _is_special(self, token: int, piece: bytes) -> bool:
         """Whether a token writes no text (control, unknown), or is a name such as <think>."""
         attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)

@@ -46,7 +46,6 @@ IGNORED_IN_MESSAGES = {
 }
 IGNORED_IN_STREAM_OPTIONS = {"include_obfuscation": "responses are not padded"}
 IGNORED_IN_TOOLS = {
-    "strict": "whether arguments match their schema is up to `tool_choice`",
     "cache_control": "controls a cache of Anthropic",
 }
 IGNORED_IN_STRUCTURED_OUTPUTS = {

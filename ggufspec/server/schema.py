@@ -244,6 +244,7 @@ class Function(_Body):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="true: the arguments of a call match the schema.")
 
 
 class Tool(_Body):
