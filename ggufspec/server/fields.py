@@ -87,7 +87,6 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "priority": ((0,), "is not supported: requests start in the order of their arrival"),
     "t_max_predict_ms": ((0, -1), "is not supported; start the server with --timeout"),
     "lora": (([],), "is not supported"),
-    "skip_special_tokens": ((True,), "is not supported with false"),
     "chat_template": ((), "is not supported; start the server with --chat-template-file"),
     "documents": (([],), "is a variable of the template; send it in 'chat_template_kwargs'"),
     "enable_thinking": ((), "is a variable of the template; send it in 'chat_template_kwargs'"),
