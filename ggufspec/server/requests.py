@@ -165,6 +165,8 @@ def _options_of(
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if body.stop_token_ids:
         options["stop_tokens"] = body.stop_token_ids
+    if not body.skip_special_tokens:
+        options["shown_tokens"] = range(engine.vocab.n_tokens)
     if body.draft_n:
         options["n_draft"] = body.draft_n
     if not body.speculative or body.draft_n == 0:

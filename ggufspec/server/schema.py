@@ -134,6 +134,9 @@ class GenerationBody(_Body):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: list[str] | None = None
+    skip_special_tokens: bool = Field(
+        True, description="false: the names of control tokens are part of the text."
+    )
     return_tokens: bool = Field(False, description="Add the token ids of the text as `tokens`.")
     speculative: bool = Field(True, description="false: decode without drafts.")
     draft_n: int | Literal["auto"] | None = Field(

@@ -154,6 +154,13 @@ def test_stop_tokens_end_a_text_and_are_no_part_of_it(live: Live) -> None:
     assert tokens[stop] not in later["choices"][0]["tokens"]
 
 
+def test_control_tokens_are_shown_on_request(live: Live) -> None:
+    (token,) = live.engine.vocab.tokenize("<|im_start|>", add_special=False, parse_special=True)
+    asked = {"logit_bias": {token: 100}, "max_tokens": 2}
+    assert text_of(live, **asked) == ""
+    assert text_of(live, **asked, skip_special_tokens=False) == "<|im_start|>" * 2
+
+
 def test_tokens_are_streamed_too(live: Live) -> None:
     whole = live.ok("/v1/completions", **GREEDY, return_tokens=True)["choices"][0]["tokens"]
     frames = live.post("/v1/completions", **GREEDY, return_tokens=True, stream=True).text
