@@ -44,6 +44,11 @@ IGNORED_IN_MESSAGES = {
     "prefix": "a last message of the assistant is continued anyway",
     "cache_control": "controls a cache of Anthropic",
 }
+IGNORED_IN_CALLS = {
+    "index": "comes back from a stream",
+    "parsed_arguments": "comes back from an earlier response",
+    "provider_specific_fields": "comes back from an earlier response",
+}
 IGNORED_IN_STREAM_OPTIONS = {"include_obfuscation": "responses are not padded"}
 IGNORED_IN_TOOLS = {
     "cache_control": "controls a cache of Anthropic",

@@ -201,6 +201,7 @@ class TextPart(_Body):
 class CalledFunction(_Body):
     """The name of a called function, and its arguments as JSON text."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CALLS
     name: str
     arguments: str
 
@@ -208,6 +209,7 @@ class CalledFunction(_Body):
 class ToolCall(_Body):
     """A tool call in a message of the assistant."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CALLS
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
