@@ -114,9 +114,9 @@ class LlamaSession:
         `n_most()`: the most tokens for the next piece; None: as many as a quick batch takes.
         """
         tokens = token_array(tokens)
-        if min(self.n_common(tokens), self._n_needless(tokens)) == len(tokens):
+        if not (unread := self.unread(tokens)):
             return len(tokens)
-        first = known = self._resume(tokens, len(tokens))
+        first = known = len(tokens) - len(unread)
         piece = self._context.n_batch
         while known < len(tokens):
             n = min(n_most() or piece, piece, len(tokens) - known)
@@ -126,6 +126,13 @@ class LlamaSession:
             yield
             known = self._resume(tokens, len(tokens))
         return first
+
+    def unread(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens at the end of `tokens` that are not held, after dropping cells that differ."""
+        tokens = token_array(tokens)
+        if min(self.n_common(tokens), self._n_needless(tokens)) == len(tokens):
+            return ()
+        return tokens[self._resume(tokens, len(tokens)) :]
 
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
