@@ -178,6 +178,12 @@ load_options = gathered(
     ),
     type_k_option,
     type_v_option,
+    option(
+        "--exact",
+        "Use passes of one size (--draft-n or 3, plus 1), so that greedy text is equal bit for bit "
+        "with and without drafts, and beside other texts. Slower where drafts are rejected.",
+        is_flag=True,
+    ),
     option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
 )
 
