@@ -12,6 +12,7 @@ from ggufspec.common import defaults, validate
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine import fit
+from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import DraftOfDraft, Engine
 from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.fit import Fit, LoadOptions
@@ -29,6 +30,7 @@ from ggufspec.models.heads import MTP, HeadFacts
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.rpc_address import addresses
 
+FIT = "fit"
 LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction loaded)
 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
@@ -41,7 +43,7 @@ def load(
     draft: str | Path | None = None,
     *,
     draft_of_draft: str | Path | None = None,
-    n_ctx: int | None = None,
+    n_ctx: int | str | None = None,
     n_batch: int | None = None,
     n_draft_max: int | None = None,
     n_slots: int = 1,
@@ -58,6 +60,7 @@ def load(
     type_v: str = defaults.KV_TYPE,
     mmap: bool = True,
     tuned: bool = True,
+    chat_template: str | None = None,
     progress: LoadProgress | None = None,
 ) -> Engine:
     """Load a target GGUF model and, if given, a draft for it.
@@ -68,7 +71,7 @@ def load(
     draft_of_draft: a smaller model that drafts the draft's own tokens, where that makes drafts
     faster; it is placed where the draft is.
     n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at
-    most 4096.
+    most 4096; "fit": that, or less where it would not fit into free memory.
     n_batch: prompt tokens per batch; None: 512.
     n_draft_max: maximum drafted tokens per round; None: 16, or 3 if `exact`.
     n_slots: texts that can be written at the same time; each has a context of n_ctx tokens.
@@ -88,6 +91,7 @@ def load(
     tuned: use what `ggufspec tune` found for threads, flash attention and batches that are not
     given; without it, measure flash attention on CPUs, once and for 0.3 s at most. Store this, and
     what passes of the pair cost.
+    chat_template: a Jinja template that replaces that of the target's file.
 
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
     many these are.
@@ -105,7 +109,8 @@ def load(
         if draft_of_draft is None
         else validate.path("draft_of_draft", draft_of_draft),
         draft=MTP if draft == MTP else None if draft is None else validate.path("draft", draft),
-        n_ctx=n_ctx,
+        n_ctx=None if n_ctx == FIT or n_ctx is None else validate.whole("n_ctx", n_ctx),
+        n_ctx_usual=None if n_ctx == FIT else defaults.N_CTX,
         n_batch=n_batch,
         n_draft_max=n_draft_default if n_draft_max is None else n_draft_max,
         n_slots=n_slots,
@@ -121,7 +126,10 @@ def load(
         type_v=type_v,
         mmap=validate.switch("mmap", mmap),
         tuned=validate.switch("tuned", tuned),
+        chat_template=chat_template,
     )
+    if chat_template is not None:
+        check_template(chat_template)
     places = Fit(options)
     servers = RpcConnections(addresses("rpc", rpc))
     try:
@@ -192,7 +200,7 @@ def _load(
         limits = [target_model.n_ctx_train]
         limits += [model.n_ctx_max - n_padding for model in models if model.n_ctx_max]
         shared = ContextOptions(
-            n_ctx=options.n_ctx or min([defaults.N_CTX, *filter(None, limits)]),
+            n_ctx=options.n_ctx or min(filter(None, [options.n_ctx_usual, *limits])),
             n_sequences=options.n_slots,
             flash_attention=options.flash_attention,
             type_k=options.type_k,
@@ -258,6 +266,7 @@ def _load(
             attention=attention.reason,
             resources=resources,
             file_sampling=sampling,
+            chat_template=options.chat_template,
         )
         resources.callback(servers.close)
         resources.push(stack.pop_all())  # last: until here, the stack closes them if this raises

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, NamedTuple
@@ -18,8 +18,10 @@ from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
+from ggufspec.server.formats import ChatParser
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
+from ggufspec.server.prompt_scores import PromptScores
 
 _MAX_RETRY = 60.0  # seconds, in Retry-After
 _N_SEEDS = 2**64
@@ -30,7 +32,8 @@ class ParsedRequest:
     """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
 
     `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
-    `has_tools`: whether the text may contain tool calls.
+    `parser`: makes what parses a text; None: it has no parts. `echo`: texts of the prompts, to
+    begin the responses with; `writes`: whether anything follows.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -38,7 +41,9 @@ class ParsedRequest:
     n: int = 1
     seed: int | None = None
     n_top: int | None = None
-    has_tools: bool = False
+    parser: Callable[[], ChatParser] | None = None
+    echo: Sequence[str] | None = None
+    writes: bool = True
 
 
 class ChoiceDelta(NamedTuple):
@@ -65,6 +70,7 @@ class RequestEnded(NamedTuple):
 
 
 RequestEvent = ChoiceDelta | ChoiceFinished | RequestEnded
+RunSoon = Callable[..., object]  # (function, *arguments), as asyncio's call_soon_threadsafe
 
 
 @dataclass(eq=False)
@@ -74,18 +80,23 @@ class RunningChoice:
     owner: TextRequest
     index: int
     generation: Generation
+    # Scores the prompt before it is echoed; None: there is nothing to echo any more.
+    echo: Generator[None, None, Sequence[TokenLogprobs]] | None = None
     tokens: list[int] = field(default_factory=list)
 
 
 class TextRequest:
     """A request in the queue, then running: its choices in progress, and those not yet started.
 
-    `on_event` is called on the worker's thread.
+    `on_event` is called by `run_soon`, which is called from any thread.
     """
 
-    def __init__(self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]) -> None:
+    def __init__(
+        self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None], run_soon: RunSoon
+    ) -> None:
         self.parsed = parsed
         self.on_event = on_event
+        self.run_soon = run_soon
         self.arrived_at = self.started_at = perf_counter()
         self.is_cancelled = False
         self.choices: list[RunningChoice] = []
@@ -105,10 +116,12 @@ class EngineWorker:
 
     def __init__(self, engine: Engine, *, n_waiting_max: int, metrics: Metrics) -> None:
         self._engine = engine
+        self._scores = PromptScores(engine)
         self._n_waiting_max = n_waiting_max
         self._metrics = metrics
         self._waiting: deque[TextRequest] = deque()
         self._running: list[TextRequest] = []
+        self._events: list[tuple[TextRequest, RequestEvent]] = []  # of the round, not sent yet
         self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
         self._changed = threading.Condition()
         self._n_ended = 0
@@ -139,10 +152,13 @@ class EngineWorker:
         self._thread.start()
 
     def submit(
-        self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]
+        self,
+        parsed: ParsedRequest,
+        on_event: Callable[[RequestEvent], None],
+        run_soon: RunSoon = lambda function, *arguments: function(*arguments),
     ) -> TextRequest:
         """Queue a request. Raises ApiError where the queue is full or closed."""
-        request = TextRequest(parsed, on_event)
+        request = TextRequest(parsed, on_event, run_soon)
         with self._changed:
             if self._refuse is not None:
                 raise self._refuse()
@@ -180,7 +196,7 @@ class EngineWorker:
         for request in list(self._running):
             if not request.is_cancelled:
                 request.is_cancelled = True
-                self._send_end(request, server_stopping())
+                _send([(request, RequestEnded(server_stopping()))])
 
     def join(self, seconds: float | None = None) -> bool:
         """Wait for the thread to end, after `finish` or `abort`; returns whether it has."""
@@ -197,6 +213,7 @@ class EngineWorker:
             self._close(worker_failed)
             for request in list(self._running):
                 self._end(request, "failed", error)
+            self._send_events()
 
     def _close(self, reason: Callable[[], ApiError]) -> None:
         with self._changed:
@@ -205,8 +222,7 @@ class EngineWorker:
             waiting = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
-        for request in waiting:
-            self._send_end(request, reason())
+        _send([(request, RequestEnded(reason())) for request in waiting])
 
     def _start_requests(self) -> bool:
         """Wait until something runs; False once the queue is closed and nothing does."""
@@ -226,6 +242,10 @@ class EngineWorker:
                 self._end(request, "cancelled")
         self._start_choices()
         choices = [choice for request in self._running for choice in request.choices]
+        if (choice := next((choice for choice in choices if choice.echo), None)) is not None:
+            with self._ends_on_error(choice.owner):
+                self._echo(choice)
+        choices = [choice for choice in choices if choice.echo is None]
         by_generation = {choice.generation: choice for choice in choices}
         try:
             errors = dict(scheduler.step(list(by_generation)))
@@ -238,6 +258,7 @@ class EngineWorker:
         for request in list(self._running):
             if not request.pending and not request.choices:
                 self._end(request, "completed")
+        self._send_events()
 
     def _start_choices(self) -> None:
         """One choice of each request; then further ones, while slots are free."""
@@ -257,7 +278,28 @@ class EngineWorker:
         with self._ends_on_error(request):
             prompt, options = request.prompt_of(index), request.parsed.options
             generation = Generation(self._engine, prompt, options, seed=seed)
-            request.choices.append(RunningChoice(request, index, generation))
+            choice = RunningChoice(request, index, generation)
+            if request.parsed.echo is not None:
+                n_top = request.parsed.n_top
+                choice.echo = _nothing() if n_top is None else self._scores.of(prompt, n_top)
+            request.choices.append(choice)
+
+    def _echo(self, choice: RunningChoice) -> None:
+        """Score a piece of a prompt; after the last one, begin the choice with the prompt."""
+        request, parsed = choice.owner, choice.owner.parsed
+        assert choice.echo is not None
+        assert parsed.echo is not None
+        try:
+            next(choice.echo)
+        except StopIteration as end:
+            text, tokens = parsed.echo[choice.index // parsed.n], request.prompt_of(choice.index)
+            drafted = [False] * len(tokens)
+            delta = ChoiceDelta(choice.index, text, tokens, drafted, end.value)
+            self._events.append((request, delta))
+            choice.echo = None
+            if not parsed.writes:
+                choice.generation.close()
+                choice.generation.finish_reason = "length"
 
     def _deliver(self, choice: RunningChoice, error: Exception | None) -> None:
         """Report what the last round has added to a choice, and whether it is complete."""
@@ -272,10 +314,11 @@ class EngineWorker:
             logprobs = self._logprobs(choice, chunk.tokens)
             choice.tokens += chunk.tokens
             delta = ChoiceDelta(choice.index, chunk.text, chunk.tokens, chunk.drafted, logprobs)
-            request.on_event(delta)
+            self._events.append((request, delta))
         if choice.generation.is_over:
             self._release(choice)
-            request.on_event(ChoiceFinished(choice.index, choice.generation.completion))
+            finished = ChoiceFinished(choice.index, choice.generation.completion)
+            self._events.append((request, finished))
 
     def _logprobs(self, choice: RunningChoice, tokens: Sequence[int]) -> list[TokenLogprobs]:
         """The target's log-probabilities before sampling; it scores the tokens again for them."""
@@ -294,6 +337,8 @@ class EngineWorker:
 
     def _release(self, choice: RunningChoice) -> None:
         choice.owner.choices.remove(choice)
+        if choice.echo is not None:
+            choice.echo.close()
         choice.generation.close()
         self._metrics.observe(choice.generation.completion.stats, self._engine.plain_seconds)
 
@@ -321,10 +366,33 @@ class EngineWorker:
         self._ended_seconds += perf_counter() - request.started_at
         self._metrics.generations.labels(outcome).inc()
         if not request.is_cancelled:
-            self._send_end(request, None if error is None else api_error_of(error))
+            ended = RequestEnded(None if error is None else api_error_of(error))
+            self._events.append((request, ended))
 
-    def _send_end(self, request: TextRequest, error: ApiError | None) -> None:
+    def _send_events(self) -> None:
+        events, self._events = self._events, []
+        _send(events)
+
+
+def _send(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
+    """Report events, with one call of each `run_soon`: each call wakes an event loop."""
+    by_loop: dict[RunSoon, list[tuple[TextRequest, RequestEvent]]] = {}
+    for request, event in events:
+        by_loop.setdefault(request.run_soon, []).append((request, event))
+    for run_soon, of_loop in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed, and with it the connections
+            run_soon(_report, of_loop)
+
+
+def _report(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
+    for request, event in events:
         try:
-            request.on_event(RequestEnded(error))
+            request.on_event(event)
         except Exception as failure:
             log_error("a client could not be notified", failure)
+
+
+def _nothing() -> Generator[None, None, Sequence[TokenLogprobs]]:
+    """Scores no prompt."""
+    return ()
+    yield
