@@ -15,7 +15,7 @@ from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate
-from ggufspec.decoding.rng import stage_streams, uniform_streams
+from ggufspec.decoding.rng import by_position, stage_streams, uniform_streams
 from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
@@ -199,6 +199,8 @@ class Generation:
             self._n_sharers = n_sharers
             self._policy.set_n_sharers(n_sharers)
         try:
+            if self._engine.target.options.is_exact:  # another text may have used the slot
+                self.session.feed(self._prompt[:-1])
             step = next(self._loop, None)
             if step is None:
                 constraint = self._constraint
@@ -285,6 +287,8 @@ class Generation:
         ends = () if options.ignore_eos else engine.vocab.stop_tokens
         stop_tokens = frozenset((*ends, *options.stop_tokens))
         verify_uniforms, draft_uniforms = uniform_streams(self.seed)
+        if engine.target.options.is_exact and rules.known(options.verify) == "match":
+            verify_uniforms = by_position(verify_uniforms, self._all_tokens)
         materials = drafters.Materials(
             sampling,
             draft_uniforms,
