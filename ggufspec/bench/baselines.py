@@ -42,8 +42,7 @@ _BREAKERS = "dry_sequence_breakers"
 _UNSUPPORTED = (*CONSTRAINTS, "stop")  # options that no baseline gets
 
 
-# `sampling_options`: those that it has; None: all. `is_resident`: whether its models stay loaded
-# between texts; else energy cannot be measured by text.
+# `sampling_options`: those that it has; None: all.
 BaselineRunner = SpeculativeSimple | llama_server.LlamaServer | PythonLlama
 
 

@@ -54,7 +54,6 @@ class SpeculativeSimple:
     program: LlamaCppProgram
     draft_options: Sequence[str] = ()  # such as --spec-draft-n-max 7
     sampling_options: Sequence[str] | None = None  # all of them
-    is_resident: bool = False
 
     def write(self, request: BaselineRequest) -> BaselineText:
         """Raises PromptError for tokens that no text has, and OptionError if the program fails."""

@@ -41,7 +41,6 @@ class LlamaServer:
     process: subprocess.Popen[bytes]
     log: Path
     sampling_options: Sequence[str] | None = None  # all of them
-    is_resident: bool = True
 
     def wait_until_ready(self, seconds: float) -> None:
         """Raises OptionError, with the end of its log, if it ends or does not become ready."""

@@ -75,7 +75,6 @@ class PythonLlama:
     """A `llama_cpp.Llama` at its defaults, in this process."""
 
     sampling_options = SAMPLING_OPTIONS
-    is_resident = True
 
     def __init__(
         self, path: Path, *, n_ctx: int, n_threads: int, n_gpu_layers: int, n_drafted: int
