@@ -14,6 +14,7 @@ __all__ = [
     "OptionError",
     "OutOfMemoryError",
     "PromptError",
+    "PromptTooLongError",
     "RpcError",
     "VocabError",
 ]
@@ -29,6 +30,14 @@ class OptionError(GgufspecError, ValueError):
 
 class PromptError(GgufspecError, ValueError):
     """The prompt cannot be decoded: it is empty, too long for the context, or not text."""
+
+
+class PromptTooLongError(PromptError):
+    """The prompt has `n_prompt` tokens; a context of `n_ctx` has no room for it and a text."""
+
+    def __init__(self, message: str, n_prompt: int, n_ctx: int) -> None:
+        super().__init__(message)
+        self.n_prompt, self.n_ctx = n_prompt, n_ctx
 
 
 class ModelError(GgufspecError):

@@ -78,8 +78,8 @@ def serving(
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
     thread.start()
     headers = {}
-    if settings.get("api_key"):
-        headers["Authorization"] = f"Bearer {settings['api_key']}".encode()
+    if settings.get("api_keys"):
+        headers["Authorization"] = f"Bearer {settings['api_keys'][0]}".encode()
     try:
         assert comes_true(lambda: server.started)
         with httpx.Client(base_url=url, headers=headers, timeout=20, trust_env=False) as client:

@@ -18,11 +18,12 @@ from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.calibration import settle
+from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Completion
 from ggufspec.engine.load import load
+from ggufspec.engine.message_forms import Message
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.text import Message, conversation
 from ggufspec.errors import GgufspecError, PromptError
 from ggufspec.llama.devices import n_threads_default
 from ggufspec.llama.log import show_log
@@ -127,7 +128,7 @@ def _to_tokens(
                 "messages are a conversation and need the chat template; leave --no-chat out"
             )
     elif chat is None:
-        has_template = engine.target.model.chat_template is not None
+        has_template = engine.chat_template is not None
         chat = system is not None or (prompt.kind == "turns" and has_template)
     if prompt.kind != "messages":
         if not chat:

@@ -170,7 +170,7 @@ def _written(
 
 
 def _asked(engine: Engine, prompt: str) -> list[int]:
-    if engine.target.model.chat_template is None:
+    if engine.chat_template is None:
         return engine.tokenize(prompt)
     # The end of it: some templates begin with hundreds of tokens.
     return engine.render([{"role": "user", "content": _ASKED + prompt}])[N_COUNTED - N_CTX :]

@@ -23,9 +23,9 @@ from ggufspec.bench.records import (
 )
 from ggufspec.common.prompts import Prompt
 from ggufspec.engine import scoring
+from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.text import conversation
 from ggufspec.errors import OptionError, PromptError
 
 OnTokens = Callable[[int, int, str], None]  # tokens generated, in all, what is being written
@@ -274,7 +274,7 @@ class _Writer:
         """The tokens of a prompt: as a chat if the model has a template, else as text."""
         if (chat := self._experiment.chat) is None:
             wants = prompt.system is not None or bool(prompt.category)
-            chat = wants and engine.target.model.chat_template is not None
+            chat = wants and engine.chat_template is not None
         if not chat:
             text = "\n".join([prompt.system, *said] if prompt.system else said)
             return engine.tokenize(text)

@@ -180,6 +180,6 @@ def prompt_of(engine: Engine, text: str, asked: dict[str, Any]) -> str | list[in
     """The prompt as it is, or as a message of a chat. Raises PromptError."""
     if not asked["chat"] and asked["system"] is None:
         return text
-    from ggufspec.engine.text import conversation
+    from ggufspec.engine.chat_template import conversation
 
     return engine.render(conversation([text], asked["system"]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,11 +13,17 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
+from ggufspec.cli.files import read_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, option
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import check_needs_no_draft, checked, with_file_sampling
+from ggufspec.cli.text_settings import (
+    check_needs_no_draft,
+    checked,
+    default_options,
+    with_file_sampling,
+)
 from ggufspec.common import defaults
 from ggufspec.errors import OptionError
 
@@ -26,7 +33,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 @click.command(name="serve", cls=SectionedCommand)
 @shared.pair_or_embedded_options()
-@gathered("settings", *shared.DRAFTING)
+@default_options
 @shared.load_options
 @option(
     "--host",
@@ -44,6 +51,11 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     "Require this key from clients. Other local users can see command-line arguments; prefer "
     "the environment variable GGUFSPEC_API_KEY.",
     envvar="GGUFSPEC_API_KEY",
+)
+@option(
+    "--api-key-file",
+    "Require one of the keys in this file, one a line.",
+    type=click.Path(path_type=Path),
 )
 @option(
     "--cors-origin cors_origins",
@@ -94,6 +106,7 @@ def command(
     host: str,
     port: int,
     api_key: str | None,
+    api_key_file: Path | None,
     cors_origins: tuple[str, ...],
     alias: str | None,
     n_slots: int,
@@ -115,10 +128,7 @@ def command(
     """
     if any(find_spec(name) is None for name in ("fastapi", "prometheus_client", "uvicorn")):
         raise OptionError("the server's packages are missing: pip install 'ggufspec[server]'")
-    if api_key == "":
-        raise click.BadParameter(
-            "the key is empty; leave the option out to require none", param_hint="--api-key"
-        )
+    api_keys = _api_keys(api_key, api_key_file)
     checked(settings)
     if pair.draft is not None and pair.target is None:
         raise click.UsageError("--draft needs --target: the embedded pair has its own draft")
@@ -134,14 +144,15 @@ def command(
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:
+            settings = with_file_sampling(settings, engine.file_sampling, verbose=True)
             engine.check(checked(settings))
             service = make_service(
                 engine,
                 ServerOptions(
                     alias=alias or (target.stem if pair.target else f"stand-in-{pair.size}"),
-                    api_key=api_key,
+                    api_keys=api_keys,
                     cors_origins=cors_origins,
-                    hosts=_HOSTS if host in _LOOPBACK and api_key is None else None,
+                    hosts=_HOSTS if host in _LOOPBACK and not api_keys else None,
                     n_waiting_max=max_queue,
                     max_tokens=n_tokens_max,
                     n_body_bytes=max_body,
@@ -156,15 +167,30 @@ def command(
                 on_listening=click.echo,
                 log_requests=verbose,
             )
-            if host not in _LOOPBACK and api_key is None:
+            if host not in _LOOPBACK and not api_keys:
                 render.note(
                     f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY"
                 )
-            with_file_sampling(settings, engine.file_sampling, verbose=True)
             render.note(f"serving {service.options.alias}; press Ctrl-C to stop")
             server.run(sockets=[listening])
             service.worker.join()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0
+
+
+def _api_keys(key: str | None, path: Path | None) -> tuple[str, ...]:
+    """The keys of the two options. Raises BadParameter, OptionError."""
+    if key == "":
+        raise click.BadParameter(
+            "the key is empty; leave the option out to require none", param_hint="--api-key"
+        )
+    keys: tuple[str, ...] = () if key is None else (key,)
+    if path is not None:
+        text = read_file(path, "the file of keys", OptionError).decode("utf-8", "surrogateescape")
+        listed = tuple(filter(None, map(str.strip, text.splitlines())))
+        if not listed:
+            raise OptionError(f"the file of keys {path} is empty; write one key a line")
+        keys += listed
+    return keys
 
 
 def _show_own_log(verbose: bool) -> None:

@@ -91,7 +91,7 @@ _TEMPERATURE = _number(
     NOT_NEGATIVE,
     defaults.TEMPERATURE,
 )
-_BESIDE_TEMPERATURE = (
+_SAMPLERS = (
     _number("--top-k", "Keep the k most likely tokens; 0: off.", COUNT, defaults.TOP_K),
     _number(
         "--top-p",
@@ -176,6 +176,8 @@ _BESIDE_TEMPERATURE = (
         callback=_names,
         show_default=False,
     ),
+)
+_CONSTRAINTS = (
     option(
         "-j --json-schema",
         "JSON schema of the text (oneOf is treated as anyOf); {}: any JSON.",
@@ -193,10 +195,10 @@ _BESIDE_TEMPERATURE = (
         multiple=True,
         callback=lambda context, option, given: given or None,
     ),
-    *(
-        click.option(name, hidden=True, expose_value=False, callback=_refused)
-        for name in ("--mirostat", "--xtc-probability", "--adaptive-target")
-    ),
+)
+_REFUSED = tuple(
+    click.option(name, hidden=True, expose_value=False, callback=_refused)
+    for name in ("--mirostat", "--xtc-probability", "--adaptive-target")
 )
 
 
@@ -217,8 +219,13 @@ _OF_DRAFT_MODELS = ("draft_temperature", "n_threads_draft", "n_gpu_layers_draft"
 _OF_DRAFTS = ("n_draft", "tree", "verify")  # of n-gram lookup too
 
 
+_BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS, *_REFUSED)
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE, make=_to_generate)
+# What a server has as defaults of its requests.
+default_options = gathered(
+    "settings", *shared.DRAFTING, _TEMPERATURE, *_SAMPLERS, shared.seed_option, *_REFUSED
+)
 audited_options = gathered(
     "options", shared.draft_temperature_option, *_SAMPLING, make=_to_generate
 )

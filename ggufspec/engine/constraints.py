@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from ggufspec.common.progress import Progress
 from ggufspec.decoding.sampling import Sampling
+from ggufspec.decoding.types import Masks
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import OptionError
 from ggufspec.llama.vocab import Vocab
@@ -22,17 +26,22 @@ def sampling_of(
     of a vocabulary reads all its tokens; `progress` is called with (done, of).
     """
     sampling = options.sampling
-    for token in sampling.logit_bias:
-        if not 0 <= token < vocab.n_tokens:
-            raise OptionError(
-                f"logit_bias names token {token}; the vocabulary has {vocab.n_tokens:,} tokens"
-            )
+    for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_tokens", options.stop_tokens)):
+        for token in tokens:
+            if not 0 <= token < vocab.n_tokens:
+                raise OptionError(
+                    f"{name} names token {token}; the vocabulary has {vocab.n_tokens:,} tokens"
+                )
     if options.ignore_eos:
         banned = dict.fromkeys(vocab.stop_tokens, -math.inf)
         sampling = replace(sampling, logit_bias={**sampling.logit_bias, **banned})
     if sampling.dry_multiplier > 0:
         breakers = vocab.sequence_breakers(tuple(options.dry_sequence_breakers))
         sampling = replace(sampling, dry_breakers=breakers)
+    if options.min_tokens:
+        banned_first = {*vocab.stop_tokens, *options.stop_tokens}
+        least = LeastTokens(n_prompt + options.min_tokens, banned_first, vocab.n_tokens)
+        return replace(sampling, constraint=least)
     grammar = options.constraint_grammar
     if grammar is None:
         return sampling
@@ -43,3 +52,33 @@ def sampling_of(
         )
     table = vocab.token_table(progress)
     return replace(sampling, constraint=GrammarConstraint(table, grammar, n_prompt))
+
+
+class LeastTokens:
+    """A constraint that bans some tokens while prompt and text have less than `n_least` tokens."""
+
+    def __init__(self, n_least: int, banned: Collection[int], n_vocab: int) -> None:
+        self._n_least = n_least
+        self._all = np.full(-(-n_vocab // 32), 0xFFFFFFFF, np.uint32)
+        self._others = self._all.copy()
+        self._banned = frozenset(banned)
+        for token in banned:
+            self._others[token // 32] &= np.uint32(~(1 << token % 32) & 0xFFFFFFFF)
+
+    def masks(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Masks:
+        """Which tokens may follow: see decoding.types.Constraint."""
+        lengths = range(len(tokens), len(tokens) + len(draft) + 1)
+        return np.stack([self._others if n < self._n_least else self._all for n in lengths])
+
+    def n_allowed(self, tokens: Sequence[int], draft: Sequence[int]) -> int:
+        """How many of `draft` may follow `tokens`, one after the other."""
+        first = draft[: max(self._n_least - len(tokens), 0)]
+        return next((i for i, token in enumerate(first) if token in self._banned), len(draft))
+
+    def forced(self, tokens: Sequence[int]) -> Sequence[int]:
+        """None: there is always a choice."""
+        return ()
+
+    def is_over(self, tokens: Sequence[int]) -> bool:
+        """Never: the model ends the text."""
+        return False

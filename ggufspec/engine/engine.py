@@ -14,16 +14,17 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
+from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.generation import Completion, Generation, n_leaves
 from ggufspec.engine.lock import EngineLock
+from ggufspec.engine.message_forms import Message
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.slots import Slots
 from ggufspec.engine.stream import Stream
-from ggufspec.engine.text import Message, render_chat
-from ggufspec.errors import ClosedError, OptionError, PromptError
+from ggufspec.errors import ClosedError, OptionError, PromptError, PromptTooLongError
 from ggufspec.llama.context import Context
 from ggufspec.llama.head import Head
 from ggufspec.llama.vocab import Vocab, check_tokens
@@ -58,16 +59,22 @@ class Engine:
         resources: ExitStack,
         lock: EngineLock | None = None,
         file_sampling: FileSampling | None = None,
+        chat_template: str | None = None,
     ) -> None:
         """`resources` are closed with the engine. `lock`: of an engine with the same contexts.
 
         `stored_profile_of_draft`: of the draft and its own draft, as a pair.
+        `chat_template` (Jinja) replaces that of the target's file.
         """
         self.placement = placement  # what was decided about memory, for the user; None: nothing
         # What the target's file sets, where a text does not: see `begin`.
         self.file_sampling = file_sampling or FileSampling({})
         self.attention = attention  # why flash attention is on or off; None: not measured
         self.target = target
+        self._templates = TemplateProcess()
+        source = chat_template or target.model.chat_template
+        for_tools = None if chat_template else target.model.chat_template_for_tools
+        self.chat_template = self._template_of(source, for_tools) if source else None
         self.head = draft if isinstance(draft, Head) else None
         self.draft = draft.context if isinstance(draft, Head) else draft
         self.vocab_map = vocab_map  # None: target and draft have the same vocabulary
@@ -104,9 +111,23 @@ class Engine:
                 pass
         return stream.completion
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[GenerateOptions]) -> Completion:
-        """Answer messages of {"role": ..., "content": ...} with the target's chat template."""
-        return self.generate(self.render(messages), **options)
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
+        """Answer messages of {"role": ..., "content": ...} with the chat template: see `render`."""
+        prompt = self.render(
+            messages,
+            tools=tools,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
+        return self.generate(prompt, **options)
 
     def stream(self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]) -> Stream:
         """Continue a prompt, chunk by chunk. Options and errors: see generate."""
@@ -160,24 +181,42 @@ class Engine:
         template: str | None = None,
         *,
         tools: Sequence[Mapping[str, object]] = (),
+        variables: Mapping[str, object] | None = None,
+        continue_final_message: bool = False,
     ) -> list[int]:
         """The token ids of a conversation, up to where the answer begins.
 
-        `template` (Jinja) replaces the target's own; `tools` are passed to it.
+        `template` (Jinja) replaces the engine's own; `tools` and `variables` are passed to it.
+        continue_final_message: the text continues the last message, which the assistant began.
         Raises PromptError where there is no template.
         """
-        model, vocab = self.target.model, self.vocab
-        template = template or model.chat_template
-        if template is None:
+        vocab = self.vocab
+        used = self._template_of(template) if template else self.chat_template
+        if used is None:
             raise PromptError(
-                f"{model.path} has no chat template: it is not a chat model. "
+                f"{self.target.model.path.name} has no chat template: it is not a chat model. "
                 "Use a plain prompt (without --chat and --system; over HTTP, /v1/completions), or "
-                "in Python a template of your own: render(messages, template)"
+                "a template of your own: --chat-template-file; in Python load(chat_template=...)"
             )
-        bos_text, eos_text = vocab.special_text(vocab.bos), vocab.special_text(vocab.eos)
-        text = render_chat(template, messages, bos_text=bos_text, eos_text=eos_text, tools=tools)
-        has_bos = bool(bos_text) and text.startswith(bos_text)
+        text = used.render(
+            messages,
+            tools=tools,
+            variables=variables,
+            continue_final_message=continue_final_message,
+        )
+        has_bos = bool(used.bos_text) and text.startswith(used.bos_text)
         return vocab.tokenize(text, add_special=not has_bos, parse_special=True)
+
+    def _template_of(self, source: str, for_tools: str | None = None) -> ChatTemplate:
+        vocab = self.target.model.vocab
+        return ChatTemplate(
+            source,
+            bos_text=vocab.special_text(vocab.bos),
+            eos_text=vocab.special_text(vocab.eos),
+            source_for_tools=for_tools,
+            special_texts=vocab.special_texts,
+            process=self._templates,
+        )
 
     def tokenize(self, prompt: str | Sequence[int]) -> list[int]:
         """The token ids of a prompt, with the beginning-of-text token where the target wants one.
@@ -199,10 +238,12 @@ class Engine:
         if not tokens:
             raise PromptError("the prompt is empty; give at least one character or token")
         if len(tokens) >= self.n_ctx:
-            raise PromptError(
+            raise PromptTooLongError(
                 f"the prompt has {len(tokens):,} tokens, the context {self.n_ctx:,}, and at least "
                 "one must be left for the text; shorten the prompt, or load with a larger context "
-                "(n_ctx, -c)"
+                "(n_ctx, -c)",
+                len(tokens),
+                self.n_ctx,
             )
         return tokens
 
@@ -286,6 +327,7 @@ class Engine:
                 if not self._closed and stored and profile.is_new:
                     stored.remember(profile)
             self._closed = True
+            self._templates.close()
             self._resources.close()
 
     def __enter__(self) -> Engine:

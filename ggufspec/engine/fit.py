@@ -57,6 +57,7 @@ class LoadOptions:
     type_v: str = defaults.KV_TYPE
     mmap: bool = True
     tuned: bool = True
+    chat_template: str | None = None
     n_rollback: int = 0  # of the target's context
     placement: str | None = None  # what was chosen for the user, in a line; None: nothing
 

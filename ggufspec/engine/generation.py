@@ -137,7 +137,7 @@ class Generation:
             b"".join(map(engine.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
         self._piece_of = engine.vocab.piece
-        self._end_tokens = engine.vocab.stop_tokens
+        self._end_tokens = {*engine.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._n_reused = 0
@@ -243,7 +243,8 @@ class Generation:
         heard = progress and partial(progress, "vocabulary")
         sampling = sampling_of(options, engine.vocab, n_prompt, heard)
         self._constraint = sampling.constraint
-        stop_tokens = frozenset() if options.ignore_eos else engine.vocab.stop_tokens
+        ends = () if options.ignore_eos else engine.vocab.stop_tokens
+        stop_tokens = frozenset((*ends, *options.stop_tokens))
         verify_uniforms, draft_uniforms = uniform_streams(self.seed)
         materials = drafters.Materials(
             sampling,

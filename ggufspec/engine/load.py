@@ -12,6 +12,7 @@ from ggufspec.common import defaults, validate
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine import fit
+from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import DraftOfDraft, Engine
 from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.fit import Fit, LoadOptions
@@ -56,6 +57,7 @@ def load(
     type_v: str = defaults.KV_TYPE,
     mmap: bool = True,
     tuned: bool = True,
+    chat_template: str | None = None,
     progress: LoadProgress | None = None,
 ) -> Engine:
     """Load a target GGUF model and, if given, a draft for it.
@@ -82,6 +84,7 @@ def load(
     tuned: use what `ggufspec tune` found for threads, flash attention and batches that are not
     given; without it, measure flash attention on CPUs, once and for 0.3 s at most. Store this, and
     what passes of the pair cost.
+    chat_template: a Jinja template that replaces that of the target's file.
 
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
     many these are.
@@ -113,7 +116,10 @@ def load(
         type_v=type_v,
         mmap=validate.switch("mmap", mmap),
         tuned=validate.switch("tuned", tuned),
+        chat_template=chat_template,
     )
+    if chat_template is not None:
+        check_template(chat_template)
     places = Fit(options)
     servers = RpcConnections(addresses("rpc", rpc))
     try:
@@ -245,6 +251,7 @@ def _load(
             attention=attention.reason,
             resources=resources,
             file_sampling=sampling,
+            chat_template=options.chat_template,
         )
         resources.callback(servers.close)
         resources.push(stack.pop_all())  # last: until here, the stack closes them if this raises

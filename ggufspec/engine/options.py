@@ -37,7 +37,9 @@ class GenerateOptions(SamplingOptions, total=False):
     choices: Sequence[str] | None  # the text is one of these
     seed: int | None  # None: a random one
     stop: str | Sequence[str]  # texts that end the generation; they are not part of the text
+    stop_tokens: Sequence[int]  # further token ids that end the generation
     ignore_eos: bool  # ban the tokens that end a text
+    min_tokens: int  # tokens before which none that ends a text is allowed
     # Such as "auto", "none". None: auto; for a fixed n_draft: staged if the draft has one, model.
     drafter: str | None
     verify: str  # "traversal", "rejection", "match"
@@ -59,7 +61,9 @@ class CheckedOptions:
     choices: Sequence[str] | None = None
     seed: int | None = None
     stop: str | Sequence[str] = ()
+    stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
     drafter: str | None = None
     verify: str = defaults.VERIFY
     progress: NamedProgress | None = None
@@ -111,7 +115,7 @@ class CheckedOptions:
                     f"n_draft is {self.n_draft}; it must be at least 1, or 'auto'. "
                     "To decode without drafting, use the drafter 'none'"
                 )
-        for name, least in (("max_tokens", 1), ("seed", 0)):
+        for name, least in (("max_tokens", 1), ("seed", 0), ("min_tokens", 0)):
             value = getattr(self, name)
             if value is not None and validate.whole(name, value) < least:
                 raise OptionError(f"{name} is {value}; it must be at least {least}")
@@ -146,5 +150,12 @@ class CheckedOptions:
                 f"ignore_eos bans the tokens that end a text, but with {given[0]} a text has to "
                 "end; leave one of them out"
             )
+        if self.min_tokens and given:
+            raise OptionError(
+                f"min_tokens bans the tokens that end a text, but {given[0]} says where it ends; "
+                "leave one of them out"
+            )
+        for token in self.stop_tokens:
+            validate.whole("a token of stop_tokens", token)
         made = [_GRAMMARS[name](getattr(self, name)) for name in given]
         object.__setattr__(self, "constraint_grammar", made[0] if made else None)

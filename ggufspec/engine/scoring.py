@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -14,6 +14,7 @@ from ggufspec.decoding.types import Logits
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.slots import SlotLease
 from ggufspec.errors import OptionError
 
 
@@ -59,6 +60,30 @@ def reprocessed(
     first = max(len(text) - n_rows, 0) % (2 * n_rows)
     for index in range(first, len(text), 2 * n_rows):
         yield index, _rows(engine, tokens, len(prompt) + index, n_rows, "target")
+
+
+def prompt_logits(
+    engine: Engine, tokens: Sequence[int], n_known: int
+) -> Generator[Logits, None, None]:
+    """The target's logits before each of `tokens` from `n_known` (at least 1) on: (n, n_vocab).
+
+    Each piece is one pass, valid until the engine is used again. A slot is kept between them.
+    Raises DecodeError, ClosedError.
+    """
+    tokens = array("i", tokens)
+    lease = SlotLease(engine.slots)
+    n_rows = engine.target.n_outputs
+    try:
+        for start in range(n_known, len(tokens), n_rows):
+            with engine.lock.held():
+                session = (lease.take(tokens) if start == n_known else lease.slot).target
+                if engine.head is not None:
+                    engine.head.use(session.sequence, is_used=False)
+                rows = session.score(tokens[:start], tokens[start : start + n_rows][:-1])
+            yield rows
+    finally:
+        with engine.lock.held():
+            lease.leave()
 
 
 def _rows(

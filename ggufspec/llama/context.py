@@ -124,6 +124,8 @@ class Context:
         self.n_batch = max(n_batch, n_rows)
         # The most rows of logits of a sequence in a batch.
         self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
+        # The most in a batch of all sequences, which one sequence may have alone.
+        self.n_outputs = max(self.n_rows, n_rows)
         # A head's own padding at the end of a row is left out: its rows are read one by one.
         self.n_vocab: int = link.target.n_vocab if link is not None else model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
@@ -277,8 +279,8 @@ class Context:
 
     def _run(self, parts: Sequence[BatchPart], hidden: NDArray[np.float32] | None = None) -> None:
         native = self._open()
-        if (n_rows := max((part.n_rows for part in parts), default=0)) > self.n_rows:
-            raise DecodeError(f"the context keeps {self.n_rows} rows of logits, not {n_rows}")
+        if (n_rows := max((part.n_rows for part in parts), default=0)) > self.n_outputs:
+            raise DecodeError(f"the context keeps {self.n_outputs} rows of logits, not {n_rows}")
         if self.n_threads > 1:
             _processes.add(os.getpid())
             if len(_processes) > 1:  # OpenMP would wait for threads that a fork has not copied
@@ -322,7 +324,7 @@ class Context:
                 raise DecodeError(f"llama.cpp kept no logits of token {first} of the last batch")
             if len(self._rows) >= self.n_rows * self.n_sequences:
                 self._rows.clear()  # the buffer has moved
-            views = first_rows(_native.rows_at(address, self.n_rows, self.n_vocab))
+            views = first_rows(_native.rows_at(address, self.n_outputs, self.n_vocab))
             self._rows[address] = views
         return views[n_rows]
 

@@ -15,7 +15,7 @@ from ggufspec.llama import amx
 from ggufspec.llama.devices import offload_devices
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
-from ggufspec.llama.vocab import Vocab
+from ggufspec.llama.vocab import Vocab, meta_text
 from ggufspec.models.header import open_gguf
 
 
@@ -88,8 +88,8 @@ class Model:
         # Whether the cache can drop the end of a sequence; not for recurrent architectures.
         has_state = llama_cpp.llama_model_is_recurrent(at) or llama_cpp.llama_model_is_hybrid(at)
         self.can_drop_tail = not has_state
-        template: bytes | None = llama_cpp.llama_model_chat_template(at, None)  # Jinja
-        self.chat_template = template.decode("utf-8", "replace") if template else None
+        self.chat_template = self._template(None)
+        self.chat_template_for_tools = self._template(b"tool_use")
         try:
             if not is_head:
                 self._check_writes_text()
@@ -126,6 +126,11 @@ class Model:
                 raise self._load_error(params)
         return pointer
 
+    def _template(self, name: bytes | None) -> str | None:
+        """A Jinja template of the file; llama.cpp gives a name instead for a model without one."""
+        found: bytes | None = llama_cpp.llama_model_chat_template(self.pointer, name)
+        return found.decode("utf-8", "replace") if found and b"{" in found else None
+
     def _load_error(self, params: llama_cpp.llama_model_params) -> GgufspecError:
         """The error of a failed load: memory, if the file loads without allocation."""
         complaints = log.complaints()
@@ -155,6 +160,11 @@ class Model:
             )
         if self.vocab.type == "none":
             raise ModelError(f"{self.path} has no vocabulary, so it cannot write text")
+        if not self.vocab.has_added_tokens:
+            raise ModelError(
+                f"{self.path} is damaged: its vocabulary does not have the token that it adds to "
+                "the beginning or the end of each text"
+            )
 
     @property
     def pointer(self) -> int:
@@ -209,11 +219,8 @@ class Model:
 
     def _number(self, key: str, default: int) -> int:
         """A whole number of the file's header, whose key begins with the architecture."""
-        text = ctypes.create_string_buffer(64)
-        for name in ("general.architecture", f"{{}}.{key}"):
-            name = name.format(text.value.decode("utf-8", "replace"))
-            llama_cpp.llama_model_meta_val_str(self.pointer, name.encode(), text, len(text))
-        return int(text.value) if text.value.isdigit() else default
+        found = meta_text(self.pointer, f"{meta_text(self.pointer, 'general.architecture')}.{key}")
+        return int(found) if found.isdecimal() else default
 
     def close(self) -> None:
         """Free the memory. Closing twice is fine."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from ggufspec.common.progress import Progress
 from ggufspec.decoding.types import Logits
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.errors import OptionError
+from ggufspec.errors import OptionError, PromptError
 from ggufspec.llama.context import Context
 from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.vocab import Vocab
@@ -246,7 +246,10 @@ def time_interleaved(
 
 def filler_tokens(vocab: Vocab, n_tokens: int) -> list[int]:
     """`n_tokens` of a text; any tokens, for a vocabulary that cannot write the text."""
-    tokens = vocab.tokenize(_TEXT, add_special=False, parse_special=False)
+    try:
+        tokens = vocab.tokenize(_TEXT, add_special=False, parse_special=False)
+    except PromptError:
+        tokens = []
     tokens = [token for token in tokens if 0 <= token < vocab.n_tokens]
     tokens = [token for token in tokens if token not in vocab.stop_tokens]
     if len(set(tokens)) < 2:

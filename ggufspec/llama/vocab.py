@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from functools import cached_property
 
 import llama_cpp
@@ -22,6 +22,8 @@ _MAX_BREAKER_BYTES = 40
 _MAX_BREAKER_TOKENS = 20
 
 _MARK = "\x02"  # no text has it
+_SPACE = "\u2581"  # how SentencePiece writes one
+_MAX_TEXT_BYTES = 2**31 - 16  # llama.cpp counts them in an int32_t
 
 _BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
 _TYPES = {1: "SPM", 2: "BPE", 3: "WPM", 4: "UGM", 5: "RWKV", 6: "PLAMO2"}
@@ -41,6 +43,8 @@ class Vocab:
         self.eos: int = llama_cpp.llama_vocab_eos(self.pointer)
         self.eot: int = llama_cpp.llama_vocab_eot(self.pointer)
         self.adds_bos: bool = llama_cpp.llama_vocab_get_add_bos(self.pointer)
+        # Before a text, and after a special token.
+        self._adds_space = meta_text(model, "tokenizer.ggml.add_space_prefix") != "false"
         self._pieces: dict[int, bytes] = {}
         self._breakers: dict[tuple[str, ...], list[tuple[int, tuple[int, ...]]]] = {}
 
@@ -55,6 +59,16 @@ class Vocab:
         """Called before the model is freed: waits for other threads that use the vocabulary."""
         with self._tokenizing, self._tabling:
             self._pointer = None
+
+    @property
+    def has_added_tokens(self) -> bool:
+        """Whether it has the tokens that it adds to texts; else llama.cpp ends the process."""
+        added = [self.bos] if self.adds_bos or self.type == "WPM" else []
+        if llama_cpp.llama_vocab_get_add_eos(self.pointer):
+            added.append(self.eos)
+        if self.type == "WPM":
+            added.append(llama_cpp.llama_vocab_sep(self.pointer))
+        return all(0 <= token < self.n_tokens for token in added)
 
     @cached_property
     def stop_tokens(self) -> frozenset[int]:
@@ -106,7 +120,8 @@ class Vocab:
         """Token ids of a text. `add_special`: with the BOS token, if the model expects one.
 
         `parse_special`: names of special tokens in the text become those tokens.
-        Raises PromptError for text that cannot be encoded, such as lone surrogates.
+        Raises PromptError for text that cannot be encoded, such as lone surrogates, and for
+        characters that the vocabulary has no tokens for.
         """
         try:
             data = text.encode("utf-8")
@@ -114,6 +129,9 @@ class Vocab:
             raise PromptError(
                 f"the text is not valid Unicode at character {error.start}: {error.reason}"
             ) from error
+        if len(data) > _MAX_TEXT_BYTES:
+            raise PromptError(f"the text ({len(data):,} bytes) is too long to tokenize")
+        self._check_is_written(text, parse_special=parse_special)
         n_max = len(data) + 8
         while True:
             buffer = (llama_cpp.llama_token * n_max)()
@@ -124,8 +142,53 @@ class Vocab:
             if n >= 0:
                 return list(buffer[:n])
             if -n <= n_max:
-                raise PromptError(f"the text ({len(data)} bytes) is too long to tokenize")
+                raise PromptError(f"the text ({len(data):,} bytes) is too long to tokenize")
             n_max = -n
+
+    def _check_is_written(self, text: str, *, parse_special: bool) -> None:
+        """Raise PromptError for a character without tokens, at which llama.cpp ends the process."""
+        if self._spelling is None or not text:
+            return
+        parts = [text]
+        for name, is_parsed in self._special_names:
+            if is_parsed or parse_special:
+                parts = [rest for part in parts for rest in part.split(name)]
+        names, has_byte = self._spelling
+        for char in dict.fromkeys((" " if self._adds_space else "") + "".join(parts)):
+            data = char.replace(" ", _SPACE).encode()
+            if data not in names and not has_byte >= set(data):
+                where = f" (character {text.index(char)} of the text)" if char in text else ""
+                raise PromptError(
+                    f"the model's vocabulary cannot write {char!r}, U+{ord(char):04X}{where}: it "
+                    "has no such token, and no tokens for its bytes. Leave the character out, or "
+                    "use another model"
+                )
+
+    @cached_property
+    def _spelling(self) -> tuple[Set[bytes], Set[int]] | None:
+        """The names of all tokens, and the bytes that have tokens; None if each byte has one."""
+        if self.type != "SPM":
+            return None  # other tokenizers leave out what they cannot write, or have a token for it
+        name = llama_cpp.llama_vocab_get_text
+        names = {name(self.pointer, token) for token in range(self.n_tokens)}
+        bytes_ = {byte for byte in range(256) if b"<0x%02X>" % byte in names}
+        bytes_ |= {byte for byte in range(1, 256) if bytes([byte]) in names}
+        return None if len(bytes_) == 256 else (names, bytes_)
+
+    @cached_property
+    def _special_names(self) -> list[tuple[str, bool]]:
+        """The names that llama.cpp finds in a text before all else, as it orders them: longest
+        first; and whether that is so without `parse_special`, too.
+        """
+        user_defined = llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
+        wanted = user_defined | llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
+        wanted |= llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
+        found = {}
+        for token in range(self.n_tokens):
+            attributes = llama_cpp.llama_vocab_get_attr(self.pointer, token)
+            if attributes & wanted and (name := self.name(token)):
+                found[name] = bool(attributes & user_defined)
+        return sorted(found.items(), key=lambda each: len(each[0].encode()), reverse=True)
 
     def tokenize_after(self, before: bytes, text: bytes) -> list[int]:
         """The usual token ids of a text that follows `before`; empty where they are unknown.
@@ -149,12 +212,16 @@ class Vocab:
     def tokenize_inside(self, text: str) -> list[int]:
         """The token ids of a text inside of another one: no space is put before it.
 
-        Empty for tokenizers that cannot do this.
+        Empty for tokenizers that cannot do this, and for a text without tokens.
         """
-        if self.type in ("BPE", "RWKV"):
-            return self.tokenize(text, add_special=False, parse_special=False)
-        mark = self._mark
-        tokens = mark and self.tokenize(_MARK + text, add_special=False, parse_special=False)
+        mark = [] if self.type in ("BPE", "RWKV") else self._mark
+        if mark is None:
+            return []
+        try:
+            text = _MARK + text if mark else text
+            tokens = self.tokenize(text, add_special=False, parse_special=False)
+        except PromptError:
+            return []
         return tokens[len(mark) :] if tokens[: len(mark)] == mark else []
 
     @cached_property
@@ -170,15 +237,14 @@ class Vocab:
         return found
 
     @cached_property
-    def _mark(self) -> list[int]:
-        """The tokens of a character that merges with none behind it; empty if it cannot be told.
-
-        Without byte tokens, llama.cpp ends the process at a character that it does not know.
-        """
-        has_bytes = any(self.name(token) == "<0x02>" for token in range(self.n_tokens))
-        if self.type != "SPM" or not has_bytes:
-            return []
-        return self.tokenize(_MARK, add_special=False, parse_special=False)
+    def _mark(self) -> list[int] | None:
+        """The tokens of a character that merges with none behind it; None if it is unknown."""
+        if self.type != "SPM":
+            return None
+        try:
+            return self.tokenize(_MARK, add_special=False, parse_special=False)
+        except PromptError:
+            return None
 
     def shown(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their names."""
@@ -201,6 +267,17 @@ class Vocab:
     def special_text(self, token: int) -> str:
         """The text of a special token, for a chat template; empty for an id below 0."""
         return self.shown(token).decode("utf-8", "replace") if token >= 0 else ""
+
+    @property
+    def special_texts(self) -> dict[str, str]:
+        """The texts of further special tokens, by their names in chat templates."""
+        at = self.pointer
+        tokens = {
+            "pad_token": llama_cpp.llama_vocab_pad(at),
+            "sep_token": llama_cpp.llama_vocab_sep(at),
+            "mask_token": llama_cpp.llama_vocab_mask(at),
+        }
+        return {name: self.special_text(token) for name, token in tokens.items() if token >= 0}
 
     def sequence_breakers(self, texts: tuple[str, ...]) -> list[tuple[int, tuple[int, ...]]]:
         """The sequence breakers of DRY as tokens: (first token, tokens that have to follow).
@@ -230,12 +307,18 @@ class Vocab:
                     continue
                 if n not in rests:
                     text = data[n:].decode("utf-8", "replace")
-                    rest = self.tokenize(text, add_special=False, parse_special=False)
+                    try:
+                        rest = self.tokenize(text, add_special=False, parse_special=False)
+                    except PromptError:  # then no text has it
+                        rest = []
                     rests[n] = tuple(rest[:_MAX_BREAKER_TOKENS])
-                found.add((token, rests[n]))
+                if rests[n]:
+                    found.add((token, rests[n]))
         return found
 
     def _to_piece(self, token: int, *, special: bool) -> bytes:
+        if not 0 <= token < self.n_tokens:
+            return b""  # llama.cpp would end the process
         size = 64
         while True:
             buffer = ctypes.create_string_buffer(size)
@@ -243,6 +326,13 @@ class Vocab:
             if n >= 0:
                 return buffer.raw[:n]
             size = -n
+
+
+def meta_text(model: int, key: str) -> str:
+    """A value of a model file's header as text; empty if there is none."""
+    text = ctypes.create_string_buffer(64)
+    llama_cpp.llama_model_meta_val_str(model, key.encode(), text, len(text))
+    return text.value.decode("utf-8", "replace")
 
 
 def first_difference(target: Vocab, draft: Vocab) -> str:

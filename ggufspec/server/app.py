@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -22,24 +23,35 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ggufspec import __version__
+from ggufspec.decoding.sampling import SamplingOptions
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import GgufspecError
-from ggufspec.server import schema
+from ggufspec.server import fields, schema
 from ggufspec.server.errors import ApiError, api_error_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.page import page
-from ggufspec.server.requests import parse_request
-from ggufspec.server.responses import ResponseBuilder
+from ggufspec.server.requests import default_options, parse_request
+from ggufspec.server.responses import FINGERPRINT, ResponseBuilder
 from ggufspec.server.strict_json import parse_json
 from ggufspec.server.submission import submit
 from ggufspec.server.worker import EngineWorker, ParsedRequest
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
 _NEEDED = "Input should be "  # how pydantic begins an error of type
+_MAX_NAME = 100  # characters of a field's name in an error
 _KEEP_ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 _DONE = b"data: [DONE]\n\n"
+_NOT_SERVED = {
+    ("/v1/responses", "/v1/messages", "/api/"): (
+        "this server has OpenAI's chat completions and completions only; for this API, put LiteLLM "
+        "in front of it: see the guide"
+    ),
+    ("/v1/embeddings", "/embedding", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images"): (
+        "this server generates text only: it has no embeddings, images or audio"
+    ),
+}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": text}
     for status, text in (
@@ -53,6 +65,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (429, "The queue is full; retry after the seconds in Retry-After."),
         (500, "Internal error."),
         (503, "The server is stopping, or its engine worker has failed."),
+        (501, "This API is not supported."),
         (504, "The request took longer than --timeout."),
         ("default", "Any other error."),  # also keeps FastAPI from documenting 422, which is 400
     )
@@ -78,11 +91,39 @@ class Service:
             "created": self.started_at,
             "owned_by": "ggufspec",
             "ggufspec": {
-                "chat": self.engine.target.model.chat_template is not None,
+                "chat": self.engine.chat_template is not None,
                 "draft": self.engine.draft is not None,
                 "n_ctx": self.engine.n_ctx,
                 "n_vocab": self.engine.vocab.n_tokens,
             },
+        }
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        """What `/props` returns: no paths, but the name of the file."""
+        engine, vocab = self.engine, self.engine.vocab
+        defaults = default_options(engine, self.options)
+        sampling = defaults.sampling
+        params = {name: getattr(sampling, name) for name in SamplingOptions.__annotations__}
+        params["logit_bias"] = [
+            [token, False if bias == -math.inf else bias]
+            for token, bias in sampling.logit_bias.items()
+        ]
+        params |= {"seed": defaults.seed, "max_tokens": self.options.max_tokens}
+        params |= {name: getattr(defaults, name) for name in ("drafter", "tree", "verify")}
+        return {
+            "default_generation_settings": {
+                "n_ctx": engine.n_ctx,
+                "params": params | {"draft_n": defaults.n_draft},
+            },
+            "total_slots": engine.n_slots,
+            "model_alias": self.options.alias,
+            "model_path": engine.target.model.path.name,
+            "chat_template": engine.target.model.chat_template or "",
+            "bos_token": vocab.special_text(vocab.bos),
+            "eos_token": vocab.special_text(vocab.eos),
+            "modalities": {"vision": False, "audio": False},
+            "build_info": FINGERPRINT,
         }
 
 
@@ -208,6 +249,11 @@ def _add_information(router: APIRouter, service: Service) -> None:
         status = service.worker.status
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
+    @router.get("/props")
+    async def properties() -> Response:
+        """Describe model, slots and default options, as llama.cpp's server does."""
+        return JSONResponse(service.properties)
+
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Metrics for Prometheus."""
@@ -304,6 +350,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         if isinstance(error, ApiError):
             return error.response()
+        for paths, reason in _NOT_SERVED.items():
+            if error.status_code == 404 and request.url.path.startswith(paths):
+                return ApiError(501, reason, code="not_supported").response()
         message = {
             404: "there is nothing at this path; see /openapi.json",
             405: "this path does not support this method; see /openapi.json",
@@ -333,6 +382,10 @@ def _nearest(errors: Sequence[dict[str, Any]]) -> tuple[str, str]:
     right type, and then the one that is found deepest: the other types do not fit at all.
     """
     errors = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
+    if errors[0]["type"] == "extra_forbidden":
+        *before, name = errors[0]["loc"]
+        shown = str(name)[:_MAX_NAME]
+        return ".".join(filter(None, (_place(before), shown))), fields.refusal(shown)
     placed = [(_place(each["loc"]), each) for each in errors]
     place, best = max(
         placed, key=lambda each: (not each[1]["type"].endswith("_type"), each[0].count("."))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from ggufspec.errors import GgufspecError, OptionError, PromptError
+from ggufspec.errors import GgufspecError, OptionError, PromptError, PromptTooLongError
 
 LOG = logging.getLogger("ggufspec.server")
 
@@ -25,9 +25,11 @@ class ApiError(HTTPException):
         param: str | None = None,
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
+        facts: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(status, message, headers)
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        error = {"message": message, "type": kind, "param": param, "code": code}
+        self.body = {"error": {**error, **(facts or {})}}
 
     def response(self) -> JSONResponse:
         """The response with this status, body and these headers."""
@@ -50,6 +52,8 @@ def api_error_of(error: BaseException) -> ApiError:
     """The response for an exception; of unexpected ones it says nothing, as they may quote text."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, PromptTooLongError):
+        return _context_exceeded(error)
     if isinstance(error, (PromptError, OptionError)):
         what = "prompt" if isinstance(error, PromptError) else "value"
         return ApiError(400, str(error), code=f"invalid_{what}")
@@ -57,6 +61,18 @@ def api_error_of(error: BaseException) -> ApiError:
         return ApiError(500, str(error), "server_error", code="failed")
     message = "internal error while processing this request; see the server's log"
     return ApiError(500, message, "server_error", code="failed")
+
+
+def _context_exceeded(error: PromptTooLongError) -> ApiError:
+    """Clients shorten the conversation when they find this code, or "maximum context length is"."""
+    return ApiError(
+        400,
+        f"This model's maximum context length is {error.n_ctx} tokens. However, your prompt has "
+        f"{error.n_prompt} tokens, and at least one must be left for the text. Shorten the prompt, "
+        "or start the server with a larger context (-c)",
+        code="context_length_exceeded",
+        facts={"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx},
+    )
 
 
 def log_error(what: str, error: BaseException) -> None:

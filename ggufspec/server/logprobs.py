@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,16 +15,20 @@ _MIN_LOGPROB = -9999.0  # what OpenAI's API returns for a probability of 0
 
 
 class Logprob(NamedTuple):
-    """A token's bytes and its log-probability."""
+    """A token's bytes, its log-probability, and its name if it has no bytes: a control token.
+
+    The log-probability of the first token of a prompt is None: nothing is before it.
+    """
 
     data: bytes
-    logprob: float
+    logprob: float | None
+    name: str = ""
 
     @property
     def text(self) -> str:
         r"""The token as text; part of a character in OpenAI's form: `bytes:\xe2\x80`."""
         try:
-            return self.data.decode("utf-8")
+            return self.data.decode("utf-8") or self.name
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
 
@@ -37,15 +42,27 @@ class TokenLogprobs(NamedTuple):
 
 def logprobs_of(logits: NDArray[np.float32], token: int, n_top: int, vocab: Vocab) -> TokenLogprobs:
     """Log-probabilities at temperature 1, without truncation, from logits (n_vocab,)."""
-    logprobs = logits.astype(np.float64)
-    logprobs -= logprobs.max()
-    logprobs -= np.log(np.exp(logprobs).sum())
+    best = int(logits.argmax())
+    # Sums in 64 bits of exponentials in 32, which are computed four times as fast.
+    total = float(logits[best]) + math.log(
+        float(np.exp(logits - logits[best]).sum(dtype=np.float64))
+    )
 
     def entry(i: int) -> Logprob:
-        value = float(logprobs[i])
-        return Logprob(vocab.piece(i) or vocab.name(i).encode(), max(value, _MIN_LOGPROB))
+        return _entry(i, max(float(logits[i]) - total, _MIN_LOGPROB), vocab)
 
-    n_top = min(n_top, len(logprobs))
-    top = np.argpartition(-logprobs, n_top - 1)[:n_top] if n_top else np.zeros(0, np.intp)
-    ordered = sorted(top.tolist(), key=lambda i: (-logprobs[i], i))
+    if n_top <= 1:
+        return TokenLogprobs(entry(token), [entry(best)] * n_top)
+    top = np.argpartition(-logits, min(n_top, len(logits)) - 1)[:n_top]
+    ordered = sorted(top.tolist(), key=lambda i: (-logits[i], i))
     return TokenLogprobs(entry(token), [entry(i) for i in ordered])
+
+
+def unscored(token: int, vocab: Vocab) -> TokenLogprobs:
+    """The first token of a prompt."""
+    return TokenLogprobs(_entry(token, None, vocab), [])
+
+
+def _entry(token: int, logprob: float | None, vocab: Vocab) -> Logprob:
+    data = vocab.piece(token)
+    return Logprob(data, logprob, "" if data else vocab.name(token))

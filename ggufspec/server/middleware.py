@@ -18,6 +18,8 @@ from ggufspec.server.options import ServerOptions
 
 CLIENT_DISCONNECTED = 499  # nginx's code; it is only counted, as no response can be sent
 PUBLIC_PATHS = ("/", "/health", "/openapi.json")
+_OF_OPENAI = ("/completions", "/chat/", "/models", "/responses", "/messages", "/embeddings")
+_OF_OTHERS = ("/health", "/props", "/metrics", "/tokenize", "/detokenize")
 _DISCARD_FACTOR = 4  # a body that is too large is read up to this many times the limit
 _DISCARD_SECONDS = 2.0
 
@@ -29,12 +31,16 @@ class RequestMiddleware:
         self._app = app
         self._options = options
         self._metrics = metrics
-        key = options.api_key
-        self._key_hash = None if key is None else _hash(key.encode("utf-8", "surrogateescape"))
+        self._key_hashes = [
+            _hash(key.encode("utf-8", "surrogateescape")) for key in options.api_keys
+        ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        # uvicorn leaves out the body of a response to HEAD.
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        scope = {**scope, "method": method, "path": _usual_path(scope["path"])}
         status = 0
 
         async def send_and_note(message: Message) -> None:
@@ -47,9 +53,9 @@ class RequestMiddleware:
             headers = Headers(scope=scope)
             self._check_host(headers)
             self._check_key(scope["path"], headers)
-            if scope["method"] not in ("GET", "HEAD", "OPTIONS"):
+            if method not in ("GET", "OPTIONS"):
                 receive = _replay(await self._body(headers, receive), receive)
-            if scope["method"] == "POST":
+            if method == "POST":
                 kind = headers.get("content-type", "").partition(";")[0].strip().lower()
                 if kind != "application/json":  # any web page may send others without a preflight
                     raise ApiError(
@@ -79,11 +85,13 @@ class RequestMiddleware:
             )
 
     def _check_key(self, path: str, headers: Headers) -> None:
-        if self._key_hash is None or path in PUBLIC_PATHS:
+        if not self._key_hashes or path in PUBLIC_PATHS:
             return
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(_hash(key.strip().encode("latin-1")), self._key_hash)
-        if scheme.lower() != "bearer" or not is_right:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        key = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        found = _hash(key.strip().encode("latin-1"))
+        # All are compared: the time must not depend on which key is right.
+        if not sum(hmac.compare_digest(found, right) for right in self._key_hashes):
             raise ApiError(
                 401,
                 "the API key is missing or wrong; send `Authorization: Bearer KEY`",
@@ -137,6 +145,14 @@ class RequestMiddleware:
             "the server with a larger --max-body",
             headers={"Connection": "close"},
         )
+
+
+def _usual_path(path: str) -> str:
+    """OpenAI's paths begin with /v1, the others do not; each is served with and without it."""
+    rest = path.removeprefix("/v1")
+    if rest.startswith(_OF_OPENAI):
+        return f"/v1{rest}"
+    return rest if rest in _OF_OTHERS else path
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

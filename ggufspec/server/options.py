@@ -11,6 +11,7 @@ from ggufspec.engine.options import GenerateOptions
 @dataclass(frozen=True)
 class ServerOptions:
     """`alias`: the model's name in responses. `hosts`: allowed Host headers; None: any.
+    `api_keys`: one of them is required; empty: none.
 
     `timeout` and `body_seconds` limit a whole request and the upload of its body; `keep_alive` is
     the pause after which a waiting stream gets a keep-alive. `max_tokens` caps what a request may
@@ -18,7 +19,7 @@ class ServerOptions:
     """
 
     alias: str
-    api_key: str | None = None
+    api_keys: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     hosts: tuple[str, ...] | None = None
     n_waiting_max: int = defaults.SERVE_QUEUE

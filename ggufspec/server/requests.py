@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
 from ggufspec.engine.engine import Engine
@@ -11,19 +10,24 @@ from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.schema import (
-    ChatMessage,
     ChatRequest,
     CompletionRequest,
     GenerationBody,
     PredictRequest,
-    ResponseFormat,
     Tool,
 )
 from ggufspec.server.tool_calls import OPENING
 from ggufspec.server.worker import ParsedRequest
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repeat_penalty")
-_PENALTIES = ("presence_penalty", "frequency_penalty")
+# Fields with the name and the meaning of an option of the engine.
+_OPTIONS = (
+    *("temperature", "min_p", "typical_p", "top_n_sigma", "repeat_penalty", "repeat_last_n"),
+    *("presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
+    *("dry_penalty_last_n", "dry_sequence_breakers", "stop", "ignore_eos", "min_tokens"),
+    *("drafter", "tree", "verify"),
+)
+_OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_LEAST_TOP_P = 1e-6  # keeps the most likely token alone
 
 
 def parse_request(
@@ -40,86 +44,168 @@ def parse_request(
         prompts: Sequence[str | Sequence[int]] = [_chat_prompt(body, tools, engine)]
         n_top = (body.top_logprobs or 0) if body.logprobs else None
     elif isinstance(body, CompletionRequest):
+        if body.best_of not in (None, n):
+            raise OptionError(
+                f"best_of is {body.best_of}; all choices are returned: leave it out, or send n"
+            )
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
         n_top = body.logprobs
     else:
         prompts = [body.prompt]
-    tokens = [engine.tokenize(prompt) for prompt in prompts]
-    return ParsedRequest(tokens, options, n, body.seed, n_top, has_tools)
+    with_bos = not isinstance(body, CompletionRequest) or body.add_special_tokens
+    tokens = [engine.tokenize(_special(prompt, engine, with_bos)) for prompt in prompts]
+    seed = options.seed if body.seed in (None, -1) else body.seed
+    echo = None
+    if isinstance(body, CompletionRequest) and body.echo:
+        echo = [
+            prompt
+            if isinstance(prompt, str)
+            else b"".join(map(engine.vocab.piece, prompt)).decode("utf-8", "replace")
+            for prompt in prompts
+        ]
+    writes = _limit_of(body) != 0
+    if not writes and echo is None:
+        raise OptionError("max_tokens is 0; it must be at least 1, or -1, unless 'echo' is true")
+    return ParsedRequest(tokens, options, n, seed, n_top, has_tools, echo, writes)
+
+
+def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
+    """The options of a request that sets none."""
+    return CheckedOptions.of({**engine.file_sampling.options, **server.defaults})
+
+
+def _special(prompt: str | Sequence[int], engine: Engine, with_bos: bool) -> str | Sequence[int]:
+    if with_bos or not isinstance(prompt, str):
+        return prompt
+    return engine.vocab.tokenize(prompt, add_special=False, parse_special=True)
+
+
+def _limit_of(body: GenerationBody) -> int | None:
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        return body.max_completion_tokens
+    return body.max_tokens
 
 
 def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
-    if (template := engine.target.model.chat_template) is None:
+    if (template := engine.chat_template) is None:
         raise PromptError("this model has no chat template; use /v1/completions")
-    if tools and not ("tools" in template and OPENING in template):
+    source = template.source_for_tools
+    if body.tool_choice not in (None, "none", "auto") and not tools:
+        raise OptionError("tool_choice requires a call, but there are no 'tools'; send some")
+    if tools and not ("tools" in source and OPENING in source):
         raise PromptError(
             f"the chat template of this model does not support tools with {OPENING}, the only "
             "format that this server parses; leave out 'tools'"
         )
-    if tools and body.response_format and body.response_format.type != "text":
-        raise OptionError("'tools' and 'response_format' cannot be combined; leave out one of them")
+    if tools and (name := next((name for name, _, _ in _constraints_of(body)), None)):
+        raise OptionError(f"'tools' and '{name}' cannot be combined; leave out one of them")
     if body.top_logprobs and not body.logprobs:
         raise OptionError("top_logprobs needs 'logprobs': true")
     return engine.render(
-        [_template_message(message) for message in body.messages],
+        [message.model_dump(exclude_none=True) for message in body.messages],
         tools=[tool.model_dump(exclude_none=True) for tool in tools],
+        variables=variables_of(body),
+        continue_final_message=continues_final_message(body),
     )
+
+
+def variables_of(body: ChatRequest) -> dict[str, Any]:
+    """The variables of the chat template that a request sets."""
+    effort = body.reasoning_effort
+    return {
+        **({} if effort is None else {"reasoning_effort": effort}),
+        **(body.chat_template_kwargs or {}),
+    }
+
+
+def continues_final_message(body: ChatRequest) -> bool:
+    """Whether the text continues the last message instead of beginning one. Raises OptionError."""
+    *_, before, last = None, *body.messages
+    is_begun = last.role == "assistant" and bool(last.text) and not last.tool_calls
+    wanted = body.continue_final_message
+    if wanted and not is_begun:
+        raise OptionError(
+            "continue_final_message needs a last message of the assistant that has a text, and no "
+            "tool calls"
+        )
+    is_set = "add_generation_prompt" in body.model_fields_set
+    is_new = body.add_generation_prompt if is_set else None
+    continues = is_begun and is_new is not True if wanted is None else wanted
+    if is_new == continues:
+        raise OptionError(
+            "one of add_generation_prompt and continue_final_message must be true, and the other "
+            "false; leave out add_generation_prompt"
+        )
+    if continues and before is not None and before.role == "assistant":
+        raise OptionError(
+            "the last two messages are the assistant's, and the last one would be continued; send "
+            "one message, or 'continue_final_message': false"
+        )
+    return continues
 
 
 def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> CheckedOptions:
     options: dict[str, Any] = {**engine.file_sampling.options, **server.defaults}
-    for name in (*_SAMPLING, *_PENALTIES):
-        if getattr(body, name) is not None:
-            options[name] = getattr(body, name)
-    if any(options.get(name) for name in _PENALTIES):
-        options["repeat_last_n"] = -1  # OpenAI's penalties apply to the whole text
+    given = {name: value for name in body.model_fields_set if (value := getattr(body, name))}
+    if any(given.get(name) for name in _OF_WHOLE_TEXT):
+        options["repeat_last_n"] = -1  # as in OpenAI's and vLLM's servers
+    options |= {name: value for name in _OPTIONS if (value := getattr(body, name)) is not None}
+    if "repetition_penalty" in given:
+        options["repeat_penalty"] = given["repetition_penalty"]
+    if body.top_k is not None:
+        options["top_k"] = max(body.top_k, 0)
+    if body.top_p is not None:
+        options["top_p"] = max(body.top_p, _LEAST_TOP_P)
+    if body.samplers is not None:  # xtc is off: xtc_probability is refused
+        options["samplers"] = [name for name in body.samplers if name != "xtc"]
     if body.logit_bias:
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
-    if body.stop is not None:
-        options["stop"] = body.stop
-    if body.response_format and (schema := _schema_of(body.response_format)) is not None:
-        options["json_schema"] = schema
-    if not body.speculative:
+    if body.stop_token_ids:
+        options["stop_tokens"] = body.stop_token_ids
+    if body.draft_n:
+        options["n_draft"] = body.draft_n
+    if not body.speculative or body.draft_n == 0:
         options["drafter"] = "none"
-    max_tokens = body.max_tokens
-    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
-        max_tokens = body.max_completion_tokens
-    options["max_tokens"] = min(
-        (n for n in (max_tokens, server.max_tokens) if n is not None), default=None
-    )
+    constraints = list(_constraints_of(body))
+    if len(constraints) > 1:
+        names = " and ".join(name for name, _, _ in constraints)
+        raise OptionError(f"{names} are given; give one of them")
+    options |= {option: value for _, option, value in constraints}
+    limits = [n for n in (_limit_of(body), server.max_tokens) if n is not None and n > 0]
+    options["max_tokens"] = min(limits, default=None)
     return CheckedOptions.of(cast("GenerateOptions", options))
 
 
-def _schema_of(wanted: ResponseFormat) -> Mapping[str, object] | None:
-    if wanted.type == "text":
-        return None
-    if wanted.type == "json_object":
-        return {"type": "object"}
-    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
-        raise OptionError(
-            "response_format 'json_schema' has no schema; send it as json_schema: {schema: {...}}"
-        )
-    return wanted.json_schema.schema_
-
-
-def _template_message(message: ChatMessage) -> dict[str, Any]:
-    """A message as chat templates expect it: "developer" is "system", arguments are objects."""
-    role = "system" if message.role == "developer" else message.role
-    made: dict[str, Any] = {"role": role, "content": message.text}
-    if message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        called = [call.function for call in message.tool_calls]
-        functions = [{"name": f.name, "arguments": _arguments_of(f.arguments)} for f in called]
-        made["tool_calls"] = [{"type": "function", "function": each} for each in functions]
-    return made
-
-
-def _arguments_of(text: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise PromptError(
-            "the arguments of a tool call are not valid JSON; send them as JSON text"
-        ) from error
+def _constraints_of(body: GenerationBody) -> Iterator[tuple[str, str, object]]:
+    """What the text must match: the field, and the option of the engine with its value."""
+    form, outputs = body.response_format, body.structured_outputs
+    if form is not None and form.type == "json_object":
+        yield "response_format", "json_schema", form.schema_ or {"type": "object"}
+    elif form is not None and form.type == "json_schema":
+        if form.json_schema is None or form.json_schema.schema_ is None:
+            raise OptionError(
+                "response_format 'json_schema' has no schema; send it as "
+                "json_schema: {schema: {...}}"
+            )
+        yield "response_format", "json_schema", form.json_schema.schema_
+    if outputs is not None:
+        is_object = {"type": "object"} if outputs.json_object else None
+        for option, value in (
+            ("json_schema", outputs.json_ or is_object),
+            ("regex", outputs.regex),
+            ("choices", outputs.choice),
+            ("grammar", outputs.grammar),
+        ):
+            if value is not None:
+                yield "structured_outputs", option, value
+    for name, option in (
+        ("json_schema", "json_schema"),
+        ("grammar", "grammar"),
+        ("guided_json", "json_schema"),
+        ("guided_regex", "regex"),
+        ("guided_grammar", "grammar"),
+        ("guided_choice", "choices"),
+    ):
+        if getattr(body, name) not in (None, ""):
+            yield name, option, getattr(body, name)

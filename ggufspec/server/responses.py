@@ -27,6 +27,7 @@ class _Choice:
     has_role: bool = False  # whether a chunk with the role was made
     calls: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
+    tokens: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stats: Stats | None = None
@@ -40,6 +41,7 @@ class ResponseBuilder:
         self._is_chat = is_chat
         self._with_logprobs = parsed.n_top is not None
         self._with_drafted = body.report_drafted
+        self._with_tokens = body.return_tokens
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._n = parsed.n
         self._choices = [
@@ -58,12 +60,13 @@ class ResponseBuilder:
         """Take in an event; returns the chunks for it."""
         choice = self._choices[event.choice_index]
         if isinstance(event, ChoiceDelta):
+            choice.tokens += event.tokens
             choice.drafted += event.drafted
             choice.logprobs += event.logprobs
             text = choice.parser.push(event.text) if choice.parser else event.text
             offset = len(choice.text)
             choice.text += text
-            if text or self._with_drafted or self._with_logprobs:
+            if text or self._with_drafted or self._with_logprobs or self._with_tokens:
                 return [self._chunk(choice, text, event, offset)]
             return []
         chunks = []
@@ -80,6 +83,7 @@ class ResponseBuilder:
         """The body of a response that is not streamed."""
         choices = [self._body_of(choice) for choice in self._choices]
         body = {**self._head, "choices": choices, "usage": self._usage()}
+        body["timings"] = self._timings(self._choices)
         if self._with_drafted:
             body["ggufspec"] = [self._statistics(choice) for choice in self._choices]
         return body
@@ -88,7 +92,22 @@ class ResponseBuilder:
         """The last chunk of a stream, if it was requested."""
         if not self._with_usage:
             return None
-        return self._chunk_of([], None) | {"usage": self._usage()}
+        chunk = self._chunk_of([], None) | {"usage": self._usage()}
+        return chunk | {"timings": self._timings(self._choices)}
+
+    def _timings(self, choices: Sequence[_Choice]) -> dict[str, Any]:
+        """Where the time went, as llama.cpp's server reports it, summed over the choices."""
+        stats = [choice.stats for choice in choices if choice.stats is not None]
+        n_reused = sum(each.n_prompt_reused for each in stats)
+        n_prompt = sum(each.n_prompt for each in stats) - n_reused
+        n_generated = sum(each.n_generated for each in stats)
+        return {
+            "cache_n": n_reused,
+            **_speed("prompt", n_prompt, sum(each.seconds.prompt for each in stats)),
+            **_speed("predicted", n_generated, sum(each.seconds.generation for each in stats)),
+            "draft_n": sum(each.n_drafted for each in stats),
+            "draft_n_accepted": sum(each.n_accepted for each in stats),
+        }
 
     def _usage(self) -> dict[str, Any]:
         """Token counts; the prompt of several choices counts once."""
@@ -119,6 +138,8 @@ class ResponseBuilder:
             "logprobs": self._logprobs(choice.logprobs, 0),
             "finish_reason": choice.finish_reason,
         }
+        if self._with_tokens:
+            body["tokens"] = choice.tokens
         if not self._is_chat:
             return {**body, "text": choice.text}
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
@@ -132,6 +153,8 @@ class ResponseBuilder:
     ) -> dict[str, Any]:
         logprobs = self._logprobs(delta.logprobs if delta else [], offset)
         body: dict[str, Any] = {"index": choice.index, "logprobs": logprobs, "finish_reason": None}
+        if self._with_tokens:
+            body["tokens"] = list(delta.tokens) if delta else []
         if self._is_chat:
             body["delta"] = {**self._role(choice), "content": text}
             if choice.calls:
@@ -145,7 +168,8 @@ class ResponseBuilder:
         body: dict[str, Any] = {"index": choice.index, "logprobs": None}
         body.update({"delta": self._role(choice)} if self._is_chat else {"text": ""})
         body["finish_reason"] = choice.finish_reason
-        return self._chunk_of([body], self._statistics(choice) | {"drafted": []})
+        chunk = self._chunk_of([body], self._statistics(choice) | {"drafted": []})
+        return chunk | {"timings": self._timings([choice])}
 
     def _role(self, choice: _Choice) -> dict[str, str]:
         """The first chunk of a choice has the role."""
@@ -191,10 +215,24 @@ class ResponseBuilder:
             "tokens": [each.chosen.text for each in found],
             "token_logprobs": [each.chosen.logprob for each in found],
             # Reversed: of two tokens with the same text, the more likely one is kept.
-            "top_logprobs": [{top.text: top.logprob for top in each.top[::-1]} for each in found],
+            "top_logprobs": [
+                None
+                if each.chosen.logprob is None
+                else {top.text: top.logprob for top in each.top[::-1]}
+                for each in found
+            ],
             "text_offset": offsets,
         }
 
 
 def _entry(found: Logprob) -> dict[str, Any]:
     return {"token": found.text, "logprob": found.logprob, "bytes": list(found.data)}
+
+
+def _speed(what: str, n: int, seconds: float) -> dict[str, float]:
+    return {
+        f"{what}_n": n,
+        f"{what}_ms": 1000 * seconds,
+        f"{what}_per_token_ms": 1000 * seconds / n if n else 0.0,
+        f"{what}_per_second": n / seconds if seconds else 0.0,
+    }

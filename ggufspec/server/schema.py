@@ -1,22 +1,24 @@
-"""The request bodies, with OpenAI's names; unknown fields are ignored, as clients send many."""
+"""The request bodies: their fields by the names of OpenAI, llama.cpp and vLLM."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    AfterValidator,
-    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-N_STOPS = 16
+from ggufspec.server import fields
+
+N_STOPS = 1000
 N_CHOICES = 16
 N_TOP_LOGPROBS = 20
 N_PROMPTS = 64
@@ -24,33 +26,39 @@ N_PROMPTS = 64
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+MaxTokens = Annotated[int | None, Field(ge=-1, le=2**31)]
 Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
-def _only(*harmless: object) -> Callable[[object], object]:
-    """A check for a field that is not supported: only values without an effect are accepted."""
-
-    def check(value: object) -> object:
-        if value not in harmless:
-            raise PydanticCustomError("unsupported", "is not supported; leave it out")
-        return value
-
-    return check
-
-
 class _Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    """An object without further fields, but for those that have no effect here."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    ignored: ClassVar[Mapping[str, str]] = {}
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _given(cls, data: object) -> object:
+        try:
+            if not isinstance(data, dict):
+                return data
+            return fields.given(data, cls.ignored, cls.renamed)
+        except ValueError as error:
+            raise PydanticCustomError("given_twice", "{found}", {"found": str(error)}) from error
 
 
 class StreamOptions(_Body):
     """What a stream contains besides the text."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_STREAM_OPTIONS
     include_usage: bool = False
 
 
 class JsonSchema(_Body):
     """A JSON schema for the generated text."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_SCHEMAS
     name: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -61,33 +69,102 @@ class ResponseFormat(_Body):
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: JsonSchema | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema", description="Of a json_object.")
+
+
+class StructuredOutputs(_Body):
+    """What the generated text must match, as vLLM names it; one of the fields."""
+
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_STRUCTURED_OUTPUTS
+    json_: dict[str, Any] | str | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
 
 
 class GenerationBody(_Body):
     """The fields that all requests for text have."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED
+    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED
+
     model: str | None = Field(
         None, max_length=1000, description="Ignored: the server has one model."
     )
-    max_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_tokens: MaxTokens = Field(None, description="-1: up to the end of the context.")
+    min_tokens: int | None = Field(
+        None, ge=0, le=2**31, description="So many tokens come before one that ends the text."
+    )
     temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=0, le=2**31 - 1)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="0 or -1: off.")
     min_p: float | None = Field(None, ge=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    top_n_sigma: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_penalty: float | None = Field(None, gt=0)
-    logit_bias: dict[TokenKey, float] | None = None
-    seed: int | None = None
+    repetition_penalty: float | None = Field(
+        None, gt=0, description="As repeat_penalty, but for all tokens of prompt and text."
+    )
+    repeat_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
+    dry_multiplier: float | None = Field(None, ge=0)
+    dry_base: float | None = Field(None, ge=1)
+    dry_allowed_length: int | None = Field(None, ge=0, le=2**31 - 1)
+    dry_penalty_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
+    dry_sequence_breakers: list[str] | None = Field(None, max_length=100)
+    samplers: list[str] | None = Field(None, max_length=100)
+    logit_bias: dict[TokenKey, float] | None = Field(
+        None, description="Token ids and numbers; false bans a token. Also a list of pairs."
+    )
+    seed: int | None = Field(None, description="-1: a random one.")
     stop: Stop | Annotated[list[Stop], Field(max_length=N_STOPS)] | None = None
+    stop_token_ids: list[TokenId] | None = Field(None, max_length=N_STOPS)
+    ignore_eos: bool | None = None
     n: int | None = Field(None, ge=1, le=N_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: str | None = Field(None, description="GBNF or Lark.")
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_grammar: str | None = None
+    guided_choice: list[str] | None = None
+    return_tokens: bool = Field(False, description="Add the token ids of the text as `tokens`.")
     speculative: bool = Field(True, description="false: decode without drafts.")
+    draft_n: int | Literal["auto"] | None = Field(
+        None, description="Draft length; 0: decode without drafts."
+    )
+    drafter: str | None = Field(None, max_length=100, description="As --drafter.")
+    tree: str | None = Field(None, max_length=100, description="As --tree.")
+    verify: str | None = Field(None, max_length=100, description="As --verify.")
     report_drafted: bool = Field(
         False, description="Add `ggufspec`: which tokens were accepted drafts, and statistics."
     )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _without_empty_stops(cls, value: object) -> object:
+        if isinstance(value, list):
+            value = [text for text in value if text != ""]
+        return value or None
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _biases(cls, value: object) -> object:
+        """llama.cpp's list of pairs as a dict; false is -inf."""
+        if isinstance(value, list):
+            if not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+                raise PydanticCustomError(
+                    "biases", "send an object of token ids and biases, or a list of such pairs"
+                )
+            value = {str(token): bias for token, bias in value}
+        if not isinstance(value, dict):
+            return value
+        return {token: -math.inf if bias is False else bias for token, bias in value.items()}
 
 
 class CompletionRequest(GenerationBody):
@@ -102,14 +179,17 @@ class CompletionRequest(GenerationBody):
         | Annotated[list[Tokens], Field(min_length=1, max_length=N_PROMPTS)]
     )
     logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
-    suffix: Annotated[Any, AfterValidator(_only(None, ""))] = None
-    echo: Annotated[Any, AfterValidator(_only(None, False))] = None
-    best_of: Annotated[Any, AfterValidator(_only(None, 1))] = None
+    echo: bool = Field(
+        False, description="Begin the text with the prompt; its log-probabilities come with those."
+    )
+    best_of: int | None = Field(None, ge=1, description="As `n`, or left out.")
+    add_special_tokens: bool = Field(True, description="Begin with the BOS token.")
 
 
 class TextPart(_Body):
     """Part of a message; only text is supported."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_MESSAGES
     type: Literal["text"]
     text: str
 
@@ -132,14 +212,14 @@ class ToolCall(_Body):
 class ChatMessage(_Body):
     """One message of a conversation."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_MESSAGES
+    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED_IN_MESSAGES
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = Field(None, validate_default=True)
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    reasoning_content: str | None = Field(
-        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
-    )
+    reasoning_content: str | None = None
 
     @field_validator("content")
     @classmethod
@@ -159,6 +239,7 @@ class ChatMessage(_Body):
 class Function(_Body):
     """A function that the model may call."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_TOOLS
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -167,6 +248,7 @@ class Function(_Body):
 class Tool(_Body):
     """A tool that the model may use."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_TOOLS
     type: Literal["function"]
     function: Function
 
@@ -187,8 +269,9 @@ class NamedTool(_Body):
 class ChatRequest(GenerationBody):
     """A conversation to continue with a message of the assistant."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CHATS
     messages: list[ChatMessage] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1, le=2**31)
+    max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=N_TOP_LOGPROBS)
     tools: list[Tool] | None = None
@@ -210,19 +293,16 @@ class ChatRequest(GenerationBody):
         None,
         description="Whether the last message is continued; by default, if it is the assistant's.",
     )
-    functions: Annotated[Any, AfterValidator(_only(None, []))] = None
-    function_call: Annotated[Any, AfterValidator(_only(None, "none", "auto"))] = None
-    modalities: Annotated[Any, AfterValidator(_only(None, ["text"]))] = None
-    audio: Annotated[Any, AfterValidator(_only(None))] = None
-    prediction: Annotated[Any, AfterValidator(_only(None))] = None
-    web_search_options: Annotated[Any, AfterValidator(_only(None))] = None
+    add_generation_prompt: bool = Field(
+        True, description="false: only with `continue_final_message`."
+    )
 
 
 class PredictRequest(GenerationBody):
     """A prompt; the response is the prompt with its continuation."""
 
     prompt: str = Field(min_length=1)
-    max_tokens: int | None = Field(40, ge=1, le=2**31)
+    max_tokens: MaxTokens = 40
 
 
 class TokenizeRequest(_Body):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -20,6 +20,7 @@ from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
+from ggufspec.server.prompt_scores import PromptScores
 
 _MAX_RETRY = 60.0  # seconds, in Retry-After
 _N_SEEDS = 2**64
@@ -30,7 +31,8 @@ class ParsedRequest:
     """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
 
     `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
-    `has_tools`: whether the text may contain tool calls.
+    `has_tools`: whether the text may contain tool calls. `echo`: texts of the prompts, to begin the
+    responses with; `writes`: whether anything follows.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -39,6 +41,8 @@ class ParsedRequest:
     seed: int | None = None
     n_top: int | None = None
     has_tools: bool = False
+    echo: Sequence[str] | None = None
+    writes: bool = True
 
 
 class ChoiceDelta(NamedTuple):
@@ -74,6 +78,8 @@ class RunningChoice:
     owner: TextRequest
     index: int
     generation: Generation
+    # Scores the prompt before it is echoed; None: there is nothing to echo any more.
+    echo: Generator[None, None, Sequence[TokenLogprobs]] | None = None
     tokens: list[int] = field(default_factory=list)
 
 
@@ -105,6 +111,7 @@ class EngineWorker:
 
     def __init__(self, engine: Engine, *, n_waiting_max: int, metrics: Metrics) -> None:
         self._engine = engine
+        self._scores = PromptScores(engine)
         self._n_waiting_max = n_waiting_max
         self._metrics = metrics
         self._waiting: deque[TextRequest] = deque()
@@ -226,6 +233,10 @@ class EngineWorker:
                 self._end(request, "cancelled")
         self._start_choices()
         choices = [choice for request in self._running for choice in request.choices]
+        if (choice := next((choice for choice in choices if choice.echo), None)) is not None:
+            with self._ends_on_error(choice.owner):
+                self._echo(choice)
+        choices = [choice for choice in choices if choice.echo is None]
         by_generation = {choice.generation: choice for choice in choices}
         try:
             errors = dict(scheduler.step(list(by_generation)))
@@ -257,7 +268,27 @@ class EngineWorker:
         with self._ends_on_error(request):
             prompt, options = request.prompt_of(index), request.parsed.options
             generation = Generation(self._engine, prompt, options, seed=seed)
-            request.choices.append(RunningChoice(request, index, generation))
+            choice = RunningChoice(request, index, generation)
+            if request.parsed.echo is not None:
+                n_top = request.parsed.n_top
+                choice.echo = _nothing() if n_top is None else self._scores.of(prompt, n_top)
+            request.choices.append(choice)
+
+    def _echo(self, choice: RunningChoice) -> None:
+        """Score a piece of a prompt; after the last one, begin the choice with the prompt."""
+        request, parsed = choice.owner, choice.owner.parsed
+        assert choice.echo is not None
+        assert parsed.echo is not None
+        try:
+            next(choice.echo)
+        except StopIteration as end:
+            text, tokens = parsed.echo[choice.index // parsed.n], request.prompt_of(choice.index)
+            drafted = [False] * len(tokens)
+            request.on_event(ChoiceDelta(choice.index, text, tokens, drafted, end.value))
+            choice.echo = None
+            if not parsed.writes:
+                choice.generation.close()
+                choice.generation.finish_reason = "length"
 
     def _deliver(self, choice: RunningChoice, error: Exception | None) -> None:
         """Report what the last round has added to a choice, and whether it is complete."""
@@ -294,6 +325,8 @@ class EngineWorker:
 
     def _release(self, choice: RunningChoice) -> None:
         choice.owner.choices.remove(choice)
+        if choice.echo is not None:
+            choice.echo.close()
         choice.generation.close()
         self._metrics.observe(choice.generation.completion.stats, self._engine.plain_seconds)
 
@@ -328,3 +361,9 @@ class EngineWorker:
             request.on_event(RequestEnded(error))
         except Exception as failure:
             log_error("a client could not be notified", failure)
+
+
+def _nothing() -> Generator[None, None, Sequence[TokenLogprobs]]:
+    """Scores no prompt."""
+    return ()
+    yield

@@ -212,7 +212,7 @@ class _Run:
         """The prompt's tokens; None if it is too long."""
         engine = pair.engine
         try:
-            if self.options.prompts and engine.target.model.chat_template is not None:
+            if self.options.prompts and engine.chat_template is not None:
                 tokens = engine.render([{"role": "user", "content": prompt.text}])
             else:
                 tokens = engine.tokenize(prompt.text)

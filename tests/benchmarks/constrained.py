@@ -119,7 +119,7 @@ def _print(line: str) -> None:
 
 def _prompt(engine: Engine, person: str) -> Sequence[int]:
     wanted = f"Describe {person} (invented) as a JSON object with {', '.join(FIELDS)}."
-    if engine.target.model.chat_template:
+    if engine.chat_template:
         return engine.render([{"role": "user", "content": wanted}])
     return engine.tokenize(_TEMPLATE_FREE.format(fields=", ".join(FIELDS), person=person))
 

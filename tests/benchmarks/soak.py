@@ -1,12 +1,13 @@
-"""Load test of the server: clients that request, stream, disconnect and send invalid requests.
+"""Load test of the server: texts, schemas, tools, disconnects and hostile input at the same time.
 
     python -m tests.benchmarks.soak --clients 32 --seconds 600
     python -m tests.benchmarks.soak --target large.gguf --baseline
 
 Each greedy response is compared with the one that a single client got before: it must be the same,
 or differ first where two tokens are nearly equally likely (shared passes round differently). The
-server's memory is read before and after. `--baseline` tests llama-cpp-python's own server (its
-extra `server`) in the same way, on the same file.
+server's memory is read after a warm-up, in the middle and at the end. `--baseline` tests
+llama-cpp-python's own server (its extra `server`) on the same file, with texts and invalid
+requests only.
 """
 
 from __future__ import annotations
@@ -18,17 +19,19 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ggufspec.common import defaults
 from ggufspec.llama.devices import n_threads_default
+from tests.benchmarks import soak_mix
 
 PROMPTS = (
     "The prince looked at her and",
@@ -40,16 +43,11 @@ PROMPTS = (
     "The old man sat down by the fire and",
     "Up, and to the office, where",
 )
-INVALID_BODIES = (
-    b"{",
-    b"[" * 5000,
-    b'{"prompt": 5}',
-    b'{"prompt": "x", "temperature": NaN}',
-    b"\xff\x00",
-)
 _SECONDS_OF_ONE = 300.0
 _LOAD_SECONDS = 120.0
 _WAIT_SECONDS = 0.2  # after a refusal
+_IDLE_CONNECTIONS = 5  # of each client, at most
+_LARGE = 1_000_000  # bytes: a server may refuse such a body before it has read all
 _SETTLE_SECONDS = 2.0
 _NEAR_TIE = 0.3  # in log-probability, at most, where rounding may decide
 
@@ -74,10 +72,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class Target:
-    """The server to test, and the length of its texts."""
+    """The server to test, the length of its texts, and whether it is ours."""
 
     port: int
     n_tokens: int
+    is_ours: bool
 
     def body(self, prompt: str, *, stream: bool) -> bytes:
         """A greedy text."""
@@ -89,16 +88,22 @@ class Target:
         }
         return json.dumps(request).encode()
 
-    def sent(self, body: bytes) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+    def sent(
+        self, body: bytes, path: str = "/v1/completions"
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         """A connection, and its response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=_SECONDS_OF_ONE)
         head = {"Content-Type": "application/json"}
         try:
-            connection.request("POST", "/v1/completions", body, head)
+            connection.request("POST", path, body, head)
             return connection, connection.getresponse()
         except OSError:
             connection.close()
             raise
+
+    def hostile(self, rng: random.Random) -> soak_mix.Job:
+        """A hostile request; for the other server one that is no more than invalid."""
+        return soak_mix.hostile(rng, is_only_invalid=not self.is_ours)
 
     def whole(self, prompt: str) -> str:
         """The text of a request without streaming."""
@@ -142,25 +147,56 @@ def is_likeliest(text: str, likely: Sequence[dict[str, float]]) -> bool:
 
 def client(server: Target, wanted: dict[str, str], until: float, tally: Tally, seed: int) -> None:
     """Run one client until the end."""
-    rng = random.Random(seed)
+    rng, idle = random.Random(seed), ExitStack()
+    kinds = {"whole": 3, "stream": 4, "disconnect": 2, "hostile": 2}
+    kinds |= {"useful": 4, "idle": 1} if server.is_ours else {}
+    n_idle = 0
     while time.monotonic() < until:
-        what = rng.choices(["whole", "stream", "disconnect", "invalid"], [3, 4, 2, 1])[0]
-        prompt = rng.choice(PROMPTS)
+        what = rng.choices([*kinds], [*kinds.values()])[0]
         try:
-            if what == "invalid":
-                _send_invalid(server, rng.choice(INVALID_BODIES), tally)
+            if what == "idle":
+                if n_idle == _IDLE_CONNECTIONS:
+                    idle.close()
+                    n_idle = 0
+                idle.enter_context(_half_a_request(server, rng))
+                n_idle += 1
+                tally.count("idle connections")
+            elif what in ("useful", "hostile"):
+                made = soak_mix.useful(rng) if what == "useful" else server.hostile(rng)
+                _do(server, made, tally)
             else:
-                _ask(server, prompt, what, wanted, tally, rng)
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
-            tally.count(f"lost: {type(error).__name__}")
+                _ask(server, rng.choice(PROMPTS), what, wanted, tally, rng)
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+            tally.count(f"lost: {what}: {type(error).__name__}")
+    idle.close()
 
 
-def _send_invalid(server: Target, body: bytes, tally: Tally) -> None:
-    connection, response = server.sent(body)
+def _half_a_request(server: Target, rng: random.Random) -> socket.socket:
+    """A connection whose request never ends."""
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=_SECONDS_OF_ONE)
+    whole = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+    connection.sendall(whole[: rng.randrange(len(whole))])
+    return connection
+
+
+def _do(server: Target, job: soak_mix.Job, tally: Tally) -> None:
+    """Send one request of the mix."""
+    try:
+        connection, response = server.sent(job.body, job.path)
+    except ConnectionError:
+        if len(job.body) < _LARGE:
+            raise
+        tally.count(f"{job.name}: closed while it was sent")
+        return
     with closing(connection):
-        response.read()
-        is_right = 400 <= response.status < 500
-        tally.count("invalid refused" if is_right else f"invalid answered with {response.status}")
+        status, text = response.status, response.read()
+    if status in (429, 503):
+        tally.count(f"status {status}")
+        time.sleep(_WAIT_SECONDS)
+    elif job.is_right(status, text):
+        tally.count(job.name)
+    else:
+        tally.count(f"wrong: {job.name}: {status} {text[:200]!r}")
 
 
 def _ask(
@@ -212,17 +248,20 @@ def _pieces(response: http.client.HTTPResponse) -> Iterator[str]:
 
 
 def memory_of(process: int) -> int:
-    """Resident bytes of a process; 0 if unknown."""
+    """Resident bytes of a process and its children; 0 if unknown."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
+        tasks = [*Path(f"/proc/{process}/task").iterdir()]
+        children = {child for task in tasks for child in (task / "children").read_text().split()}
     except OSError:
         return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS")), 0)
+    own = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS")), 0)
+    return own + sum(memory_of(int(child)) for child in children)
 
 
 @contextmanager
-def running(command: Sequence[str], port: int) -> Iterator[int]:
-    """A server process; yields its id when it accepts connections."""
+def running(command: Sequence[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A server process, when it accepts connections."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + _LOAD_SECONDS
@@ -234,15 +273,17 @@ def running(command: Sequence[str], port: int) -> Iterator[int]:
                 break
             except OSError:
                 time.sleep(0.1)
-        yield process.pid
+        yield process
     finally:
         process.terminate()
         process.wait(60)
 
 
-def soak(command: Sequence[str], port: int, options: argparse.Namespace) -> dict[str, Any]:
+def soak(
+    command: Sequence[str], port: int, options: argparse.Namespace, *, is_ours: bool
+) -> dict[str, Any]:
     """Start a server, run the clients, and return the counts."""
-    server, tally = Target(port, options.tokens), Tally()
+    server, tally = Target(port, options.tokens, is_ours), Tally()
     with running(command, port) as process:
         wanted = {prompt: server.whole(prompt) for _ in range(2) for prompt in PROMPTS}
         began = time.monotonic()
@@ -254,15 +295,18 @@ def soak(command: Sequence[str], port: int, options: argparse.Namespace) -> dict
         ]
         for thread in threads:
             thread.start()
-        time.sleep(max(warm - time.monotonic(), 0))
-        first = memory_of(process)
+        memory = {}
+        for name, moment in (("warm", warm), ("middle", (warm + until) / 2)):
+            time.sleep(max(moment - time.monotonic(), 0))
+            memory[name] = memory_of(process.pid)
         for thread in threads:
             thread.join()
         seconds = time.monotonic() - began
         time.sleep(_SETTLE_SECONDS)
-        last = memory_of(process)
+        memory["end"] = memory_of(process.pid)
         again = sum(server.whole(prompt) == wanted[prompt] for prompt in PROMPTS)
         likely = {prompt: server.likely(prompt) for prompt, _ in tally.different}
+        is_alive = process.poll() is None
         at_ties = {
             (prompt, text)
             for prompt, text in tally.different
@@ -278,7 +322,8 @@ def soak(command: Sequence[str], port: int, options: argparse.Namespace) -> dict
             "p50": _quantile(waits, 0.5),
             "p99": _quantile(waits, 0.99),
         },
-        "rss_mib": {"warm": first // 2**20, "end": last // 2**20},
+        "rss_mib": {name: n_bytes // 2**20 for name, n_bytes in memory.items()},
+        "alive": is_alive,
         "same_afterwards": f"{again} of {len(PROMPTS)}",
         "differs_at_near_ties": sum(tally.different[each] for each in at_ties),
         "differs_otherwise": [
@@ -325,7 +370,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ours += ["--max-queue", str(options.clients)]
         ours += ["--target", options.target] if options.target else []
         ours += ["--draft", options.draft] if options.draft else []
-        _print("ggufspec serve", soak(ours, port, options))
+        with tempfile.TemporaryDirectory() as folder:
+            template = Path(folder, "template.jinja")
+            template.write_text(soak_mix.TEMPLATE)
+            ours += ["--chat-template-file", str(template)]
+            _print("ggufspec serve", soak(ours, port, options, is_ours=True))
     if options.baseline or options.only_baseline:
         port = _free_port()
         theirs = [sys.executable, "-m", "llama_cpp.server", "--model", options.target]
@@ -333,7 +382,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         theirs += ["--n_threads", str(n_threads_default()), "--flash_attn", "true"]
         # By default it breaks off what it writes when another request comes.
         theirs += ["--interrupt_requests", "false"]
-        _print("llama_cpp.server", soak(theirs, port, options))
+        _print("llama_cpp.server", soak(theirs, port, options, is_ours=False))
 
 
 def _print(name: str, found: dict[str, Any]) -> None:

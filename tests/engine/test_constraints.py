@@ -241,6 +241,10 @@ def test_texts_that_share_passes_have_constraints_of_their_own() -> None:
         ({"regex": "a", "ignore_eos": True}, "ignore_eos.*regex"),
         ({"choices": ["a"], "ignore_eos": True}, "ignore_eos.*choices"),
         ({"json_schema": {}, "ignore_eos": True}, "ignore_eos.*json_schema"),
+        ({"regex": "a", "min_tokens": 5}, "min_tokens.*regex"),
+        ({"min_tokens": -1}, "min_tokens is -1; it must be at least 0"),
+        ({"stop_tokens": [99999]}, "stop_tokens names token 99999; the vocabulary has 4,096"),
+        ({"stop_tokens": ["a"]}, "a token of stop_tokens is 'a'"),
         ({"regex": "[a"}, "unclosed"),
         ({"regex": "a(?=b)"}, "look-ahead"),
         ({"regex": 5}, "regex is 5; it must be a text"),
@@ -281,6 +285,34 @@ def test_what_cannot_be_used_is_refused_before_anything_is_written(
 ) -> None:
     with pytest.raises(OptionError, match=complaint):
         pair.stream("The", **options)
+
+
+def test_before_min_tokens_no_text_ends_and_nothing_else_changes(pair: Engine) -> None:
+    prompt = pair.tokenize("The")
+    text = pair.generate(prompt, temperature=1.0, seed=1, max_tokens=6).tokens
+    ends = {*pair.vocab.stop_tokens, 77}
+    banned = {token: float("-inf") for token in ends}
+    rows = next(scoring.logits(pair, prompt, text, whose="target", n_together=6))
+    least, first, later = (
+        np.asarray(to_probs(rows, scoring.sampling(pair, prompt, **options), prompt, text[:5]))
+        for options in (
+            {"min_tokens": 3, "stop_tokens": [77]},
+            {"logit_bias": banned},
+            {},
+        )
+    )
+    assert np.array_equal(least[:3], first[:3])
+    assert np.array_equal(least[3:], later[3:])
+
+
+@pytest.mark.parametrize("drafter", drafters.names())
+def test_a_text_has_min_tokens_with_each_drafter(drafter: str, pair: Engine) -> None:
+    likely = dict.fromkeys(pair.vocab.stop_tokens, 100.0)
+    options: GenerateOptions = {"logit_bias": likely, "drafter": drafter, "max_tokens": 40}
+    for temperature in (0.0, 1.0):
+        done = pair.generate("The", min_tokens=9, temperature=temperature, **options)
+        assert (len(done.tokens), done.finish_reason) == (9, "stop")
+    assert pair.generate("The", **options).tokens == ()
 
 
 def test_a_grammar_that_a_bias_makes_impossible_is_an_error_not_a_wrong_text(pair: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Text comes out whole: characters, stop strings and templates that span tokens."""
+"""Text comes out whole: characters and stop strings that span tokens."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from ggufspec.engine.text import TextStream, render_chat
-from ggufspec.errors import OptionError, PromptError
+from ggufspec.engine.text import TextStream
+from ggufspec.errors import OptionError
 
 
 def feed(stream: TextStream, pieces: list[bytes]) -> str:
@@ -90,6 +90,16 @@ def test_overlapping_beginnings_are_not_missed() -> None:
     assert stream.stopped
 
 
+def test_a_thousand_stop_strings_are_found_as_one_is() -> None:
+    rng = random.Random(3)
+    stops = ["".join(rng.choices("ab", k=rng.randint(9, 14))) for _ in range(1000)]
+    text = "".join(rng.choices("abbb c", k=20_000))
+    first = min(text.index(stop) for stop in stops if stop in text)
+    stream = TextStream(stops)
+    assert feed(stream, split(text.encode(), rng)) == text[:first]
+    assert stream.stopped
+
+
 def test_after_a_stop_nothing_more_comes() -> None:
     stream = TextStream(["."])
     assert stream.push(b"a.b") == "a"
@@ -99,68 +109,3 @@ def test_after_a_stop_nothing_more_comes() -> None:
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(OptionError, match="empty"):
         TextStream(["a", ""])
-
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
-def render(template: str, *messages: tuple[str, str]) -> str:
-    return render_chat(
-        template,
-        [{"role": role, "content": content} for role, content in messages],
-        bos_text="<s>",
-        eos_text="</s>",
-    )
-
-
-def test_a_template_is_rendered_up_to_the_answer() -> None:
-    assert render(CHATML, ("system", "Be brief."), ("user", "Hi <b>")) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi <b><|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
-
-
-def test_templates_have_what_the_field_gives_them() -> None:
-    template = (
-        "{{ bos_token }}{{ {'a': 'é'} | tojson }}{% for m in messages %}{% break %}{% endfor %}"
-    )
-    assert render(template, ("user", "x")) == '<s>{"a": "é"}'
-    assert len(render("{{ strftime_now('%Y-%m-%d') }}", ("user", "x"))) == 10
-    compact = "{{ {'b': 1, 'a': 'é'} | tojson(separators=(',', ':'), ensure_ascii=True) }}"
-    assert render(compact, ("user", "x")) == '{"b":1,"a":"\\u00e9"}'
-    marked = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
-    assert render(marked, ("assistant", "x"), ("assistant", "y")) == "xy"
-
-
-@pytest.mark.parametrize("rest", [{"content": None}, {}], ids=["null", "absent"])
-def test_a_call_of_a_tool_needs_no_content(rest: dict[str, None]) -> None:
-    message = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}], **rest}
-    template = "{{ messages[0].content or '' }}{{ messages[0].tool_calls[0].function.name }}"
-    assert render_chat(template, [message], bos_text="", eos_text="") == "f"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{{ raise_exception('no system role') }}",
-        "{% for %}",
-        "{{ messages[5].content }}",
-        "{{ 1 / 0 }}",
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ undefined_thing.attribute }}",
-    ],
-)
-def test_a_template_that_fails_says_so(template: str) -> None:
-    with pytest.raises(PromptError, match="chat template"):
-        render(template, ("user", "x"))
-
-
-@pytest.mark.parametrize(
-    "messages", [[], [{"role": "user"}], [{"content": "x"}], [{"role": "user", "content": 3}]]
-)
-def test_messages_are_checked(messages: list[dict[str, str]]) -> None:
-    with pytest.raises(PromptError, match="message"):
-        render_chat(CHATML, messages, bos_text="", eos_text="")

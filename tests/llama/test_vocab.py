@@ -13,7 +13,7 @@ import pytest
 import tiny
 
 import ggufspec
-from ggufspec.errors import ClosedError, PromptError, VocabError
+from ggufspec.errors import ClosedError, ModelError, PromptError, VocabError
 from ggufspec.llama.model import Model
 from ggufspec.llama.vocab import Vocab, check_tokens, first_difference
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
@@ -234,6 +234,63 @@ def test_text_that_is_not_unicode_is_refused(load: Load, engine: ggufspec.Engine
             load(tiny.SPM).tokenize(text, add_special=True, parse_special=True)
         with pytest.raises(PromptError, match="not valid Unicode"):
             engine.tokenize(text)
+
+
+def without_bytes(*kept: int) -> tiny.Vocab:
+    """A SentencePiece vocabulary with tokens for these bytes and ASCII but "=", and <|a=b|>."""
+    kept_names = {f"<0x{byte:02X}>" for byte in kept}
+    assert tiny.SPM.scores is not None
+    rows = [
+        (name, kind, score)
+        for name, kind, score in zip(tiny.SPM.tokens, tiny.SPM.types, tiny.SPM.scores, strict=True)
+        if name != "=" and (kind != gguf.TokenType.BYTE or name in kept_names)
+    ]
+    rows.append(("<|a=b|>", int(gguf.TokenType.CONTROL), 0.0))
+    tokens, types, scores = zip(*rows, strict=True)
+    return dataclasses.replace(tiny.SPM, tokens=tokens, types=types, scores=scores)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a\nb", r"'\\n', U\+000A \(character 1"),
+        ("a=b", "'=', U.003D"),
+        ("\0", ".*U.0000"),
+        ("hé", "'é'"),
+        ("hello 🙂", "'🙂'"),
+        ("<|a=b|>=", "'='"),
+    ],
+)
+def test_a_character_that_the_vocabulary_cannot_write_is_refused(
+    load: Load, text: str, named: str
+) -> None:
+    vocab = load(without_bytes(0xC3))  # llama.cpp would end the process
+    with pytest.raises(PromptError, match=f"cannot write {named}"):
+        vocab.tokenize(text, add_special=True, parse_special=True)
+    assert vocab.tokenize_inside(text) == []
+    assert vocab.tokenize_after(b"h", text.encode()) == []
+    vocab.sequence_breakers((text,))
+
+
+def test_other_texts_are_tokenized_without_byte_tokens(load: Load) -> None:
+    vocab, whole = load(without_bytes()), load(tiny.SPM)
+    for text in ("hello world", "x y", ""):
+        tokens = vocab.tokenize(text, add_special=False, parse_special=True)
+        wanted = whole.tokenize(text, add_special=False, parse_special=True)
+        assert list(map(vocab.name, tokens)) == list(map(whole.name, wanted))
+    named = vocab.tokenize("<|a=b|>", add_special=False, parse_special=True)
+    assert list(map(vocab.name, named)) == ["<|a=b|>"]
+    with pytest.raises(PromptError):  # its name is text here
+        vocab.tokenize("<|a=b|>", add_special=False, parse_special=False)
+    accented = load(without_bytes(0xC3, 0xA9))
+    assert text_of(accented, accented.tokenize("é", add_special=False, parse_special=False)) == " é"
+
+
+def test_a_vocabulary_that_adds_a_token_it_does_not_have_is_refused(load: Load) -> None:
+    with pytest.raises(ModelError, match="does not have"):
+        load(
+            dataclasses.replace(tiny.SPM, tokens=("a",), types=(1,), scores=(0.0,), eos=0, bos=None)
+        )
 
 
 @pytest.mark.parametrize("bad", [-1, len(tiny.SPM), 2**31, -(2**40), 10**20])

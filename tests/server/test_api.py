@@ -349,6 +349,51 @@ def test_prompts_may_be_tokens(live: Live) -> None:
     assert [choice["text"] for choice in body["choices"]] == [wanted, wanted]
 
 
+@pytest.mark.parametrize("path", ["/completions", "/chat/completions"])
+def test_paths_work_without_v1_too(live: Live, path: str) -> None:
+    asked = {**ASKED[f"/v1{path}"], **GREEDY}
+    assert text_of(live.ok(path, **asked)) == text_of(live.ok(f"/v1{path}", **asked))
+    for read in ("/models", "/models/tiny", "/props", "/health"):
+        assert live.client.get(read).json() == live.client.get(f"/v1{read}").json()
+    assert live.ok("/v1/tokenize", content="hello") == live.ok("/tokenize", content="hello")
+
+
+def test_head_is_answered_as_get_without_a_body(live: Live) -> None:
+    for path in ("/health", "/v1/models", "/"):
+        response = live.client.head(path)
+        assert (response.status_code, response.content) == (200, b"")
+        assert response.headers["content-length"] == live.client.get(path).headers["content-length"]
+    assert live.client.head("/v1/completions").status_code == 405
+
+
+def test_props_describe_the_server_without_paths(chat_pair: Engine) -> None:
+    given = {"temperature": 0.25, "top_k": 7, "logit_bias": {5: -math.inf}}
+    with serving(chat_pair, defaults=given) as live:
+        body = live.client.get("/props").json()
+    assert body["total_slots"] == chat_pair.n_slots
+    assert body["model_path"] == "target.gguf"
+    assert body["chat_template"] == chat_pair.target.model.chat_template
+    settings = body["default_generation_settings"]
+    assert settings["n_ctx"] == chat_pair.n_ctx
+    params = settings["params"]
+    assert (params["temperature"], params["top_k"], params["draft_n"]) == (0.25, 7, "auto")
+    assert params["logit_bias"] == [[5, False]]
+
+
+def test_defaults_of_the_server_hold_where_a_request_sets_nothing(chat_pair: Engine) -> None:
+    defaults = {"temperature": 2.0, "seed": 11, "repeat_penalty": 1.3}
+    with serving(chat_pair, defaults=defaults) as live:
+        asked = {"prompt": "hello world", "max_tokens": 16, "speculative": False}
+        texts = [text_of(live.ok("/v1/completions", **asked)) for _ in range(2)]
+        wanted = chat_pair.generate("hello world", max_tokens=16, drafter="none", **defaults)
+        assert texts == [wanted.text] * 2
+        choices = live.ok("/v1/completions", **asked, n=3)["choices"]
+        assert len({choice["text"] for choice in choices}) == 3
+        greedy = {**asked, "temperature": 0, "repeat_penalty": 1}
+        wanted = chat_pair.generate("hello world", temperature=0, max_tokens=16, drafter="none")
+        assert text_of(live.ok("/v1/completions", **greedy)) == wanted.text
+
+
 def test_health_and_metrics_tell_what_was_done(live: Live, chat_pair: Engine) -> None:
     assert live.client.get("/health").json() == {"status": "ok"}
     before = live.metric("generated_tokens_total")

@@ -16,19 +16,18 @@ GUIDE = Path(ggufspec.__file__).parent / "server" / "README.md"
 PRINTED_URL = "http://127.0.0.1:8080"
 
 
-def test_the_client_of_the_guide_prints_texts(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_client_of_the_guide_prints_texts(capsys: pytest.CaptureFixture[str]) -> None:
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
     assert len(blocks) == 2
     assert PRINTED_URL in blocks[0]
     files = embedded.embedded_target(), embedded.embedded_draft()
     with (
-        ggufspec.load(*files, n_threads=1, n_ctx=256, tuned=False) as engine,
+        # The embedded pair was not made for chat.
+        ggufspec.load(
+            *files, n_threads=1, n_ctx=256, tuned=False, chat_template=tiny.CHATML
+        ) as engine,
         serving(engine, alias="demo", max_tokens=16) as live,
     ):
-        # The embedded pair was not made for chat.
-        monkeypatch.setattr(engine.target.model, "chat_template", tiny.CHATML)
         names: dict[str, object] = {}
         for n_texts, block in enumerate(blocks, start=1):
             exec(block.replace(PRINTED_URL, live.url), names)

@@ -74,7 +74,7 @@ def test_accepted_draft_tokens_are_coloured_on_the_page(
 def test_escape_stops_the_text_and_errors_are_shown(
     endless: Engine, open_page: Callable[[Live], Any]
 ) -> None:
-    with serving(endless, api_key="s3cret") as live:
+    with serving(endless, api_keys=("s3cret",)) as live:
         page = open_page(live)
         page.fill("#key", "wrong")
         send(page, "hi", 2)

@@ -34,6 +34,10 @@ def test_without_the_extra_it_says_what_to_install(
     [
         (["--draft", "d.gguf"], "--draft needs --target"),
         (["--api-key", ""], "is empty"),
+        (["--api-key-file", "/nowhere/keys"], "the file of keys /nowhere/keys cannot be read"),
+        (["--api-key-file", "/dev/null"], "is empty; write one key a line"),
+        (["--top-p", "2"], "--top-p"),
+        (["--mirostat", "2"], "--mirostat is not supported"),
         (["--host", "no such host.invalid"], "does not exist"),
         (["--verify", "_lossy"], "no verification rule '_lossy'"),
         (["--host", "192.0.2.1"], "192.0.2.1 is not an address of this machine"),
@@ -82,7 +86,7 @@ def test_the_document_of_the_api_is_true(live: Live) -> None:
     document = live.client.get("/openapi.json").json()
     assert set(document["paths"]) == {
         *("/v1/completions", "/v1/chat/completions", "/predict", "/tokenize", "/detokenize"),
-        *("/v1/models", "/v1/models/{name}", "/health", "/metrics"),
+        *("/v1/models", "/v1/models/{name}", "/health", "/metrics", "/props"),
     }
     for path in document["paths"].values():
         for operation in path.values():

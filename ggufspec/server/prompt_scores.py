@@ -1,0 +1,45 @@
+"""Computes log-probabilities of prompts, in pieces between which other texts go on."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import NamedTuple
+
+from ggufspec.decoding.types import n_same
+from ggufspec.engine import scoring
+from ggufspec.engine.engine import Engine
+from ggufspec.server.logprobs import TokenLogprobs, logprobs_of, unscored
+
+_N_KEPT = 8  # prompts
+
+
+class _Scored(NamedTuple):
+    n_top: int
+    tokens: array[int]
+    logprobs: Sequence[TokenLogprobs]
+
+
+class PromptScores:
+    """Scores prompts, and keeps the last results: evaluations ask for prompts that begin alike."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: deque[_Scored] = deque(maxlen=_N_KEPT)
+
+    def of(self, tokens: Sequence[int], n_top: int) -> Generator[None, None, list[TokenLogprobs]]:
+        """One for each token, the first without a value; yields after each pass of the target."""
+        vocab = self._engine.vocab
+        text = array("i", tokens)
+        found = [unscored(tokens[0], vocab)]
+        for kept in self._kept:
+            n = n_same(kept.tokens, text)
+            if kept.n_top == n_top and n > len(found):
+                found = list(kept.logprobs[:n])
+        for rows in scoring.prompt_logits(self._engine, tokens, len(found)):
+            for row in rows:
+                found.append(logprobs_of(row, tokens[len(found)], n_top, vocab))
+            yield
+        self._kept.append(_Scored(n_top, text, found))
+        return found
