@@ -75,7 +75,7 @@ class RoundTiming:
 class Measurement:
     """One text. Seconds are wall time; `at`: seconds from the start of the benchmark.
 
-    For a baseline, `rounds` and counts by position are empty; `tokens` too if it prints no ids.
+    For a baseline, `rounds` and counts by position are empty.
     """
 
     contender: str
