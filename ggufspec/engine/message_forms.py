@@ -92,7 +92,7 @@ class MessageForms:
 
     def _content(self, role: str, content: Any) -> Any:
         if isinstance(content, list):
-            text = "".join(part["text"] for part in content)
+            text = "\n".join(part["text"] for part in content)
             return content if self._takes(role, _parts("", _NEEDLE)) else text
         takes_text = self._takes(role, _NEEDLE) or not self._takes(role, _parts("", _NEEDLE))
         return (content or "") if takes_text else _parts(content or "")
