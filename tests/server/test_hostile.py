@@ -486,16 +486,19 @@ def test_a_template_that_loops_holds_no_other_request(
     process, refused = TemplateProcess(seconds=0.5), []
     template = ChatTemplate(loop, bos_text="", eos_text="", process=process)
     monkeypatch.setattr(live.engine, "chat_template", template)
-    body = {"messages": [{"role": "user", "content": "hi"}]}
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
     thread = threading.Thread(
         target=lambda: refused.append(live.post("/v1/chat/completions", **body))
     )
+    started = time.monotonic()
     thread.start()
     n_served = 0
     while thread.is_alive():
         assert works(live)
         n_served += 1
     process.close()
+    assert time.monotonic() - started < 2
     assert n_served > 1
     check_refused(live, refused[0])
     assert "chat template ran for more than 0.5 s" in refused[0].text
