@@ -10,7 +10,6 @@ from zlib import crc32
 
 from ggufspec.bench.baselines import Baseline
 from ggufspec.bench.contenders import rotated
-from ggufspec.bench.machine import EnergyMeter
 from ggufspec.bench.race import first_difference
 from ggufspec.bench.records import (
     COUNTS,
@@ -145,7 +144,6 @@ class _Writer:
         self._progress = progress
         self._n_done = 0
         self.n_tokens_in_all = 1
-        self._meter = EnergyMeter()
         self._started_at = perf_counter()
 
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
@@ -164,15 +162,10 @@ class _Writer:
         self._forget()
         at = perf_counter() - self._started_at
         n_end = self._n_done + len(prompt.turns) * self._experiment.n_tokens
-        joules = self._meter.joules()
         try:
             parts = self._parts(contender, prompt, run)
         finally:
             self._n_done = n_end
-        program = contender.program
-        # Otherwise the energy between two texts is also that of loading the models.
-        is_resident = program is None or self._baselines[program].runner.is_resident
-        used = self._meter.joules() if is_resident else None
         summed = (*COUNTS, "prompt_seconds", "generation_seconds")
         return Measurement(
             contender=contender.name,
@@ -184,7 +177,6 @@ class _Writer:
             drafted_by_position=sum_by_position([part.drafted_by_position for part in parts]),
             accepted_by_position=sum_by_position([part.accepted_by_position for part in parts]),
             first_token_seconds=parts[0].first_token_seconds,
-            joules=None if joules is None or used is None else used - joules,
             tokens=[token for part in parts for token in part.tokens],
             rounds=[round_ for part in parts for round_ in part.rounds],
         )
@@ -257,7 +249,6 @@ class _Writer:
             raise OptionError(f"{contender.name!r} needs {contender.program!r}, which is not open")
         done = baseline.write(
             tokens,
-            text_of(self._engine, tokens),
             options={"ignore_eos": self._experiment.ignore_eos, **contender.options},
             n_tokens=n_tokens,
             seed=seed,
@@ -266,9 +257,9 @@ class _Writer:
         measured = Measurement(
             contender=contender.name,
             n_rounds=done.n_rounds,
-            **{name: value for name, value in vars(done).items() if name != "text"},
+            **vars(done),
         )
-        return pieces.decode("utf-8", "replace") if done.tokens else done.text, measured
+        return pieces.decode("utf-8", "replace"), measured
 
     def _engine_of(self, contender: Contender) -> Engine:
         """The engine that writes; for a baseline, the one that tokenizes its prompts."""
@@ -293,25 +284,6 @@ class _Writer:
                 "use a larger context (-c), or leave it out"
             )
         return tokens
-
-
-def text_of(engine: Engine, tokens: Sequence[int]) -> str | None:
-    """The text that tokenizes to these tokens, special ones by their names; None: no text does."""
-    vocab = engine.vocab
-    added = vocab.tokenize("", add_special=True, parse_special=True)
-    rest = tokens[len(added) :] if list(tokens[: len(added)]) == added else tokens
-    shown = [vocab.shown(token) for token in rest]
-    is_special = [vocab.piece(token) != text for token, text in zip(rest, shown, strict=True)]
-    # Some vocabularies add a space before a text, and after each special token.
-    bare = [
-        text.removeprefix(b" ") if i == 0 or is_special[i - 1] else text
-        for i, text in enumerate(shown)
-    ]
-    for pieces in (shown, bare):
-        text = b"".join(pieces).decode("utf-8", "replace")
-        if text and vocab.tokenize(text, add_special=True, parse_special=True) == list(tokens):
-            return text
-    return None
 
 
 def divergences(

@@ -58,8 +58,9 @@ class LlamaSession:
         self._n_droppable = context.n_droppable
         self._changes_width = self._n_vocab != context.n_vocab
         self._checkpoints: list[tuple[int, Checkpoint]] = []  # by rising number of cells
-        # Of an exact context: the first cells, of a prompt read in pieces of that many tokens.
-        self._n_prompt, self._n_piece = 0, min(_EXACT_PIECE, context.n_batch)
+        # Of an exact context: tokens of a piece of a prompt (else 0), and cells of the last prompt.
+        self._n_exact = min(_EXACT_PIECE, context.n_batch) if context.options.is_exact else 0
+        self._n_prompt = 0
 
     def score(
         self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
@@ -69,7 +70,7 @@ class LlamaSession:
         `parents`: the draft is a tree of at most Context.n_leaves leaves, see types.Draft. Valid
         until the next score or feed of this session. Raises DecodeError, ClosedError.
         """
-        if self._context.options.is_exact:
+        if self._n_exact:
             return self._score_padded(tokens, draft)
         missing, n_rows, _ = prepared = self.prepare(tokens, draft, parents)
         self._context.decode(missing, n_rows, self.sequence, parents)
@@ -135,15 +136,15 @@ class LlamaSession:
         The pieces of an exact context do not depend on it.
         """
         tokens = token_array(tokens)
-        is_exact = self._context.options.is_exact
         if not (unread := self.unread(tokens)):
             return len(tokens)
         first = known = len(tokens) - len(unread)
-        piece = self._n_piece if is_exact else self._context.n_batch
+        piece = self._n_exact or self._context.n_batch
         while known < len(tokens):
-            n = min(piece if is_exact else n_most() or piece, piece, len(tokens) - known)
-            found = self._decode(tokens[known : known + n], piece)
-            piece = piece if is_exact else found
+            n = min(piece, len(tokens) - known)
+            if not self._n_exact:
+                n = min(n, n_most() or n)
+            piece = self._decode(tokens[known : known + n], piece)
             self._n_prompt = known + n
             if progress is not None:
                 progress(max(known + n - first, 0), len(tokens) - first)
@@ -165,10 +166,10 @@ class LlamaSession:
         In an exact context: those of whole pieces, or of the same prompt.
         """
         n = self.n_common(tokens)
-        if not self._context.options.is_exact or n == len(tokens) == self._n_prompt:
+        if not self._n_exact or n == len(tokens) == self._n_prompt:
             return n
         n = min(n, self._n_prompt)
-        return n - n % self._n_piece
+        return n - n % self._n_exact
 
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
@@ -212,8 +213,8 @@ class LlamaSession:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
         n_most = min(n_most, self._n_needless(tokens))
         known = self._context.resume(tokens, n_most, self.sequence)
-        if known < self._n_prompt:
-            self._n_prompt = max(known, 0) // self._n_piece * self._n_piece
+        if self._n_exact and known < self._n_prompt:
+            self._n_prompt = known - known % self._n_exact
         if self._n_droppable is not None:
             # Checkpoints beyond the remaining cells belong to another text.
             n_cells = self._context.n_cells(self.sequence)
@@ -241,7 +242,8 @@ class LlamaSession:
         """Decode without logits; returns the length of the next piece, given that of this one."""
         before = self._context.decode_seconds
         self._context.decode(tokens, 0, self.sequence)
-        if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS:
+        is_slow = self._context.decode_seconds - before > _SLOW_PIECE_SECONDS
+        if is_slow and not self._n_exact:
             return max(piece // 2, min(_MIN_PIECE, piece))
         return piece
 

@@ -38,6 +38,7 @@ from ggufspec.server.worker import EngineWorker, ParsedRequest
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
 _NEEDED = "Input should be "  # how pydantic begins an error of type
+_FIELDS = {*schema.ChatRequest.model_fields, *schema.CompletionRequest.model_fields}
 _MAX_NAME = 100  # characters of a field's name in an error
 _KEEP_ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 _DONE = b"data: [DONE]\n\n"
@@ -344,7 +345,7 @@ def _nearest(errors: Sequence[dict[str, Any]]) -> tuple[str, str]:
     if errors[0]["type"] == "extra_forbidden":
         *before, name = errors[0]["loc"]
         shown = str(name)[:_MAX_NAME]
-        return ".".join(filter(None, (_place(before), shown))), fields.refusal(shown)
+        return ".".join(filter(None, (_place(before), shown))), fields.refusal(shown, _FIELDS)
     placed = [(_place(each["loc"]), each) for each in errors]
     place, best = max(
         placed, key=lambda each: (not each[1]["type"].endswith("_type"), each[0].count("."))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 # Accepted with any value, as they do not change the text.
@@ -135,8 +136,10 @@ def given(
     return found
 
 
-def refusal(name: str) -> str:
-    """Why a field that the schema does not have is refused."""
+def refusal(name: str, known: Collection[str]) -> str:
+    """Why a field that the schema does not have is refused; `known`: fields that it has."""
     if name in REFUSED:
         return REFUSED[name][1]
-    return "this field is unknown to the server, or not available here; leave it out"
+    alike = get_close_matches(name, known, n=1, cutoff=0.8)
+    instead = f"send {alike[0]!r}" if alike and alike[0] != name else "leave it out"
+    return f"this field is unknown to the server, or not available here; {instead}"

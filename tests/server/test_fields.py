@@ -53,6 +53,10 @@ def test_fields_that_cannot_be_had_are_refused_by_their_name(live: Live, name: s
     assert error["message"].startswith(f"{name}: ")
 
 
+def test_a_misspelt_field_is_refused_with_the_right_name(live: Live) -> None:
+    assert refusal(live, **GREEDY, max_tokn=5)["message"].endswith("; send 'max_tokens'")
+
+
 def test_the_guide_lists_all_fields(live: Live) -> None:
     guide = (Path(ggufspec.__file__).parent / "server" / "README.md").read_text(encoding="utf-8")
     schemas = live.client.get("/openapi.json").json()["components"]["schemas"]

@@ -67,6 +67,10 @@ WRONG: dict[str, dict[str, Any]] = {
     "a bias of text": {"prompt": "hi", "logit_bias": {"5": "1"}},
     "a huge penalty": {"prompt": "hi", "presence_penalty": 1e300},
     "an unknown format": {"prompt": "hi", "response_format": {"type": "xml"}},
+    "a schema of another type": {
+        "prompt": "hi",
+        "response_format": {"type": "json_object", "json_schema": {"schema": {"type": "string"}}},
+    },
     "no schema": {"prompt": "hi", "response_format": {"type": "json_schema"}},
     "a schema that is none": {
         "prompt": "hi",
