@@ -180,6 +180,12 @@ _LOAD = (
     ),
     type_k_option,
     type_v_option,
+    option(
+        "--exact",
+        "Use passes of one size (--draft-n or 3, plus 1), so that greedy text is equal bit for bit "
+        "with and without drafts, and beside other texts. Slower where drafts are rejected.",
+        is_flag=True,
+    ),
     option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
 )
 load_options = gathered("load_settings", context_option, *_LOAD)
@@ -310,12 +316,6 @@ draft_n_option = draft_n_option_of(
     defaults.N_DRAFT,
     "Draft length: tokens drafted per round; auto: the length with the highest expected tokens/s, "
     "0 if drafting would not be faster.",
-)
-
-audited_draft_n_option = draft_n_option_of(
-    defaults.N_DRAFT_FIXED,
-    "Draft length: tokens drafted per round; auto drafts fewer tokens, so the same number of texts "
-    "is weaker evidence.",
 )
 
 

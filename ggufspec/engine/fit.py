@@ -54,6 +54,7 @@ class LoadOptions:
     n_batch: int | None = None
     n_draft_max: int = defaults.N_DRAFT_MAX
     n_slots: int = 1
+    exact: bool = False
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
     tensor_split: Sequence[float] = ()
@@ -95,6 +96,11 @@ class Fit:
         if options.draft is not None:
             self._draft, self.head = draft_shape(header, options.draft)
         self._draft_of_draft = self._shape_below(options)
+        if options.exact and self.head is not None:
+            raise OptionError(
+                "exact (--exact) does not work with a draft head, which reads states of the target "
+                "that padding would change; use a draft model, or none"
+            )
         if options.n_ctx == 0:
             options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
         n_kept = n_rollback(self._target, options.n_draft_max, options.n_slots)

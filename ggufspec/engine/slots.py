@@ -14,7 +14,7 @@ from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.shared_head import SharedCacheSession
 from ggufspec.llama.vocab_map import VocabMap
 
-# A prompt continues a slot if it begins with nearly all of the slot's last prompt. Templates of
+# A prompt continues a slot if it begins with nearly all of its last prompt. Chat templates of
 # reasoning models drop the last tokens of an earlier prompt ("<think>", 4 tokens at most).
 _N_DROPPED = 4
 _NEARLY_ALL = 0.8  # of a prompt of few tokens

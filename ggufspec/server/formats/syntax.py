@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
 
 # Places in a text for a call's id, its number, its name, and a key.
@@ -162,6 +163,8 @@ class _Sample:
             return self._template.render(
                 messages, tools=given if tools else (), add_generation_prompt=header
             )
+        except LimitError:
+            raise
         except PromptError:  # some templates need tools, or a list
             return None if tools else self._text(answers, tools=True, header=header)
 
