@@ -42,7 +42,11 @@ if TYPE_CHECKING:
 )
 @gathered(
     "audited",
-    shared.audited_draft_n_option,
+    shared.draft_n_option_of(
+        defaults.N_DRAFT_FIXED,
+        "Draft length: tokens drafted per round; auto drafts fewer tokens, so the same number of "
+        "texts is weaker evidence.",
+    ),
     shared.tree_option,
     shared.verify_option,
     option(

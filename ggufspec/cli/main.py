@@ -6,14 +6,12 @@ import errno
 import importlib
 import os
 import sys
-import threading
 
 import click
 
 from ggufspec import __version__
 from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED, USAGE
-from ggufspec.common import defaults
 from ggufspec.errors import GgufspecError, OptionError
 
 _COMMANDS = {
@@ -67,9 +65,6 @@ def main() -> None:
     except OSError:
         # Already reported: without this, Python would flush again at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if any(thread.name == defaults.COMPILATION for thread in threading.enumerate()):
-        sys.stderr.flush()
-        os._exit(code)  # it took too long, and would crash if it ended while Python does
     sys.exit(code)
 
 

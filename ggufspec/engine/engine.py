@@ -281,6 +281,8 @@ class Engine:
             return None
         model = self.target.model
         what = f"drafts for {model.path.name} are chains"
+        if self.target.options.is_exact:
+            return f"{what}: exact passes (--exact) read no trees"
         if self.target.reads_trees:
             slots, tokens = counted(self.n_slots, "slot"), counted(self.n_draft_max, "token")
             return f"{what}: drafts of {tokens} and {slots} leave no room for branches"

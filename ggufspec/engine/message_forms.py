@@ -54,6 +54,11 @@ class MessageForms:
         return [self._tool(tool) for tool in tools]
 
     def _tool(self, tool: Mapping[str, object]) -> Mapping[str, object]:
+        if not isinstance(tool, Mapping):
+            raise PromptError(
+                f"a tool is of type {type(tool).__name__}; it must be "
+                '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+            )
         function = tool.get("function")
         if not isinstance(function, Mapping) or {*_COMPLETE} <= {*function}:
             return tool
@@ -99,7 +104,7 @@ class MessageForms:
 
     def _call(self, call: Any) -> Any:
         """The call with its arguments as an object, or as JSON text."""
-        function = call.get("function") if isinstance(call, Mapping) else None
+        function = call.get("function")
         if not isinstance(function, Mapping):
             return call
         arguments = function.get("arguments", {})
@@ -231,6 +236,9 @@ def _check(messages: Sequence[Message]) -> None:
             )
         if not isinstance(role := message.get("role"), str):
             raise PromptError(f"message {i} needs a text 'role'; found {role!r}")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            raise PromptError(f"message {i} needs a list of calls as 'tool_calls'")
         content = message.get("content")
         if content is None and role == "assistant":
             continue

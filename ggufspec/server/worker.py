@@ -6,7 +6,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, NamedTuple
@@ -18,6 +18,7 @@ from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
+from ggufspec.server.formats import ChatParser
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.prompt_scores import PromptScores
@@ -31,8 +32,8 @@ class ParsedRequest:
     """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
 
     `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
-    `has_tools`: whether the text may contain tool calls. `echo`: texts of the prompts, to begin the
-    responses with; `writes`: whether anything follows.
+    `parser`: makes what parses a text; None: it has no parts. `echo`: texts of the prompts, to
+    begin the responses with; `writes`: whether anything follows.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -40,7 +41,7 @@ class ParsedRequest:
     n: int = 1
     seed: int | None = None
     n_top: int | None = None
-    has_tools: bool = False
+    parser: Callable[[], ChatParser] | None = None
     echo: Sequence[str] | None = None
     writes: bool = True
 
@@ -69,6 +70,7 @@ class RequestEnded(NamedTuple):
 
 
 RequestEvent = ChoiceDelta | ChoiceFinished | RequestEnded
+RunSoon = Callable[..., object]  # (function, *arguments), as asyncio's call_soon_threadsafe
 
 
 @dataclass(eq=False)
@@ -86,12 +88,15 @@ class RunningChoice:
 class TextRequest:
     """A request in the queue, then running: its choices in progress, and those not yet started.
 
-    `on_event` is called on the worker's thread.
+    `on_event` is called by `run_soon`, which is called from any thread.
     """
 
-    def __init__(self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]) -> None:
+    def __init__(
+        self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None], run_soon: RunSoon
+    ) -> None:
         self.parsed = parsed
         self.on_event = on_event
+        self.run_soon = run_soon
         self.arrived_at = self.started_at = perf_counter()
         self.is_cancelled = False
         self.choices: list[RunningChoice] = []
@@ -116,6 +121,7 @@ class EngineWorker:
         self._metrics = metrics
         self._waiting: deque[TextRequest] = deque()
         self._running: list[TextRequest] = []
+        self._events: list[tuple[TextRequest, RequestEvent]] = []  # of the round, not sent yet
         self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
         self._changed = threading.Condition()
         self._n_ended = 0
@@ -146,10 +152,13 @@ class EngineWorker:
         self._thread.start()
 
     def submit(
-        self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]
+        self,
+        parsed: ParsedRequest,
+        on_event: Callable[[RequestEvent], None],
+        run_soon: RunSoon = lambda function, *arguments: function(*arguments),
     ) -> TextRequest:
         """Queue a request. Raises ApiError where the queue is full or closed."""
-        request = TextRequest(parsed, on_event)
+        request = TextRequest(parsed, on_event, run_soon)
         with self._changed:
             if self._refuse is not None:
                 raise self._refuse()
@@ -187,7 +196,7 @@ class EngineWorker:
         for request in list(self._running):
             if not request.is_cancelled:
                 request.is_cancelled = True
-                self._send_end(request, server_stopping())
+                _send([(request, RequestEnded(server_stopping()))])
 
     def join(self, seconds: float | None = None) -> bool:
         """Wait for the thread to end, after `finish` or `abort`; returns whether it has."""
@@ -204,6 +213,7 @@ class EngineWorker:
             self._close(worker_failed)
             for request in list(self._running):
                 self._end(request, "failed", error)
+            self._send_events()
 
     def _close(self, reason: Callable[[], ApiError]) -> None:
         with self._changed:
@@ -212,8 +222,7 @@ class EngineWorker:
             waiting = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
-        for request in waiting:
-            self._send_end(request, reason())
+        _send([(request, RequestEnded(reason())) for request in waiting])
 
     def _start_requests(self) -> bool:
         """Wait until something runs; False once the queue is closed and nothing does."""
@@ -249,6 +258,7 @@ class EngineWorker:
         for request in list(self._running):
             if not request.pending and not request.choices:
                 self._end(request, "completed")
+        self._send_events()
 
     def _start_choices(self) -> None:
         """One choice of each request; then further ones, while slots are free."""
@@ -284,7 +294,8 @@ class EngineWorker:
         except StopIteration as end:
             text, tokens = parsed.echo[choice.index // parsed.n], request.prompt_of(choice.index)
             drafted = [False] * len(tokens)
-            request.on_event(ChoiceDelta(choice.index, text, tokens, drafted, end.value))
+            delta = ChoiceDelta(choice.index, text, tokens, drafted, end.value)
+            self._events.append((request, delta))
             choice.echo = None
             if not parsed.writes:
                 choice.generation.close()
@@ -303,10 +314,11 @@ class EngineWorker:
             logprobs = self._logprobs(choice, chunk.tokens)
             choice.tokens += chunk.tokens
             delta = ChoiceDelta(choice.index, chunk.text, chunk.tokens, chunk.drafted, logprobs)
-            request.on_event(delta)
+            self._events.append((request, delta))
         if choice.generation.is_over:
             self._release(choice)
-            request.on_event(ChoiceFinished(choice.index, choice.generation.completion))
+            finished = ChoiceFinished(choice.index, choice.generation.completion)
+            self._events.append((request, finished))
 
     def _logprobs(self, choice: RunningChoice, tokens: Sequence[int]) -> list[TokenLogprobs]:
         """The target's log-probabilities before sampling; it scores the tokens again for them."""
@@ -354,11 +366,28 @@ class EngineWorker:
         self._ended_seconds += perf_counter() - request.started_at
         self._metrics.generations.labels(outcome).inc()
         if not request.is_cancelled:
-            self._send_end(request, None if error is None else api_error_of(error))
+            ended = RequestEnded(None if error is None else api_error_of(error))
+            self._events.append((request, ended))
 
-    def _send_end(self, request: TextRequest, error: ApiError | None) -> None:
+    def _send_events(self) -> None:
+        events, self._events = self._events, []
+        _send(events)
+
+
+def _send(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
+    """Report events, with one call of each `run_soon`: each call wakes an event loop."""
+    by_loop: dict[RunSoon, list[tuple[TextRequest, RequestEvent]]] = {}
+    for request, event in events:
+        by_loop.setdefault(request.run_soon, []).append((request, event))
+    for run_soon, of_loop in by_loop.items():
+        with suppress(RuntimeError):  # the loop is closed, and with it the connections
+            run_soon(_report, of_loop)
+
+
+def _report(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
+    for request, event in events:
         try:
-            request.on_event(RequestEnded(error))
+            request.on_event(event)
         except Exception as failure:
             log_error("a client could not be notified", failure)
 

@@ -204,6 +204,44 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> N
         stream.close()
 
 
+def test_prompts_that_begin_together_are_read_in_one_pass(
+    engine: Engine, passes: list[int]
+) -> None:
+    cheap_together(engine)
+    engine.forget()
+    texts = [begin(engine, prompt, **{**LENGTHS, "drafter": "none"}) for prompt in PROMPTS[:3]]
+    assert not Scheduler(engine).step(texts)
+    assert passes == [3]
+    assert [len(text.rounds) for text in texts] == [1, 1, 1]
+    for text in texts:
+        stats = text.completion.stats
+        assert stats.n_prompt_reused == 0
+        assert stats.seconds.prompt > 0
+        assert stats.seconds.target < stats.seconds.prompt, "the prompt took most of the pass"
+        text.close()
+
+
+@pytest.mark.parametrize("drafter", ["model", "none"])
+def test_a_piece_of_a_prompt_shares_the_pass_of_the_texts(
+    engine: Engine, passes: list[int], drafter: str
+) -> None:
+    long = [*range(5, 105)]
+    alone = engine.generate(long, **{**LENGTHS, "drafter": drafter})
+    cheap_together(engine)
+    engine.forget()
+    writer = begin(engine, PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
+    scheduler = Scheduler(engine)
+    while not writer.rounds:
+        scheduler.step([writer])
+    late = begin(engine, long, **{**LENGTHS, "drafter": drafter})
+    passes.clear()
+    while not late.is_over:
+        assert not scheduler.step([writer, late])
+    assert late.completion.tokens == alone.tokens
+    assert passes.count(2) >= 4
+    writer.close()
+
+
 def test_chunks_can_be_taken_as_they_come_and_are_the_whole_text(engine: Engine) -> None:
     streams = [begin(engine, prompt, **{**LENGTHS, "seed": 1}) for prompt in PROMPTS[:3]]
     scheduler = Scheduler(engine)
@@ -483,13 +521,30 @@ def test_the_slot_used_longest_ago_makes_room(engine: Engine) -> None:
 def test_a_common_beginning_is_read_once(engine: Engine) -> None:
     engine.forget()
     system = [*range(10, 60)]
-    first = engine.generate([*system, 7, 8], **LENGTHS)
-    second = engine.generate([*system, 90, 91, 92], **LENGTHS)
+    questions = [[7, 8, 9, 10, 11], [90, 91, 92, 93, 94, 95]]
+    first, second = (engine.generate([*system, *each], **LENGTHS) for each in questions)
     assert (first.stats.n_prompt_reused, second.stats.n_prompt_reused) == (0, 50)
-    third = engine.generate([*system, 7, 8], **LENGTHS)
-    assert third.stats.n_prompt_reused == 51
+    third = engine.generate([*system, *questions[0]], **LENGTHS)
+    assert third.stats.n_prompt_reused == 54
     held = sorted(slot.target.n_held for slot in engine.slots)
-    assert held[0] > 60, "each has a slot of its own"
+    assert held[-2] > 60, "each has a slot of its own"
+
+
+def test_a_repeated_prompt_returns_to_its_slot_and_evicts_no_other(engine: Engine) -> None:
+    engine.forget()
+    talks = [written(engine, [7, 20 + i, 30 + i]) for i in range(N_SLOTS - 1)]
+    for _ in range(N_SLOTS + 1):
+        engine.generate([7, 90, 91, 92, 93], **LENGTHS)
+    reused = [engine.slots.nearest(talk).target.n_common(talk) for talk in talks]
+    assert all(n >= len(talk) - 1 for n, talk in zip(reused, talks, strict=True))
+
+
+def test_a_common_beginning_alone_does_not_evict_a_conversation(engine: Engine) -> None:
+    engine.forget()
+    system = [*range(10, 60)]
+    talk = written(engine, [*system, 7, 8, 9, 10, 11])
+    written(engine, [*system, 90, 91, 92, 93, 94, 95])
+    assert engine.slots.nearest(talk).target.n_common(talk) >= len(talk) - 1
 
 
 def test_texts_at_the_same_time_have_slots_of_their_own(engine: Engine) -> None:
