@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 ERROR: Final = 1  # explained on stderr
-DIFFERENCE: Final = 1  # `audit` or `models verify` found one
+DIFFERENCE: Final = 1  # `audit`, `models check` or `models verify` found one
 USAGE: Final = 2
 INTERRUPTED: Final = 130  # Ctrl-C

@@ -18,12 +18,14 @@ from ggufspec.cli.options import option
 from ggufspec.cli.progress import late_bars
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
-from ggufspec.errors import ModelError
+from ggufspec.errors import DownloadError, ModelError
 from ggufspec.models import hashes, local
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import head_text, is_head
+from ggufspec.models.hub import Transient, is_offline
 from ggufspec.models.names import parse
-from ggufspec.models.pull import locate
+from ggufspec.models.pull import Mismatch, locate
+from ggufspec.models.pull import check as check_one
 from ggufspec.models.pull import pull as pull_one
 from ggufspec.models.registry import ModelEntry, ModelPair, TrimEntry, load_registry
 from ggufspec.models.shape import shape_of
@@ -53,7 +55,7 @@ def list_models(as_json: bool) -> None:
     """List the registered models.
 
     "cached": the file is on this machine. "fits": it is not larger than the memory of this machine.
-    "checked": size and sha256 were compared with those on the hub.
+    "checked": `ggufspec models check` found the same file on the hub.
     """
     from ggufspec.llama.devices import gpus, physical_memory
 
@@ -140,6 +142,40 @@ def pull(names: tuple[str, ...]) -> None:
 def path(name: str) -> None:
     """Print the path of a model on this machine."""
     click.echo(str(_here(name)[0]))
+
+
+@command.command()
+@click.argument("names", nargs=-1, metavar="[NAME...]")
+@shared.json_option
+def check(names: tuple[str, ...], as_json: bool) -> int:
+    """Compare registry entries (default: all) with the hub. Downloads no model.
+
+    Exit code 1 if a file, its size or its sha256 differs.
+    """
+    if is_offline():
+        raise DownloadError("HF_HUB_OFFLINE is set, so the hub cannot be asked: unset it")
+    registry = load_registry()
+    entries = [registry.find(name) for name in names] or list(registry.models.values())
+    found: list[Mismatch] = []
+    for entry in entries:
+        try:
+            differences = list(check_one(entry))
+        except Transient:
+            raise
+        except DownloadError as error:
+            differences = [Mismatch(entry.alias, "repository", entry.repo, str(error))]
+        found += differences
+        if not as_json:
+            for difference in differences:
+                click.echo(
+                    f"{entry.alias}: {difference.what}: registered {difference.registered}, "
+                    f"found {difference.found}"
+                )
+            if not differences:
+                click.echo(f"{entry.alias}: as registered")
+    if as_json:
+        render.echo_json({"n_checked": len(entries), "differences": [asdict(d) for d in found]})
+    return DIFFERENCE if found else 0
 
 
 @command.command()
@@ -261,7 +297,7 @@ def _entry_text(entry: ModelEntry) -> str:
         "size": format_bytes(entry.size) if entry.size else "unknown",
         "sha256": ", ".join(entry.sha256) or "unknown",
         "source": entry.source or "unknown",
-        "checked": "yes" if entry.checked else "no (each download is)",
+        "checked": "yes" if entry.checked else f"no (`ggufspec models check {entry.alias}`)",
         "cached": facts["cached"] or f"no (`ggufspec models pull {entry.alias}`)",
     }
     if shape is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ggufspec.common.progress import NamedProgress
@@ -95,3 +97,30 @@ def _remote_files(named: ModelEntry | HubFiles | HubQuant, name: str) -> list[Re
                     f"To use the file on the hub, name it {named.repo}/{file.path}"
                 )
     return remote
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A difference between a registry entry and the hub."""
+
+    alias: str
+    what: str  # "size", "sha256 of x.gguf", or "file"
+    registered: str
+    found: str
+
+
+def check(entry: ModelEntry) -> Iterator[Mismatch]:
+    """Compare a registered model with the hub: yields each mismatch.
+
+    Raises DownloadError where the hub does not answer, or has no such repository.
+    """
+    there = hub.list_files(entry.repo, entry.revision)
+    for path in entry.files:
+        if path not in there:
+            yield Mismatch(entry.alias, "file", path, "does not exist")
+        elif (known := entry.sha256_of(path)) not in (None, there[path].sha256):
+            found = str(there[path].sha256)
+            yield Mismatch(entry.alias, f"sha256 of {path}", str(known), found)
+    size = sum(there[path].size for path in entry.files if path in there)
+    if entry.size not in (None, size) and set(entry.files) <= set(there):
+        yield Mismatch(entry.alias, "size", str(entry.size), str(size))

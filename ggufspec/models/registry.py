@@ -62,7 +62,7 @@ class ModelEntry:
     size: int | None = None  # bytes of all files
     sha256: tuple[str, ...] = ()  # of each file; empty: unknown
     shape: Dimensions | None = None
-    checked: bool = False  # size and sha256 are those on the hub
+    checked: bool = False  # confirmed by `ggufspec models check`
     source: str | None = None  # of hash and size
 
     def sha256_of(self, file: str) -> str | None:

@@ -11,9 +11,7 @@ import pytest
 import tiny
 from hub import Hub, sha256, status
 
-from ggufspec.errors import DownloadError
 from ggufspec.models.registry import trims_folder
-from tests.benchmarks import check_registry
 
 from .conftest import Command
 
@@ -109,24 +107,27 @@ def test_show_tells_what_a_file_says_of_itself(command: Command, names: Hub, tar
     assert f"fingerprint {header['vocabulary']}" in shown
 
 
-def test_check_compares_with_the_hub(
-    command: Command, names: Hub, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert check_registry.main(["Large", "Small"]) == 0
-    registered = entry(command, "Large")["sha256"][0]  # type: ignore[index]
+def test_check_compares_with_the_hub(command: Command, names: Hub) -> None:
+    assert command("models", "check", "Large", "Small").code == 0
     names.add(TARGET, {"target-Q8_0.gguf": b"GGUF, but another"})
-    capfd.readouterr()
-    assert check_registry.main(["Large", "Small"]) == 1
-    said = capfd.readouterr().out
-    assert f"Large: sha256 of target-Q8_0.gguf: registered {registered}, found" in said
-    assert "; size: " in said
-    assert "Small: as registered" in said
+    found = command("models", "check", "Large", "Small")
+    assert found.code == 1
+    assert "Large: size: " in found.out
+    registered = entry(command, "Large")["sha256"][0]  # type: ignore[index]
+    assert f"Large: sha256 of target-Q8_0.gguf: registered {registered}" in found.out
+    assert "Small: as registered" in found.out
     del names.repos[DRAFT]
-    assert check_registry.main(["small"]) == 1
+    document = command("models", "check", "small", "--json")
+    assert document.code == 1
+    assert document.document["differences"][0]["what"] == "repository"
     assert not names.downloads()
+
+
+def test_check_reports_no_difference_if_the_hub_fails(command: Command, names: Hub) -> None:
     names.always[TARGET] = status(503)
-    with pytest.raises(DownloadError, match="the hub failed"):
-        check_registry.main(["Large"])
+    found = command("models", "check", "Large")
+    assert found.out == ""
+    assert "the hub failed (status 503" in found.err
 
 
 def test_verify_reads_the_file_again(command: Command, names: Hub, target: Path) -> None:
@@ -311,6 +312,16 @@ def test_rm_by_the_path_of_a_linked_folder(command: Command, names: Hub, tmp_pat
     (tmp_path / "short").symlink_to(path.parent)
     assert command("models", "rm", tmp_path / "short" / path.name, "--yes").code == 0
     assert not path.exists()
+
+
+def test_check_without_a_network_is_an_error_and_no_difference(
+    command: Command, names: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    result = command("models", "check", "Large")
+    assert result.code == 1
+    assert "HF_HUB_OFFLINE is set" in result.err
+    assert not result.out
 
 
 @pytest.mark.parametrize(

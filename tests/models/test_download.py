@@ -19,7 +19,6 @@ from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 from ggufspec.errors import CacheError, DownloadError, ModelError, OptionError
 from ggufspec.models import download, hashes, local, pull, registry
 from ggufspec.models.names import HubFiles
-from tests.benchmarks import check_registry
 
 REPO = "some/model-GGUF"
 FILE = "model-Q4_K_M.gguf"
@@ -399,14 +398,14 @@ def test_a_registered_hash_that_the_hub_does_not_have_is_refused(repo: Hub) -> N
 
 
 def test_checking_tells_what_differs(repo: Hub) -> None:
-    def differences(**facts: object) -> list[str]:
-        return list(check_registry.mismatches(registered(**facts).find("M")))
+    def differences(**facts: object) -> list[tuple[str, str]]:
+        entry = registered(**facts).find("M")
+        return [(found.what, found.found) for found in pull.check(entry)]
 
     assert differences(size=len(DATA), sha256=f'["{sha256(DATA)}"]') == []
-    assert differences(size=5) == [f"size: registered 5, found {len(DATA)}"]
-    (wrong,) = differences(sha256=f'["{"0" * 64}"]')
-    assert wrong == f"sha256 of {FILE}: registered {'0' * 64}, found {sha256(DATA)}"
-    assert differences(files='["other.gguf"]', size=5) == ["other.gguf does not exist"]
+    assert differences(size=5) == [("size", str(len(DATA)))]
+    assert differences(sha256=f'["{"0" * 64}"]') == [(f"sha256 of {FILE}", sha256(DATA))]
+    assert differences(files='["other.gguf"]', size=5) == [("file", "does not exist")]
 
 
 def test_a_newer_revision_is_fetched_by_pull_and_the_older_one_stays(repo: Hub) -> None:
