@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -15,7 +16,7 @@ from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, gathered, option
-from ggufspec.cli.run import generate
+from ggufspec.cli.run import Run, generate
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import checked
 from ggufspec.common import defaults
@@ -23,7 +24,6 @@ from ggufspec.common import defaults
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
     from ggufspec.engine.engine import Engine
-    from ggufspec.engine.generation import Completion
 
 PROMPTS: Final = (
     "Up betimes, and by water to Whitehall,",
@@ -57,16 +57,20 @@ _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
     ),
     option("-s --seed", "Seed.", type=COUNT, default=0),
 )
+@option("--runs", "Texts for each prompt and mode.", type=click.IntRange(1, 100), default=1)
 @option("-t --threads n_threads", "Threads for the target.", type=AT_LEAST_1)
 @shared.cache_dir_option
 @shared.color_option
+@shared.json_option
 @shared.verbose_option
 def command(
     size: str,
     settings: dict[str, Any],
+    runs: int,
     n_threads: int | None,
     cache_dir: Path | None,
     color: str,
+    as_json: bool,
     verbose: bool,
 ) -> int:
     """Watch a large model generate faster with a small draft model, without a download.
@@ -80,12 +84,21 @@ def command(
     shared.show_log(verbose)
     target, draft = PairOptions(None, None, True, size, cache_dir).find()
     settings |= {**_SAMPLING, "ignore_eos": True}
-    writer = render.TextWriter(color=render.wants_color(color, sys.stdout))
+    writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
     with load(target, draft, n_threads=n_threads, **shared.room_for(settings["n_draft"])) as engine:
         demo = _Demo(engine, settings, writer)
-        interrupted = not demo.run()
+        interrupted = not demo.run(runs)
     if demo.pairs:
-        _print_result(demo, size)
+        document = {
+            **demo.document(),
+            "stand_in": _stand_in(size, target),
+            "settings": {**settings, "runs": runs},
+            "versions": render.versions(),
+        }
+        if as_json:
+            render.echo_json(document)
+        else:
+            _print_result(document)
     return INTERRUPTED if interrupted else 0
 
 
@@ -95,71 +108,118 @@ class _Demo:
 
     engine: Engine
     settings: dict[str, Any]
-    writer: render.TextWriter
+    writer: render.TextWriter | None
     pairs: list[tuple[Stats, Stats]] = field(default_factory=list)  # plain, speculative
-    same_text: bool | None = None  # at temperature 0
+    greedy: dict[str, Any] | None = None
 
-    def run(self) -> bool:
+    def run(self, n_runs: int) -> bool:
         """All texts, in both modes alternately; False if the user interrupted it."""
         if self._both(PROMPTS[0], {"max_tokens": WARM_UP_TOKENS}, shown=False) is None:
             return False
-        for prompt in PROMPTS:
-            if (both := self._both(prompt, {})) is None:
-                return False
-            self.pairs.append((both[0].stats, both[1].stats))
-        if (both := self._both(GREEDY_PROMPT, {"temperature": 0.0}, " at temperature 0")) is None:
-            return False
-        self.same_text = both[0].tokens == both[1].tokens
-        return True
+        for run in range(n_runs):
+            for prompt in PROMPTS:
+                both = self._both(prompt, {"seed": self.settings["seed"] + run})
+                if both is None:
+                    return False
+                self.pairs.append((both[0].completion.stats, both[1].completion.stats))
+        both = self._both(GREEDY_PROMPT, {"temperature": 0.0}, " at temperature 0")
+        if both is not None:
+            plain, speculative = (run.completion for run in both)
+            same = plain.tokens == speculative.tokens
+            self.greedy = {"prompt": GREEDY_PROMPT, "text": plain.text, "same_text": same}
+        return both is not None
+
+    def document(self) -> dict[str, Any]:
+        plain, speculative = zip(*self.pairs, strict=True)
+        ratios = [
+            fast.tokens_per_second / slow.tokens_per_second
+            for slow, fast in self.pairs
+            if slow.tokens_per_second > 0
+        ]
+        return {
+            "rows": [_row("plain", plain), _row("speculative", speculative)],
+            "speedup": median(ratios),
+            "speedup_spread": [min(ratios), max(ratios)],
+            "n_texts": len(self.pairs),
+            "greedy": self.greedy,
+        }
 
     def _both(
         self, prompt: str, changed: dict[str, Any], label: str = "", *, shown: bool = True
-    ) -> list[Completion] | None:
+    ) -> list[Run] | None:
         """The prompt continued in both modes; None if the user interrupted it."""
-        completions = []
+        writer = self.writer if shown else None
+        runs: list[Run] = []
         for mode, drafter in _DRAFTERS.items():
-            if shown:
-                self.writer.heading(f"{mode}{label}: ", prompt)
+            if writer is not None:
+                writer.heading(f"{mode}{label}: ", prompt)
             options = checked({**self.settings, **changed, "drafter": drafter})
-            run = generate(self.engine, prompt, options, self.writer if shown else None)
-            if shown:
-                click.echo(f"[{render.stats_line(run.completion.stats)}]\n", err=True)
-            if run.interrupted:
+            runs.append(generate(self.engine, prompt, options, writer))
+            if writer is not None:
+                click.echo(f"[{render.stats_line(runs[-1].completion.stats)}]\n", err=True)
+            if runs[-1].interrupted:
                 return None
-            completions.append(run.completion)
-        return completions
+        return runs
 
 
-def _print_result(demo: _Demo, size: str) -> None:
+def _stand_in(size: str, target: Path) -> dict[str, Any]:
     from ggufspec.standin import padded
 
-    plain, speculative = zip(*demo.pairs, strict=True)
-    rates = [median(each.tokens_per_second for each in stats) for stats in (plain, speculative)]
-    ratios = [
-        fast.tokens_per_second / slow.tokens_per_second
-        for slow, fast in demo.pairs
-        if slow.tokens_per_second > 0
-    ]
-    n_drafted = sum(stats.n_drafted for stats in speculative)
-    accepted = sum(stats.n_accepted for stats in speculative) / max(n_drafted, 1)
-    n_rounds = sum(stats.n_rounds for stats in speculative)
-    mean_length = sum(stats.n_generated for stats in speculative) / max(n_rounds, 1)
-    faster = f"{median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    n_params = padded.parse_size(size)
+    dimensions = padded.plan_dimensions(n_params)
+    return {
+        "path": str(target),
+        "n_bytes": target.stat().st_size,
+        "n_params": padded.padded_file(n_params).n_params,
+        "n_embd": dimensions.n_embd,
+        "n_layer": dimensions.n_layers,
+        "n_head": dimensions.n_heads,
+        "n_ff": dimensions.n_ff,
+    }
+
+
+def _row(mode: str, runs: Sequence[Stats]) -> dict[str, Any]:
+    """Medians of several texts, and the share of their time outside llama_decode."""
+    from ggufspec.bench.records import Contender, Measurement
+    from ggufspec.bench.summary import summary_of
+
+    texts = [Measurement.of_stats(stats, mode, "", run) for run, stats in enumerate(runs)]
+    row = summary_of(Contender(mode, {}), texts)
+    return {
+        "mode": mode,
+        "n_runs": row.n_texts,
+        "tokens_per_second": row.median,
+        "tokens_per_second_spread": [row.low, row.high],
+        "accepted": row.accepted,
+        "mean_length": row.mean_length,
+        "overhead": median(stats.overhead for stats in runs),
+    }
+
+
+def _print_result(document: dict[str, Any]) -> None:
+    plain, speculative = document["rows"]
+    low, high = document["speedup_spread"]
     render.echo_table(
         ["", "tokens/s", "speed-up", "accepted", "tokens/round"],
         [
-            ["plain", f"{rates[0]:.1f}", "1.00", "", "1.00"],
-            ["speculative", f"{rates[1]:.1f}", faster, f"{accepted:.1%}", f"{mean_length:.2f}"],
+            ["plain", f"{plain['tokens_per_second']:.1f}", "1.00", "", "1.00"],
+            [
+                "speculative",
+                f"{speculative['tokens_per_second']:.1f}",
+                f"{document['speedup']:.2f} ({low:.2f} to {high:.2f})",
+                f"{speculative['accepted'] or 0:.1%}",
+                f"{speculative['mean_length']:.2f}",
+            ],
         ],
     )
-    n_params = padded.padded_file(padded.parse_size(size)).n_params
+    temperature, n_texts = document["settings"]["temperature"], document["n_texts"]
     click.echo(
-        f"Medians of {len(demo.pairs)} texts at temperature {demo.settings['temperature']:g}. The "
-        f"large model is a stand-in with the cost of {n_params / 1e6:,.0f} M parameters."
+        f"Medians of {n_texts} texts at temperature {temperature:g}. The large model is a stand-in "
+        f"with the cost of {document['stand_in']['n_params'] / 1e6:,.0f} M parameters."
     )
-    if demo.same_text:
+    if document["greedy"] is not None and document["greedy"]["same_text"]:
         click.echo("At temperature 0, both wrote the same text.")
-    elif demo.same_text is not None:
+    elif document["greedy"] is not None:
         click.echo(
             "At temperature 0, the texts differ: batches of different sizes round differently, "
             "and two tokens were almost equally likely."

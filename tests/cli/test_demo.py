@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ggufspec.cli.demo import PROMPTS
+from ggufspec.cli.demo import GREEDY_PROMPT, PROMPTS
 from ggufspec.engine.engine import Engine
 from ggufspec.standin import padded
 
@@ -28,6 +28,37 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_the_document_has_both_ways(command: Command, cache: Path) -> None:
+    result = command(*SHORT, "--cache-dir", cache, "--json", "--draft-n", "3")
+    assert result.code == 0
+    document = result.document
+    assert set(document) == {
+        *("rows", "speedup", "speedup_spread", "n_texts", "greedy", "stand_in"),
+        *("settings", "versions"),
+    }
+    plain, speculative = document["rows"]
+    assert (plain["mode"], speculative["mode"]) == ("plain", "speculative")
+    for row in (plain, speculative):
+        low, high = row["tokens_per_second_spread"]
+        assert 0 < low <= row["tokens_per_second"] <= high
+        assert 0 < row["overhead"] < 1
+        assert row["n_runs"] == document["n_texts"] == 4
+    assert plain["accepted"] is None
+    assert plain["mean_length"] == 1
+    assert 0 < speculative["accepted"] <= 1
+    assert 1 < speculative["mean_length"] <= 4
+    low, high = document["speedup_spread"]
+    assert 0 < low <= document["speedup"] <= high
+
+
+def test_a_greedy_text_is_the_same_in_both_ways(command: Command, cache: Path) -> None:
+    document = command(*SHORT, "--cache-dir", cache, "--json").document
+    assert document["settings"]["temperature"] == 0.8
+    greedy = document["greedy"]
+    assert greedy["same_text"] is True
+    assert (greedy["prompt"], bool(greedy["text"])) == (GREEDY_PROMPT, True)
+
+
 def test_the_text_does_not_go_in_circles(command: Command, cache: Path) -> None:
     """Of 64 tokens, no phrase of five words comes three times."""
     out = command(*SHORT, "-n", "64", "--cache-dir", cache).out
@@ -39,6 +70,29 @@ def test_the_text_does_not_go_in_circles(command: Command, cache: Path) -> None:
         assert max(phrases.values()) < 3, text
 
 
+def test_each_prompt_runs_as_often_as_asked(command: Command, cache: Path) -> None:
+    args = ("--cache-dir", cache, "--json", "--runs", "2", "--draft-n", "5", "--temp", "0.7")
+    document = command(*SHORT, *args, "--seed", "3").document
+    assert document["n_texts"] == document["rows"][0]["n_runs"] == 8
+    settings = document["settings"]
+    assert (settings["runs"], settings["n_draft"], settings["seed"]) == (2, 5, 3)
+    assert (settings["temperature"], settings["max_tokens"]) == (0.7, 8)
+
+
+def test_the_document_names_the_stand_in(command: Command, cache: Path) -> None:
+    stand_in = command(*SHORT, "--cache-dir", cache, "--json").document["stand_in"]
+    shape = padded.plan_dimensions(SIZE)
+    assert {name: stand_in[name] for name in ("n_embd", "n_layer", "n_head", "n_ff")} == {
+        "n_embd": shape.n_embd,
+        "n_layer": shape.n_layers,
+        "n_head": shape.n_heads,
+        "n_ff": shape.n_ff,
+    }
+    file = padded.padded_file(SIZE)
+    assert stand_in["n_params"] == file.n_params
+    assert stand_in["n_bytes"] == Path(stand_in["path"]).stat().st_size == file.n_bytes
+
+
 @pytest.mark.parametrize("by", ["option", "variable"])
 def test_the_stand_in_is_announced_and_written_once(
     by: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -46,7 +100,7 @@ def test_the_stand_in_is_announced_and_written_once(
     folder = tmp_path / "new" / "cache"
     if by == "variable":
         monkeypatch.setenv("GGUFSPEC_CACHE", str(folder))
-    args = (*SHORT, *(["--cache-dir", folder] if by == "option" else []))
+    args = (*SHORT, "--json", *(["--cache-dir", folder] if by == "option" else []))
     first = command(*args)
     assert first.code == 0
     assert f"18 MB in {folder}" in first.err
@@ -74,6 +128,10 @@ def test_a_terminal_gets_texts_and_a_table(command: Command, cache: Path) -> Non
     assert "%" in speculative
     assert "At temperature 0, both wrote the same text." in result.out
     assert "\x1b" not in result.out
+
+
+def test_the_output_says_that_it_is_a_stand_in(command: Command, cache: Path) -> None:
+    result = command(*SHORT, "--cache-dir", cache)
     assert "The large model is a stand-in" in result.out, "beside the numbers"
     assert result.err.startswith("The large model is a stand-in"), "and before all else"
     assert "padded with zeros" in result.err
@@ -94,6 +152,7 @@ def test_the_table_fits_an_ascii_terminal(program: Command, cache: Path) -> None
         (["--size", "large"], ["'large' is not a size", "millions or billions"]),
         (["--size", "5M"], ["5M parameters", "10M to 8B"]),
         (["--size", "70B"], ["70B parameters", "too large", "10M to 8B"]),
+        (["--runs", "0"], ["--runs"]),
         (["-n", "0"], ["-n"]),
         (["--draft-n", "0"], ["--draft-n"]),
         (["--temp", "-1"], ["--temp"]),
@@ -142,7 +201,7 @@ def test_ctrl_c_keeps_the_texts_that_are_whole(
     prompts: list[str] = []
     real = Engine.tokenize
     monkeypatch.setattr(Engine, "tokenize", tokenize)
-    result = command(*SHORT, "--cache-dir", cache)
+    result = command(*SHORT, "--cache-dir", cache, "--json")
     assert result.code == INTERRUPTED
-    assert "Medians of 1 texts" in result.out
-    assert "At temperature 0" not in result.out
+    assert result.document["n_texts"] == 1
+    assert result.document["greedy"] is None
