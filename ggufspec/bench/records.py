@@ -93,6 +93,7 @@ class Measurement:
     prompt_seconds: float
     first_token_seconds: float  # from the request to the first tokens, the prompt included
     generation_seconds: float  # from the end of the prompt to the last token
+    joules: float | None = None  # of the processor, if the machine has counters
     tokens: Sequence[int] = ()
     rounds: Sequence[RoundTiming] = ()
 

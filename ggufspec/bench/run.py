@@ -10,6 +10,7 @@ from zlib import crc32
 
 from ggufspec.bench.baselines import Baseline
 from ggufspec.bench.contenders import rotated
+from ggufspec.bench.machine import EnergyMeter
 from ggufspec.bench.race import first_difference
 from ggufspec.bench.records import (
     COUNTS,
@@ -144,6 +145,7 @@ class _Writer:
         self._progress = progress
         self._n_done = 0
         self.n_tokens_in_all = 1
+        self._meter = EnergyMeter()
         self._started_at = perf_counter()
 
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
@@ -162,10 +164,12 @@ class _Writer:
         self._forget()
         at = perf_counter() - self._started_at
         n_end = self._n_done + len(prompt.turns) * self._experiment.n_tokens
+        joules = self._meter.joules()
         try:
             parts = self._parts(contender, prompt, run)
         finally:
             self._n_done = n_end
+        used = self._meter.joules()
         summed = (*COUNTS, "prompt_seconds", "generation_seconds")
         return Measurement(
             contender=contender.name,
@@ -177,6 +181,7 @@ class _Writer:
             drafted_by_position=sum_by_position([part.drafted_by_position for part in parts]),
             accepted_by_position=sum_by_position([part.accepted_by_position for part in parts]),
             first_token_seconds=parts[0].first_token_seconds,
+            joules=None if joules is None or used is None else used - joules,
             tokens=[token for part in parts for token in part.tokens],
             rounds=[round_ for part in parts for round_ in part.rounds],
         )

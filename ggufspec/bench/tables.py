@@ -27,12 +27,15 @@ class Table:
 
 def overview(results: BenchResults) -> Table:
     made = summarize(results)
+    has_energy = any(row.joules_per_token is not None for row in made)
     columns = [
         *("", "tokens/s", "mean ± std", "min-max", "ms/token", "first token"),
         *("speed-up", "95 % interval", "accepted", "tokens/round"),
+        *(["joules/token"] if has_energy else []),
     ]
     cells = []
     for row in made:
+        joules = NONE if row.joules_per_token is None else f"{row.joules_per_token:.2f}"
         cells.append(
             [
                 row.contender.name,
@@ -45,6 +48,7 @@ def overview(results: BenchResults) -> Table:
                 interval(row.speedup),
                 acceptance_cell(row),
                 f"{row.mean_length:.2f}",
+                *([joules] if has_energy else []),
             ]
         )
     return Table("", columns, cells)

@@ -150,7 +150,7 @@ def test_of_few_prompts_each_text_counts() -> None:
 
 
 def test_a_row_adds_up_its_texts() -> None:
-    counts = {"n_drafted": 4, "n_rounds": 10}
+    counts = {"n_drafted": 4, "n_rounds": 10, "joules": 20.0}
     one = text("draft", rate=10, n_accepted=3, drafted_by_position=[3, 1], **counts)
     one = replace(one, accepted_by_position=[2, 1])
     other = text("draft", run=1, rate=20, n_accepted=1, drafted_by_position=[4], **counts)
@@ -163,6 +163,7 @@ def test_a_row_adds_up_its_texts() -> None:
     assert row.by_position == (3 / 7, 1)
     assert row.mean_length == 80 / 20
     assert row.ms_per_token == pytest.approx(1e3 * (4 + 2) / 80)
+    assert row.joules_per_token == 40 / 80
     assert (row.mean_seconds, row.first_token_seconds) == pytest.approx((3.5, 0.6))
 
 
@@ -298,6 +299,15 @@ def test_positions_are_shown_as_far_as_each_contender_went() -> None:
     assert "plain" not in by_name
     assert by_name["draft 2"][2:] == [""] * (len(found.columns) - 3)
     assert tables.positions(quiet()) is None
+
+
+def test_energy_has_a_column_where_it_was_measured() -> None:
+    results = quiet()
+    assert "joules/token" not in tables.overview(results).columns
+    results.measurements[-1] = replace(results.measurements[-1], joules=4.0)
+    assert "joules/token" not in tables.overview(results).columns  # of one text alone
+    results.measurements = [replace(each, joules=4.0) for each in results.measurements]
+    assert tables.overview(results).rows[0][-1] == "0.10"
 
 
 def test_odd_names_stay_in_their_cells() -> None:
