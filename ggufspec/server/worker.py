@@ -22,8 +22,13 @@ from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.prompt_scores import PromptScores
 
+ROUND_SECONDS_MAX = 120.0  # of a large model on a CPU, a piece of a prompt may take half of it
 _MAX_RETRY = 60.0  # seconds, in Retry-After
+_EXITS = (SystemExit, KeyboardInterrupt)
 _N_SEEDS = 2**64
+
+
+WorkerStatus = Literal["ok", "stopping", "stalled", "failed"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class EngineWorker:
         self._running: list[TextRequest] = []
         self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
         self._changed = threading.Condition()
+        self._round_began_at: float | None = None  # None: no round is under way
         self._n_ended = 0
         self._ended_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="ggufspec-worker", daemon=True)
@@ -135,11 +141,17 @@ class EngineWorker:
         return len(self._running)
 
     @property
-    def status(self) -> Literal["ok", "stopping", "failed"]:
-        """Whether requests are accepted; "failed" if the thread has died."""
-        if self._refuse is None:
-            return "ok"
-        return "failed" if self._refuse is worker_failed else "stopping"
+    def status(self) -> WorkerStatus:
+        """Whether requests are accepted: "failed" if the thread has died, "stalled" while one round
+        takes longer than ROUND_SECONDS_MAX.
+        """
+        began_at = self._round_began_at
+        is_dead = self._thread.ident is not None and not self._thread.is_alive()
+        if self._refuse is worker_failed or (is_dead and self._refuse is None):
+            return "failed"
+        if began_at is not None and perf_counter() - began_at > ROUND_SECONDS_MAX:
+            return "stalled"
+        return "ok" if self._refuse is None else "stopping"
 
     def start(self) -> None:
         """Start the thread; once."""
@@ -198,8 +210,11 @@ class EngineWorker:
         try:
             scheduler = Scheduler(self._engine)
             while self._start_requests():
+                self._round_began_at = perf_counter()
                 self._round(scheduler)
+                self._round_began_at = None
         except BaseException as error:
+            self._round_began_at = None
             log_error("the engine worker has failed; restart the server", error)
             self._close(worker_failed)
             for request in list(self._running):
@@ -238,10 +253,7 @@ class EngineWorker:
                 self._echo(choice)
         choices = [choice for choice in choices if choice.echo is None]
         by_generation = {choice.generation: choice for choice in choices}
-        try:
-            errors = dict(scheduler.step(list(by_generation)))
-        except Exception as error:
-            errors = dict.fromkeys(by_generation, error)
+        errors = self._step(scheduler, list(by_generation))
         for choice in choices:
             if choice in choice.owner.choices:  # an earlier choice may have ended the request
                 with self._ends_on_error(choice.owner):
@@ -249,6 +261,23 @@ class EngineWorker:
         for request in list(self._running):
             if not request.pending and not request.choices:
                 self._end(request, "completed")
+
+    def _step(
+        self, scheduler: Scheduler, generations: Sequence[Generation]
+    ) -> dict[Generation, BaseException]:
+        """A round of all generations; those that failed, and why."""
+        try:
+            return dict(scheduler.step(generations))
+        except _EXITS:
+            raise
+        except BaseException as error:
+            if len(generations) == 1:
+                return {generations[0]: error}
+        # Each alone, to find the one that has failed.
+        errors: dict[Generation, BaseException] = {}
+        for generation in generations:
+            errors |= self._step(scheduler, [generation])
+        return errors
 
     def _start_choices(self) -> None:
         """One choice of each request; then further ones, while slots are free."""
@@ -290,7 +319,7 @@ class EngineWorker:
                 choice.generation.close()
                 choice.generation.finish_reason = "length"
 
-    def _deliver(self, choice: RunningChoice, error: Exception | None) -> None:
+    def _deliver(self, choice: RunningChoice, error: BaseException | None) -> None:
         """Report what the last round has added to a choice, and whether it is complete."""
         if error is not None:
             raise error
@@ -335,7 +364,9 @@ class EngineWorker:
         """An exception in the block ends this request, and no other."""
         try:
             yield
-        except Exception as error:
+        except _EXITS:
+            raise
+        except BaseException as error:  # a panic of native code is no Exception
             if not isinstance(error, GgufspecError):
                 log_error("a request failed", error)
             self._end(request, "failed", error)

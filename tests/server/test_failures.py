@@ -68,3 +68,47 @@ def test_health_reports_a_worker_that_has_died(
         refused = live.post("/v1/completions", **SHORT)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "worker_failed"
+
+
+def test_health_reports_a_round_that_does_not_end(
+    endless: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = threading.Event()
+
+    def hangs(*args: object) -> list[object]:
+        ends.wait(10)
+        return []
+
+    monkeypatch.setattr(worker, "ROUND_SECONDS_MAX", 0.05)
+    with serving(endless) as live, ThreadPoolExecutor(1) as threads:
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "step", hangs)
+            asked = threads.submit(live.ok, "/v1/completions", **SHORT)
+            assert comes_true(lambda: live.client.get("/health").status_code == 503)
+            assert live.client.get("/health").json() == {"status": "stalled"}
+        ends.set()
+        assert asked.result()["choices"][0]["text"] == "abcd"
+        assert live.client.get("/health").json() == {"status": "ok"}
+
+
+class Panic(BaseException):
+    """As of native code: no Exception."""
+
+
+STEPS: dict[str, tuple[type, str]] = {
+    "construction": (Generation, "__init__"),
+    "prompt": (Generation, "read"),
+    "ask": (Generation, "ask"),
+    "answer": (Generation, "answer"),
+    "pass": (Scheduler, "_scored"),
+    "log-probabilities": (worker.EngineWorker, "_logprobs"),
+    "metrics": (Metrics, "observe"),
+}
+
+
+@pytest.mark.parametrize("error", [MemoryError, RecursionError, Panic])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_error_in_any_step_fails_that_request_alone(
+    endless: Engine, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
+) -> None:
+    ...
