@@ -6,7 +6,7 @@ import logging
 import signal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,13 +19,18 @@ from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, opti
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import (
+    chat_template_option,
     check_needs_no_draft,
     checked,
     default_options,
     with_file_sampling,
 )
 from ggufspec.common import defaults
+from ggufspec.common.facts import counted
 from ggufspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from ggufspec.engine.engine import Engine
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -34,7 +39,8 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 @click.command(name="serve", cls=SectionedCommand)
 @shared.pair_or_embedded_options()
 @default_options
-@shared.load_options
+@shared.server_load_options
+@chat_template_option
 @option(
     "--host",
     "Address to listen on; other than loopback, other machines can connect.",
@@ -102,6 +108,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 def command(
     pair: PairOptions,
     settings: dict[str, Any],
+    chat_template: str | None,
     load_settings: dict[str, Any],
     host: str,
     port: int,
@@ -141,6 +148,10 @@ def command(
     from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, Watchdog, bind
 
     load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further, "n_slots": n_slots}
+    is_fitted = load_settings["n_ctx"] is None
+    if is_fitted:
+        load_settings["n_ctx"] = "fit"
+    load_settings["chat_template"] = chat_template
     watchdog = Watchdog(grace + 2 * AFTER_GRACE_SECONDS)
     with bind(host, port) as listening:
         target, draft = pair.find()
@@ -173,11 +184,21 @@ def command(
                 render.note(
                     f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY"
                 )
+            render.note(_context_note(engine, is_fitted))
             render.note(f"serving {service.options.alias}; press Ctrl-C to stop")
             server.run(sockets=[listening])
             service.worker.join()
     watchdog.stop()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0
+
+
+def _context_note(engine: Engine, is_fitted: bool) -> str:
+    n_ctx, n_trained = engine.n_ctx, engine.target.model.n_ctx_train
+    why = ""
+    if is_fitted:
+        is_all = n_ctx >= n_trained
+        why = ", all that the model was trained for" if is_all else ", as memory allows (see -c)"
+    return f"context: {n_ctx:,} tokens for each of {counted(engine.n_slots, 'slot')}{why}"
 
 
 def _api_keys(key: str | None, path: Path | None) -> tuple[str, ...]:

@@ -18,7 +18,14 @@ from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
 from ggufspec.placement.memory import n_rollback
-from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
+from ggufspec.placement.plan import (
+    Gpu,
+    Machine,
+    PlacementOptions,
+    describe,
+    longest_context,
+    plan_offload,
+)
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
 _SMALLER = 0.85  # share of the free memory of GPUs that a second attempt plans with
@@ -43,6 +50,7 @@ class LoadOptions:
     draft: DraftFile | None = None
     draft_of_draft: Path | None = None
     n_ctx: int | None = None
+    n_ctx_usual: int | None = defaults.N_CTX  # at most, where n_ctx is None; None: what fits
     n_batch: int | None = None
     n_draft_max: int = defaults.N_DRAFT_MAX
     n_slots: int = 1
@@ -146,6 +154,9 @@ class Fit:
 
     def first(self) -> LoadOptions:
         """The options, with what was left open chosen by free memory and predicted speed."""
+        if self._options.n_ctx_usual is None:
+            n_ctx = longest_context(self._target, self._draft, self._machine(1.0), self._wishes())
+            self._options = replace(self._options, n_ctx_usual=n_ctx)
         return self._planned(self._machine(1.0)) if self._is_open else self._options
 
     def smaller(self, used: LoadOptions) -> LoadOptions | None:
@@ -164,16 +175,18 @@ class Fit:
         )
 
     def _default_n_ctx(self) -> int:
-        return min(defaults.N_CTX, self._target.n_ctx_train or defaults.N_CTX)
+        usual = self._options.n_ctx_usual or defaults.N_CTX
+        return min(usual, self._target.n_ctx_train or defaults.N_CTX)
 
     def _machine(self, share: float) -> Machine:
         left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._gpus)
         return Machine(left, free_memory())
 
-    def _planned(self, machine: Machine) -> LoadOptions:
+    def _wishes(self) -> PlacementOptions:
         options = self._options
-        wishes = PlacementOptions(
+        return PlacementOptions(
             n_ctx=options.n_ctx or 0,
+            n_ctx_usual=options.n_ctx_usual or defaults.N_CTX,
             n_batch=options.n_batch or defaults.N_BATCH,
             type_k=options.type_k,
             type_v=options.type_v,
@@ -184,7 +197,10 @@ class Fit:
             n_draft_max=options.n_draft_max,
             draft_of_draft=self._draft_of_draft,
         )
-        plan = plan_offload(self._target, self._draft, machine, wishes)
+
+    def _planned(self, machine: Machine) -> LoadOptions:
+        options = self._options
+        plan = plan_offload(self._target, self._draft, machine, self._wishes())
         is_split = len(machine.gpus) > 1 and plan.n_gpu_layers > 0
         gpu_draft = plan.draft_gpu
         if gpu_draft is not None:  # a number among the local GPUs, where drafts are loaded

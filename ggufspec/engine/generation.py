@@ -137,6 +137,9 @@ class Generation:
             b"".join(map(engine.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
         self._piece_of = engine.vocab.piece
+        if shown := frozenset(options.shown_tokens):
+            vocab = engine.vocab
+            self._piece_of = lambda token: (vocab.shown if token in shown else vocab.piece)(token)
         self._end_tokens = {*engine.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []

@@ -29,6 +29,7 @@ from ggufspec.models.heads import MTP, HeadFacts
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.rpc_address import addresses
 
+FIT = "fit"
 LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction loaded)
 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
@@ -41,7 +42,7 @@ def load(
     draft: str | Path | None = None,
     *,
     draft_of_draft: str | Path | None = None,
-    n_ctx: int | None = None,
+    n_ctx: int | str | None = None,
     n_batch: int | None = None,
     n_draft_max: int = defaults.N_DRAFT_MAX,
     n_slots: int = 1,
@@ -68,7 +69,7 @@ def load(
     draft_of_draft: a smaller model that drafts the draft's own tokens, where that makes drafts
     faster; it is placed where the draft is.
     n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at
-    most 4096.
+    most 4096; "fit": that, or less where it would not fit into free memory.
     n_batch: prompt tokens per batch; None: 512. n_draft_max: maximum drafted tokens per round.
     n_slots: texts that can be written at the same time; each has a context of n_ctx tokens.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;
@@ -101,7 +102,8 @@ def load(
         if draft_of_draft is None
         else validate.path("draft_of_draft", draft_of_draft),
         draft=MTP if draft == MTP else None if draft is None else validate.path("draft", draft),
-        n_ctx=n_ctx,
+        n_ctx=None if n_ctx == FIT or n_ctx is None else validate.whole("n_ctx", n_ctx),
+        n_ctx_usual=None if n_ctx == FIT else defaults.N_CTX,
         n_batch=n_batch,
         n_draft_max=n_draft_max,
         n_slots=n_slots,
@@ -188,7 +190,7 @@ def _load(
             models.append(stack.enter_context(closing(model_below)))
         limits = [target_model.n_ctx_train, *(model.n_ctx_max for model in models)]
         shared = ContextOptions(
-            n_ctx=options.n_ctx or min([defaults.N_CTX, *filter(None, limits)]),
+            n_ctx=options.n_ctx or min(filter(None, [options.n_ctx_usual, *limits])),
             n_sequences=options.n_slots,
             flash_attention=options.flash_attention,
             type_k=options.type_k,

@@ -43,6 +43,7 @@ _NEEDED = "Input should be "  # how pydantic begins an error of type
 _MAX_NAME = 100  # characters of a field's name in an error
 _KEEP_ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 _DONE = b"data: [DONE]\n\n"
+_to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _NOT_SERVED = {
     ("/v1/responses", "/v1/messages", "/api/"): (
         "this server has OpenAI's chat completions and completions only; for this API, put LiteLLM "
@@ -119,7 +120,7 @@ class Service:
             "total_slots": engine.n_slots,
             "model_alias": self.options.alias,
             "model_path": engine.target.model.path.name,
-            "chat_template": engine.target.model.chat_template or "",
+            "chat_template": engine.chat_template.source if engine.chat_template else "",
             "bos_token": vocab.special_text(vocab.bos),
             "eos_token": vocab.special_text(vocab.eos),
             "modalities": {"vision": False, "audio": False},
@@ -275,7 +276,8 @@ async def _respond(
     builder = ResponseBuilder(body, parsed, service.options.alias)
     if not body.stream:
         await _collect(builder, parsed, request, service)
-        return JSONResponse(builder.body())
+        # A long echo is hundreds of thousands of numbers, for which other responses do not wait.
+        return await run_in_threadpool(lambda: JSONResponse(builder.body()))
     frames = _frames(builder, parsed, request, service)
     # An error before the first frame gets a status of its own; later ones are sent in the stream.
     return _EventStream(await anext(frames), frames)
@@ -285,8 +287,8 @@ async def _collect(
     builder: ResponseBuilder, parsed: ParsedRequest, request: Request, service: Service
 ) -> None:
     async with aclosing(submit(service.worker, parsed, service.options, request.receive)) as events:
-        async for event in events:
-            if event is not None:
+        async for together in events:
+            for event in together:
                 builder.add(event)
 
 
@@ -297,9 +299,10 @@ async def _frames(
     events = submit(service.worker, parsed, service.options, request.receive)
     try:
         async with aclosing(events):
-            async for event in events:
-                frames = [_KEEP_ALIVE] if event is None else map(_frame, builder.add(event))
-                for data in frames:
+            async for together in events:
+                chunks = [chunk for event in together for chunk in builder.add(event)]
+                data = b"".join(map(_frame, chunks)) if together else _KEEP_ALIVE
+                if data:
                     has_begun = True
                     yield data
         if (usage := builder.usage_chunk()) is not None:
@@ -339,7 +342,7 @@ class _EventStream(Response):
 
 def _frame(document: dict[str, Any]) -> bytes:
     """One event."""
-    return f"data: {json.dumps(document, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return b"data: %b\n\n" % _to_json(document).encode()
 
 
 # Errors, all in OpenAI's format

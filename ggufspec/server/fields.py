@@ -20,7 +20,8 @@ IGNORED = {
     "id_slot": "the server chooses the slot",
     "n_keep": "no text is shifted out of the context",
     "n_discard": "no text is shifted out of the context",
-    "n_cache_reuse": "the server decides what it reuses",
+    "cache_prompt": "the cache does not change the text",
+    "n_cache_reuse": "the cache does not change the text",
     "timings_per_token": "the last chunk has the timings",
     "return_progress": "a waiting stream gets keep-alives",
     "sse_ping_interval": "a waiting stream gets keep-alives",
@@ -45,7 +46,6 @@ IGNORED_IN_MESSAGES = {
 }
 IGNORED_IN_STREAM_OPTIONS = {"include_obfuscation": "responses are not padded"}
 IGNORED_IN_TOOLS = {
-    "strict": "whether arguments match their schema is up to `tool_choice`",
     "cache_control": "controls a cache of Anthropic",
 }
 IGNORED_IN_STRUCTURED_OUTPUTS = {
@@ -92,7 +92,6 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "parse_tool_calls": ((True,), "is not supported"),
     "reasoning_budget_tokens": ((-1,), "is not supported"),
     "thinking_budget_tokens": ((-1,), "is not supported"),
-    "cache_prompt": ((True,), "is not supported with false: the cache does not change the text"),
     "continuous_usage_stats": ((False,), "is not supported"),
     "whitespace_pattern": ((), "is not supported: JSON is written in one form"),
     "guided_whitespace_pattern": ((), "is not supported: JSON is written in one form"),

@@ -13,6 +13,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of, unscored
 
 _N_KEPT = 8  # prompts
+_MOST_KEPT = 20_000  # log-probabilities of a prompt: 5 MB
 
 
 class _Scored(NamedTuple):
@@ -41,5 +42,6 @@ class PromptScores:
             for row in rows:
                 found.append(logprobs_of(row, tokens[len(found)], n_top, vocab))
             yield
-        self._kept.append(_Scored(n_top, text, found))
+        if len(text) * (n_top + 1) <= _MOST_KEPT:
+            self._kept.append(_Scored(n_top, text, found))
         return found

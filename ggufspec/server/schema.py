@@ -20,6 +20,7 @@ from ggufspec.server import fields
 
 N_STOPS = 1000
 N_CHOICES = 16
+N_SAMPLERS = 16
 N_TOP_LOGPROBS = 20
 N_PROMPTS = 64
 
@@ -113,8 +114,8 @@ class GenerationBody(_Body):
     dry_base: float | None = Field(None, ge=1)
     dry_allowed_length: int | None = Field(None, ge=0, le=2**31 - 1)
     dry_penalty_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
-    dry_sequence_breakers: list[str] | None = Field(None, max_length=100)
-    samplers: list[str] | None = Field(None, max_length=100)
+    dry_sequence_breakers: list[str] | None = Field(None, max_length=N_SAMPLERS)
+    samplers: list[str] | None = Field(None, max_length=N_SAMPLERS)
     logit_bias: dict[TokenKey, float] | None = Field(
         None, description="Token ids and numbers; false bans a token. Also a list of pairs."
     )
@@ -243,6 +244,7 @@ class Function(_Body):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="true: the arguments of a call match the schema.")
 
 
 class Tool(_Body):

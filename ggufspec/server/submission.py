@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
-from time import monotonic
-from typing import Any
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
@@ -28,30 +26,38 @@ async def submit(
     parsed: ParsedRequest,
     options: ServerOptions,
     receive: Callable[[], Awaitable[Message]],
-) -> AsyncGenerator[ChoiceDelta | ChoiceFinished | None, None]:
+) -> AsyncGenerator[Sequence[ChoiceDelta | ChoiceFinished], None]:
     """The events of a request, up to its end; closing the generator cancels the request.
 
-    None: nothing has happened for `keep_alive` seconds. `receive` reports a client that
-    disconnects. Raises ApiError, ClientDisconnect.
+    Events that have come together are yielded together; none, if nothing has happened for
+    `keep_alive` seconds. `receive` reports a client that disconnects. Raises ApiError,
+    ClientDisconnect.
     """
     loop = asyncio.get_running_loop()
-    events: asyncio.Queue[RequestEvent] = asyncio.Queue()
-    deadline = monotonic() + options.timeout
+    events: deque[RequestEvent] = deque()
+    has_news = asyncio.Event()
+    deadline = loop.time() + options.timeout
 
     def put(event: RequestEvent) -> None:
-        with suppress(RuntimeError):  # the loop is closed, and with it the connection
-            loop.call_soon_threadsafe(events.put_nowait, event)
+        events.append(event)
+        has_news.set()
 
-    submitted = worker.submit(parsed, put)
+    submitted = worker.submit(parsed, put, loop.call_soon_threadsafe)
     disconnected = asyncio.ensure_future(_disconnect(receive))
-    pending: asyncio.Future[RequestEvent] = asyncio.ensure_future(events.get())
+    disconnected.add_done_callback(lambda _: has_news.set())
     try:
         while True:
+            if not events:
+                timer = loop.call_later(
+                    min(deadline - loop.time(), options.keep_alive), has_news.set
+                )
+                await has_news.wait()
+                timer.cancel()
+            has_news.clear()
             # Checked before each event: a fast stream must not postpone either.
             if disconnected.done():
                 raise ClientDisconnect
-            left = deadline - monotonic()
-            if left <= 0:
+            if loop.time() >= deadline:
                 raise ApiError(
                     504,
                     f"the request took longer than {options.timeout:g} s; ask for fewer tokens, or "
@@ -61,27 +67,20 @@ async def submit(
                     # OpenAI's clients retry a 504 by default, and it would take as long again.
                     headers={"x-should-retry": "false"},
                 )
-            waited_for: set[asyncio.Future[Any]] = {pending, disconnected}
-            await asyncio.wait(
-                waited_for,
-                timeout=min(left, options.keep_alive),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if not pending.done():
-                if not disconnected.done():
-                    yield None
-                continue
-            event = pending.result()
-            if isinstance(event, RequestEnded):
-                if event.error is not None:
-                    raise event.error
-                return
-            pending = asyncio.ensure_future(events.get())
-            yield event
+            found: list[ChoiceDelta | ChoiceFinished] = []
+            while events:
+                event = events.popleft()
+                if isinstance(event, RequestEnded):
+                    if found:
+                        yield found
+                    if event.error is not None:
+                        raise event.error
+                    return
+                found.append(event)
+            yield found
     finally:
         worker.cancel(submitted)
         disconnected.cancel()
-        pending.cancel()
 
 
 async def _disconnect(receive: Callable[[], Awaitable[Message]]) -> None:

@@ -27,9 +27,9 @@ HEAD_SECONDS = 10.0  # for the first line and the headers of a request
 STALLED_SECONDS = 60.0  # for a client that does not read its response
 _IDLE_SECONDS = 5  # between requests on one connection
 _N_CONNECTIONS = 512
-_N_RESERVED_FILES = 48  # for models, child processes and libraries
+_N_RESERVED_FILES = 64  # for models, child processes, and connections that are being accepted
 _N_WANTED_FILES = 1024
-_BACKLOG = 128  # asyncio accepts so many connections before it handles the first of them
+_BACKLOG = 128  # asyncio accepts up to so many connections before it handles the first of them
 _NOTICE_SECONDS = 60.0  # between two lines of the log about too many connections
 AFTER_GRACE_SECONDS = 5  # for sending the last events to requests that were aborted
 
@@ -96,9 +96,11 @@ class GracefulServer(uvicorn.Server):
         on_signal: Callable[[], None] = lambda: None,
         log_requests: bool = False,
     ) -> None:
+        n_files = _raised_file_limit()
+        n_connections = max(min(_N_CONNECTIONS, n_files - _N_RESERVED_FILES), 4)
         config = uvicorn.Config(
             app,
-            http=partial(ImpatientProtocol, n_connections_max=n_connections_max()),  # type: ignore[arg-type]
+            http=partial(ImpatientProtocol, n_connections_max=n_connections),  # type: ignore[arg-type]
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -256,19 +258,19 @@ class Watchdog:
         self._end(1)
 
 
-def n_connections_max() -> int:
-    """How many connections the limit of open files allows; the limit is raised if it can be."""
+def _raised_file_limit() -> int:
+    """The limit of open files, after it was raised if that is possible."""
     try:
         import resource
     except ImportError:  # Windows has no such limit
-        return _N_CONNECTIONS
+        return _N_WANTED_FILES
     n_files, n_most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if n_files < _N_WANTED_FILES:
         n_wanted = min(n_most, _N_WANTED_FILES) if n_most >= 0 else _N_WANTED_FILES
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (n_wanted, n_most))
             n_files = n_wanted
-    return max(min(_N_CONNECTIONS, n_files - _N_RESERVED_FILES), 4)
+    return n_files
 
 
 def _log_accept_failures(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
+from ggufspec.server.formats import ChatParser
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.prompt_scores import PromptScores
@@ -36,8 +37,8 @@ class ParsedRequest:
     """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
 
     `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
-    `has_tools`: whether the text may contain tool calls. `echo`: texts of the prompts, to begin the
-    responses with; `writes`: whether anything follows.
+    `parser`: makes what parses a text; None: it has no parts. `echo`: texts of the prompts, to
+    begin the responses with; `writes`: whether anything follows.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -45,7 +46,7 @@ class ParsedRequest:
     n: int = 1
     seed: int | None = None
     n_top: int | None = None
-    has_tools: bool = False
+    parser: Callable[[], ChatParser] | None = None
     echo: Sequence[str] | None = None
     writes: bool = True
 
@@ -74,6 +75,7 @@ class RequestEnded(NamedTuple):
 
 
 RequestEvent = ChoiceDelta | ChoiceFinished | RequestEnded
+RunSoon = Callable[..., object]  # (function, *arguments), as asyncio's call_soon_threadsafe
 
 
 @dataclass(eq=False)
@@ -91,12 +93,15 @@ class RunningChoice:
 class TextRequest:
     """A request in the queue, then running: its choices in progress, and those not yet started.
 
-    `on_event` is called on the worker's thread.
+    `on_event` is called by `run_soon`, which is called from any thread.
     """
 
-    def __init__(self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]) -> None:
+    def __init__(
+        self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None], run_soon: RunSoon
+    ) -> None:
         self.parsed = parsed
         self.on_event = on_event
+        self.run_soon = run_soon
         self.arrived_at = self.started_at = perf_counter()
         self.is_cancelled = False
         self.choices: list[RunningChoice] = []
@@ -121,6 +126,7 @@ class EngineWorker:
         self._metrics = metrics
         self._waiting: deque[TextRequest] = deque()
         self._running: list[TextRequest] = []
+        self._events: list[tuple[TextRequest, RequestEvent]] = []  # of the round, not sent yet
         self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
         self._changed = threading.Condition()
         self._round_began_at: float | None = None  # None: no round is under way
@@ -158,10 +164,13 @@ class EngineWorker:
         self._thread.start()
 
     def submit(
-        self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]
+        self,
+        parsed: ParsedRequest,
+        on_event: Callable[[RequestEvent], None],
+        run_soon: RunSoon = lambda function, *arguments: function(*arguments),
     ) -> TextRequest:
         """Queue a request. Raises ApiError where the queue is full or closed."""
-        request = TextRequest(parsed, on_event)
+        request = TextRequest(parsed, on_event, run_soon)
         with self._changed:
             if self._refuse is not None:
                 raise self._refuse()
@@ -199,7 +208,7 @@ class EngineWorker:
         for request in list(self._running):
             if not request.is_cancelled:
                 request.is_cancelled = True
-                self._send_end(request, server_stopping())
+                _send([(request, RequestEnded(server_stopping()))])
 
     def join(self, seconds: float | None = None) -> bool:
         """Wait for the thread to end, after `finish` or `abort`; returns whether it has."""
@@ -219,6 +228,7 @@ class EngineWorker:
             self._close(worker_failed)
             for request in list(self._running):
                 self._end(request, "failed", error)
+            self._send_events()
 
     def _close(self, reason: Callable[[], ApiError]) -> None:
         with self._changed:
@@ -227,8 +237,7 @@ class EngineWorker:
             waiting = list(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
-        for request in waiting:
-            self._send_end(request, reason())
+        _send([(request, RequestEnded(reason())) for request in waiting])
 
     def _start_requests(self) -> bool:
         """Wait until something runs; False once the queue is closed and nothing does."""
@@ -261,6 +270,7 @@ class EngineWorker:
         for request in list(self._running):
             if not request.pending and not request.choices:
                 self._end(request, "completed")
+        self._send_events()
 
     def _step(
         self, scheduler: Scheduler, generations: Sequence[Generation]
@@ -270,12 +280,12 @@ class EngineWorker:
             return dict(scheduler.step(generations))
         except _EXITS:
             raise
-        except BaseException as error:
-            if len(generations) == 1:
-                return {generations[0]: error}
-        # Each alone, to find the one that has failed.
+        except BaseException as error:  # a panic of native code is no Exception
+            cut = [each for each in generations if each.is_over and each.finish_reason is None]
+            if cut or len(generations) == 1:
+                return dict.fromkeys(cut or generations, error)
         errors: dict[Generation, BaseException] = {}
-        for generation in generations:
+        for generation in generations:  # alone: the one that fails fails again
             errors |= self._step(scheduler, [generation])
         return errors
 
@@ -291,10 +301,10 @@ class EngineWorker:
             self._start_choice(left[0])
 
     def _start_choice(self, request: TextRequest) -> None:
-        index = request.pending.popleft()
-        if (seed := request.parsed.seed) is not None:
-            seed = (seed + index) % _N_SEEDS
         with self._ends_on_error(request):
+            index = request.pending.popleft()
+            if (seed := request.parsed.seed) is not None:
+                seed = (seed + index) % _N_SEEDS
             prompt, options = request.prompt_of(index), request.parsed.options
             generation = Generation(self._engine, prompt, options, seed=seed)
             choice = RunningChoice(request, index, generation)
@@ -313,7 +323,8 @@ class EngineWorker:
         except StopIteration as end:
             text, tokens = parsed.echo[choice.index // parsed.n], request.prompt_of(choice.index)
             drafted = [False] * len(tokens)
-            request.on_event(ChoiceDelta(choice.index, text, tokens, drafted, end.value))
+            delta = ChoiceDelta(choice.index, text, tokens, drafted, end.value)
+            self._events.append((request, delta))
             choice.echo = None
             if not parsed.writes:
                 choice.generation.close()
@@ -332,10 +343,11 @@ class EngineWorker:
             logprobs = self._logprobs(choice, chunk.tokens)
             choice.tokens += chunk.tokens
             delta = ChoiceDelta(choice.index, chunk.text, chunk.tokens, chunk.drafted, logprobs)
-            request.on_event(delta)
+            self._events.append((request, delta))
         if choice.generation.is_over:
             self._release(choice)
-            request.on_event(ChoiceFinished(choice.index, choice.generation.completion))
+            finished = ChoiceFinished(choice.index, choice.generation.completion)
+            self._events.append((request, finished))
 
     def _logprobs(self, choice: RunningChoice, tokens: Sequence[int]) -> list[TokenLogprobs]:
         """The target's log-probabilities before sampling; it scores the tokens again for them."""
@@ -366,7 +378,7 @@ class EngineWorker:
             yield
         except _EXITS:
             raise
-        except BaseException as error:  # a panic of native code is no Exception
+        except BaseException as error:
             if not isinstance(error, GgufspecError):
                 log_error("a request failed", error)
             self._end(request, "failed", error)
@@ -377,7 +389,9 @@ class EngineWorker:
         for choice in list(request.choices):
             try:
                 self._release(choice)
-            except Exception as failure:
+            except _EXITS:
+                raise
+            except BaseException as failure:
                 log_error("a text could not be closed", failure)
         with self._changed:
             self._running.remove(request)
@@ -385,11 +399,32 @@ class EngineWorker:
         self._ended_seconds += perf_counter() - request.started_at
         self._metrics.generations.labels(outcome).inc()
         if not request.is_cancelled:
-            self._send_end(request, None if error is None else api_error_of(error))
+            ended = RequestEnded(None if error is None else api_error_of(error))
+            self._events.append((request, ended))
 
-    def _send_end(self, request: TextRequest, error: ApiError | None) -> None:
+    def _send_events(self) -> None:
+        events, self._events = self._events, []
+        _send(events)
+
+
+def _send(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
+    """Report events, with one call of each `run_soon`: each call wakes an event loop."""
+    by_loop: dict[RunSoon, list[tuple[TextRequest, RequestEvent]]] = {}
+    for request, event in events:
+        by_loop.setdefault(request.run_soon, []).append((request, event))
+    for run_soon, of_loop in by_loop.items():
         try:
-            request.on_event(RequestEnded(error))
+            run_soon(_report, of_loop)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the connections
+        except Exception as failure:
+            log_error("clients could not be notified", failure)
+
+
+def _report(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
+    for request, event in events:
+        try:
+            request.on_event(event)
         except Exception as failure:
             log_error("a client could not be notified", failure)
 

@@ -166,7 +166,7 @@ def client(server: Target, wanted: dict[str, str], until: float, tally: Tally, s
                 _do(server, made, tally)
             else:
                 _ask(server, rng.choice(PROMPTS), what, wanted, tally, rng)
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
             tally.count(f"lost: {what}: {type(error).__name__}")
     idle.close()
 
@@ -193,7 +193,7 @@ def _do(server: Target, job: soak_mix.Job, tally: Tally) -> None:
     if status in (429, 503):
         tally.count(f"status {status}")
         time.sleep(_WAIT_SECONDS)
-    elif job.is_right(status, text):
+    elif job.answers(status, text):
         tally.count(job.name)
     else:
         tally.count(f"wrong: {job.name}: {status} {text[:200]!r}")

@@ -262,6 +262,13 @@ def test_chat_renders_the_targets_own_template(run: Command, tmp_path: Path) -> 
     assert alone["tokens"] == list(expected[0].tokens)
     assert both["tokens"] == implied["tokens"] == list(expected[1].tokens)
     assert run(*args).document["n_prompt"] < alone["n_prompt"] < both["n_prompt"]
+    other = tmp_path / "other.jinja"
+    other.write_text(tiny.CHATML.replace("<|im_start|>", "<|im_end|>"), encoding="utf-8")
+    replaced = run(*args, "--chat-template-file", other).document
+    assert replaced["n_prompt"] == alone["n_prompt"]
+    assert replaced["tokens"] != alone["tokens"]
+    other.write_text("{% for %}", encoding="utf-8")
+    assert "chat template is not valid" in run(*args, "--chat-template-file", other).err
 
 
 # Beside the text

@@ -288,6 +288,20 @@ def test_chat_goes_through_the_models_own_template(tmp_path: Path) -> None:
         engine.chat([{"role": "user", "content": "hello"}])
 
 
+def test_a_template_of_ones_own_and_a_message_to_continue(tmp_path: Path) -> None:
+    model = tiny.write_llama(tmp_path / "model.gguf", vocab=tiny.bpe_vocab())
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hell"}]
+    with pytest.raises(ggufspec.OptionError, match="chat template is not valid"):
+        ggufspec.load(model, n_threads=1, chat_template="{% if %}")
+    with ggufspec.load(model, n_threads=1, chat_template=tiny.CHATML) as engine:
+        continued = engine.render(messages, continue_final_message=True)
+        text = b"".join(map(engine.vocab.piece, continued)).decode()
+        assert text.endswith("assistant\nhell")
+        done = engine.chat(messages, continue_final_message=True, max_tokens=4)
+        assert done.stats.n_prompt == len(continued)
+        assert engine.render(messages[:1], "a", variables={"b": 1}) == engine.tokenize("a")
+
+
 def test_a_template_that_writes_the_bos_itself_gets_no_second(tmp_path: Path) -> None:
     template = "{{ bos_token }}{{ messages[0].content }}"
     model = tiny.write_llama(tmp_path / "model.gguf", chat_template=template)

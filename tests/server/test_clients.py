@@ -146,9 +146,6 @@ def test_openai_sends_the_results_of_calls(client: openai.OpenAI) -> None:
     )
     assert answer.choices[0].message.content
     assert not answer.choices[0].message.tool_calls
-    assert answer.usage
-    assert called.usage
-    assert answer.usage.prompt_tokens > called.usage.prompt_tokens
 
 
 # Libraries on top of it

@@ -23,7 +23,9 @@ class FloodingWorker:
     def __init__(self) -> None:
         self.n_cancelled = 0
 
-    def submit(self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None]) -> object:
+    def submit(
+        self, parsed: ParsedRequest, on_event: Callable[[RequestEvent], None], run_soon: object
+    ) -> object:
         for _ in range(1000):
             on_event(ChoiceDelta(0, "a", (1,), (False,), ()))
         return self
