@@ -27,6 +27,7 @@ from ggufspec.cli.text_settings import (
 )
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
+from ggufspec.common.terminal import LogFormatter
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _api_keys(key: str | None, path: Path | None) -> tuple[str, ...]:
 def _show_own_log(verbose: bool) -> None:
     """The server's errors on stderr, one line each; with -v, requests and tracebacks too."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("ggufspec: %(message)s"))
+    handler.setFormatter(LogFormatter("ggufspec: %(message)s"))
     for name in ("uvicorn.error", "uvicorn.access") if verbose else ("ggufspec.server",):
         logger = logging.getLogger(name)
         logger.addHandler(handler)
