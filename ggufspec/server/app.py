@@ -221,7 +221,7 @@ def _add_information(router: APIRouter, service: Service) -> None:
 
     @router.get("/health")
     async def health() -> Response:
-        """Report "ok"; or, with status 503, "stopping" or "failed" (the worker has ended)."""
+        """Report "ok"; or, with status 503, "stopping", "stalled" or "failed"."""
         status = service.worker.status
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
