@@ -62,6 +62,8 @@ def plan_answer(
     schema, choice = constraints.get("json_schema"), body.tool_choice
     is_strict = any(tool.function.strict for tool in body.tools or [])
     is_required = choice not in (None, "auto", "none")
+    # Small models that are forced to call repeat the same calls up to the limit of tokens.
+    is_parallel = not is_required if body.parallel_tool_calls is None else body.parallel_tool_calls
     if tools and (is_required or is_strict or body.parallel_tool_calls is False or schema):
         named = choice.function.name if isinstance(choice, NamedTool) else None
         options |= {"json_schema": None}
@@ -69,7 +71,7 @@ def plan_answer(
             [tool for tool in tools if named in (None, tool["function"]["name"])],
             begun,
             is_required=is_required,
-            is_parallel=named is None and body.parallel_tool_calls is not False,
+            is_parallel=named is None and is_parallel,
             answer=None if schema is None else of_json_schema(schema),
             specials=specials,
             ends=vocab.stop_tokens,
@@ -82,4 +84,5 @@ def plan_answer(
         options["grammar"] = chat_format.answer_grammar(
             of_json_schema(schema), reasoning, specials=specials, ends=vocab.stop_tokens
         )
-    return AnswerPlan(options, partial(chat_format.parser, begun, tools or None))
+    parser = partial(chat_format.parser, begun, tools or None, is_parallel=is_parallel)
+    return AnswerPlan(options, parser)

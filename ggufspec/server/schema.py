@@ -284,8 +284,8 @@ class ChatRequest(GenerationBody):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = Field(
         None,
-        description="auto: the model decides; required: at least one call; none: no tools are "
-        "offered to it; or the one function that is called.",
+        description="auto: the model decides; required: it calls one, or several if "
+        "parallel_tool_calls is true; none: no tools are offered to it; or the function to call.",
     )
     parallel_tool_calls: bool | None = Field(
         None, description="false: at most one call in a response."

@@ -37,6 +37,7 @@ _LITERAL_MARK = re.compile(r"[\"'{}\[\](),]")
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 _ID_KEYS = ("id", "tool_call_id")
+_CALL_KEYS = (*_NAME_KEYS, *_ID_KEYS, "type", "function", "index")
 
 Schemas = Mapping[str, Mapping[str, Any]]  # the parameters of each tool, by its name
 
@@ -60,8 +61,8 @@ class CallParser:
 
     def __init__(self, reader: Reader, syntax: CallSyntax, schemas: Schemas) -> None:
         self._reader, self._syntax, self._schemas = reader, syntax, schemas
-        # With no mark before a call, it could be JSON of any kind.
-        self._names = None if words(syntax.opener) else set(schemas)
+        # Without a mark before a call, it could be JSON of any kind: the name must be a tool's.
+        self.is_bare = not words(syntax.opener)
         self.closers = _closers(syntax)
         self._parse = {
             "json": self._json_call,
@@ -128,7 +129,7 @@ class CallParser:
             if syntax.name_key is None and not has_begun:
                 if following != "{":
                     raise NoCallError
-                sink.begin(key, id)
+                self._begin(sink, key, id)
                 has_begun = True
                 yield from reader.json_value(sink.write)
             elif key == "function" and following == "{":
@@ -146,6 +147,8 @@ class CallParser:
                     self._check_length(has_begun)
                 arguments = [] if has_begun else [_object_text("".join(value))]
             else:
+                if self.is_bare and key not in (syntax.name_key, *_CALL_KEYS):
+                    raise NoCallError
                 yield from reader.json_value(value.append)
                 text = "".join(value)
                 self._check_length(has_begun)
@@ -153,11 +156,9 @@ class CallParser:
                     name = decoded(text[1:-1])
                 elif key in _ID_KEYS and not has_begun:
                     id = decoded(text.strip('"'))
-                elif key not in ("type", "function", "index") and self._names is not None:
-                    raise NoCallError
         if has_begun:
             return
-        if not name or (self._names is not None and arguments is None):
+        if not name or (self.is_bare and arguments is None):
             raise NoCallError
         self._begin(sink, name, id)
         sink.write("".join(arguments or ["{}"]))
@@ -167,7 +168,7 @@ class CallParser:
             raise NoCallError
 
     def _begin(self, sink: CallSink, name: str, id: str | None) -> None:
-        if not 0 < len(name) <= MAX_NAME or (self._names is not None and name not in self._names):
+        if not 0 < len(name) <= MAX_NAME or (self.is_bare and name not in self._schemas):
             raise NoCallError
         sink.begin(name, id)
 

@@ -60,7 +60,9 @@ class ChatFormat:
             end += harmony.HEADER
         return Reasoning(begin, end, opened >= 0) if begin else None
 
-    def parser(self, begun: str, tools: Tools | None = None) -> ChatParser:
+    def parser(
+        self, begun: str, tools: Tools | None = None, *, is_parallel: bool = True
+    ) -> ChatParser:
         """A parser of the text after a begun answer; without tools, calls are content."""
         if self.syntax.is_harmony:
             return harmony.HarmonyParser(begun, has_tools=tools is not None)
@@ -68,7 +70,7 @@ class ChatFormat:
         if tools is not None:
             functions = [tool["function"] for tool in tools]
             schemas = {each["name"]: each.get("parameters") or {} for each in functions}
-        return FormatParser(self.syntax, begun, schemas)
+        return FormatParser(self.syntax, begun, schemas, is_parallel)
 
     def grammar(
         self,

@@ -10,6 +10,7 @@ from ggufspec.server.formats.deltas import CallDelta, ChatDelta, ContentDelta, R
 from ggufspec.server.formats.reader import MAX_UNCERTAIN, SPACES, Marks, Reader, Steps
 from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, parts, words
 
+_FENCES = ("```", "```json", "```tool_call")  # before a call without the marks of its format
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
@@ -91,7 +92,9 @@ class Deltas:
 class FormatParser:
     """Parses the text of a template's syntax, that comes in pieces. Raises nothing."""
 
-    def __init__(self, syntax: Syntax, begun: str, schemas: Schemas | None) -> None:
+    def __init__(
+        self, syntax: Syntax, begun: str, schemas: Schemas | None, is_parallel: bool = True
+    ) -> None:
         """`begun`: what the prompt has of the answer. `schemas`: of the tools; None: no tools."""
         call = syntax.call if schemas is not None else None
         self._syntax, self._reader = syntax, Reader()
@@ -112,8 +115,9 @@ class FormatParser:
         self._marks = Marks(marks)
         # Before content only. The prompt may have opened the reasoning unseen.
         self._first_marks = [word for word in (*marks, begin, end) if word]
-        if call and not self._opener:
-            self._first_marks.append("{")
+        self._is_parallel = is_parallel
+        if call and call.kind == "json":  # small models forget the marks
+            self._first_marks += ["{", *_FENCES]
         self._steps = self._parse()
         next(self._steps)
         self.push(begun)
@@ -141,7 +145,7 @@ class FormatParser:
         begin = syntax.reasoning[0] if syntax.reasoning else None
         while True:
             mark = None
-            if not deltas.has_content:
+            if not deltas.has_content and (self._is_parallel or not deltas.n_calls):
                 deltas.content((yield from reader.matching(SPACES)))
                 mark = yield from reader.accept(*self._first_marks)
             if mark is None:
@@ -151,7 +155,7 @@ class FormatParser:
             if mark == begin:
                 deltas.part()
                 yield from self._reasoning()
-            elif mark in self._starts or mark == "{":
+            elif mark in (*self._starts, "{", *_FENCES):
                 yield from self._section(mark)
             else:
                 deltas.part()
@@ -178,6 +182,8 @@ class FormatParser:
         if mark == "{":
             reader.at -= 1
         n_before = deltas.n_calls
+        assert self._calls is not None
+        self._calls.is_bare = mark not in self._starts
         try:
             while True:
                 id = yield from self._rest_of_opener(mark)
@@ -222,14 +228,19 @@ class FormatParser:
         assert self._syntax.call is not None
         reader, kind = self._reader, self._syntax.call.kind
         separators = (",", ";", "]") if kind in ("json", "python") else ()
+        fences = _FENCES if self._calls.is_bare else ()
         found = None
         while True:
             yield from reader.spaces()
             last = found
-            found = yield from reader.accept(*self._calls.closers, *self._starts, *separators)
+            found = yield from reader.accept(
+                *self._calls.closers, *self._starts, *separators, *fences
+            )
             if found in self._starts:
                 reader.keep(reader.at - len(found or ""))
                 return found
+            if self._calls.is_bare and not self._is_parallel:
+                return None
             if found is None:
                 following = yield from reader.peek()
                 is_next = kind == "json" and following == "{"

@@ -253,3 +253,32 @@ def test_hostile_texts_take_linear_time(name: str, text: str, chat_format: Forma
     start = time.perf_counter()
     parsed(chat_format(TEMPLATES[name]).parser("", TOOLS), text, 1)
     assert time.perf_counter() - start < 4  # some 0.2 s; quadratic: more than 10 s
+
+
+BARE = '{"name": "weather", "arguments": {"city": "Oslo"}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "n_calls", "content"),
+    [
+        (BARE, 1, ""),
+        (f"```json\n{BARE}\n{BARE}\n```", 2, ""),
+        (f"```json\n{BARE}\n```\n\n```json\n{BARE}\n```", 2, ""),
+        (f"```\n{BARE}\n```\nDone.", 1, "Done."),
+        (f"Such as {BARE}", 0, f"Such as {BARE}"),
+        (BARE.replace("weather", "other"), 0, BARE.replace("weather", "other")),
+        ('{"city": {"name": "Oslo"}}', 0, '{"city": {"name": "Oslo"}}'),
+        ("```python\nprint(1)\n```", 0, "```python\nprint(1)\n```"),
+        ("```json\n[1, 2]\n```", 0, "```json\n[1, 2]\n```"),
+    ],
+)
+def test_calls_without_marks_are_read_at_the_beginning(
+    chat_format: FormatOf, text: str, n_calls: int, content: str
+) -> None:
+    """Small models write JSON where their template has marks around it."""
+    for size in (1, 3, len(text)):
+        made = parsed(chat_format(TEMPLATES["hermes"]).parser("", TOOLS), text, size)
+        assert made.content == content
+        assert made.calls == [("weather", '{"city": "Oslo"}')] * n_calls
+    parser = chat_format(TEMPLATES["hermes"]).parser("", TOOLS, is_parallel=False)
+    assert len(parsed(parser, text, 3).calls) == min(n_calls, 1)
