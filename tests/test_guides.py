@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shlex
 import shutil
@@ -58,6 +59,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "prompts.jsonl").write_text("".join(lines), encoding="utf-8")
     (tmp_path / "prompt.txt").write_text(PROMPTS[0] + "\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    for logger in map(logging.getLogger, ("ggufspec", "ggufspec.llama")):  # -v changes them
+        monkeypatch.setattr(logger, "handlers", [*logger.handlers])
+        monkeypatch.setattr(logger, "level", logger.level)
     return tmp_path
 
 

@@ -127,7 +127,7 @@ def command(
                 calibrate(engine)
                 steps[name] = 1e3 * engine.profile.costs.step
             if not races:
-                click.echo(_ORDER, err=True)
+                render.echo(_ORDER, err=True)
             races[name] = _run(engine, text, prompt_of(engine, text, asked), checked(settings))
     races = dict(sorted(races.items(), key=lambda each: -(each[1].speedup or 0.0)))
     best, race = next(iter(races.items()))
@@ -229,7 +229,7 @@ def _show(race: Race, speed: float, color: str) -> bool:
         return show(race, speed, color=render.wants_color(color, sys.stdout))
     for lane in race.lanes:
         text = race.prompt + lane.text
-        click.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
+        render.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
     return False
 
 
@@ -239,7 +239,7 @@ def _print_result(races: Mapping[str, Race], steps: Mapping[str, float]) -> None
 
     best, race = next(iter(races.items()))
     header = ["tokens/s", "speed-up", "accepted", "tokens/round"]
-    click.echo()
+    render.echo()
     if steps:
         rows = []
         for name, each in races.items():
@@ -286,7 +286,7 @@ def _ranking(races: Mapping[str, Race], steps: Mapping[str, float]) -> list[dict
 def _say(sentence: str) -> None:
     """Print it in lines as wide as the terminal, but not too wide to read."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    click.echo(click.wrap_text(sentence, width))
+    render.echo(click.wrap_text(sentence, width))
 
 
 def _document(race: Race) -> dict[str, Any]:

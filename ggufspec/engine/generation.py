@@ -200,7 +200,7 @@ class Generation:
             self._policy.set_n_sharers(n_sharers)
         try:
             if self._engine.target.options.is_exact:  # another text may have used the slot
-                self.session.feed(self._prompt[:-1])
+                self.session.feed(self._all_tokens[: len(self._prompt) - 1])
             step = next(self._loop, None)
             if step is None:
                 constraint = self._constraint

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _FIRST_PIECE = 32  # prompt tokens for which other generations wait
 _MOST_WAITED = 0.2  # seconds; a piece is made to take about half of that
 _LEAST_PIECE = 16
+_N_SAME = 16  # passes of the same sizes for which a decision holds
 
 Failures = list[tuple[Generation, Exception]]
 Prepared = list[tuple[Generation, PreparedScore]]  # by LlamaSession.prepare
@@ -31,6 +32,9 @@ class Scheduler:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._n_piece = _FIRST_PIECE
+        # The last decision: whether one pass over parts of these sizes is faster.
+        self._sizes: Sequence[int] = ()
+        self._was_faster, self._n_same = False, 0
 
     def step(self, generations: Sequence[Generation]) -> Failures:
         """Run a round of each generation in progress, and process pieces of prompts.
@@ -183,11 +187,15 @@ class Scheduler:
     def _is_faster(self, sizes: Sequence[int]) -> bool:
         if not 0 < sum(sizes) <= self._engine.target.n_batch:
             return False
-        curve = self._engine.profile.costs.curve
-        if max(sizes) > len(curve):
-            return True  # a piece of a prompt: a token more costs little
+        if sizes == self._sizes and self._n_same < _N_SAME:
+            self._n_same += 1
+            return self._was_faster
+        curve = self._engine.profile.costs.curve  # interpolated anew after each pass: 0.1 ms
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
-        return cost[0] < sum(cost[1:])
+        # Of a piece of a prompt that is longer than the curve, a token more costs little.
+        self._was_faster = max(sizes) > len(curve) or cost[0] < sum(cost[1:])
+        self._sizes, self._n_same = sizes, 0
+        return self._was_faster
 
     def _decode(self, together: Prepared) -> bool:
         """Whether the pass over all succeeded; if not, each has a pass of its own."""

@@ -24,6 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ggufspec import __version__
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import GgufspecError
+from ggufspec.llama.vocab import Vocab
 from ggufspec.server import descriptions, fields, schema
 from ggufspec.server.errors import ApiError, api_error_of
 from ggufspec.server.metrics import Metrics
@@ -167,7 +168,14 @@ def _add_tokenization(router: APIRouter, service: Service) -> None:
             add_special=body.add_special,
             parse_special=body.parse_special,
         )
+        if body.with_pieces:
+            return JSONResponse({"tokens": [_with_piece(vocab, token) for token in tokens]})
         return JSONResponse({"tokens": tokens})
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """Name the first and the last token, and the chat template, as vLLM's server does."""
+        return JSONResponse(descriptions.tokenizer(service.engine))
 
     @router.post("/detokenize")
     async def detokenize(body: schema.DetokenizeRequest) -> Response:
@@ -180,7 +188,17 @@ def _add_tokenization(router: APIRouter, service: Service) -> None:
                     param="tokens",
                 )
         data = await run_in_threadpool(lambda: b"".join(map(vocab.piece, body.tokens)))
-        return JSONResponse({"content": data.decode("utf-8", "replace")})
+        text = data.decode("utf-8", "replace")
+        return JSONResponse({"content": text, "prompt": text})  # as llama.cpp and vLLM name it
+
+
+def _with_piece(vocab: Vocab, token: int) -> dict[str, object]:
+    """A token with its text, or with its bytes where they are no text, as in llama.cpp."""
+    data = vocab.piece(token)
+    try:
+        return {"id": token, "piece": data.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(data)}
 
 
 def _add_information(router: APIRouter, service: Service) -> None:
@@ -203,7 +221,7 @@ def _add_information(router: APIRouter, service: Service) -> None:
 
     @router.get("/health")
     async def health() -> Response:
-        """Report "ok"; or, with status 503, "stopping" or "failed" (the worker has ended)."""
+        """Report "ok"; or, with status 503, "stopping", "stalled" or "failed"."""
         status = service.worker.status
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 

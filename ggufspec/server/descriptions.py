@@ -29,6 +29,16 @@ def model(engine: Engine, options: ServerOptions, started_at: int) -> dict[str, 
     }
 
 
+def tokenizer(engine: Engine) -> dict[str, Any]:
+    """What `/tokenizer_info` of vLLM's server returns."""
+    vocab, template = engine.vocab, engine.chat_template
+    return {
+        "bos_token": vocab.special_text(vocab.bos),
+        "eos_token": vocab.special_text(vocab.eos),
+        "chat_template": None if template is None else template.source,
+    }
+
+
 def properties(engine: Engine, options: ServerOptions) -> dict[str, Any]:
     """What `/props` of llama.cpp's server returns; no path, but the name of the file."""
     vocab, template = engine.vocab, engine.chat_template

@@ -115,6 +115,7 @@ RENAMED = {
     "typ_p": "typical_p",
 }
 RENAMED_IN_MESSAGES = {"reasoning": "reasoning_content"}
+RENAMED_IN_TOKENIZE = {"prompt": "content", "add_special_tokens": "add_special"}  # as in vLLM
 
 
 def given(

@@ -236,9 +236,9 @@ class ChatMessage(_Body):
 
     @property
     def text(self) -> str:
-        """The content; several parts are joined."""
+        """The content; several parts are lines, as in llama.cpp and vLLM."""
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
+            return "\n".join(part.text for part in self.content)
         return self.content or ""
 
 
@@ -315,9 +315,11 @@ class PredictRequest(GenerationBody):
 class TokenizeRequest(_Body):
     """A text to tokenize."""
 
+    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED_IN_TOKENIZE
     content: str
     add_special: bool = Field(False, description="Begin with the BOS token.")
     parse_special: bool = Field(True, description="Parse names of special tokens as those tokens.")
+    with_pieces: bool = Field(False, description="Return the text of each token, or its bytes.")
 
 
 class DetokenizeRequest(_Body):

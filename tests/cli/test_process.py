@@ -320,3 +320,26 @@ def test_a_compilation_that_took_too_long_does_not_crash_the_end(code: str) -> N
     done = subprocess.run([sys.executable, "-c", before + code, *args], capture_output=True)
     assert done.returncode in (1, 2), done.stderr
     assert b"takes longer than 0.02 s to compile; simplify it" in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no pseudo-terminals")
+def test_no_control_character_of_a_model_or_a_file_reaches_a_terminal(tmp_path: Path) -> None:
+    title = "\x1b]0;owned\x07"
+    model = tiny.write_scripted(tmp_path / "model.gguf", tiny.SPM.spell(f"a{title}b"))
+    args = [sys.executable, "-c", "from ggufspec.cli.main import main; main()", "run"]
+    args += ["-m", str(model), "-p", "hi", "-n", "12", "--temp", "0", "-t", "1"]
+    piped = subprocess.run(args, capture_output=True, check=False)
+    assert f"a{title}b".encode() in piped.stdout, piped.stderr
+    parent, child = os.openpty()
+    done = subprocess.run(args, stdout=child, stderr=subprocess.PIPE, check=False)
+    os.close(child)
+    written = os.read(parent, 10_000)
+    os.close(parent)
+    assert rb"a\x1b]0;owned\x07b" in written, done.stderr
+    assert b"\x1b]" not in written
+    args[args.index(str(model))] = f"no{title}file.gguf"
+    failed = subprocess.run([*args, "--temp", f"x{title}"], capture_output=True, check=False)
+    missing = subprocess.run(args, capture_output=True, check=False)
+    for err in (failed.stderr, missing.stderr):
+        assert rb"\x1b]0;owned" in err
+        assert b"\x1b" not in err

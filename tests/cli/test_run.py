@@ -80,6 +80,14 @@ def test_the_text_equals_the_librarys(
     assert (document["text"], document["tokens"]) == (expected.text, list(expected.tokens))
 
 
+def test_exact_drafts_up_to_the_length_that_is_given(
+    run: Command, target: Path, draft: Path
+) -> None:
+    args = ("-m", target, "-md", draft, "-p", "hello world", *GREEDY, "-n", "40", "--exact")
+    texts = {run(*args, *more).out for more in ((), ("--draft-n", "5"), ("--drafter", "none"))}
+    assert len(texts) == 1
+
+
 @pytest.mark.parametrize("with_draft", [False, True])
 @pytest.mark.parametrize(
     ("stops", "text"),

@@ -89,6 +89,9 @@ def test_arguments_are_objects_or_json(render: Any) -> None:
         items = render(each_call("{{ (c.function.arguments | items | list)[0][1] }}"), messages)
         assert as_json == as_text == joined == '[user:][assistant:({"a": "é"})][tool:]'
         assert items == "[user:][assistant:(é)][tool:]"
+    compact = [USER, said("", tool_calls=calls("1", arguments='{"a":1}')), result("1")]
+    text = render(each_call("{{ '' + c.function.arguments }}"), compact)
+    assert text == '[user:][assistant:({"a":1})][tool:]'
     empty = [USER, said("", tool_calls=calls("1", arguments="")), result("1")]
     assert "({})" in render(each_call("{{ c.function.arguments | tojson }}"), empty)
     wrong = [USER, said("", tool_calls=calls("1", arguments='{"a": ')), result("1")]

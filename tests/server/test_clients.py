@@ -11,7 +11,6 @@ import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -233,15 +232,9 @@ def test_llm_gets_texts_schemas_and_calls(
 def test_lm_eval_gets_the_likelihood_of_a_continuation(server: Live, url: str) -> None:
     instance = client_library("lm_eval.api.instance").Instance
     completions = client_library("lm_eval.models.openai_completions").LocalCompletionsAPI
-
-    def encode(text: str) -> list[int]:
-        return server.engine.vocab.tokenize(text, add_special=False, parse_special=False)
-
-    model = completions(
-        base_url=f"{url}/completions", model="x", tokenizer_backend="None", max_retries=1
-    )
-    model.tokenizer_backend, model.tokenizer = "server", SimpleNamespace(encode=encode)
-    model.tokenized_requests = True
+    # Its tokens are those of the server, at /tokenizer_info and /tokenize.
+    model = completions(base_url=f"{url}/completions", model="x", max_retries=1)
+    encode = model.tokenizer.encode
     pairs = [("hello", " world"), ("hello", " model")]
     requests = [instance("loglikelihood", {}, pair, 0) for pair in pairs]
     found = model.loglikelihood(requests)

@@ -113,6 +113,7 @@ def test_the_document_of_the_api_is_true(live: Live) -> None:
     assert set(document["paths"]) == {
         *("/v1/completions", "/v1/chat/completions", "/predict", "/tokenize", "/detokenize"),
         *("/v1/models", "/v1/models/{name}", "/health", "/metrics", "/props"),
+        "/tokenizer_info",
     }
     for path in document["paths"].values():
         for operation in path.values():
