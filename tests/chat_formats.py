@@ -9,7 +9,8 @@ from ggufspec.server.formats import CallDelta, ChatParser, ContentDelta, Reasoni
 _WHOLE = (
     "{{% if tools %}}<tools>{{{{ tools | tojson }}}}</tools>{{% endif %}}"
     "{{% for m in messages %}}<|turn|>{{{{ m.role }}}}\n"
-    "{{% if m.reasoning_content %}}<think>\n{{{{ m.reasoning_content }}}}\n</think>\n\n{{% endif %}}"
+    "{{% if m.reasoning_content %}}<think>\n{{{{ m.reasoning_content }}}}\n</think>\n\n"
+    "{{% endif %}}"
     "{{{{ m.content or '' }}}}{{% if m.tool_calls %}}{calls}{{% endif %}}<|end|>\n{{% endfor %}}"
     "{{% if add_generation_prompt %}}<|turn|>assistant\n{{% endif %}}"
 )
@@ -71,7 +72,8 @@ CALLS = {
     "gemma": (
         f"{_EACH}<|call>call:{{{{ f.name + '{{' }}}}"
         "{% for k, v in f.arguments.items() %}{{ k }}:"
-        """{% if v is string %}<|"|>{{ v }}<|"|>{% else %}{{ v | tojson }}{% endif %}"""
+        """{% if v is string %}<|"|>{{ v }}<|"|>{% else %}"""
+        "{{ v | tojson | replace(', ', ',') }}{% endif %}"
         "{{ ',' if not loop.last }}{% endfor %}{{ '}' }}<call|>{% endfor %}"
     ),
 }

@@ -108,3 +108,52 @@ def test_tools_that_may_not_be_used_are_not_shown(caller: Live, chat_pair: Engin
     asked = {"messages": TURN, "tools": TOOLS, "tool_choice": "none", "max_tokens": 1}
     body = caller.ok("/v1/chat/completions", **asked)
     assert body["usage"]["prompt_tokens"] == len(chat_pair.render(TURN, TEMPLATE))
+
+
+def test_a_choice_of_no_tool_is_refused(caller: Live) -> None:
+    named = {"type": "function", "function": {"name": "sub"}}
+    for choice, tools, message in (
+        (named, TOOLS, "tool_choice names 'sub', but 'tools' has only add"),
+        ("required", [], "tool_choice requires a call, but there are no 'tools'"),
+    ):
+        body = {"messages": TURN, "tools": tools, "tool_choice": choice}
+        response = caller.post("/v1/chat/completions", **body)
+        assert response.status_code == 400
+        assert message in response.json()["error"]["message"]
+
+
+def test_a_text_that_was_cut_off_in_a_call_says_so(caller: Live) -> None:
+    asked = {"messages": TURN, "tools": TOOLS, "temperature": 0, "max_tokens": len(TEXT) - 14}
+    (choice,) = caller.ok("/v1/chat/completions", **asked)["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert choice["finish_reason"] == "length"
+    assert '{"x": [1, 2]}'.startswith(call["function"]["arguments"])
+
+
+THINKING = tiny.CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")
+
+
+@pytest.fixture(scope="module")
+def thinker(chat_pair: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """Reasons before it answers."""
+    n_prompt = len(chat_pair.render(TURN, THINKING))
+    path: Path = tmp_path_factory.mktemp("models") / "thinker.gguf"
+    script = [*tiny.BPE.spell("So I say</think>\n\nYes."), tiny.BPE.id_of("<|im_end|>")]
+    how: dict[str, Any] = {"n_prompt": n_prompt, "vocab": tiny.BPE, "n_ctx_train": 512}
+    source = "{# <think> </think> #}" + THINKING
+    tiny.write_timed(path, script, chat_template=source, **how)
+    with ggufspec.load(path, n_threads=1, tuned=False) as engine, serving(engine) as live:
+        yield live
+
+
+def test_reasoning_is_reported(thinker: Live) -> None:
+    asked = {"messages": TURN, "temperature": 0}
+    body = thinker.ok("/v1/chat/completions", **asked)
+    message = body["choices"][0]["message"]
+    assert message["reasoning_content"] == "So I say"
+    assert message["content"] == "Yes."
+    assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+    events = events_of(thinker.post("/v1/chat/completions", stream=True, **asked))
+    assert said(events) == "Yes."
+    deltas = [choice["delta"] for event in events for choice in event["choices"]]
+    assert "".join(delta.get("reasoning_content", "") for delta in deltas) == "So I say"

@@ -120,7 +120,7 @@ class FormatParser:
             self._first_marks += ["{", *_FENCES]
         self._steps = self._parse()
         next(self._steps)
-        self.push(begun)
+        self.push(begun.strip())
         self._deltas.restart()
 
     def push(self, text: str) -> list[ChatDelta]:

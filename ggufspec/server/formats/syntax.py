@@ -124,7 +124,7 @@ _KEYS = ("keyAlpha", "keyBeta")
 _VALUES = (("textAlpha", 4217), ("textBeta", 4218))
 _IDS = ("callIdOne", "callIdTwo")  # Mistral's templates require nine characters
 _CONTENT, _REASONING, _USER = "contentAlpha", "reasonAlpha", "userAlpha"
-_TOOL = {"type": "object", "properties": {"other": {"type": "string"}}}
+_TOOL = {"type": "object", "properties": {"other": {"type": "string", "description": "x"}}}
 
 
 class _Sample:
@@ -190,6 +190,8 @@ def _after(text: str, header: str) -> str:
 
 def _without_end(text: str, end: str) -> str:
     """A text without the tags and words with which `end`, too, ends."""
+    if end and text.endswith(end):
+        return text.removesuffix(end)
     tokens = _spaced_words(text)
     pairs = zip(reversed(tokens), reversed(_spaced_words(end)), strict=False)
     n_common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))

@@ -1,0 +1,152 @@
+"""Grammars for calls allow what the template writes, and nothing that the tools' schemas do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from chat_formats import HARMONY, TEMPLATES, USER, tool
+
+from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.errors import OptionError
+from ggufspec.server.formats import ChatFormat
+from ggufspec.structured.constraint import GrammarConstraint, TokenTable
+from ggufspec.structured.grammar import of_grammar, of_json_schema
+
+FormatOf = Callable[[str], ChatFormat]
+TOOLS = [
+    tool("weather", city={"type": "string"}, days={"type": "integer"}),
+    tool("add_2", x={"type": "array", "items": {"type": "integer"}}),
+]
+ARGUMENTS: list[dict[str, Any]] = [{"city": "Paris <b>", "days": 3}, {"x": [1, 22]}]
+
+
+def allows(grammar: str, text: str, specials: Sequence[str] = ()) -> bool:
+    """Whether a text, in bytes and these special tokens, matches a grammar from end to end."""
+    pieces = [*(bytes([i]) for i in range(256)), *(name.encode() for name in specials), b"<end>"]
+    end = len(pieces) - 1
+    table = TokenTable(
+        pieces, special=range(256, end + 1), stop_tokens=[end], tokenize=lambda _, text: []
+    )
+    tokens: list[int] = []
+    pattern = "|".join(map(re.escape, specials)) or r"\Z"
+    for piece in re.split(f"({pattern})", text):
+        tokens += [256 + specials.index(piece)] if piece in specials else piece.encode()
+    constraint = GrammarConstraint(table, of_grammar(grammar), 0)
+    if constraint.n_allowed((), tokens) < len(tokens):
+        return False
+    return constraint.is_over(tokens) or constraint.n_allowed(tokens, [end]) == 1
+
+
+def called(template: ChatTemplate, n_calls: int) -> str:
+    """What the template writes for these calls."""
+    calls = [
+        {
+            "id": f"abcdefgh{i}",
+            "type": "function",
+            "function": {"name": TOOLS[i]["function"]["name"], "arguments": ARGUMENTS[i]},
+        }
+        for i in range(n_calls)
+    ]
+    message = {"role": "assistant", "content": "", "tool_calls": calls}
+    prompt = template.render([USER], tools=TOOLS)
+    whole = template.render([USER, message], tools=TOOLS, add_generation_prompt=False)
+    return whole.removeprefix(prompt).removesuffix("<|end|>\n").strip()
+
+
+def specials_of(found: ChatFormat) -> list[str]:
+    return sorted(set(re.findall(r"<\|?\w+\|?>|\[[A-Z_]+\]", found.text)))
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_of_the_template_are_allowed(
+    name: str, template: Callable[[str], ChatTemplate], chat_format: FormatOf
+) -> None:
+    found = chat_format(TEMPLATES[name])
+    one = called(template(TEMPLATES[name]), 1)
+    for names in ([], specials_of(found)):
+        specials = {name: 256 + i for i, name in enumerate(names)}
+        how: dict[str, Any] = {"specials": specials, "ends": []}
+        made = found.grammar(TOOLS, "", is_required=True, is_parallel=True, **how)
+        assert allows(made, one, names)
+        assert allows(made, f"<think>So <b>.</think>\n\n{one}", names)
+        assert not allows(made, "Text.", names)
+        assert not allows(made, one.replace("3", "x"), names)
+        assert not allows(made, one.replace("weather", "whether"), names)
+        several = one
+        if name != "bare":
+            several = called(template(TEMPLATES[name]), 2)
+            assert allows(made, several, names)
+            single = found.grammar(TOOLS, "", is_required=True, is_parallel=False, **how)
+            assert allows(single, one, names)
+            assert not allows(single, several, names)
+        auto = found.grammar(TOOLS, "", is_required=False, is_parallel=True, **how)
+        assert allows(auto, "Text, no call: < [", names)
+        assert allows(auto, several, names)
+        if name != "bare":
+            assert allows(auto, f"Text.\n{several}", names)
+        assert not allows(auto, one.replace("3", "x"), names)
+
+
+def test_content_may_have_to_be_json(chat_format: FormatOf) -> None:
+    made = chat_format(TEMPLATES["hermes"]).grammar(
+        TOOLS,
+        "",
+        is_required=False,
+        is_parallel=True,
+        specials={},
+        ends=[],
+        answer=of_json_schema({"enum": [1, 2]}),
+    )
+    assert allows(made, "1")
+    assert allows(made, "<think>a</think>2")
+    assert allows(made, '<tool_call>\n{"name": "add_2", "arguments": {"x": [1]}}\n</tool_call>')
+    assert not allows(made, "3")
+
+
+def test_an_opened_reasoning_is_closed_first(chat_format: FormatOf) -> None:
+    found = chat_format(TEMPLATES["hermes"])
+    reasoning = found.reasoning("<think>\n")
+    assert reasoning is not None
+    assert reasoning.is_open
+    made = found.answer_grammar(of_json_schema({"enum": [1]}), reasoning, specials={}, ends=[])
+    assert allows(made, "So.</think>\n\n1")
+    assert not allows(made, "1")
+    assert found.reasoning("<think>a</think>") is None
+
+
+def test_harmony_calls_after_its_analysis(chat_format: FormatOf) -> None:
+    made = chat_format(HARMONY).grammar(
+        TOOLS, "", is_required=True, is_parallel=True, specials={"<|call|>": 256}, ends=[256]
+    )
+    call = '<|channel|>commentary to=functions.add_2 <|constrain|>json<|message|>{"x": [1]}'
+    assert allows(made, call)
+    assert not allows(made, call.replace("[1]", "1"))
+
+
+def test_texts_of_tagged_arguments_may_be_one_of_several(chat_format: FormatOf) -> None:
+    tools = [tool("f", unit={"enum": ["C", "F"]}, note={"type": ["string", "null"]})]
+    for name in ("tagged", "keys", "gemma"):
+        found = chat_format(TEMPLATES[name])
+        made = found.grammar(tools, "", is_required=True, is_parallel=False, specials={}, ends=[])
+        assert found.syntax.call is not None
+        texts = {
+            "tagged": "<tool_call>\n<function=f>\n<parameter=unit>\n{}\n</parameter>\n"
+            "</function>\n</tool_call>",
+            "keys": "<tool_call>f\n<arg_key>unit</arg_key>\n<arg_value>{}</arg_value>\n"
+            "</tool_call>",
+            "gemma": '<|call>call:f{{unit:<|"|>{}<|"|>}}<call|>',
+        }
+        assert allows(made, texts[name].format("C"))
+        assert not allows(made, texts[name].format("K"))
+
+
+def test_what_a_schema_cannot_guarantee_is_refused(chat_format: FormatOf) -> None:
+    tools = [tool("f", x={"type": "array", "uniqueItems": True})]
+    for name in ("hermes", "tagged", "gemma"):
+        with pytest.raises(OptionError, match="uniqueItems"):
+            chat_format(TEMPLATES[name]).grammar(
+                tools, "", is_required=True, is_parallel=True, specials={}, ends=[]
+            )
