@@ -13,7 +13,7 @@ import click
 
 from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT, Baseline, open_baselines
 from ggufspec.bench.contenders import baseline_contenders, contenders
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
+from ggufspec.bench.llama_server import LlamaCppProgram
 from ggufspec.bench.preset_tables import general
 from ggufspec.bench.presets import PRESETS, Preset, PresetPair
 from ggufspec.bench.prompts import own_prompts, spread

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
 
@@ -12,6 +13,7 @@ import click
 from ggufspec import __version__
 from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED, USAGE
+from ggufspec.common.terminal import visible
 from ggufspec.errors import GgufspecError, OptionError
 
 _COMMANDS = {
@@ -78,7 +80,9 @@ def run() -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        sys.stderr.write(visible(shown.getvalue()))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         render.note("interrupted")

@@ -100,8 +100,8 @@ def command(
         render.echo_json({**run.document(), "speedup": speedup, **under})
     else:
         if verbose:
-            click.echo(render.details_text(stats), err=True)
-        click.echo(render.stats_line(stats, speedup), err=True)
+            render.echo(render.details_text(stats), err=True)
+        render.echo(render.stats_line(stats, speedup), err=True)
         if run.completion.advice:
             render.note(run.completion.advice)
             from ggufspec.llama.devices import gpus

@@ -27,6 +27,7 @@ from ggufspec.cli.text_settings import (
 )
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
+from ggufspec.common.terminal import LogFormatter
 from ggufspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -145,13 +146,14 @@ def command(
     _show_own_log(verbose)
     from ggufspec.server.app import make_app, make_service
     from ggufspec.server.options import ServerOptions
-    from ggufspec.server.uvicorn_server import GracefulServer, bind
+    from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, Watchdog, bind
 
     load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further, "n_slots": n_slots}
     is_fitted = load_settings["n_ctx"] is None
     if is_fitted:
         load_settings["n_ctx"] = "fit"
     load_settings["chat_template"] = chat_template
+    watchdog = Watchdog(grace + 2 * AFTER_GRACE_SECONDS)
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:
@@ -176,6 +178,7 @@ def command(
                 service.worker,
                 grace=grace,
                 on_listening=click.echo,
+                on_signal=watchdog.start,
                 log_requests=verbose,
             )
             if host not in _LOOPBACK and not api_keys:
@@ -186,6 +189,7 @@ def command(
             render.note(f"serving {service.options.alias}; press Ctrl-C to stop")
             server.run(sockets=[listening])
             service.worker.join()
+    watchdog.stop()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0
 
 
@@ -217,7 +221,7 @@ def _api_keys(key: str | None, path: Path | None) -> tuple[str, ...]:
 def _show_own_log(verbose: bool) -> None:
     """The server's errors on stderr, one line each; with -v, requests and tracebacks too."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("ggufspec: %(message)s"))
+    handler.setFormatter(LogFormatter("ggufspec: %(message)s"))
     for name in ("uvicorn.error", "uvicorn.access") if verbose else ("ggufspec.server",):
         logger = logging.getLogger(name)
         logger.addHandler(handler)

@@ -96,6 +96,7 @@ class Generation:
         self.lock = engine.lock
         self._engine = engine
         self._prompt = tokens
+        self.n_prompt = len(tokens)
         self._all_tokens = array("i", tokens)  # with the text, and its stop token
         self._lease = SlotLease(engine.slots)
         below = engine.draft_of_draft
@@ -137,14 +138,15 @@ class Generation:
             b"".join(map(engine.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
         self._piece_of = engine.vocab.piece
-        if shown := frozenset(options.shown_tokens):
+        if shown := options.shown_tokens:
             vocab = engine.vocab
             self._piece_of = lambda token: (vocab.shown if token in shown else vocab.piece)(token)
         self._end_tokens = {*engine.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._n_reused = 0
-        self._prompt_seconds = self._started_at = self._ended_at = 0.0
+        self._n_left = 0  # tokens of the prompt that the first pass reads, but for the last one
+        self._begun_at = self._prompt_seconds = self._started_at = self._ended_at = 0.0
         self._decode_seconds_before = self._decode_seconds = 0.0
 
     def read(self, n_most: int | None = None) -> None:
@@ -155,6 +157,36 @@ class Generation:
         except BaseException:
             self.end()
             raise
+
+    def unread(self) -> Sequence[int]:
+        """The tokens that the target has to process before the last one of the prompt.
+
+        Takes a slot first. Another part of a shared pass may process them, instead of `read`.
+        """
+        try:
+            if not self.has_begun:
+                self._begin()
+            return self.session.unread(self._prompt[:-1])
+        except BaseException:
+            self.end()
+            raise
+
+    @property
+    def reads_alone(self) -> bool:
+        """Whether only `read` may process the prompt: it reports progress."""
+        return self._progress is not None
+
+    @property
+    def can_ask_unread(self) -> bool:
+        """Whether `leave_unread` may be called: no draft model has to read the prompt."""
+        return not (self._has_model or self._has_third_model)
+
+    def leave_unread(self, n_left: int) -> None:
+        """Leave the last tokens of the prompt to the pass of the first `ask`."""
+        self._n_left = n_left
+        self._pieces.close()
+        self.is_reading = False
+        self._end_reading()
 
     def ask(self, n_sharers: int = 1) -> Ask | None:
         """What it needs of the target next, or None at the end of the text.
@@ -187,6 +219,10 @@ class Generation:
     def answer(self, scored: Scored) -> None:
         """Complete the round of the last `ask`, and add its chunks."""
         self._asked = None
+        if self._n_left:  # the tokens of its prompt shared the pass
+            scored = scored._replace(n_sharers=scored.n_sharers * (self._n_left + 1))
+            self._n_left = 0
+            self._end_reading()
         try:
             round_ = self._loop.send(scored)
             assert isinstance(round_, Round)
@@ -242,7 +278,7 @@ class Generation:
 
     def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Steps]:
         """The drafter and the loop. Raises OptionError."""
-        engine, n_prompt = self._engine, len(self._prompt)
+        engine, n_prompt = self._engine, self.n_prompt
         n_draft = _n_draft(engine, options)
         progress = self.lock.callback(self._progress)
         heard = progress and partial(progress, "vocabulary")
@@ -297,25 +333,33 @@ class Generation:
         return drafters.Stage(drafter_name, below, rules.rule(options.verify), verify_uniforms)
 
     def _read(self) -> Generator[None, None, None]:
-        """Take a slot, and process the prompt but for its last token, yielding after each piece."""
-        start = perf_counter()
-        slot = self._lease.take(self._prompt)
-        self.session, self.has_begun = slot.target, True
-        progress = self.lock.callback(self._progress)
+        """Process the prompt but for its last token, yielding after each piece."""
+        if not self.has_begun:
+            self._begin()
+        slot, progress = self._lease.slot, self.lock.callback(self._progress)
         tokens = self._prompt[:-1]
-        if self._engine.head is not None:
-            self._engine.head.use(self.session.sequence, is_used=self._has_model)
         heard = progress and partial(progress, "target")
-        self._n_reused = yield from slot.target.feeding(tokens, heard, lambda: self._n_piece)
+        yield from slot.target.feeding(tokens, heard, lambda: self._n_piece)
         if slot.draft is not None and self._has_model:  # last: a head reads what the target gives
             heard = progress and partial(progress, "draft")
             yield from slot.draft.feeding(tokens, heard, lambda: self._n_piece)
         if slot.draft_of_draft is not None and self._has_third_model:
             heard = progress and partial(progress, "draft of the draft")
             yield from slot.draft_of_draft.feeding(tokens, heard, lambda: self._n_piece)
+        self._end_reading()
+
+    def _begin(self) -> None:
+        self._begun_at = perf_counter()
+        self.session, self.has_begun = self._lease.take(self._prompt).target, True
+        if self._engine.head is not None:
+            self._engine.head.use(self.session.sequence, is_used=self._has_model)
+        n_prompt = len(self._prompt) - 1
+        self._n_reused = n_prompt - len(self.session.unread(self._prompt[:-1]))
+
+    def _end_reading(self) -> None:
         self._decode_seconds_before = self._engine.decode_seconds
         self._started_at = self._ended_at = perf_counter()
-        self._prompt_seconds = self._started_at - start
+        self._prompt_seconds = self._started_at - self._begun_at
 
     def _write(self, round_: Round) -> None:
         n_accepted = round_.n_accepted

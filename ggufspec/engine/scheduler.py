@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _FIRST_PIECE = 32  # prompt tokens for which other generations wait
 _MOST_WAITED = 0.2  # seconds; a piece is made to take about half of that
 _LEAST_PIECE = 16
+_N_SAME = 16  # passes of the same sizes for which a decision holds
 
 Failures = list[tuple[Generation, Exception]]
 Prepared = list[tuple[Generation, PreparedScore]]  # by LlamaSession.prepare
@@ -31,27 +32,30 @@ class Scheduler:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._n_piece = _FIRST_PIECE
+        # The last decision: whether one pass over parts of these sizes is faster.
+        self._sizes: Sequence[int] = ()
+        self._was_faster, self._n_same = False, 0
 
     def step(self, generations: Sequence[Generation]) -> Failures:
-        """Run a round of each generation in progress, and process a piece of one prompt.
+        """Run a round of each generation in progress, and process pieces of prompts.
 
         The text is added to their `chunks`. Returns those that failed, and why; the others go on.
         """
         failed: Failures = []
         with self._engine.lock.held():
             alive = [each for each in dict.fromkeys(generations) if not each.is_over]
-            writing = [each for each in alive if not each.is_reading]
-            together = [*self._read(alive, writing, failed), *writing]
+            pieces = self._read(alive, failed)
+            asking = [each for each in alive if not (each.is_reading or each.is_over)]
             asks: list[tuple[Generation, Ask]] = []
-            for generation in together:
+            for generation in asking:
                 try:
-                    ask = generation.ask(len(together))
+                    ask = generation.ask(len(asking))
                 except Exception as error:
                     failed.append((generation, error))
                 else:
                     if ask is not None:
                         asks.append((generation, ask))
-            for generation, scored in self._scored(asks, failed):
+            for generation, scored in self._scored(asks, pieces, failed):
                 try:
                     generation.answer(scored)
                 except Exception as error:  # only of this generation
@@ -80,47 +84,76 @@ class Scheduler:
             for generation in writing:
                 generation.close()
 
-    def _read(
-        self, alive: Sequence[Generation], writing: Sequence[Generation], failed: Failures
-    ) -> Sequence[Generation]:
-        """A piece of the first prompt that is being read; its generation, if that was the last."""
-        # Two generations in one slot would process their texts again at each round: one without a
-        # slot waits until one is free.
-        waits = bool(writing) and all(slot.n_users for slot in self._engine.slots)
-        reads = (each for each in alive if each.is_reading and (each.has_begun or not waits))
-        if (generation := next(reads, None)) is None:
-            return ()
+    def _read(self, alive: Sequence[Generation], failed: Failures) -> Prepared:
+        """Begin to read prompts. Returns the pieces that are left to a shared pass."""
+        pieces: Prepared = []
+        target = self._engine.target
+        is_writing = any(not each.is_reading for each in alive)
+        n_most = target.n_batch - target.n_rows * len(alive)
+        n_free = max(min(self._n_piece, n_most) if is_writing else n_most, _LEAST_PIECE)
+        for generation in [each for each in alive if each.is_reading]:
+            # Two generations in one slot would process their texts again at each round: one
+            # without a slot waits until one is free.
+            waits = any(each.has_begun for each in alive) and not generation.has_begun
+            if n_free <= 0 or (waits and all(slot.n_users for slot in self._engine.slots)):
+                break
+            try:
+                piece = self._piece(generation, n_free, is_writing, is_alone=len(alive) == 1)
+            except Exception as error:
+                failed.append((generation, error))
+                continue
+            if piece:
+                pieces.append((generation, PreparedScore(piece, 0)))
+            n_free -= len(piece) or generation.n_prompt
+        return pieces
+
+    def _piece(
+        self, generation: Generation, n_most: int, is_writing: bool, *, is_alone: bool
+    ) -> Sequence[int]:
+        """A piece of a prompt for a shared pass; none, if it was read, or is left to `ask`."""
+        is_shared = not is_alone and self._engine.target.can_share_passes
+        if is_shared and not generation.reads_alone:
+            unread = generation.unread()
+            if generation.can_ask_unread and len(unread) < n_most:
+                generation.leave_unread(len(unread))
+                return ()
+            if unread:
+                return unread[:n_most]
         start = perf_counter()
-        try:
-            generation.read(self._n_piece if writing else None)
-        except Exception as error:
-            failed.append((generation, error))
-            return ()
-        if not generation.is_reading:
-            return (generation,)
-        seconds = perf_counter() - start
-        if writing and seconds > _MOST_WAITED:
-            self._n_piece = max(self._n_piece // 2, _LEAST_PIECE)
-        elif writing and seconds < _MOST_WAITED / 4:
-            self._n_piece = min(2 * self._n_piece, self._engine.target.n_batch)
+        generation.read(None if is_alone else n_most)
+        if is_writing:
+            self._observe_piece(perf_counter() - start)
         return ()
 
     def _scored(
-        self, asks: Sequence[tuple[Generation, Ask]], failed: Failures
+        self, asks: Sequence[tuple[Generation, Ask]], pieces: Prepared, failed: Failures
     ) -> Iterator[tuple[Generation, Scored]]:
         """The answers; each is valid until the next is asked for."""
-        together = self._prepared(asks)
+        texts = self._prepared(asks, pieces)
+        together = [] if texts is None else [*texts, *pieces]
         sizes = [len(wanted.tokens) for _, wanted in together]
         start = perf_counter()
         if self._is_faster(sizes) and self._decode(together):
             seconds, first = perf_counter() - start, 0
-            for (generation, wanted), size in zip(together, sizes, strict=True):
+            for generation, wanted in texts or ():
                 rows = generation.session.rows_of(wanted, first)
                 yield generation, Scored(rows, seconds, len(together))
-                first += size
-            # The caller has verified each text between the yields: that is part of the cost.
-            self._engine.profile.costs.observe_target(first, perf_counter() - start)
+                first += len(wanted.tokens)
+            writes = [len(wanted.tokens) == wanted.n_rows for _, wanted in together]
+            if all(writes):
+                # The caller has verified each text between the yields: that is part of the cost.
+                self._engine.profile.costs.observe_target(first, perf_counter() - start)
+            elif any(writes):
+                self._observe_piece(seconds)
             return
+        for generation, wanted in pieces:
+            start = perf_counter()
+            try:
+                generation.read(len(wanted.tokens))
+            except Exception as error:
+                failed.append((generation, error))
+            if asks:
+                self._observe_piece(perf_counter() - start)
         for generation, ask in asks:
             try:
                 scored = timed(generation.session, ask)
@@ -130,24 +163,39 @@ class Scheduler:
             else:
                 yield generation, scored
 
-    def _prepared(self, asks: Sequence[tuple[Generation, Ask]]) -> Prepared:
-        """What the generations need of one pass; none where they cannot have one together."""
-        if len(asks) < 2 or not self._engine.target.can_share_passes:
-            return []
-        sequences = {generation.session.sequence for generation, _ in asks}
-        if len(sequences) < len(asks):
-            return []  # more generations than slots
+    def _observe_piece(self, seconds: float) -> None:
+        """Choose the size of pieces by the time for which other texts waited for the last one."""
+        if seconds > _MOST_WAITED:
+            self._n_piece = max(self._n_piece // 2, _LEAST_PIECE)
+        elif seconds < _MOST_WAITED / 4:
+            self._n_piece = min(2 * self._n_piece, self._engine.target.n_batch)
+
+    def _prepared(
+        self, asks: Sequence[tuple[Generation, Ask]], pieces: Prepared
+    ) -> Prepared | None:
+        """What the texts need of a pass with the pieces; None if they cannot have one together."""
+        generations = [each for each, _ in (*asks, *pieces)]
+        if len(generations) < 2 or not self._engine.target.can_share_passes:
+            return None
+        if len({each.session.sequence for each in generations}) < len(generations):
+            return None  # more generations than slots
         try:
             return [(generation, generation.session.prepare(*ask)) for generation, ask in asks]
         except (DecodeError, ClosedError):
-            return []  # the one that fails is found when each has a pass of its own
+            return None  # the one that fails is found when each has a pass of its own
 
     def _is_faster(self, sizes: Sequence[int]) -> bool:
         if not 0 < sum(sizes) <= self._engine.target.n_batch:
             return False
-        curve = self._engine.profile.costs.curve
+        if sizes == self._sizes and self._n_same < _N_SAME:
+            self._n_same += 1
+            return self._was_faster
+        curve = self._engine.profile.costs.curve  # interpolated anew after each pass: 0.1 ms
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
-        return cost[0] < sum(cost[1:])
+        # Of a piece of a prompt that is longer than the curve, a token more costs little.
+        self._was_faster = max(sizes) > len(curve) or cost[0] < sum(cost[1:])
+        self._sizes, self._n_same = sizes, 0
+        return self._was_faster
 
     def _decode(self, together: Prepared) -> bool:
         """Whether the pass over all succeeded; if not, each has a pass of its own."""

@@ -136,9 +136,9 @@ class LlamaSession:
         The pieces of an exact context do not depend on it.
         """
         tokens = token_array(tokens)
-        if min(self._n_usable(tokens), self._n_needless(tokens)) == len(tokens):
+        if not (unread := self.unread(tokens)):
             return len(tokens)
-        first = known = self._resume(tokens, self._n_usable(tokens))
+        first = known = len(tokens) - len(unread)
         piece = self._n_exact or self._context.n_batch
         while known < len(tokens):
             n = min(piece, len(tokens) - known)
@@ -151,6 +151,14 @@ class LlamaSession:
             yield
             known = self._resume(tokens, self._n_usable(tokens))
         return first
+
+    def unread(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens at the end of `tokens` that are not held, after dropping cells that differ."""
+        tokens = token_array(tokens)
+        n_usable = self._n_usable(tokens)
+        if min(n_usable, self._n_needless(tokens)) == len(tokens):
+            return ()
+        return tokens[self._resume(tokens, n_usable) :]
 
     def _n_usable(self, tokens: array[int]) -> int:
         """How many tokens at the start of a prompt need not be decoded again.

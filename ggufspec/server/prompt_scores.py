@@ -38,10 +38,11 @@ class PromptScores:
             n = n_same(kept.tokens, text)
             if kept.n_top == n_top and n > len(found):
                 found = list(kept.logprobs[:n])
+        is_new = len(found) < len(text)
         for rows in scoring.prompt_logits(self._engine, tokens, len(found)):
             for row in rows:
                 found.append(logprobs_of(row, tokens[len(found)], n_top, vocab))
             yield
-        if len(text) * (n_top + 1) <= _MOST_KEPT:
+        if is_new and len(text) * (n_top + 1) <= _MOST_KEPT:
             self._kept.append(_Scored(n_top, text, found))
         return found

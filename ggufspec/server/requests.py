@@ -165,6 +165,8 @@ def _options_of(
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if body.stop_token_ids:
         options["stop_tokens"] = body.stop_token_ids
+    if not body.skip_special_tokens:
+        options["shown_tokens"] = range(engine.vocab.n_tokens)
     if body.draft_n:
         options["n_draft"] = body.draft_n
     if not body.speculative or body.draft_n == 0:
@@ -182,6 +184,14 @@ def _options_of(
 def _constraints_of(body: GenerationBody) -> Iterator[tuple[str, str, object]]:
     """What the text must match: the field, and the option of the engine with its value."""
     form, outputs = body.response_format, body.structured_outputs
+    if form is not None and (
+        (form.json_schema and form.type != "json_schema")
+        or (form.schema_ and form.type != "json_object")
+    ):
+        raise OptionError(
+            f"response_format of type {form.type!r} has no such schema; send it as json_schema: "
+            "{schema: {...}} of type 'json_schema'"
+        )
     if form is not None and form.type == "json_object":
         yield "response_format", "json_schema", form.schema_ or {"type": "object"}
     elif form is not None and form.type == "json_schema":

@@ -92,14 +92,17 @@ class ResponseBuilder:
                 deltas = [ContentDelta("")]
             # What the tokens say is in the first chunk of several.
             return [
-                self._chunk(choice, delta, None if i else event, offset)
-                for i, delta in enumerate(deltas)
+                *(self._role_chunks(choice) if deltas else ()),
+                *(
+                    self._chunk(choice, delta, None if i else event, offset)
+                    for i, delta in enumerate(deltas)
+                ),
             ]
-        chunks = []
+        chunks = self._role_chunks(choice)
         if choice.parser:
             deltas = choice.parser.finish()
             choice.take(deltas)
-            chunks = [self._chunk(choice, delta) for delta in deltas]
+            chunks += [self._chunk(choice, delta) for delta in deltas]
         choice.stats = event.completion.stats
         choice.finish_reason = event.completion.finish_reason
         if choice.calls and choice.finish_reason == "stop":
@@ -185,22 +188,26 @@ class ResponseBuilder:
         if self._with_tokens:
             body["tokens"] = list(delta.tokens) if delta else []
         if self._is_chat:
-            body["delta"] = {**self._role(choice), **_delta_body(part)}
+            body["delta"] = _delta_body(part)
         elif isinstance(part, ContentDelta):
             body["text"] = part.text
         return self._chunk_of([body], {"drafted": list(delta.drafted)} if delta else None)
 
     def _last_chunk(self, choice: _Choice) -> dict[str, Any]:
         body: dict[str, Any] = {"index": choice.index, "logprobs": None}
-        body.update({"delta": self._role(choice)} if self._is_chat else {"text": ""})
+        body["delta" if self._is_chat else "text"] = {} if self._is_chat else ""
         body["finish_reason"] = choice.finish_reason
         chunk = self._chunk_of([body], self._statistics(choice) | {"drafted": []})
         return chunk | {"timings": self._timings([choice])}
 
-    def _role(self, choice: _Choice) -> dict[str, str]:
-        """The first chunk of a choice has the role."""
-        is_first, choice.has_role = not choice.has_role, True
-        return {"role": "assistant"} if is_first else {}
+    def _role_chunks(self, choice: _Choice) -> list[dict[str, Any]]:
+        """The first chunk of a choice of a chat has the role, and nothing else."""
+        if choice.has_role or not self._is_chat:
+            return []
+        choice.has_role = True
+        body: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
+        body["delta"] = {"role": "assistant", "content": None}
+        return [self._chunk_of([body], None)]
 
     def _chunk_of(self, choices: list[Any], statistics: dict[str, Any] | None) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": choices}

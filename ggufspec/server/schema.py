@@ -134,6 +134,9 @@ class GenerationBody(_Body):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: list[str] | None = None
+    skip_special_tokens: bool = Field(
+        True, description="false: the names of control tokens are part of the text."
+    )
     return_tokens: bool = Field(False, description="Add the token ids of the text as `tokens`.")
     speculative: bool = Field(True, description="false: decode without drafts.")
     draft_n: int | Literal["auto"] | None = Field(
@@ -198,6 +201,7 @@ class TextPart(_Body):
 class CalledFunction(_Body):
     """The name of a called function, and its arguments as JSON text."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CALLS
     name: str
     arguments: str
 
@@ -205,6 +209,7 @@ class CalledFunction(_Body):
 class ToolCall(_Body):
     """A tool call in a message of the assistant."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CALLS
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -231,9 +236,9 @@ class ChatMessage(_Body):
 
     @property
     def text(self) -> str:
-        """The content; several parts are joined."""
+        """The content; several parts are lines, as in llama.cpp and vLLM."""
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
+            return "\n".join(part.text for part in self.content)
         return self.content or ""
 
 
@@ -310,9 +315,11 @@ class PredictRequest(GenerationBody):
 class TokenizeRequest(_Body):
     """A text to tokenize."""
 
+    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED_IN_TOKENIZE
     content: str
     add_special: bool = Field(False, description="Begin with the BOS token.")
     parse_special: bool = Field(True, description="Parse names of special tokens as those tokens.")
+    with_pieces: bool = Field(False, description="Return the text of each token, or its bytes.")
 
 
 class DetokenizeRequest(_Body):

@@ -52,6 +52,8 @@ _REASONS: dict[str, str] = {
     "test_chat_completion.py::test_chat_template": _VERBOSE,
     "test_chat_completion.py::test_chat_template_assistant_prefill*": _VERBOSE,
     "test_chat_completion.py::test_chat_template_*_vllm_compat": _VERBOSE,
+    "test_chat_completion.py::test_context_size_exceeded*": "the type is OpenAI's, beside the code "
+    "context_length_exceeded and llama.cpp's n_prompt_tokens and n_ctx",
     "test_chat_completion.py::test_verbose_debug": _VERBOSE,
     "test_chat_completion.py::test_return_progress*": "progress of a prompt, llama.cpp's own",
     "test_security.py::test_cors_*": "pages of other origins need --cors-origin, exactly",

@@ -73,7 +73,7 @@ def _chat(**more: Any) -> bytes:
 
 def _schema(rng: random.Random) -> Job:
     wanted = {"type": "json_schema", "json_schema": {"name": "trip", "schema": _SCHEMA}}
-    body = _chat(response_format=wanted, seed=rng.randrange(2**31))
+    body = _chat(response_format=wanted, seed=rng.randrange(2**31), **_QUIET)
 
     def is_right(status: int, text: bytes) -> bool:
         return status == 200 and _is_trip(json.loads(_message(text)["content"]))

@@ -89,7 +89,7 @@ def assert_same(engine: Engine, prompt: str, found: list[int], expected: list[in
     return 1
 
 
-@pytest.mark.parametrize("n_draft", range(1, 17))
+@pytest.mark.parametrize("n_draft", [1, 2, 3, 4, 7, 8, 15, 16])
 def test_greedy_text_is_that_of_the_target_alone(
     pair: Engine, by_llama_cpp: dict[str, list[int]], n_draft: int
 ) -> None:

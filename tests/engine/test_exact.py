@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 
 import ggufspec
+from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
@@ -140,3 +142,13 @@ def test_a_text_may_fill_the_context(target: Path) -> None:
         plain = engine.generate(PROMPTS[0], **options, drafter="none")
         assert plain.finish_reason == "length"
         assert engine.generate(PROMPTS[0], **options, n_draft=3).tokens == plain.tokens
+
+
+def test_a_prompt_is_scored_in_exact_passes_too(engine: Engine) -> None:
+    tokens = engine.tokenize(PROMPTS[2])
+    engine.forget()
+    scored = [row.copy() for piece in scoring.prompt_logits(engine, tokens, 1) for row in piece]
+    assert len(scored) == len(tokens) - 1
+    for n in (1, 7, len(tokens) - 1):
+        (row,) = engine.slots.nearest(tokens[:n]).target.score(tokens[:n])
+        assert np.array_equal(row, scored[n - 1])

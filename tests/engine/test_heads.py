@@ -166,7 +166,7 @@ def test_greedy_text_is_that_of_plain_decoding(kind: str, tmp_path: Path) -> Non
         plain = list(engine.generate(LONG, max_tokens=40, **PLAIN).tokens)
         assert plain == TABLE.greedy(LONG, 40)
         n_drafted = n_accepted = 0
-        for n_draft in range(1, 17):
+        for n_draft in (1, 2, 3, 4, 7, 8, 15, 16):
             written = engine.generate(LONG, n_draft=n_draft, max_tokens=40, **GREEDY)
             assert list(written.tokens) == plain
             n_drafted += written.stats.n_drafted

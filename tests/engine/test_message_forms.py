@@ -89,9 +89,14 @@ def test_arguments_are_objects_or_json(render: Any) -> None:
         items = render(each_call("{{ (c.function.arguments | items | list)[0][1] }}"), messages)
         assert as_json == as_text == joined == '[user:][assistant:({"a": "é"})][tool:]'
         assert items == "[user:][assistant:(é)][tool:]"
+    compact = [USER, said("", tool_calls=calls("1", arguments='{"a":1}')), result("1")]
+    text = render(each_call("{{ '' + c.function.arguments }}"), compact)
+    assert text == '[user:][assistant:({"a":1})][tool:]'
     empty = [USER, said("", tool_calls=calls("1", arguments="")), result("1")]
     assert "({})" in render(each_call("{{ c.function.arguments | tojson }}"), empty)
     wrong = [USER, said("", tool_calls=calls("1", arguments='{"a": ')), result("1")]
+    with pytest.raises(PromptError, match="needs a list of calls"):
+        render("", [USER, said("", tool_calls=["f"])])
     with pytest.raises(PromptError, match="not valid JSON"):
         render(each_call("{{ c.function.arguments | tojson }}"), wrong)
 
@@ -181,6 +186,8 @@ def test_tools_are_completed_where_the_template_needs_it(render: Any) -> None:
     assert json.loads(render("{{ tools[0] | tojson }}", [USER], [bare])[6:-1]) == bare
     body = "{{ tools[0].function.name }}{{ tools[0].function.parameters.properties | tojson }}"
     assert render(body, [USER], [bare]) == "[user:f{}]"
+    with pytest.raises(PromptError, match="a tool is of type str"):
+        render(body, [USER], ["f"])
 
 
 def test_the_template_for_tools_is_used_with_tools(process: TemplateProcess) -> None:

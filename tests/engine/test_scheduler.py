@@ -204,6 +204,44 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> N
         stream.close()
 
 
+def test_prompts_that_begin_together_are_read_in_one_pass(
+    engine: Engine, passes: list[int]
+) -> None:
+    cheap_together(engine)
+    engine.forget()
+    texts = [begin(engine, prompt, **{**LENGTHS, "drafter": "none"}) for prompt in PROMPTS[:3]]
+    assert not Scheduler(engine).step(texts)
+    assert passes == [3]
+    assert [len(text.rounds) for text in texts] == [1, 1, 1]
+    for text in texts:
+        stats = text.completion.stats
+        assert stats.n_prompt_reused == 0
+        assert stats.seconds.prompt > 0
+        assert stats.seconds.target < stats.seconds.prompt, "the prompt took most of the pass"
+        text.close()
+
+
+@pytest.mark.parametrize("drafter", ["model", "none"])
+def test_a_piece_of_a_prompt_shares_the_pass_of_the_texts(
+    engine: Engine, passes: list[int], drafter: str
+) -> None:
+    long = [*range(5, 105)]
+    alone = engine.generate(long, **{**LENGTHS, "drafter": drafter})
+    cheap_together(engine)
+    engine.forget()
+    writer = begin(engine, PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
+    scheduler = Scheduler(engine)
+    while not writer.rounds:
+        scheduler.step([writer])
+    late = begin(engine, long, **{**LENGTHS, "drafter": drafter})
+    passes.clear()
+    while not late.is_over:
+        assert not scheduler.step([writer, late])
+    assert late.completion.tokens == alone.tokens
+    assert passes.count(2) >= 4
+    writer.close()
+
+
 def test_chunks_can_be_taken_as_they_come_and_are_the_whole_text(engine: Engine) -> None:
     streams = [begin(engine, prompt, **{**LENGTHS, "seed": 1}) for prompt in PROMPTS[:3]]
     scheduler = Scheduler(engine)

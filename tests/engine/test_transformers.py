@@ -111,7 +111,8 @@ def ours(process: TemplateProcess, source: str, conversation: str) -> str | None
     """The prompt of messages as clients send them: arguments are JSON text. None: an error."""
     messages, tools = deepcopy(CONVERSATIONS[conversation])
     for call in calls_of(messages):
-        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        call["function"]["arguments"] = arguments
     template = ChatTemplate(source, bos_text="<s>", eos_text="</s>", process=process)
     try:
         return template.render(messages, tools=tools)

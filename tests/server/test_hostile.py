@@ -67,6 +67,10 @@ WRONG: dict[str, dict[str, Any]] = {
     "a bias of text": {"prompt": "hi", "logit_bias": {"5": "1"}},
     "a huge penalty": {"prompt": "hi", "presence_penalty": 1e300},
     "an unknown format": {"prompt": "hi", "response_format": {"type": "xml"}},
+    "a schema of another type": {
+        "prompt": "hi",
+        "response_format": {"type": "json_object", "json_schema": {"schema": {"type": "string"}}},
+    },
     "no schema": {"prompt": "hi", "response_format": {"type": "json_schema"}},
     "a schema that is none": {
         "prompt": "hi",
@@ -482,16 +486,19 @@ def test_a_template_that_loops_holds_no_other_request(
     process, refused = TemplateProcess(seconds=0.5), []
     template = ChatTemplate(loop, bos_text="", eos_text="", process=process)
     monkeypatch.setattr(live.engine, "chat_template", template)
-    body = {"messages": [{"role": "user", "content": "hi"}]}
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
     thread = threading.Thread(
         target=lambda: refused.append(live.post("/v1/chat/completions", **body))
     )
+    started = time.monotonic()
     thread.start()
     n_served = 0
     while thread.is_alive():
         assert works(live)
         n_served += 1
     process.close()
+    assert time.monotonic() - started < 2
     assert n_served > 1
     check_refused(live, refused[0])
     assert "chat template ran for more than 0.5 s" in refused[0].text

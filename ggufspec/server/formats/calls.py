@@ -8,7 +8,15 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ggufspec.server.formats.reader import MAX_NAME, Marks, Reader, Steps, Write, decoded
+from ggufspec.server.formats.reader import (
+    MAX_NAME,
+    MAX_UNCERTAIN,
+    Marks,
+    Reader,
+    Steps,
+    Write,
+    decoded,
+)
 from ggufspec.server.formats.syntax import (
     ID,
     INDEX,
@@ -135,10 +143,12 @@ class CallParser:
                     yield from reader.json_value(sink.write)
                 else:
                     yield from reader.json_value(value.append)
+                    self._check_length(has_begun)
                 arguments = [] if has_begun else [_object_text("".join(value))]
             else:
                 yield from reader.json_value(value.append)
                 text = "".join(value)
+                self._check_length(has_begun)
                 if key in (syntax.name_key, *_NAME_KEYS) and text.startswith('"'):
                     name = decoded(text[1:-1])
                 elif key in _ID_KEYS and not has_begun:
@@ -151,6 +161,10 @@ class CallParser:
             raise NoCallError
         self._begin(sink, name, id)
         sink.write("".join(arguments or ["{}"]))
+
+    def _check_length(self, has_begun: bool) -> None:
+        if not has_begun and self._reader.n_kept > MAX_UNCERTAIN:
+            raise NoCallError
 
     def _begin(self, sink: CallSink, name: str, id: str | None) -> None:
         if not 0 < len(name) <= MAX_NAME or (self._names is not None and name not in self._names):
@@ -194,6 +208,11 @@ class CallParser:
                 yield from reader.spaces()
                 yield from reader.accept(word)
             key, is_string = yield from self._key(parameter)
+            if key is None and n_written:
+                sink.write("}")
+                return
+            if key is None:
+                raise NoCallError
             if not n_written:
                 sink.begin(name, id)
             sink.write(
@@ -206,8 +225,8 @@ class CallParser:
             if not (yield from self._value(parameter, key, types, sink.write)):
                 return
 
-    def _key(self, parameter: ParameterSyntax) -> Steps[tuple[str, bool | None]]:
-        """The key of an argument, and whether it is marked as a string; None: no marks."""
+    def _key(self, parameter: ParameterSyntax) -> Steps[tuple[str | None, bool | None]]:
+        """The key of an argument, and whether it is marked as a string; None: none, no marks."""
         reader = self._reader
         string, other = parameter.string_middle, parameter.other_middle
         if string == other:
@@ -223,9 +242,7 @@ class CallParser:
             key = yield from reader.bounded(string[:n])
             kind = yield from reader.bounded(string[len(string) - n_end :])
             is_string = kind == string[n : len(string) - n_end]
-        if key is None:
-            raise NoCallError
-        return key.strip(), is_string
+        return key and key.strip(), is_string
 
     def _value(
         self, parameter: ParameterSyntax, key: str, types: set[str], write: Write
@@ -250,7 +267,11 @@ class CallParser:
         pieces: list[str] = []
         found = yield from reader.until(end, lambda text: pieces.append(held.push(text)))
         pieces.append(held.finish(is_end=found is not None))
-        write(_json_of("".join(pieces), types))
+        text = "".join(pieces)
+        if text.lstrip().startswith(parameter.begin.strip()):
+            write(json.dumps(_nested(text, parameter), ensure_ascii=False))
+        else:
+            write(_json_of(text, types))
         return found is not None
 
     def _python_call(self, sink: CallSink, id: str | None) -> Steps[None]:
@@ -440,6 +461,28 @@ def _value_of(source: str) -> Any:
     return source
 
 
+def _nested(text: str, parameter: ParameterSyntax) -> Any:
+    """The value of tags in tags, as MiniMax-M3 writes lists (of <item>) and objects."""
+    begin, close = re.escape(parameter.begin.strip()), re.escape(parameter.string_middle.strip())
+    stack: list[tuple[str, list[tuple[str, Any]], str]] = [("", [], "")]
+    first, *pieces = re.split(f"{begin}(/?)(.*?){close}", text, flags=re.DOTALL)
+    del first
+    for slash, tag, after in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+        if not slash:
+            stack.append((tag, [], after))
+        elif len(stack) > 1:
+            name, members, inside = stack.pop()
+            value = _collected(members) if members else _value_of(inside.strip())
+            stack[-1][1].append((name, value))
+    return _collected(stack[0][1])
+
+
+def _collected(members: list[tuple[str, Any]]) -> Any:
+    if all(name == "item" for name, _ in members):
+        return [value for _, value in members]
+    return dict(members)
+
+
 def _object_text(text: str) -> str:
     """The arguments as an object; models also write them as a text that contains it."""
     if text.startswith('"'):
@@ -465,5 +508,5 @@ def _closers(syntax: CallSyntax) -> tuple[str, ...]:
     found = []
     for word in [*words(syntax.closer), *between]:
         # Of "]</end>" or "```<end>", the model may leave out a part.
-        found += re.split(r"(?<=[^>\]\[<])(?=<)|(?<=^\])(?=<)", word)
+        found += re.split(r"(?<=[^>\]\[<])(?=<)|(?<=^\])(?=</)", word)
     return tuple(dict.fromkeys(word for word in found if word not in (",", ";")))

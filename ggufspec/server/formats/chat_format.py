@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
 from ggufspec.server.formats import harmony
 from ggufspec.server.formats.deltas import ChatParser
@@ -117,5 +118,7 @@ def format_of(template: ChatTemplate) -> ChatFormat:
     """The format of a template, from conversations that it renders; without marks if it cannot."""
     try:
         return ChatFormat(derive(template))
+    except LimitError:
+        raise
     except PromptError:
         return ChatFormat(Syntax("", None, (), None))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ggufspec.server.formats.calls import types_of
@@ -52,6 +53,8 @@ class GrammarMaker:
         If not `is_required`, it may be content instead, or before a call; `answer`: the grammar of
         a content, from structured.grammar. `around`: marks that the content may have.
         """
+        if NAME in call.opener:
+            call = replace(call, opener="", head=call.opener.lstrip() + call.head, joint=None)
         opener, calls = call.opener.lstrip(), self._calls(call, tools, is_parallel)
         if is_required:
             body = f"{self._literal(opener)} {calls}"
@@ -108,7 +111,7 @@ class GrammarMaker:
         first = words(opener)[0]
         if self._pieces(first)[0] in self._specials:
             text = _repeated("TEXT" + marks)
-            return f"({text} | {text}? {self._literal(opener)} {calls})"
+            return f"({text} | ({text})? {self._literal(opener)} {calls})"
         self._add(f"CONTENT: /(?s:.+)/ & ~/(?s:.*){_escaped(first)}(?s:.*)/")
         before = f"({marks[3:]})* " if marks else ""
         rest = self._literal(opener.removeprefix(first))
@@ -165,17 +168,18 @@ class GrammarMaker:
             for definitions in ("$defs", "definitions"):
                 if definitions in schema:
                     part.setdefault(definitions, schema[definitions])
-            types = types_of(schema, key)
-            value = (
-                self._tagged(call, f"{rule}_{i}", key, part, types)
-                if call.kind == "tagged"
-                else f"{_quoted(key + '=')} {self._json_rule(f'{rule}_{i}', part)}"
-            )
-            self._add(f"{rule}_{i}_argument: {value}")
-            gap = call.parameter.gap if call.parameter else ", "
-            separator = f"({self._literal(gap)})? " if gap and made else ""
-            argument = f"{separator}{rule}_{i}_argument"
-            made.append(argument if key in names else f"({argument})?")
+            gap, begin = ", ", f"{key}="
+            if call.parameter is None:
+                value = self._json_rule(f"{rule}_{i}", part)
+            else:
+                gap = call.parameter.gap
+                begin, value = self._tagged(call, f"{rule}_{i}", key, part, types_of(schema, key))
+            # In one literal with what follows: terminals match as much as they can.
+            before = self._literal(begin)
+            if made and gap:
+                before = f"({before} | {self._literal(gap + begin)})"
+            self._add(f"{rule}_{i}_argument: {before} {value}")
+            made.append(f"{rule}_{i}_argument" + ("" if key in names else "?"))
         text = " ".join(made)
         return f'"(" {text} ")"' if call.kind == "python" else text
 
@@ -185,7 +189,8 @@ class GrammarMaker:
 
     def _tagged(
         self, call: CallSyntax, rule: str, key: str, schema: Mapping[str, Any], types: set[str]
-    ) -> str:
+    ) -> tuple[str, str]:
+        """What comes before the value of a tagged argument, and the grammar of the rest."""
         parameter = call.parameter
         assert parameter is not None
         is_string = "string" in types or types == {"any"}
@@ -199,7 +204,7 @@ class GrammarMaker:
                 f"({value if is_string else self._json_rule(rule, schema)}) {self._literal(end)}"
             )
         middle = parameter.string_middle if is_string else parameter.other_middle
-        return f"{self._literal(parameter.begin + key + middle)} {value}"
+        return parameter.begin + key + middle, value
 
     def _gemma(
         self, rule: str, schema: object, root: Mapping[str, Any], quote: str, depth: int

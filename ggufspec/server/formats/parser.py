@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 from ggufspec.server.formats.calls import CallParser, NoCallError, Schemas
 from ggufspec.server.formats.deltas import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
-from ggufspec.server.formats.reader import Marks, Reader, Steps
+from ggufspec.server.formats.reader import MAX_UNCERTAIN, SPACES, Marks, Reader, Steps
 from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, parts, words
 
-_MAX_UNCERTAIN = 4096  # characters that may or may not be a call; longer ones are none
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
@@ -105,15 +104,16 @@ class FormatParser:
         self._starts = {  # of the opener; a call after others may begin in its middle
             parts(word)[0]: i
             for i, word in reversed(list(enumerate(self._opener)))
-            if i == 0 or word[0] in "<["
+            if i == 0 or word[0] in "<[]"
         }
         begin, end = syntax.reasoning or ("", "")
         self._reasoning_end = Marks([end.strip()])
         marks = [*self._starts, *syntax.dropped]
-        at_start = [*marks, begin, end]  # the prompt may have opened the reasoning unseen
+        self._marks = Marks(marks)
+        # Before content only. The prompt may have opened the reasoning unseen.
+        self._first_marks = [word for word in (*marks, begin, end) if word]
         if call and not self._opener:
-            at_start.append("{")
-        self._marks, self._first_marks = Marks(marks), Marks(at_start)
+            self._first_marks.append("{")
         self._steps = self._parse()
         next(self._steps)
         self.push(begun)
@@ -124,7 +124,7 @@ class FormatParser:
         if text:
             self._reader.add(text)
             next(self._steps, None)
-            if self._reader.n_kept > _MAX_UNCERTAIN:
+            if self._reader.n_kept > MAX_UNCERTAIN:
                 self._steps.throw(NoCallError)
         return self._deltas.take()
 
@@ -140,8 +140,12 @@ class FormatParser:
         reader, deltas, syntax = self._reader, self._deltas, self._syntax
         begin = syntax.reasoning[0] if syntax.reasoning else None
         while True:
-            marks = self._marks if deltas.has_content else self._first_marks
-            mark = yield from reader.until(marks, deltas.content)
+            mark = None
+            if not deltas.has_content:
+                deltas.content((yield from reader.matching(SPACES)))
+                mark = yield from reader.accept(*self._first_marks)
+            if mark is None:
+                mark = yield from reader.until(self._marks, deltas.content)
             if mark is None:
                 return
             if mark == begin:
@@ -162,7 +166,8 @@ class FormatParser:
             if kept:
                 deltas.reasoning("".join([*spaces, kept]))
                 spaces.clear()
-            spaces.append(text[len(kept) :])
+            if len(kept) < len(text):
+                spaces.append(text[len(kept) :])
 
         yield from reader.until(self._reasoning_end, write)
 

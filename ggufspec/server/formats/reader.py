@@ -14,7 +14,8 @@ Steps = Generator[None, None, Result]
 Write = Callable[[str], None]
 
 MAX_NAME = 256  # characters of a name or key; longer ones are no call
-_SPACE = re.compile(r"\s*")
+MAX_UNCERTAIN = 4096  # characters that may or may not be a call; longer ones are none
+SPACES = re.compile(r"\s*")
 _JSON_MARK = re.compile(r'["{}\[\]]')
 _STRING_MARK = re.compile(r'"|\\')
 _SCALAR = re.compile(r"[^\s,\]})]*")
@@ -61,7 +62,7 @@ class Reader:
     def spaces(self) -> Steps[None]:
         """Skip white space."""
         while True:
-            match = _SPACE.match(self.text, self.at)
+            match = SPACES.match(self.text, self.at)
             assert match is not None
             self.at = match.end()
             if self.at < len(self.text) or self.is_over:

@@ -9,6 +9,7 @@ from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
 
 # Places in a text for a call's id, its number, its name, and a key.
@@ -97,13 +98,15 @@ def derive(template: ChatTemplate) -> Syntax:
     if call and call.joint and not call.opener and header.endswith(call.joint):
         header = header.removesuffix(call.joint)  # it is before content, too
         call = replace(call, opener=call.joint)
+        opening = {call.opener + word for word in opening}
     around = {*words(header), *opening, *words(after)} - set(reasoning or ())
+    around = {word for word in around if re.search(r"[<>\[]", word)}
     if "<|python_tag|>" in source:
         around.add("<|python_tag|>")
     return Syntax(
         header=header.strip(),
         reasoning=reasoning,
-        dropped=tuple(sorted(word for word in around if "<" in word or "[" in word)),
+        dropped=tuple(sorted(around)),
         call=call,
         is_harmony=is_harmony,
     )
@@ -160,6 +163,8 @@ class _Sample:
             return self._template.render(
                 messages, tools=given if tools else (), add_generation_prompt=header
             )
+        except LimitError:
+            raise
         except PromptError:  # some templates need tools, or a list
             return None if tools else self._text(answers, tools=True, header=header)
 
@@ -240,6 +245,9 @@ def _call(sample: _Sample, header: str, end: str, opening: set[str]) -> CallSynt
         between = joined.joint or ""
         if not (header.strip() in between and end.strip() in between):  # else: of two messages
             call = joined
+            one, two = _after_last_value(text, 0), _after_last_value(several, 1)
+            if two.startswith(one):  # what closes the section comes after several only
+                call = replace(call, closer=call.closer + _without_end(two[len(one) :], end))
     return call
 
 
@@ -256,6 +264,10 @@ def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
     if not _placed(rest[:name_at]).endswith(call.head):
         call = replace(call, head=head)
     return replace(call, joint=_placed(rest[:name_at])[: found.start()])
+
+
+def _after_last_value(text: str, i: int) -> str:
+    return text.rpartition(str(_VALUES[i][1]))[2]
 
 
 def _numbered(text: str) -> str:
