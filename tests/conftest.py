@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -15,6 +16,10 @@ from hub import Hub
 if TYPE_CHECKING:
     from ggufspec.llama.attention import Times
     from ggufspec.llama.model import Heads
+
+# Threads of llama.cpp that wait for each other sleep, here and in all children: with more threads
+# than cores, as xdist has them, spinning ones take 30 times as long. Set before libgomp is loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 _numbers = count()
 

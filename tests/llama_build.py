@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
+from ggufspec.bench.llama_server import LlamaCppProgram
 
 PROGRAM = LlamaCppProgram(Path("binary"), Path("t.gguf"), Path("d.gguf"), 1024, 4, 1, 0, -1)
 ANSWER = {  # of llama.cpp 0.5.0, shortened
@@ -22,14 +22,6 @@ ANSWER = {  # of llama.cpp 0.5.0, shortened
         **{"draft_n": 5, "draft_n_accepted": 3},
     },
 }
-SIMPLE_OUT = "\n\n{prompt} there was a dark\n night\n\n\n\n"
-SIMPLE_LOG = """\
-0.00.874.197 I encoded    {n_prompt} tokens in    0.047 seconds, speed:  190.202 t/s
-0.00.874.198 I decoded   19 tokens in    0.200 seconds, speed:   95.000 t/s
-0.00.874.201 I n_predict = 19
-0.00.874.308 I n_drafted = 25
-0.00.874.334 I n_accept  = 9
-"""
 SERVER = """\
 #!{python}
 import http.server, json, os, signal, sys
@@ -81,13 +73,6 @@ class Build:
         path.write_text(SERVER.format(python=sys.executable, how=how, pids=pids, answer=ANSWER))
         path.chmod(0o755)
         return replace(PROGRAM, binary=path)
-
-    def simple(self, prompt: str, n_prompt: int) -> None:
-        (self.folder / "out").write_text(SIMPLE_OUT.format(prompt=prompt))
-        (self.folder / "log").write_text(SIMPLE_LOG.format(n_prompt=n_prompt))
-        path = self.folder / "llama-speculative-simple"
-        path.write_text(f'#!/bin/sh\ncat "{self.folder}/out"\ncat "{self.folder}/log" >&2\n')
-        path.chmod(0o755)
 
     @property
     def left(self) -> list[int]:

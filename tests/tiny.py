@@ -344,7 +344,7 @@ def write_llama(
     n_ctx_train: int = 256,
     vocab: Vocab = SPM,
     sharpness: float = 3.0,
-    chat_template: str | None = None,
+    chat_template: str | list[dict[str, str]] | None = None,
     header: Header | None = None,
 ) -> Path:
     """A Llama with random weights. `header` overrides or, with None, removes header keys.
@@ -753,7 +753,7 @@ def write_gguf(
     facts: Header,
     vocab: Vocab | None,
     tensors: Mapping[str, npt.NDArray[Any]],
-    chat_template: str | None = None,
+    chat_template: str | list[dict[str, str]] | None = None,
 ) -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny-{architecture}")

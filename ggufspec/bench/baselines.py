@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ggufspec.bench import llama_server
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram, SpeculativeSimple
+from ggufspec.bench.llama_server import LlamaCppProgram
 from ggufspec.common.sigterm import exit_on_sigterm
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
@@ -22,18 +22,14 @@ from ggufspec.llama.lookup import BaselineRequest, BaselineText, PythonLlama
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import read_draft
 
-LLAMA_SIMPLE = "llama.cpp speculative-simple"  # at its defaults; loads for each text
 LLAMA_SERVER = "llama.cpp server"  # with the pair, at its defaults
 LLAMA_SERVER_PLAIN = "llama.cpp server, plain"
 PYTHON_LOOKUP = "llama-cpp-python lookup"  # LlamaPromptLookupDecoding
 PYTHON_PLAIN = "llama-cpp-python, plain"
-BASELINES = (LLAMA_SIMPLE, LLAMA_SERVER, LLAMA_SERVER_PLAIN, PYTHON_LOOKUP, PYTHON_PLAIN)
-NEED_A_DRAFT = (LLAMA_SIMPLE, LLAMA_SERVER)
-_BINARIES = {
-    LLAMA_SIMPLE: "llama-speculative-simple",
-    LLAMA_SERVER: "llama-server",
-    LLAMA_SERVER_PLAIN: "llama-server",
-}
+BASELINES = (LLAMA_SERVER, LLAMA_SERVER_PLAIN, PYTHON_LOOKUP, PYTHON_PLAIN)
+NEED_A_DRAFT = (LLAMA_SERVER,)
+_BINARY = "llama-server"
+_USE_BINARY = (LLAMA_SERVER, LLAMA_SERVER_PLAIN)
 _FOLDERS = (".", "bin", "build/bin")  # of a llama.cpp build
 _N_LOOKUP = 10  # tokens, as in llama-cpp-python's README
 _GB = 1e9
@@ -42,9 +38,13 @@ _BREAKERS = "dry_sequence_breakers"
 _UNSUPPORTED = (*CONSTRAINTS, "stop")  # options that no baseline gets
 
 
-# `sampling_options`: those that it has; None: all. `is_resident`: whether its models stay loaded
-# between texts; else energy cannot be measured by text.
-BaselineRunner = SpeculativeSimple | llama_server.LlamaServer | PythonLlama
+class BaselineRunner(Protocol):
+    """What writes a text. `sampling_options`: those that it has; None: all."""
+
+    @property
+    def sampling_options(self) -> Sequence[str] | None: ...
+
+    def write(self, request: BaselineRequest) -> BaselineText: ...
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,6 @@ class Baseline:
     def write(
         self,
         tokens: Sequence[int],
-        text: str | None,
         *,
         options: Mapping[str, Any],
         n_tokens: int,
@@ -65,7 +64,6 @@ class Baseline:
     ) -> BaselineText:
         """Continue a prompt by about n_tokens: n_generated of the result is the exact number.
 
-        `text`: what tokenizes to `tokens`, special tokens by their names; None: no text does.
         `options`: the sampling options of GenerateOptions, and `ignore_eos`.
         Raises PromptError for a prompt that it tokenizes differently, OptionError for an option
         that it does not have, and GgufspecError if it fails.
@@ -78,7 +76,6 @@ class Baseline:
                 n_tokens=n_tokens,
                 seed=seed,
                 ignore_eos=bool(options.get("ignore_eos", False)),
-                text=text,
                 dry_sequence_breakers=breakers,
             )
         )
@@ -105,7 +102,7 @@ def open_baselines(
     """
     names = [name for name in BASELINES if name in wanted]
     if folder is None:
-        names = [name for name in names if name not in _BINARIES]
+        names = [name for name in names if name not in _USE_BINARY]
     with exit_on_sigterm(), ExitStack() as stack:
         found: list[Baseline] = []
         reasons: list[str] = []
@@ -115,8 +112,8 @@ def open_baselines(
             except (OptionError, OutOfMemoryError, ModelError) as error:
                 reasons.append(f"{name} is left out: {error}")
                 warn(reasons[-1])
-        needs_binary = folder is not None and any(name in _BINARIES for name in names)
-        if not found or (needs_binary and not any(each.name in _BINARIES for each in found)):
+        needs_binary = folder is not None and any(name in _USE_BINARY for name in names)
+        if not found or (needs_binary and not any(each.name in _USE_BINARY for each in found)):
             where = "" if folder is None else f" in {folder}"
             raise OptionError(f"no program to compare with{where}:\n" + "\n".join(reasons))
         yield found
@@ -162,17 +159,15 @@ def _runner(
             program = replace(program, spec_type=f"draft-{head.kind}")
         elif of_draft and of_draft.vocabulary != header.vocabulary:
             raise OptionError("llama.cpp refuses a draft of another vocabulary")
-    if folder is not None and name in _BINARIES:
-        program = replace(program, binary=_binary(folder, _BINARIES[name]))
+    if folder is not None and name in _USE_BINARY:
+        program = replace(program, binary=_binary(folder))
     n_bytes = n_logits = 0
     if not program.n_gpu_layers:
         n_bytes = header.n_bytes + (of_draft.n_bytes if of_draft else 0)
     if name == PYTHON_LOOKUP:
         n_logits = lookup.n_logits_bytes(program.n_ctx, header.n_vocab)
     _check_room(header, n_bytes, n_logits, program.n_ctx)
-    if name == LLAMA_SIMPLE:
-        return nullcontext(SpeculativeSimple(program))
-    if name in _BINARIES:
+    if name in _USE_BINARY:
         return llama_server.running(program)
     return closing(
         PythonLlama(
@@ -185,12 +180,12 @@ def _runner(
     )
 
 
-def _binary(folder: Path, name: str) -> Path:
+def _binary(folder: Path) -> Path:
     places = os.pathsep.join(str(folder / place) for place in _FOLDERS)
-    if (found := shutil.which(name, path=places)) is None:
+    if (found := shutil.which(_BINARY, path=places)) is None:
         raise OptionError(
-            f"there is no program {name} in {folder}; build it "
-            f"(cmake --build build --target {name}), or give the folder where it is"
+            f"there is no program {_BINARY} in {folder}; build it "
+            f"(cmake --build build --target {_BINARY}), or give the folder where it is"
         )
     return Path(found).resolve()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import socket
 import subprocess
@@ -16,11 +17,10 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
-from ggufspec.bench import llama_cpp_runner
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest, BaselineText
+from ggufspec.models.heads import MTP, DraftFile
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 600.0  # large models load slowly
@@ -30,6 +30,23 @@ _WRITE_SECONDS = 3600.0
 _POLL_SECONDS = 0.05
 _READY = 200
 _WINDOWS = ("repeat_last_n", "dry_penalty_last_n")
+_N_TAIL = 800  # characters of a log in an error message
+_SAMPLER_NAMES = {"typical_p": "typ_p"}  # where llama.cpp's names differ from ours
+
+
+@dataclass(frozen=True)
+class LlamaCppProgram:
+    """A program of llama.cpp and the models it loads. Layers: None is llama.cpp's default."""
+
+    binary: Path
+    target: Path
+    draft: DraftFile | None
+    n_ctx: int
+    n_threads: int
+    n_threads_draft: int
+    n_gpu_layers: int | None = None
+    n_gpu_layers_draft: int | None = None
+    spec_type: str = "draft-simple"
 
 
 @dataclass(frozen=True)
@@ -41,7 +58,6 @@ class LlamaServer:
     process: subprocess.Popen[bytes]
     log: Path
     sampling_options: Sequence[str] | None = None  # all of them
-    is_resident: bool = True
 
     def wait_until_ready(self, seconds: float) -> None:
         """Raises OptionError, with the end of its log, if it ends or does not become ready."""
@@ -88,18 +104,32 @@ class LlamaServer:
         return parse(answer)
 
     def _log_tail(self) -> str:
-        return llama_cpp_runner.log_tail(self.log.read_text(errors="replace"))
+        return log_tail(self.log.read_text(errors="replace"))
 
 
 def command(program: LlamaCppProgram, port: int) -> list[str]:
     """The command line of a server with one slot that keeps no earlier prompts."""
     return [
         str(program.binary),
-        *llama_cpp_runner.loading_options(program),
+        *loading_options(program),
         *("-np", "1", "--cache-ram", "0"),
         *("--host", _HOST, "--port", str(port)),
         *("--log-colors", "off"),
     ]
+
+
+def loading_options(program: LlamaCppProgram) -> list[str]:
+    """The model options that all of llama.cpp's programs share."""
+    made = ["-m", str(program.target), "-c", str(program.n_ctx), "-t", str(program.n_threads)]
+    if program.n_gpu_layers is not None:
+        made += ["-ngl", _layers(program.n_gpu_layers)]
+    if program.draft is not None:
+        made += [] if program.draft == MTP else ["-md", str(program.draft)]
+        made += ["--spec-type", program.spec_type]
+        made += ["-td", str(program.n_threads_draft)]
+        if program.n_gpu_layers_draft is not None:
+            made += ["-ngld", _layers(program.n_gpu_layers_draft)]
+    return made
 
 
 def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
@@ -112,7 +142,7 @@ def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
     # Our names of sampling options are the server's too.
     made: dict[str, Any] = {each.name: getattr(sampling, each.name) for each in fields(Sampling)}
     for name in _WINDOWS:
-        made[name] = llama_cpp_runner.penalty_window(getattr(sampling, name), n_ctx)
+        made[name] = penalty_window(getattr(sampling, name), n_ctx)
     if request.dry_sequence_breakers:
         made["dry_sequence_breakers"] = list(request.dry_sequence_breakers)
     return {
@@ -123,7 +153,7 @@ def request_body(request: BaselineRequest, n_ctx: int) -> dict[str, Any]:
         "ignore_eos": request.ignore_eos,
         "cache_prompt": False,
         "return_tokens": True,
-        "samplers": llama_cpp_runner.sampler_names(sampling),
+        "samplers": sampler_names(sampling),
         "mirostat": 0,
         "logit_bias": [
             [token, False if bias == -math.inf else bias]
@@ -155,6 +185,28 @@ def parse(body: bytes) -> BaselineText:
         ) from error
 
 
+def environment() -> dict[str, str]:
+    """Our environment without LLAMA_ARG_ variables, which would change what is compared."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
+
+
+def log_tail(log: str) -> str:
+    return log[-_N_TAIL:].strip()
+
+
+def sampler_names(sampling: Sampling) -> list[str]:
+    return [_SAMPLER_NAMES.get(name, name) for name in sampling.samplers]
+
+
+def penalty_window(n: int, n_ctx: int) -> int:
+    """The tokens a penalty considers: llama.cpp's programs do not accept -1 for all."""
+    return n_ctx if n < 0 else n
+
+
+def _layers(n: int) -> str:
+    return "all" if n < 0 else str(n)
+
+
 @contextmanager
 def running(
     program: LlamaCppProgram,
@@ -180,7 +232,7 @@ def running(
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    env=llama_cpp_runner.environment(),
+                    env=environment(),
                     start_new_session=True,
                 )
         except OSError as error:

@@ -101,13 +101,6 @@ def state_at(lane: Lane, seconds: float) -> LaneState:
     return LaneState(n_pieces, n_tokens, n_tokens / (counts[-1] or 1), rate, finished)
 
 
-def frame_times(race: Race, each: float) -> list[float]:
-    """The times of frames: every `each` seconds, and the end itself."""
-    n_steps = int(race.seconds / each)
-    found = [step * each for step in range(n_steps + 1)]
-    return found if found[-1] == race.seconds else [*found, race.seconds]
-
-
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
     """The index of the first difference of two sequences; None if they are equal."""
     if list(first) == list(second):

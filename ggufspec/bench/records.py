@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from ggufspec.bench.json_decoding import decode
 from ggufspec.common.facts import plain
 from ggufspec.decoding.stats import Stats
 from ggufspec.errors import OptionError
 
 FORMAT = "ggufspec-bench-1"
+Record = TypeVar("Record")
 MAX_BYTES = 2**30
 COUNTS = ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted")  # of a text
 _REMEDY = "give a file that `ggufspec bench --json` wrote, or measure again"
@@ -76,7 +75,7 @@ class RoundTiming:
 class Measurement:
     """One text. Seconds are wall time; `at`: seconds from the start of the benchmark.
 
-    For a baseline, `rounds` and counts by position are empty; `tokens` too if it prints no ids.
+    For a baseline, `rounds` and counts by position are empty.
     """
 
     contender: str
@@ -175,7 +174,7 @@ class BenchResults:
         return {**whole, "settings": plain(whole["settings"]), "models": plain(whole["models"])}
 
     @staticmethod
-    def of_document(document: object, where: str) -> BenchResults:
+    def of_document(document: Any, where: str) -> BenchResults:
         """The results in a document; `where` names it in errors. Raises OptionError."""
         found = document.get("format") if isinstance(document, dict) else None
         if found != FORMAT:
@@ -184,10 +183,22 @@ class BenchResults:
                 f"{where} has no results of ggufspec bench ({actual}, not {FORMAT!r}); {_REMEDY}"
             )
         try:
-            return _results(document)
-        except ValueError as error:
+            parts = {
+                "contenders": [_record(Contender, each) for each in document["contenders"]],
+                "measurements": [
+                    replace(
+                        _record(Measurement, each),
+                        rounds=[RoundTiming(*round_) for round_ in each["rounds"]],
+                    )
+                    for each in document["measurements"]
+                ],
+                "divergences": [_record(FirstDifference, each) for each in document["divergences"]],
+            }
+            return _record(BenchResults, {**document, **parts})
+        except (KeyError, TypeError) as error:
+            found = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise OptionError(
-                f"{where} is not as `ggufspec bench --json` writes it: {error}; {_REMEDY}"
+                f"{where} is not as `ggufspec bench --json` writes it: {found}; {_REMEDY}"
             ) from error
 
 
@@ -215,52 +226,6 @@ def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
     return BenchResults.of_document(document, str(path))
 
 
-def _results(document: object) -> BenchResults:
-    made: BenchResults = decode(BenchResults, "", document)
-    for i, contender in enumerate(made.contenders):
-        _check_contender(f"contenders[{i}]", contender)
-    for i, text in enumerate(made.measurements):
-        _check_text(f"measurements[{i}]", text)
-    names = [contender.name for contender in made.contenders]
-    _check_once("the contender", names)
-    _check_once("the text", [found.key for found in made.measurements])
-    users = [contender.baseline for contender in made.contenders if contender.baseline is not None]
-    users += [found.contender for found in made.measurements]
-    users += [each.contender for each in made.divergences]
-    unknown = next((name for name in users if name not in names), None)
-    if unknown is not None:
-        raise ValueError(f"{unknown!r} is named, but is not one of the contenders")
-    return made
-
-
-def _check_contender(where: str, made: Contender) -> None:
-    if made.model not in ("pair", "draft", "baseline"):
-        raise ValueError(f"{where}.model is {made.model!r:.40}; it must be pair, draft or baseline")
-    decode(float, f"{where}.options.temperature", made.options.get("temperature", 0.0))
-
-
-def _check_text(where: str, made: Measurement) -> None:
-    drafted, accepted = made.drafted_by_position, made.accepted_by_position
-    if len(drafted) != len(accepted):
-        raise ValueError(
-            f"{where} has {len(drafted)} positions of drafted tokens and {len(accepted)} of "
-            "accepted ones; there must be equally many"
-        )
-    counts = [(made.n_drafted, made.n_accepted), *zip(drafted, accepted, strict=True)]
-    counts += [(each.n_drafted, each.n_accepted) for each in made.rounds]
-    for n_drafted, n_accepted in counts:
-        if n_accepted > n_drafted:
-            raise ValueError(
-                f"{where} has {n_accepted} accepted tokens of {n_drafted} drafted; it cannot be "
-                "more"
-            )
-    for name, n_needed in (("tokens", made.n_generated), ("rounds", made.n_rounds)):
-        n_found = len(getattr(made, name))
-        if n_found not in (0, n_needed):  # 0: left out
-            raise ValueError(f"{where} has {n_found} {name}; its counts require {n_needed}")
-
-
-def _check_once(what: str, names: Sequence[object]) -> None:
-    for name, n in Counter(names).items():
-        if n > 1:
-            raise ValueError(f"{what} {name!r:.80} occurs twice; it must be unique")
+def _record(kind: type[Record], document: Any) -> Record:
+    """A dataclass from an object with at least its fields."""
+    return kind(**{each.name: document[each.name] for each in fields(kind)})  # type: ignore[arg-type]

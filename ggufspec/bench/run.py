@@ -169,10 +169,7 @@ class _Writer:
             parts = self._parts(contender, prompt, run)
         finally:
             self._n_done = n_end
-        program = contender.program
-        # Otherwise the energy between two texts is also that of loading the models.
-        is_resident = program is None or self._baselines[program].runner.is_resident
-        used = self._meter.joules() if is_resident else None
+        used = self._meter.joules()
         summed = (*COUNTS, "prompt_seconds", "generation_seconds")
         return Measurement(
             contender=contender.name,
@@ -257,7 +254,6 @@ class _Writer:
             raise OptionError(f"{contender.name!r} needs {contender.program!r}, which is not open")
         done = baseline.write(
             tokens,
-            text_of(self._engine, tokens),
             options={"ignore_eos": self._experiment.ignore_eos, **contender.options},
             n_tokens=n_tokens,
             seed=seed,
@@ -266,9 +262,9 @@ class _Writer:
         measured = Measurement(
             contender=contender.name,
             n_rounds=done.n_rounds,
-            **{name: value for name, value in vars(done).items() if name != "text"},
+            **vars(done),
         )
-        return pieces.decode("utf-8", "replace") if done.tokens else done.text, measured
+        return pieces.decode("utf-8", "replace"), measured
 
     def _engine_of(self, contender: Contender) -> Engine:
         """The engine that writes; for a baseline, the one that tokenizes its prompts."""
@@ -293,25 +289,6 @@ class _Writer:
                 "use a larger context (-c), or leave it out"
             )
         return tokens
-
-
-def text_of(engine: Engine, tokens: Sequence[int]) -> str | None:
-    """The text that tokenizes to these tokens, special ones by their names; None: no text does."""
-    vocab = engine.vocab
-    added = vocab.tokenize("", add_special=True, parse_special=True)
-    rest = tokens[len(added) :] if list(tokens[: len(added)]) == added else tokens
-    shown = [vocab.shown(token) for token in rest]
-    is_special = [vocab.piece(token) != text for token, text in zip(rest, shown, strict=True)]
-    # Some vocabularies add a space before a text, and after each special token.
-    bare = [
-        text.removeprefix(b" ") if i == 0 or is_special[i - 1] else text
-        for i, text in enumerate(shown)
-    ]
-    for pieces in (shown, bare):
-        text = b"".join(pieces).decode("utf-8", "replace")
-        if text and vocab.tokenize(text, add_special=True, parse_special=True) == list(tokens):
-            return text
-    return None
 
 
 def divergences(

@@ -42,7 +42,11 @@ if TYPE_CHECKING:
 )
 @gathered(
     "audited",
-    shared.audited_draft_n_option,
+    shared.draft_n_option_of(
+        defaults.N_DRAFT_FIXED,
+        "Draft length: tokens drafted per round; auto drafts fewer tokens, so the same number of "
+        "texts is weaker evidence.",
+    ),
     shared.tree_option,
     shared.verify_option,
     option(
@@ -137,7 +141,7 @@ def _print_report(report: AuditReport) -> None:
         render.echo_table(
             ["Next-token distributions", "median", "largest", "positions", "resolution"], rows
         )
-        click.echo(
+        render.echo(
             "Distances are total variation: 0 for equal distributions, 1 for disjoint ones.\n"
             "Resolution is what numerical error alone makes; of batches: rounding, in the median.\n"
         )
@@ -152,7 +156,7 @@ def _print_report(report: AuditReport) -> None:
             for each in greedy.divergences
         )
         line += f"; the others diverge: {where}. A gap of up to {greedy.near_tie:.2g} is a near-tie"
-    click.echo(f"{line}.\n\n{report.verdict}")
+    render.echo(f"{line}.\n\n{report.verdict}")
 
 
 def _print_sequences(found: Sequences, seed: int | None) -> None:
@@ -170,7 +174,7 @@ def _print_sequences(found: Sequences, seed: int | None) -> None:
         ],
     )
     share = found.n_accepted / found.n_drafted if found.n_drafted else 0.0
-    click.echo(
+    render.echo(
         f"{found.n_texts} texts of each kind, {found.n_tokens_plain:,} and "
         f"{found.n_tokens_speculative:,} tokens; {share:.0%} of {found.n_drafted:,} drafted tokens "
         f"accepted; seed {seed}.\n"
@@ -179,8 +183,8 @@ def _print_sequences(found: Sequences, seed: int | None) -> None:
     )
     if n_impossible := sum(found.n_impossible):
         is_one = n_impossible == 1
-        click.echo(
+        render.echo(
             f"{n_impossible} token{' has' if is_one else 's have'} probability 0 in batched "
             "evaluation; a few are expected near the top-k/top-p cut-off."
         )
-    click.echo()
+    render.echo()

@@ -153,9 +153,9 @@ _format_option = option(
 @option("--resume", "Continue an interrupted benchmark from its --json file.", is_flag=True)
 @option(
     "--against",
-    "Measure other programs in alternation: llama-speculative-simple, llama-server with and "
-    "without the draft, llama-cpp-python with and without prompt lookup. The latter has no flash "
-    "attention: its greedy texts equal ours only with -fa off.",
+    "Measure other programs in alternation: llama-server with and without the draft, "
+    "llama-cpp-python with and without prompt lookup. The latter has no flash attention: its "
+    "greedy texts equal ours only with -fa off.",
     type=click.Choice(["llama.cpp"]),
 )
 @option(
@@ -264,10 +264,10 @@ def compare(before: Path, after: Path, form: str) -> None:
 
     render.tolerate_letters()
     table = difference.compare(read_results(before), read_results(after))
-    click.echo(_shown(table, form))
+    render.echo(_shown(table, form))
     if form == "csv":
         for note in table.notes:
-            click.echo(note, err=True)
+            render.echo(note, err=True)
 
 
 def _results_of(
@@ -338,7 +338,7 @@ class _Progress:
         elif monotonic() - self._last > _PROGRESS_SECONDS:
             self._last = monotonic()
             left = (self._last - self._started) / max(done, 1) * (total - done)
-            click.echo(f"{done / total:4.0%}, about {left:.0f} s left: {label}", err=True)
+            render.echo(f"{done / total:4.0%}, about {left:.0f} s left: {label}", err=True)
 
 
 def _save(results: BenchResults, path: Path | None) -> None:
@@ -362,11 +362,11 @@ def _print(preset: str | None, title: str, results: BenchResults, form: str, n_l
     if form == "csv":
         blocks = [_shown(table, form) for table in made]
         for line in [head, *warnings]:
-            click.echo(line, err=True)
+            render.echo(line, err=True)
     else:
         blocks = [head, *(_shown(table, form) for table in [*made, *published])]
         blocks += ["\n".join(warnings)] if warnings else []
-    click.echo("\n\n".join(blocks))
+    render.echo("\n\n".join(blocks))
 
 
 def _circumstances(results: BenchResults) -> str:

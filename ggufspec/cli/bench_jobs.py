@@ -13,7 +13,7 @@ import click
 
 from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT, Baseline, open_baselines
 from ggufspec.bench.contenders import baseline_contenders, contenders
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
+from ggufspec.bench.llama_server import LlamaCppProgram
 from ggufspec.bench.preset_tables import general
 from ggufspec.bench.presets import PRESETS, Preset, PresetPair
 from ggufspec.bench.prompts import own_prompts, spread
@@ -177,7 +177,7 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         title = what[0].upper() + what[1:]
     else:
         title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
-    load = {**options.load_settings, **_room(experiment), **pair.further}
+    load = {**options.load_settings, **_room(experiment, options.load_settings), **pair.further}
     jobs = [
         PairBenchmark(*paths, _able(experiment.of_pair(name), paths), name, load=load)
         for name, paths in pairs.items()
@@ -250,7 +250,12 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     def job(paths: tuple[Path, DraftFile | None], labels: tuple[str, str]) -> PairBenchmark:
         pair = " / ".join(filter(None, labels))
         experiment = replace(chosen.experiment.of_pair(pair), **given)
-        load = {**options.load_settings, **preset_load, **_room(experiment), **further}
+        load = {
+            **options.load_settings,
+            **preset_load,
+            **_room(experiment, options.load_settings),
+            **further,
+        }
         return PairBenchmark(*paths, _able(experiment, paths), pair, *labels, load=load)
 
     if options.pair.target is not None:
@@ -326,7 +331,8 @@ def _prompts(options: BenchOptions) -> list[Prompt] | None:
     return spread(known, options.n_prompts)
 
 
-def _room(experiment: Experiment) -> dict[str, Any]:
+def _room(experiment: Experiment, load_settings: dict[str, Any]) -> dict[str, Any]:
     lengths = [each.options.get("n_draft") for each in experiment.contenders]
     longest = max((n for n in lengths if isinstance(n, int)), default=0)
-    return {"n_draft_max": max(longest, defaults.N_DRAFT_MAX)}
+    least = defaults.N_DRAFT_FIXED if load_settings["exact"] else defaults.N_DRAFT_MAX
+    return {"n_draft_max": max(longest, least)}

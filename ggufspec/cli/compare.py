@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,7 @@ from ggufspec.cli.text_settings import (
     with_file_sampling,
 )
 from ggufspec.common import defaults
-from ggufspec.common.files import check_writable, write_file
+from ggufspec.common.printable import harmless
 
 if TYPE_CHECKING:
     from ggufspec.bench.race import Lane, Race
@@ -71,12 +70,6 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
     type=NOT_NEGATIVE,
     default=1.0,
 )
-@option(
-    "--record",
-    "Also write the race to a file: .svg (an animated picture) or .cast (for asciinema).",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-)
 @shared.color_option
 @option("--json as_json", "Print one JSON document instead: no replay.", is_flag=True)
 @shared.verbose_option
@@ -86,7 +79,6 @@ def command(
     settings: dict[str, Any],
     load_settings: dict[str, Any],
     speed: float,
-    record: Path | None,
     color: str,
     as_json: bool,
     verbose: bool,
@@ -105,16 +97,10 @@ def command(
       ggufspec compare
       ggufspec compare --target large.gguf --draft small.gguf -p "Once upon a time"
       ggufspec compare --target large.gguf --draft small.gguf,smaller.gguf -p "Once upon a time"
-      ggufspec compare --record race.svg
     """
     if not math.isfinite(speed):
         raise click.BadParameter(f"{speed} is not a speed; give a number", param_hint="--speed")
     _check_contenders(pair, settings)
-    if record is not None:
-        from ggufspec.bench.recording import check_recordable
-
-        check_recordable(record)
-        check_writable(record)
     shared.show_log(verbose)
     if pair.target is None:
         usual = {name: value for name, value in _EMBEDDED.items() if not was_given(name)}
@@ -141,16 +127,11 @@ def command(
                 calibrate(engine)
                 steps[name] = 1e3 * engine.profile.costs.step
             if not races:
-                click.echo(_ORDER, err=True)
+                render.echo(_ORDER, err=True)
             races[name] = _run(engine, text, prompt_of(engine, text, asked), checked(settings))
     races = dict(sorted(races.items(), key=lambda each: -(each[1].speedup or 0.0)))
     best, race = next(iter(races.items()))
 
-    if record is not None:
-        from ggufspec.bench.recording import recording
-
-        write_file(record, recording(race, record, speed or 1.0))
-        render.note(f"the race is in {record}")
     if as_json:
         under = conditions(pairs[best], {**settings, **load_settings})
         document = {**_document(race), **under}
@@ -246,11 +227,9 @@ def _show(race: Race, speed: float, color: str) -> bool:
         from ggufspec.cli.race_view import show
 
         return show(race, speed, color=render.wants_color(color, sys.stdout))
-    from ggufspec.bench.race_text import harmless
-
     for lane in race.lanes:
         text = race.prompt + lane.text
-        click.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
+        render.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
     return False
 
 
@@ -260,7 +239,7 @@ def _print_result(races: Mapping[str, Race], steps: Mapping[str, float]) -> None
 
     best, race = next(iter(races.items()))
     header = ["tokens/s", "speed-up", "accepted", "tokens/round"]
-    click.echo()
+    render.echo()
     if steps:
         rows = []
         for name, each in races.items():
@@ -307,7 +286,7 @@ def _ranking(races: Mapping[str, Race], steps: Mapping[str, float]) -> list[dict
 def _say(sentence: str) -> None:
     """Print it in lines as wide as the terminal, but not too wide to read."""
     width = min(shutil.get_terminal_size().columns, _WIDEST)
-    click.echo(click.wrap_text(sentence, width))
+    render.echo(click.wrap_text(sentence, width))
 
 
 def _document(race: Race) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class _Demo:
             options = checked({**self.settings, **changed, "drafter": drafter})
             runs.append(generate(self.engine, prompt, options, writer))
             if writer is not None:
-                click.echo(f"[{render.stats_line(runs[-1].completion.stats)}]\n", err=True)
+                render.echo(f"[{render.stats_line(runs[-1].completion.stats)}]\n", err=True)
             if runs[-1].interrupted:
                 return None
         return runs
@@ -213,14 +213,14 @@ def _print_result(document: dict[str, Any]) -> None:
         ],
     )
     temperature, n_texts = document["settings"]["temperature"], document["n_texts"]
-    click.echo(
+    render.echo(
         f"Medians of {n_texts} texts at temperature {temperature:g}. The large model is a stand-in "
         f"with the cost of {document['stand_in']['n_params'] / 1e6:,.0f} M parameters."
     )
     if document["greedy"] is not None and document["greedy"]["same_text"]:
-        click.echo("At temperature 0, both wrote the same text.")
+        render.echo("At temperature 0, both wrote the same text.")
     elif document["greedy"] is not None:
-        click.echo(
+        render.echo(
             "At temperature 0, the texts differ: batches of different sizes round differently, "
             "and two tokens were almost equally likely."
         )

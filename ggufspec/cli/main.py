@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
-import threading
 
 import click
 
 from ggufspec import __version__
 from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED, USAGE
-from ggufspec.common import defaults
+from ggufspec.common.terminal import visible
 from ggufspec.errors import GgufspecError, OptionError
 
 _COMMANDS = {
@@ -67,9 +67,6 @@ def main() -> None:
     except OSError:
         # Already reported: without this, Python would flush again at exit, and fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if any(thread.name == defaults.COMPILATION for thread in threading.enumerate()):
-        sys.stderr.flush()
-        os._exit(code)  # it took too long, and would crash if it ended while Python does
     sys.exit(code)
 
 
@@ -83,7 +80,9 @@ def run() -> int:
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        sys.stderr.write(visible(shown.getvalue()))
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
         render.note("interrupted")

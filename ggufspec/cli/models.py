@@ -115,7 +115,7 @@ def show(name: str, as_json: bool) -> None:
     parts += map(_pair_text, pairs)
     if header is not None:
         parts.append(_header_text(header))
-    click.echo("\n\n".join(parts))
+    render.echo("\n\n".join(parts))
 
 
 @command.command()
@@ -134,14 +134,14 @@ def pull(names: tuple[str, ...]) -> None:
     for name in names:
         with late_bars() as bars:
             paths = pull_one(name, progress=bars.download)
-        click.echo(str(paths[0]))
+        render.echo(str(paths[0]))
 
 
 @command.command()
 @click.argument("name")
 def path(name: str) -> None:
     """Print the path of a model on this machine."""
-    click.echo(str(_here(name)[0]))
+    render.echo(str(_here(name)[0]))
 
 
 @command.command()
@@ -167,12 +167,12 @@ def check(names: tuple[str, ...], as_json: bool) -> int:
         found += differences
         if not as_json:
             for difference in differences:
-                click.echo(
+                render.echo(
                     f"{entry.alias}: {difference.what}: registered {difference.registered}, "
                     f"found {difference.found}"
                 )
             if not differences:
-                click.echo(f"{entry.alias}: as registered")
+                render.echo(f"{entry.alias}: as registered")
     if as_json:
         render.echo_json({"n_checked": len(entries), "differences": [asdict(d) for d in found]})
     return DIFFERENCE if found else 0
@@ -199,7 +199,7 @@ def verify(name: str) -> int:
                 wanted, f"DAMAGED: the correct one is {wanted}"
             )
             is_damaged = is_damaged or wanted not in (None, digest)
-            click.echo(f"{digest}  {path.name}: {verdict}")
+            render.echo(f"{digest}  {path.name}: {verdict}")
     if is_damaged:
         render.note(
             f"to download it again: `ggufspec models rm {name}`, then `ggufspec models pull {name}`"
@@ -220,7 +220,7 @@ def rm(name: str, yes: bool) -> None:
     files = counted(len(paths), "file")
     if not yes:
         click.confirm(f"Remove {files} of {name}, {size}?", abort=True, err=True)
-    click.echo(f"Freed {format_bytes(local.remove(paths))}.")
+    render.echo(f"Freed {format_bytes(local.remove(paths))}.")
 
 
 def _header_text(header: Header) -> str:

@@ -106,7 +106,7 @@ def stand_in(size: str, cache_dir: Path | None) -> Path:
 
     n_params, folder = padded.parse_size(size), cache_dir or default_cache_dir()
     dimensions, file = padded.plan_dimensions(n_params), padded.padded_file(n_params)
-    click.echo(
+    render.echo(
         f"The large model is a stand-in: a model of {_EMBEDDED_PARAMS} M parameters, trained on "
         f"old novels, padded with zeros\nto the cost of {file.n_params / 1e6:,.0f} M "
         f"({dimensions.n_layers} layers, width {dimensions.n_embd}). It writes what the small one "
@@ -115,7 +115,7 @@ def stand_in(size: str, cache_dir: Path | None) -> Path:
     )
     if (found := padded.cached_target(n_params, folder)) is not None:
         return found
-    click.echo(f"Writing it once: {file.n_bytes / 1e6:,.0f} MB in {folder} ...", err=True)
+    render.echo(f"Writing it once: {file.n_bytes / 1e6:,.0f} MB in {folder} ...", err=True)
     with late_bars() as bars:
         return padded.padded_target(
             n_params, folder, lambda done, of: bars.update("Writing", done, of, unit="bytes")

@@ -89,12 +89,16 @@ class OrAuto(click.ParamType[Any]):
             raise
 
 
-context_option = option(
-    "-c --ctx-size n_ctx",
-    "Context size: tokens of prompt and text together; 0: what the target was trained for.  "
-    f"[default: that, at most {defaults.N_CTX}]",
-    type=COUNT,
-)
+def _context_option(default: str) -> Option:
+    return option(
+        "-c --ctx-size n_ctx",
+        "Context size: tokens of prompt and text together; 0: what the target was trained for.  "
+        f"[default: that, {default}]",
+        type=COUNT,
+    )
+
+
+context_option = _context_option(f"at most {defaults.N_CTX}")
 
 
 type_k_option, type_v_option = (
@@ -143,9 +147,7 @@ n_gpu_layers_draft_option = option(
     default=defaults.N_GPU_LAYERS,
 )
 
-load_options = gathered(
-    "load_settings",
-    context_option,
+_LOAD = (
     option(
         "-b --batch-size n_batch",
         "Prompt tokens per batch, for target and draft.  [default: from tune, or "
@@ -178,7 +180,17 @@ load_options = gathered(
     ),
     type_k_option,
     type_v_option,
+    option(
+        "--exact",
+        "Use passes of one size (--draft-n or 3, plus 1), so that greedy text is equal bit for bit "
+        "with and without drafts, and beside other texts. Slower where drafts are rejected.",
+        is_flag=True,
+    ),
     option("--mmap/--no-mmap", "Memory-map the model files.", default=True),
+)
+load_options = gathered("load_settings", context_option, *_LOAD)
+server_load_options = gathered(
+    "load_settings", _context_option("or less where memory is short"), *_LOAD
 )
 
 
@@ -304,12 +316,6 @@ draft_n_option = draft_n_option_of(
     defaults.N_DRAFT,
     "Draft length: tokens drafted per round; auto: the length with the highest expected tokens/s, "
     "0 if drafting would not be faster.",
-)
-
-audited_draft_n_option = draft_n_option_of(
-    defaults.N_DRAFT_FIXED,
-    "Draft length: tokens drafted per round; auto drafts fewer tokens, so the same number of texts "
-    "is weaker evidence.",
 )
 
 

@@ -217,24 +217,26 @@ def _print(
     for whose, shape in _named(target, draft, below):
         if shape:
             about = "" if shape.is_exact else "about "
-            click.echo(
+            render.echo(
                 f"{whose}: {shape.name}, {counted(shape.n_layers, 'layer')}, {about}"
                 f"{format_bytes(shape.n_bytes)}"
             )
     bandwidths = machine.bandwidths
     for gpu in machine.gpus:
         known = "nominal" if gpu.bandwidth or not gpu.is_remote else "assumed (--gpu-bandwidth)"
-        click.echo(
+        render.echo(
             f"{gpu.name}: {format_bytes(gpu.n_free)} free, {_bytes_rate(gpu.nominal)} {known}"
         )
     ram = "" if machine.n_host_free is None else f"{format_bytes(machine.n_host_free)} free, "
     measured = "" if machine.host_bandwidth else " assumed (--ram-bandwidth)"
-    click.echo(f"CPU: {ram}{_bytes_rate(bandwidths.host)}{measured}")
+    render.echo(f"CPU: {ram}{_bytes_rate(bandwidths.host)}{measured}")
     if draft:
         source = "" if was_given("acceptance") else "; assumed (--acceptance)"
-        click.echo(f"acceptance: {acceptance:.0%} of tokens, if those before were accepted{source}")
+        render.echo(
+            f"acceptance: {acceptance:.0%} of tokens, if those before were accepted{source}"
+        )
     placed = None if draft is None or draft.is_inside else draft
-    click.echo("GPU layers of target and draft, memory of GPUs and host, draft length n:")
+    render.echo("GPU layers of target and draft, memory of GPUs and host, draft length n:")
     rows = [["placement", "target", "draft", "GPU", "host", "n", "tokens/s"]]
     seen: list[OffloadPlan] = []
     for name, plan in plans:
@@ -255,11 +257,11 @@ def _print(
     render.echo_rows(rows)
     chosen = plans[0][1]
     if chosen.n_gpu_layers <= target.n_layers:
-        click.echo(f"\nThe target's weights are {type_note(target.matrix_type)}.")
+        render.echo(f"\nThe target's weights are {type_note(target.matrix_type)}.")
     if not chosen.fits:
-        click.echo("\nNone of these fits: use a smaller quantization or a smaller model.")
+        render.echo("\nNone of these fits: use a smaller quantization or a smaller model.")
         return
-    click.echo(
+    render.echo(
         f"\nOptions of llama.cpp for the first row: -ngl {chosen.n_gpu_layers}"
         + (f" -ngld {chosen.n_gpu_layers_draft}" if chosen.n_draft and placed else "")
         + (f" -ts {','.join(map(str, chosen.split))}" if len(machine.gpus) > 1 else "")

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from ggufspec.common.facts import counted
+from ggufspec.common.terminal import visible
 from ggufspec.decoding.tree import leaves, n_equal, path_to
 
 if TYPE_CHECKING:
@@ -38,7 +39,17 @@ def is_terminal(stream: IO[str]) -> bool:
 
 def note(message: str) -> None:
     """Print a message of the command itself on stderr."""
-    click.echo(f"ggufspec: {message}", err=True)
+    echo(f"ggufspec: {message}", err=True)
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print a line; control characters are escaped on stderr and on terminals."""
+    click.echo(visible(text) if err else for_stdout(text), err=err)
+
+
+def for_stdout(text: str) -> str:
+    """The text as stdout may have it: unchanged, unless stdout is a terminal."""
+    return visible(text) if sys.stdout.isatty() else text
 
 
 class TextWriter:
@@ -49,7 +60,7 @@ class TextWriter:
         tolerate_letters()
 
     def write(self, chunk: Chunk) -> None:
-        text = chunk.text
+        text = for_stdout(chunk.text)
         if self._color and text and chunk.drafted and chunk.drafted[0]:
             text = click.style(text, fg="green")
         sys.stdout.write(text)
@@ -57,7 +68,8 @@ class TextWriter:
 
     def heading(self, label: str, prompt: str) -> None:
         """Write a label, and the prompt that the text continues."""
-        sys.stdout.write((click.style(label, bold=True) if self._color else label) + prompt)
+        styled = click.style(visible(label), bold=True) if self._color else for_stdout(label)
+        sys.stdout.write(styled + for_stdout(prompt))
         sys.stdout.flush()
 
     def finish(self) -> None:
@@ -157,7 +169,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
 def echo_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A small table on stdout, and an empty line; numbers to the right."""
     head, *lines = table_lines(header, rows, width_of_stdout())
-    click.echo("\n".join([head, "-" * len(head), *lines, ""]))
+    echo("\n".join([head, "-" * len(head), *lines, ""]))
 
 
 def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
@@ -184,7 +196,7 @@ def echo_rows(rows: list[list[str]]) -> None:
     widths = column_widths(rows)
     for row in rows:
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
-        click.echo("  ".join(cells).rstrip())
+        echo("  ".join(cells).rstrip())
 
 
 def column_widths(rows: list[list[str]]) -> list[int]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 @click.command(name="run", cls=SectionedCommand)
 @shared.pair_options
 @shared.prompt_options
+@text_settings.chat_template_option
 @text_settings.text_options(shared.max_tokens_option, shared.seed_option)
 @shared.load_options
 @option("--compare", "Also measure the speed-up over plain decoding.", is_flag=True)
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 def command(
     pair: PairOptions,
     asked: dict[str, Any],
+    chat_template: str | None,
     settings: dict[str, Any],
     load_settings: dict[str, Any],
     compare: bool,
@@ -60,6 +62,9 @@ def command(
       ggufspec run --target 70B-Q3_K_S --draft 8B-Q3_K_L --draft-n 3 --chat -p "Who was Napoleon?"
     """
     text_settings.checked(settings)
+    if chat_template is not None:
+        load_settings["chat_template"] = chat_template
+        asked["chat"] = True
     text = read_prompt(asked)
     shared.show_log(verbose)
     if pair.draft is None:
@@ -95,8 +100,8 @@ def command(
         render.echo_json({**run.document(), "speedup": speedup, **under})
     else:
         if verbose:
-            click.echo(render.details_text(stats), err=True)
-        click.echo(render.stats_line(stats, speedup), err=True)
+            render.echo(render.details_text(stats), err=True)
+        render.echo(render.stats_line(stats, speedup), err=True)
         if run.completion.advice:
             render.note(run.completion.advice)
             from ggufspec.llama.devices import gpus

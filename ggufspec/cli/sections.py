@@ -14,7 +14,7 @@ _SECTIONS: Final = {
         *("vocab", "layers", "type_", "texts"),
     ),
     "Models": ("draft_of_draft", "offline", "size", "cache_dir", "alias"),
-    "Prompt": ("n_prompts", "limit", "chat", "system"),
+    "Prompt": ("n_prompts", "limit", "chat", "system", "chat_template"),
     "Drafting": (
         *("n_draft", "lengths", "tree", "trees", "drafter", "drafters", "verify", "rules"),
         *("draft_temperature", "acceptance"),
@@ -43,7 +43,7 @@ _SECTIONS: Final = {
         *("against", "llama_bin", "compare"),
     ),
     "Output": (
-        *("form", "json_path", "resume", "retry_failed", "plot_path", "record", "speed", "color"),
+        *("form", "json_path", "resume", "retry_failed", "plot_path", "speed", "color"),
         *("as_json", "verbose", "help"),
     ),
 }

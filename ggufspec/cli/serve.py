@@ -6,7 +6,7 @@ import logging
 import signal
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -19,13 +19,19 @@ from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, opti
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import (
+    chat_template_option,
     check_needs_no_draft,
     checked,
     default_options,
     with_file_sampling,
 )
 from ggufspec.common import defaults
+from ggufspec.common.facts import counted
+from ggufspec.common.terminal import LogFormatter
 from ggufspec.errors import OptionError
+
+if TYPE_CHECKING:
+    from ggufspec.engine.engine import Engine
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -34,7 +40,8 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 @click.command(name="serve", cls=SectionedCommand)
 @shared.pair_or_embedded_options()
 @default_options
-@shared.load_options
+@shared.server_load_options
+@chat_template_option
 @option(
     "--host",
     "Address to listen on; other than loopback, other machines can connect.",
@@ -102,6 +109,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 def command(
     pair: PairOptions,
     settings: dict[str, Any],
+    chat_template: str | None,
     load_settings: dict[str, Any],
     host: str,
     port: int,
@@ -138,9 +146,14 @@ def command(
     _show_own_log(verbose)
     from ggufspec.server.app import make_app, make_service
     from ggufspec.server.options import ServerOptions
-    from ggufspec.server.uvicorn_server import GracefulServer, bind
+    from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, Watchdog, bind
 
     load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further, "n_slots": n_slots}
+    is_fitted = load_settings["n_ctx"] is None
+    if is_fitted:
+        load_settings["n_ctx"] = "fit"
+    load_settings["chat_template"] = chat_template
+    watchdog = Watchdog(grace + 2 * AFTER_GRACE_SECONDS)
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:
@@ -165,16 +178,28 @@ def command(
                 service.worker,
                 grace=grace,
                 on_listening=click.echo,
+                on_signal=watchdog.start,
                 log_requests=verbose,
             )
             if host not in _LOOPBACK and not api_keys:
                 render.note(
                     f"anyone who can connect to {host} can use this model: set GGUFSPEC_API_KEY"
                 )
+            render.note(_context_note(engine, is_fitted))
             render.note(f"serving {service.options.alias}; press Ctrl-C to stop")
             server.run(sockets=[listening])
             service.worker.join()
+    watchdog.stop()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0
+
+
+def _context_note(engine: Engine, is_fitted: bool) -> str:
+    n_ctx, n_trained = engine.n_ctx, engine.target.model.n_ctx_train
+    why = ""
+    if is_fitted:
+        is_all = n_ctx >= n_trained
+        why = ", all that the model was trained for" if is_all else ", as memory allows (see -c)"
+    return f"context: {n_ctx:,} tokens for each of {counted(engine.n_slots, 'slot')}{why}"
 
 
 def _api_keys(key: str | None, path: Path | None) -> tuple[str, ...]:
@@ -196,7 +221,7 @@ def _api_keys(key: str | None, path: Path | None) -> tuple[str, ...]:
 def _show_own_log(verbose: bool) -> None:
     """The server's errors on stderr, one line each; with -v, requests and tracebacks too."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("ggufspec: %(message)s"))
+    handler.setFormatter(LogFormatter("ggufspec: %(message)s"))
     for name in ("uvicorn.error", "uvicorn.access") if verbose else ("ggufspec.server",):
         logger = logging.getLogger(name)
         logger.addHandler(handler)

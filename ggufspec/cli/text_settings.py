@@ -67,6 +67,12 @@ def _from_file(names: str, help_text: str, end: str = "") -> Option:
     return option(names, help_text, type=click.Path(path_type=Path), callback=read)
 
 
+chat_template_option = _from_file(
+    "--chat-template-file chat_template",
+    "Chat template (Jinja) to use instead of the target's own; in run, implies --chat.",
+)
+
+
 def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value not in (None, "0", "0.0"):
         raise click.UsageError(

@@ -181,7 +181,7 @@ def _print_report(result: TrimResult) -> None:
             row.append(" / ".join(f"{each:.2f}" for each in cut.speedups[kind]))
         rows.append([*row, "chosen" if cut is result.chosen else ""])
     render.echo_table([*header, ""], rows)
-    click.echo(
+    render.echo(
         f"Over {result.n_counted:,} tokens of text. agrees: target and draft have the same most "
         "probable token. overlap: the\nacceptance rate of a drafted token at temperature 0.7. "
         "speed-up: predicted over plain decoding, at temperature 0 / 0.7."

@@ -134,7 +134,7 @@ def _forget(pair: PairOptions, *, as_json: bool) -> None:
     if as_json:
         render.echo_json({"forgotten": n_forgotten})
     else:
-        click.echo(f"Deleted {counted(n_forgotten, 'record')}.")
+        render.echo(f"Deleted {counted(n_forgotten, 'record')}.")
 
 
 def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
@@ -193,7 +193,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
 def _print_report(tuned: Tuned, matrix_type: str) -> None:
     document = _document(tuned)
     if tuned.attention:
-        click.echo(f"{tuned.attention[0].upper()}{tuned.attention[1:]}.\n")
+        render.echo(f"{tuned.attention[0].upper()}{tuned.attention[1:]}.\n")
     _print_trials(tuned.trials)
     header = ["Tokens per pass", "ms", "relative to one", "ms/token"]
     rows = [
@@ -212,13 +212,13 @@ def _print_report(tuned: Tuned, matrix_type: str) -> None:
             row.append(text)
     render.echo_table(header, rows)
     if draft:
-        click.echo(
+        render.echo(
             "A pass over 4 tokens verifies 3 drafted ones. Drafting 3 tokens is faster than plain "
             "decoding if the\nacceptance rate is above the break-even acceptance.\n"
         )
     if not tuned.facts["pair"]["target"]["n_gpu_layers"]:
-        click.echo(f"The target's weights are {type_note(matrix_type)}.\n")
-    click.echo(f"Milliseconds by tokens per pass, with {tuned.depth} tokens in the cache:\n")
+        render.echo(f"The target's weights are {type_note(matrix_type)}.\n")
+    render.echo(f"Milliseconds by tokens per pass, with {tuned.depth} tokens in the cache:\n")
     names = [f"{measured.n_tokens:2}: {_ms(measured.seconds):>5}" for measured in tuned.passes]
     render.echo_bars([measured.seconds for measured in tuned.passes], names)
     if draft:
@@ -257,12 +257,12 @@ def _print_settings(header: list[str], trials: Sequence[Trial], cells: Sequence[
 
 def _print_draft(draft: dict[str, Any]) -> None:
     step = draft["step"]
-    click.echo(
+    render.echo(
         f"\nOne draft token costs {_ms(step['seconds'])} ms, "
         f"{draft['step_relative_to_one']:.1%} of a target pass over one token."
     )
     if draft["cannot_pay"]:
-        click.echo("Drafting cannot help, even if the target accepts every token.")
+        render.echo("Drafting cannot help, even if the target accepts every token.")
         return
     rows = [
         [

@@ -57,9 +57,6 @@ AUDIT_TOKENS: Final = 32  # of each text
 AUDIT_ALPHA: Final = 0.01  # probability of a false alarm in the whole audit
 AUDIT_NEAR_TIE: Final = 0.05  # logits
 
-# Constraints.
-COMPILATION: Final = "ggufspec-compilation"  # name of the threads that compile grammars
-
 # Tuning.
 TUNE_DEPTH: Final = 300  # tokens in the cache; kernels of llama.cpp change at 256
 TUNE_RUNS: Final = 5  # measurements of each pass

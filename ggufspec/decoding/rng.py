@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 # Imported here, not at its first use: a Ctrl-C during the import of compiled code may be lost.
 from numpy.random import Generator, SeedSequence, default_rng
@@ -23,6 +23,23 @@ def uniform_streams(seed: int) -> tuple[Stream, Stream]:
 def stage_streams(seed: int) -> tuple[Stream, Stream]:
     """Two further ones: for the verification by the draft model, and for the draft of the draft."""
     return _streams(seed, 2)
+
+
+def by_position(stream: Stream, tokens: Sized) -> Stream:
+    """The uniforms of a text by place: for its token i, always the same one.
+
+    `tokens`: the text, which grows. Only for rules that read no uniform behind a rejected token,
+    else the next round would read it again.
+    """
+    drawn: list[float] = []
+    n_before = len(tokens)
+
+    def draw(n: int) -> Uniforms:
+        start = len(tokens) - n_before
+        drawn.extend(stream(max(start + n - len(drawn), 0)))
+        return drawn[start : start + n]
+
+    return draw
 
 
 def _streams(seed: int, first: int) -> tuple[Stream, Stream]:

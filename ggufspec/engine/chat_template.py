@@ -106,7 +106,7 @@ class ChatTemplate:
     ) -> None:
         """`source_for_tools` replaces `source` where tools are given.
 
-        `special_texts`: more variables of special tokens, such as unk_token.
+        `special_texts`: more variables of special tokens, such as pad_token.
         `process`: shared with other templates; None: one of its own.
         """
         self.source = source
@@ -136,8 +136,8 @@ class ChatTemplate:
         prepared, tools = self._forms.messages(messages), self._forms.tools(tools)
         if not continue_final_message:
             return self._render(prepared, tools, variables, add_generation_prompt)
-        final = _final_text(prepared)
-        text = self._render(_marked(prepared), tools, variables)
+        final, marked = _marked(prepared[-1])
+        text = self._render([*prepared[:-1], marked], tools, variables)
         at = text.rfind(_CONTINUED.strip())
         if at < 0 or final.strip() not in text:
             raise PromptError(
@@ -168,6 +168,8 @@ class ChatTemplate:
 
 def check_template(source: str) -> None:
     """Raise the OptionError of a template that cannot be compiled."""
+    if not source:
+        raise OptionError("the chat template is empty; give a Jinja template")
     process = TemplateProcess()
     try:
         process.render(source, None)
@@ -187,20 +189,14 @@ def conversation(turns: Sequence[str], system: str | None = None) -> list[Messag
     ]
 
 
-def _final_text(messages: Sequence[Message]) -> str:
-    content = messages[-1]["content"]
-    return content if isinstance(content, str) else content[-1]["text"]
-
-
-def _marked(messages: Sequence[Message]) -> list[Message]:
-    """The messages with a mark at the end of the last one."""
-    *before, last = messages
-    content = last["content"]
+def _marked(message: Message) -> tuple[str, Message]:
+    """The text of a message, and the message with a mark at its end."""
+    content = message["content"] or ""
     if isinstance(content, str):
-        return [*before, {**last, "content": content + _CONTINUED}]
+        return content, {**message, "content": content + _CONTINUED}
     *parts, part = content
-    content = [*parts, {**part, "text": part["text"] + _CONTINUED}]
-    return [*before, {**last, "content": content}]
+    text = part["text"]
+    return text, {**message, "content": [*parts, {**part, "text": text + _CONTINUED}]}
 
 
 def _folder(module: str) -> Path:

@@ -255,6 +255,8 @@ class Engine:
     @property
     def vocab(self) -> Vocab:
         """The target's vocabulary. Raises ClosedError."""
+        if self.lock.is_forked:
+            self.lock.check()
         if self._closed:
             raise ClosedError("this engine is closed; load it again")
         return self.target.model.vocab
@@ -281,6 +283,8 @@ class Engine:
             return None
         model = self.target.model
         what = f"drafts for {model.path.name} are chains"
+        if self.target.options.is_exact:
+            return f"{what}: exact passes (--exact) read no trees"
         if self.target.reads_trees:
             slots, tokens = counted(self.n_slots, "slot"), counted(self.n_draft_max, "token")
             return f"{what}: drafts of {tokens} and {slots} leave no room for branches"
@@ -318,7 +322,12 @@ class Engine:
         return [context for context in (self.target, self.draft, below) if context]
 
     def close(self) -> None:
-        """Free the models. Closing twice is fine; streams of this engine then raise ClosedError."""
+        """Free the models. Closing twice is fine; streams of this engine then raise ClosedError.
+
+        In a forked process it does nothing: the models belong to the process that loaded them.
+        """
+        if self.lock.is_forked:
+            return
         with self.lock.held():
             for stored, profile in (
                 (self._stored_profile, self.profile),

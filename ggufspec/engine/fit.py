@@ -18,7 +18,14 @@ from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
 from ggufspec.placement.memory import n_rollback
-from ggufspec.placement.plan import Gpu, Machine, PlacementOptions, describe, plan_offload
+from ggufspec.placement.plan import (
+    Gpu,
+    Machine,
+    PlacementOptions,
+    describe,
+    longest_context,
+    plan_offload,
+)
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
 _SMALLER = 0.85  # share of the free memory of GPUs that a second attempt plans with
@@ -43,9 +50,11 @@ class LoadOptions:
     draft: DraftFile | None = None
     draft_of_draft: Path | None = None
     n_ctx: int | None = None
+    n_ctx_usual: int | None = defaults.N_CTX  # at most, where n_ctx is None; None: what fits
     n_batch: int | None = None
     n_draft_max: int = defaults.N_DRAFT_MAX
     n_slots: int = 1
+    exact: bool = False
     n_gpu_layers: int | None = None
     n_gpu_layers_draft: int | None = None
     tensor_split: Sequence[float] = ()
@@ -87,6 +96,11 @@ class Fit:
         if options.draft is not None:
             self._draft, self.head = draft_shape(header, options.draft)
         self._draft_of_draft = self._shape_below(options)
+        if options.exact and self.head is not None:
+            raise OptionError(
+                "exact (--exact) does not work with a draft head, which reads states of the target "
+                "that padding would change; use a draft model, or none"
+            )
         if options.n_ctx == 0:
             options = replace(options, n_ctx=self._target.n_ctx_train or defaults.N_CTX)
         n_kept = n_rollback(self._target, options.n_draft_max, options.n_slots)
@@ -146,6 +160,9 @@ class Fit:
 
     def first(self) -> LoadOptions:
         """The options, with what was left open chosen by free memory and predicted speed."""
+        if self._options.n_ctx_usual is None:
+            n_ctx = longest_context(self._target, self._draft, self._machine(1.0), self._wishes())
+            self._options = replace(self._options, n_ctx_usual=n_ctx)
         return self._planned(self._machine(1.0)) if self._is_open else self._options
 
     def smaller(self, used: LoadOptions) -> LoadOptions | None:
@@ -164,16 +181,18 @@ class Fit:
         )
 
     def _default_n_ctx(self) -> int:
-        return min(defaults.N_CTX, self._target.n_ctx_train or defaults.N_CTX)
+        usual = self._options.n_ctx_usual or defaults.N_CTX
+        return min(usual, self._target.n_ctx_train or defaults.N_CTX)
 
     def _machine(self, share: float) -> Machine:
         left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._gpus)
         return Machine(left, free_memory())
 
-    def _planned(self, machine: Machine) -> LoadOptions:
+    def _wishes(self) -> PlacementOptions:
         options = self._options
-        wishes = PlacementOptions(
+        return PlacementOptions(
             n_ctx=options.n_ctx or 0,
+            n_ctx_usual=options.n_ctx_usual or defaults.N_CTX,
             n_batch=options.n_batch or defaults.N_BATCH,
             type_k=options.type_k,
             type_v=options.type_v,
@@ -184,7 +203,10 @@ class Fit:
             n_draft_max=options.n_draft_max,
             draft_of_draft=self._draft_of_draft,
         )
-        plan = plan_offload(self._target, self._draft, machine, wishes)
+
+    def _planned(self, machine: Machine) -> LoadOptions:
+        options = self._options
+        plan = plan_offload(self._target, self._draft, machine, self._wishes())
         is_split = len(machine.gpus) > 1 and plan.n_gpu_layers > 0
         gpu_draft = plan.draft_gpu
         if gpu_draft is not None:  # a number among the local GPUs, where drafts are loaded

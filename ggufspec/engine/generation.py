@@ -15,7 +15,7 @@ from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate
-from ggufspec.decoding.rng import stage_streams, uniform_streams
+from ggufspec.decoding.rng import by_position, stage_streams, uniform_streams
 from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
@@ -138,6 +138,9 @@ class Generation:
             b"".join(map(engine.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
         self._piece_of = engine.vocab.piece
+        if shown := options.shown_tokens:
+            vocab = engine.vocab
+            self._piece_of = lambda token: (vocab.shown if token in shown else vocab.piece)(token)
         self._end_tokens = {*engine.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
@@ -196,6 +199,8 @@ class Generation:
             self._n_sharers = n_sharers
             self._policy.set_n_sharers(n_sharers)
         try:
+            if self._engine.target.options.is_exact:  # another text may have used the slot
+                self.session.feed(self._all_tokens[: len(self._prompt) - 1])
             step = next(self._loop, None)
             if step is None:
                 constraint = self._constraint
@@ -282,6 +287,8 @@ class Generation:
         ends = () if options.ignore_eos else engine.vocab.stop_tokens
         stop_tokens = frozenset((*ends, *options.stop_tokens))
         verify_uniforms, draft_uniforms = uniform_streams(self.seed)
+        if engine.target.options.is_exact and rules.known(options.verify) == "match":
+            verify_uniforms = by_position(verify_uniforms, self._all_tokens)
         materials = drafters.Materials(
             sampling,
             draft_uniforms,

@@ -20,6 +20,7 @@ from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.exact import check_exact
 from ggufspec.llama.head import Head
 from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
@@ -29,6 +30,7 @@ from ggufspec.models.heads import MTP, HeadFacts
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.rpc_address import addresses
 
+FIT = "fit"
 LoadProgress = Callable[[str, float], None]  # ("target", "draft" ..., fraction loaded)
 
 # A draft model this small is faster with one thread than with two; a head, which also reads what
@@ -41,10 +43,11 @@ def load(
     draft: str | Path | None = None,
     *,
     draft_of_draft: str | Path | None = None,
-    n_ctx: int | None = None,
+    n_ctx: int | str | None = None,
     n_batch: int | None = None,
-    n_draft_max: int = defaults.N_DRAFT_MAX,
+    n_draft_max: int | None = None,
     n_slots: int = 1,
+    exact: bool = False,
     n_gpu_layers: int | str = defaults.N_GPU_LAYERS,
     n_gpu_layers_draft: int | str = defaults.N_GPU_LAYERS,
     tensor_split: Sequence[float] = (),
@@ -68,9 +71,13 @@ def load(
     draft_of_draft: a smaller model that drafts the draft's own tokens, where that makes drafts
     faster; it is placed where the draft is.
     n_ctx: tokens of prompt and text together; 0: what the target was trained for; None: that, at
-    most 4096.
-    n_batch: prompt tokens per batch; None: 512. n_draft_max: maximum drafted tokens per round.
+    most 4096; "fit": that, or less where it would not fit into free memory.
+    n_batch: prompt tokens per batch; None: 512.
+    n_draft_max: maximum drafted tokens per round; None: 16, or 3 if `exact`.
     n_slots: texts that can be written at the same time; each has a context of n_ctx tokens.
+    exact: compute each token in a pass over n_draft_max + 1 tokens, so that greedy text is equal
+    bit for bit with and without drafts, in each slot and whatever else is written: see the guide.
+    Checked with a few passes; raises OptionError for models and drafts for which it cannot hold.
     n_gpu_layers, n_gpu_layers_draft: layers on the GPU, the output counting as one; negative: all;
     "auto": the numbers that are predicted to be fastest together, within free memory.
     A head in the target's own file ("mtp") is where the target's last layers are.
@@ -95,16 +102,19 @@ def load(
     Raises ModelError, VocabError, OptionError, OutOfMemoryError, RpcError.
     """
     validate.function("progress", progress)
+    n_draft_default = defaults.N_DRAFT_FIXED if exact else defaults.N_DRAFT_MAX
     options = LoadOptions(
         target=validate.path("target", target),
         draft_of_draft=None
         if draft_of_draft is None
         else validate.path("draft_of_draft", draft_of_draft),
         draft=MTP if draft == MTP else None if draft is None else validate.path("draft", draft),
-        n_ctx=n_ctx,
+        n_ctx=None if n_ctx == FIT or n_ctx is None else validate.whole("n_ctx", n_ctx),
+        n_ctx_usual=None if n_ctx == FIT else defaults.N_CTX,
         n_batch=n_batch,
-        n_draft_max=n_draft_max,
+        n_draft_max=n_draft_default if n_draft_max is None else n_draft_max,
         n_slots=n_slots,
+        exact=validate.switch("exact", exact),
         n_gpu_layers=fit.layers("n_gpu_layers", n_gpu_layers),
         n_gpu_layers_draft=fit.layers("n_gpu_layers_draft", n_gpu_layers_draft),
         tensor_split=validate.shares("tensor_split", tensor_split),
@@ -186,9 +196,11 @@ def _load(
                 gpu=options.main_gpu,
             )
             models.append(stack.enter_context(closing(model_below)))
-        limits = [target_model.n_ctx_train, *(model.n_ctx_max for model in models)]
+        n_padding = options.n_draft_max + 1 if options.exact else 0
+        limits = [target_model.n_ctx_train]
+        limits += [model.n_ctx_max - n_padding for model in models if model.n_ctx_max]
         shared = ContextOptions(
-            n_ctx=options.n_ctx or min([defaults.N_CTX, *filter(None, limits)]),
+            n_ctx=options.n_ctx or min(filter(None, [options.n_ctx_usual, *limits])),
             n_sequences=options.n_slots,
             flash_attention=options.flash_attention,
             type_k=options.type_k,
@@ -210,10 +222,13 @@ def _load(
             n_rows=options.n_draft_max + 1,
             n_threads=options.n_threads or found.n_threads,
             n_rollback=options.n_rollback,
-            n_leaves=n_leaves(options.n_slots, options.n_draft_max),
+            n_leaves=1 if options.exact else n_leaves(options.n_slots, options.n_draft_max),
+            is_exact=options.exact,
         )
         target_context = Context(target_model, of_target)
         stack.callback(target_context.close)
+        if options.exact:
+            check_exact(target_context)
         draft_context = None
         link = None if head is None else HeadLink(target_context, head)
         if draft_model is not None:

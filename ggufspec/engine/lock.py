@@ -17,8 +17,22 @@ class EngineLock:
         self._pid = os.getpid()
         self._called_back: int | None = None  # the thread that runs a progress callback
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork of the one that made the lock."""
+        return self._pid != os.getpid()
+
     def check(self) -> None:
-        """Raise OptionError in a progress callback, which would wait for the lock forever."""
+        """Raise OptionError in a progress callback, which would wait for the lock forever.
+
+        Raises ClosedError in a process that was forked since: llama.cpp's threads, and threads that
+        hold locks, do not exist there.
+        """
+        if self.is_forked:
+            raise ClosedError(
+                "this process was forked after the engine was loaded, and cannot use it: load the "
+                "engine here, or start processes by multiprocessing's spawn method"
+            )
         if self._called_back == threading.get_ident():
             raise OptionError(
                 "a progress callback cannot use the engine that calls it: generate, stream and "
@@ -26,20 +40,12 @@ class EngineLock:
             )
 
     def held(self) -> threading.Lock:
-        """The lock, for a `with` statement. Raises OptionError in a progress callback, and
-        ClosedError in a process that was forked while it was held.
+        """The lock, for a `with` statement. Raises what `check` raises.
 
         It is Python's own lock: in an `__enter__` written in Python, Ctrl-C could come after the
         lock is taken and before the `with` statement would release it.
         """
         self.check()
-        if self._pid != os.getpid():
-            if self._lock.locked():  # forever: the thread that would release it is not here
-                raise ClosedError(
-                    "this process was forked while another thread used the engine; load the "
-                    "engine again here, or start processes by multiprocessing's spawn method"
-                )
-            self._pid = os.getpid()
         return self._lock
 
     def callback(self, progress: NamedProgress | None) -> NamedProgress | None:

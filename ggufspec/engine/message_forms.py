@@ -54,6 +54,11 @@ class MessageForms:
         return [self._tool(tool) for tool in tools]
 
     def _tool(self, tool: Mapping[str, object]) -> Mapping[str, object]:
+        if not isinstance(tool, Mapping):
+            raise PromptError(
+                f"a tool is of type {type(tool).__name__}; it must be "
+                '{"type": "function", "function": {"name": ..., "parameters": ...}}'
+            )
         function = tool.get("function")
         if not isinstance(function, Mapping) or {*_COMPLETE} <= {*function}:
             return tool
@@ -67,7 +72,7 @@ class MessageForms:
         role, content, calls = made["role"], made.get("content"), made.pop("tool_calls", None)
         if role == "developer" and not (self._names_developer and self._takes(role, _NEEDLE)):
             made["role"] = role = "system"
-        reasoning = next((made[key] for key in _REASONING if key in made), None)
+        reasoning = next((made[key] for key in _REASONING if made.get(key)), None)
         if reasoning is not None:
             made = {"thinking": reasoning, **made, "reasoning_content": reasoning}
         if "tool_call_id" in made:
@@ -87,7 +92,7 @@ class MessageForms:
 
     def _content(self, role: str, content: Any) -> Any:
         if isinstance(content, list):
-            text = "".join(part["text"] for part in content)
+            text = "\n".join(part["text"] for part in content)
             return content if self._takes(role, _parts("", _NEEDLE)) else text
         takes_text = self._takes(role, _NEEDLE) or not self._takes(role, _parts("", _NEEDLE))
         return (content or "") if takes_text else _parts(content or "")
@@ -99,19 +104,21 @@ class MessageForms:
 
     def _call(self, call: Any) -> Any:
         """The call with its arguments as an object, or as JSON text."""
-        function = call.get("function") if isinstance(call, Mapping) else None
+        function = call.get("function")
         if not isinstance(function, Mapping):
             return call
-        arguments = function.get("arguments", {})
-        if isinstance(arguments, str):
+        arguments = given = function.get("arguments") or {}
+        if isinstance(given, str):
             try:
-                arguments = json.loads(arguments) if arguments.strip() else {}
+                arguments = json.loads(given)
             except (ValueError, RecursionError) as error:
                 raise PromptError(
                     "the arguments of a tool call are not valid JSON; send them as JSON text"
                 ) from error
         if not self._takes_objects():
-            arguments = json.dumps(arguments, ensure_ascii=False)
+            # Text as it was written, so that the cache can hold it.
+            is_text = isinstance(given, str)
+            arguments = given if is_text else json.dumps(given, ensure_ascii=False)
         made = {**call, "function": {**function, "arguments": arguments}}
         return {**made, "id": self._id(call["id"])} if "id" in call else made
 
@@ -231,6 +238,9 @@ def _check(messages: Sequence[Message]) -> None:
             )
         if not isinstance(role := message.get("role"), str):
             raise PromptError(f"message {i} needs a text 'role'; found {role!r}")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            raise PromptError(f"message {i} needs a list of calls as 'tool_calls'")
         content = message.get("content")
         if content is None and role == "assistant":
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -39,6 +39,7 @@ class GenerateOptions(SamplingOptions, total=False):
     stop: str | Sequence[str]  # texts that end the generation; they are not part of the text
     stop_tokens: Sequence[int]  # further token ids that end the generation
     ignore_eos: bool  # ban the tokens that end a text
+    shown_tokens: Collection[int]  # control tokens whose names are written into the text
     min_tokens: int  # tokens before which none that ends a text is allowed
     # Such as "auto", "none". None: auto; for a fixed n_draft: staged if the draft has one, model.
     drafter: str | None
@@ -63,6 +64,7 @@ class CheckedOptions:
     stop: str | Sequence[str] = ()
     stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
+    shown_tokens: Collection[int] = ()
     min_tokens: int = 0
     drafter: str | None = None
     verify: str = defaults.VERIFY

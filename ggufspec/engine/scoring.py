@@ -72,7 +72,8 @@ def prompt_logits(
     """
     tokens = array("i", tokens)
     lease = SlotLease(engine.slots)
-    n_rows = engine.target.n_outputs
+    context = engine.target
+    n_rows = context.n_rows if context.options.is_exact else context.n_outputs
     try:
         for start in range(n_known, len(tokens), n_rows):
             with engine.lock.held():

@@ -14,7 +14,10 @@ from ggufspec.llama.session import LlamaSession
 from ggufspec.llama.shared_head import SharedCacheSession
 from ggufspec.llama.vocab_map import VocabMap
 
-_NEARLY_ALL = 0.8  # of the tokens that a slot holds: a prompt that starts with them continues it
+# A prompt continues a slot if it begins with nearly all of its last prompt. Chat templates of
+# reasoning models drop the last tokens of an earlier prompt ("<think>", 4 tokens at most).
+_N_DROPPED = 4
+_NEARLY_ALL = 0.8  # of a prompt of few tokens
 _HALF = 0.5  # of a prompt: the same, where no tokens can be copied between slots
 _N_WORTH_BORROWING = 8  # tokens
 
@@ -37,6 +40,11 @@ class Slot:
         # Weak: a generation that is dropped without being closed does not keep its slot.
         self.leases: WeakSet[SlotLease] = WeakSet()
         self.used_at = 0  # the higher, the later
+        self.n_prompt = 0  # tokens of its last prompt
+
+    def is_continued_by(self, n_common: int) -> bool:
+        """Whether a prompt that has `n_common` tokens in common with it repeats or continues it."""
+        return n_common >= max(self.n_prompt - _N_DROPPED, _NEARLY_ALL * self.n_prompt, 1)
 
     @property
     def n_users(self) -> int:
@@ -75,21 +83,20 @@ class Slots:
     def take(self, lease: SlotLease, tokens: Sequence[int]) -> Slot:
         """Choose a slot for a prompt: a free one if there is one.
 
-        A prompt that continues what a slot holds gets that slot. Any other prompt gets the slot
-        that was used longest ago, and a copy of the cells that other slots hold of its beginning.
+        A prompt that repeats or continues the last prompt of a slot gets that slot: the same cells
+        give a repeated prompt the same answer. Any other prompt gets the slot that was used longest
+        ago, and a copy of the cells that other slots hold of its beginning.
         """
         n_users = min(slot.n_users for slot in self._all)
         free = [slot for slot in self._all if slot.n_users == n_users]
-        chosen = max(free, key=lambda slot: (slot.target.n_common(tokens), -slot.used_at))
-        n_known = chosen.target.n_common(tokens)
-        continues = n_known >= _NEARLY_ALL * chosen.target.n_held or (
-            not self._can_borrow and n_known >= _HALF * len(tokens)
-        )
-        if not continues:
+        known = {slot: slot.target.n_common(tokens) for slot in free}
+        continued = [slot for slot in free if slot.is_continued_by(known[slot])]
+        chosen = max(continued or free, key=lambda slot: (known[slot], -slot.used_at))
+        if not (continued or (known[chosen] >= _HALF * len(tokens) and not self._can_borrow)):
             chosen = min(free, key=lambda slot: slot.used_at)
             if self._can_borrow and not n_users:
                 self._borrow(chosen, tokens)
-        chosen.used_at = next(self.clock)
+        chosen.used_at, chosen.n_prompt = next(self.clock), len(tokens)
         chosen.leases.add(lease)
         return chosen
 

@@ -91,9 +91,9 @@ class Context:
 
         Raises OptionError for unknown values, OutOfMemoryError where it does not fit.
         """
-        if model.n_ctx_max is not None and options.n_ctx > model.n_ctx_max:
+        if model.n_ctx_max is not None and options.n_cells > model.n_ctx_max:
             raise OptionError(
-                f"a context of {options.n_ctx:,} tokens is too long for {model.path}, which has "
+                f"a context of {options.n_cells:,} tokens is too long for {model.path}, which has "
                 f"{model.n_ctx_max:,} positions; choose at most that (n_ctx, -c)"
             )
         self.model = model
@@ -106,7 +106,8 @@ class Context:
         # sequence that goes back would miss them.
         can_drop_tail = link is not None or model.can_drop_tail
         # Nor of a head of several layers: each reads a text again, into the cells of those before.
-        is_separate = model.has_windows or (link is not None and link.facts.n_layers > 1)
+        is_separate = model.has_windows or options.is_exact
+        is_separate |= link is not None and link.facts.n_layers > 1
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
         self.follower: Follower | None = None
         # llama.cpp keeps a row of logits for each leaf.
@@ -117,15 +118,12 @@ class Context:
         # Numbers of the hidden states that it reads.
         self.n_hidden = 0 if link is None else model.n_embd if is_eagle3 else model.n_embd_out
         self._layer_skip = layer_skip
-        n_rows = options.n_rows * options.n_sequences
-        n_batch = min(options.n_batch, options.n_ctx)
-        if is_eagle3:
-            n_batch = min(n_batch, EAGLE3_BATCH)
-        self.n_batch = max(n_batch, n_rows)
+        n_batch = min(options.n_batch, options.n_ctx, EAGLE3_BATCH if is_eagle3 else options.n_ctx)
+        self.n_batch = max(n_batch, options.n_rows * options.n_sequences)
         # The most rows of logits of a sequence in a batch.
         self.n_rows = min(EAGLE3_ROWS, self.n_batch) if is_eagle3 else options.n_rows
         # The most in a batch of all sequences, which one sequence may have alone.
-        self.n_outputs = max(self.n_rows, n_rows)
+        self.n_outputs = max(self.n_rows, options.n_rows * options.n_sequences)
         # A head's own padding at the end of a row is left out: its rows are read one by one.
         self.n_vocab: int = link.target.n_vocab if link is not None else model.vocab.n_tokens
         # Views of llama.cpp's buffer by address: slicing them is cheaper than making new ones.
@@ -159,13 +157,13 @@ class Context:
             raise
 
     def _make(self, options: ContextOptions) -> int:
-        if options.n_ctx * options.n_sequences > _MAX_CELLS:
+        if options.n_cells * options.n_sequences > _MAX_CELLS:
             raise OptionError(
                 f"a {options.description} exceeds llama.cpp's limit of {_MAX_CELLS:,} tokens; use "
                 "a smaller one (n_ctx, -c)"
             )
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx = options.n_ctx * options.n_sequences
+        params.n_ctx = options.n_cells * options.n_sequences
         params.n_batch = params.n_ubatch = self.n_batch
         params.n_seq_max = options.n_sequences * self.n_leaves
         params.kv_unified = self.can_share_passes or self.n_leaves > 1

@@ -28,7 +28,8 @@ class ContextOptions:
     n_ctx: tokens for each sequence; n_rows: the most rows of logits for each sequence in one
     decode. n_rollback: recurrent states to keep of each sequence, so that as many tokens at the end
     of the last decode can be dropped; each takes as much memory as the state. n_leaves: the most
-    leaves of a tree; see Context.n_leaves for what a model can read.
+    leaves of a tree; see Context.n_leaves for what a model can read. is_exact: every pass with
+    logits is padded to n_rows tokens, in a sequence of its own.
     """
 
     n_ctx: int
@@ -41,6 +42,12 @@ class ContextOptions:
     type_v: str = defaults.KV_TYPE
     n_rollback: int = 0
     n_leaves: int = 1
+    is_exact: bool = False
+
+    @property
+    def n_cells(self) -> int:
+        """Cells of the cache for each sequence, with those of padding."""
+        return self.n_ctx + (self.n_rows if self.is_exact else 0)
 
     @property
     def description(self) -> str:

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 import llama_cpp
 
+from ggufspec.common.terminal import LogFormatter
+
 logger = logging.getLogger("ggufspec.llama")
 logger.addHandler(logging.NullHandler())  # silent unless the application wants it
 
@@ -104,7 +106,7 @@ def _interrupts_held(log: _Log) -> Iterator[None]:
 def show_log() -> None:
     """Print ggufspec's log on stderr, and llama.cpp's without its debug lines."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.setFormatter(LogFormatter("%(message)s"))
     package = logging.getLogger("ggufspec")
     package.addHandler(handler)
     package.setLevel(logging.DEBUG)

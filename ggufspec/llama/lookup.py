@@ -28,17 +28,13 @@ _CONTEXT_MULTIPLE = 256
 
 @dataclass(frozen=True)
 class BaselineRequest:
-    """One text that a baseline is to write.
-
-    `text` tokenizes to `tokens`, special tokens by their names; None: no text does.
-    """
+    """One text that a baseline is to write."""
 
     tokens: Sequence[int]
     sampling: Sampling
     n_tokens: int
     seed: int
     ignore_eos: bool
-    text: str | None = None
     dry_sequence_breakers: Sequence[str] = ()
 
 
@@ -46,8 +42,7 @@ class BaselineRequest:
 class BaselineText:
     """One text of a baseline, in numbers that mean what ours do.
 
-    `n_generated` tokens took `generation_seconds`; they include the accepted ones. `tokens` is
-    empty, and the text is in `text`, where the program prints no token ids.
+    `n_generated` tokens took `generation_seconds`; they include the accepted ones.
     """
 
     n_prompt: int
@@ -58,7 +53,6 @@ class BaselineText:
     first_token_seconds: float
     generation_seconds: float
     tokens: Sequence[int] = ()
-    text: str = ""
 
     @property
     def n_rounds(self) -> int:
@@ -75,7 +69,6 @@ class PythonLlama:
     """A `llama_cpp.Llama` at its defaults, in this process."""
 
     sampling_options = SAMPLING_OPTIONS
-    is_resident = True
 
     def __init__(
         self, path: Path, *, n_ctx: int, n_threads: int, n_gpu_layers: int, n_drafted: int

@@ -17,6 +17,8 @@ def profile_key(
     below: dict[str, object] = {}
     if draft_of_draft is not None:
         below = {"draft_of_draft": _model_key(draft_of_draft.model)}
+    if target.options.is_exact:  # all its passes have this width
+        below["exact"] = target.n_rows
     return {
         **below,
         "pair": pair_key(target.model, draft.model if draft else None, target.options),

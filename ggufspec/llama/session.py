@@ -21,6 +21,8 @@ _SPACING = 128
 # Checkpoints are about 1, 2, 4 ... tokens from the end; nine of them reach back over a draft of
 # defaults.N_DRAFT_LIMIT tokens.
 _N_DISTANCES = 9
+# Of prompts of exact contexts: the same pieces for each text that begins with them.
+_EXACT_PIECE = 64
 # A piece of a prompt that takes longer is halved: other texts wait for it, and Ctrl-C on a GPU.
 _SLOW_PIECE_SECONDS = 1.0
 _MIN_PIECE = 32
@@ -56,6 +58,9 @@ class LlamaSession:
         self._n_droppable = context.n_droppable
         self._changes_width = self._n_vocab != context.n_vocab
         self._checkpoints: list[tuple[int, Checkpoint]] = []  # by rising number of cells
+        # Of an exact context: tokens of a piece of a prompt (else 0), and cells of the last prompt.
+        self._n_exact = min(_EXACT_PIECE, context.n_batch) if context.options.is_exact else 0
+        self._n_prompt = 0
 
     def score(
         self, tokens: Sequence[int], draft: Sequence[int] = (), parents: Sequence[int] = ()
@@ -65,9 +70,25 @@ class LlamaSession:
         `parents`: the draft is a tree of at most Context.n_leaves leaves, see types.Draft. Valid
         until the next score or feed of this session. Raises DecodeError, ClosedError.
         """
+        if self._n_exact:
+            return self._score_padded(tokens, draft)
         missing, n_rows, _ = prepared = self.prepare(tokens, draft, parents)
         self._context.decode(missing, n_rows, self.sequence, parents)
         return self.rows_of(prepared, 0)
+
+    def _score_padded(self, tokens: Sequence[int], draft: Sequence[int]) -> Logits:
+        """A score in passes of equal width; the padding is left behind as a rejected draft is."""
+        tokens = token_array(tokens)
+        known = self._resume(tokens, len(tokens) - 1)
+        missing, width = [*tokens[known:], *draft], self._context.n_rows
+        while True:
+            n = (len(missing) - 1) % width + 1  # the rows are all in the last pass
+            piece, missing = missing[:n], missing[n:]
+            padded = [*piece, *piece[-1:] * (width - n)]
+            self._context.decode(padded, width, self.sequence)
+            if not missing:
+                return self.rows_of(PreparedScore(piece, len(draft) + 1), 0)
+            self._context.truncate(self.n_held - (width - n), self.sequence)
 
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the cache holds. Raises ClosedError."""
@@ -112,31 +133,48 @@ class LlamaSession:
         """`feed` as a generator: the session may be used otherwise between two pieces.
 
         `n_most()`: the most tokens for the next piece; None: as many as a quick batch takes.
+        The pieces of an exact context do not depend on it.
         """
         tokens = token_array(tokens)
         if not (unread := self.unread(tokens)):
             return len(tokens)
         first = known = len(tokens) - len(unread)
-        piece = self._context.n_batch
+        piece = self._n_exact or self._context.n_batch
         while known < len(tokens):
-            n = min(n_most() or piece, piece, len(tokens) - known)
+            n = min(piece, len(tokens) - known)
+            if not self._n_exact:
+                n = min(n, n_most() or n)
             piece = self._decode(tokens[known : known + n], piece)
+            self._n_prompt = known + n
             if progress is not None:
                 progress(max(known + n - first, 0), len(tokens) - first)
             yield
-            known = self._resume(tokens, len(tokens))
+            known = self._resume(tokens, self._n_usable(tokens))
         return first
 
     def unread(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens at the end of `tokens` that are not held, after dropping cells that differ."""
         tokens = token_array(tokens)
-        if min(self.n_common(tokens), self._n_needless(tokens)) == len(tokens):
+        n_usable = self._n_usable(tokens)
+        if min(n_usable, self._n_needless(tokens)) == len(tokens):
             return ()
-        return tokens[self._resume(tokens, len(tokens)) :]
+        return tokens[self._resume(tokens, n_usable) :]
+
+    def _n_usable(self, tokens: array[int]) -> int:
+        """How many tokens at the start of a prompt need not be decoded again.
+
+        In an exact context: those of whole pieces, or of the same prompt.
+        """
+        n = self.n_common(tokens)
+        if not self._n_exact or n == len(tokens) == self._n_prompt:
+            return n
+        n = min(n, self._n_prompt)
+        return n - n % self._n_exact
 
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
         self._checkpoints.clear()
+        self._n_prompt = 0
         self._context.truncate(0, self.sequence)
 
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -175,6 +213,8 @@ class LlamaSession:
         """Drop the cells that differ from the first `n_most` tokens; returns how many remain."""
         n_most = min(n_most, self._n_needless(tokens))
         known = self._context.resume(tokens, n_most, self.sequence)
+        if self._n_exact and known < self._n_prompt:
+            self._n_prompt = known - known % self._n_exact
         if self._n_droppable is not None:
             # Checkpoints beyond the remaining cells belong to another text.
             n_cells = self._context.n_cells(self.sequence)
@@ -202,7 +242,8 @@ class LlamaSession:
         """Decode without logits; returns the length of the next piece, given that of this one."""
         before = self._context.decode_seconds
         self._context.decode(tokens, 0, self.sequence)
-        if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS:
+        is_slow = self._context.decode_seconds - before > _SLOW_PIECE_SECONDS
+        if is_slow and not self._n_exact:
             return max(piece // 2, min(_MIN_PIECE, piece))
         return piece
 

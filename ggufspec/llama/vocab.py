@@ -19,6 +19,7 @@ _PROGRESS_EVERY = 4096  # tokens
 
 # As in llama.cpp: longer sequence breakers are cut.
 _MAX_BREAKER_BYTES = 40
+_MOST_BREAKERS = 16  # sets of texts that are kept
 _MAX_BREAKER_TOKENS = 20
 
 _MARK = "\x02"  # no text has it
@@ -107,6 +108,13 @@ class Vocab:
                 if progress:
                     progress(self.n_tokens, self.n_tokens)
             return self._table
+
+    def specials_in(self, text: str) -> dict[str, int]:
+        """The tokens in a text that no other text can spell, by their names."""
+        tokens = set(self.tokenize(text, add_special=False, parse_special=True))
+        pieces = {token: self.shown(token) for token in tokens}
+        special = [token for token in tokens if self._is_special(token, pieces[token])]
+        return {pieces[token].decode("utf-8", "replace"): token for token in special}
 
     def _is_special(self, token: int, piece: bytes) -> bool:
         """Whether a token writes no text (control, unknown), or is a name such as <think>."""
@@ -286,6 +294,8 @@ class Vocab:
         breaker needs the rest of it. Source: llama.cpp's get_overlapping_token_sequences.
         """
         if texts not in self._breakers:
+            if len(self._breakers) >= _MOST_BREAKERS:  # of a server, whose clients choose them
+                self._breakers.clear()
             found: set[tuple[int, tuple[int, ...]]] = set()
             words = [self.shown(token) for token in range(self.n_tokens)]
             for text in texts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,10 @@ from ggufspec.placement.speeds import (
 
 _SPARE = 384 * 2**20  # bytes of a GPU left for its driver and for fragmentation
 _LEAST_CTX = 1024
+_CTX_STEP = 4096
+# What a long context may take of the memory that is left: the rest is for other programs and, on
+# the host, for the cache of files. llama.cpp writes zeros into all of it before the first token.
+_GPU_SHARE, _HOST_SHARE = 0.9, 0.25
 _SMALLER_KV = "q8_0"
 _KV_BLOCK = 32  # numbers of a head that a quantized cache packs together
 
@@ -82,6 +87,7 @@ class PlacementOptions(CacheParams):
     """
 
     n_ctx: int = 0
+    n_ctx_usual: int = defaults.N_CTX  # at most, where it is not given
     n_batch: int = defaults.N_BATCH
     n_draft_max: int = defaults.N_DRAFT_MAX
     n_gpu_layers: int | None = None
@@ -127,6 +133,40 @@ def plan_offload(
             return found
         plans.append(found)
     return min(plans, key=lambda plan: plan.host_bytes)
+
+
+def longest_context(
+    target: ModelShape, draft: ModelShape | None, machine: Machine, options: PlacementOptions
+) -> int:
+    """The longest context, at most the one that the target was trained for, that costs nothing.
+
+    The usual one comes first. A longer one may take a share of what that leaves free, but moves no
+    layers off the GPUs.
+    """
+    most: int = target.n_ctx_train or defaults.N_CTX
+    sizes: list[int] = [*range(min(defaults.N_CTX, most), most, _CTX_STEP), most]
+
+    def plan(n_ctx: int, machine: Machine) -> OffloadPlan:
+        return _best(target, draft, machine, options, replace(options, n_ctx=n_ctx))
+
+    usual = plan(sizes[0], machine)
+    if not usual.fits:
+        return sizes[0]
+    gpus = tuple(
+        replace(gpu, n_free=used + round((gpu.n_free - used) * _GPU_SHARE))
+        for gpu, used in zip(machine.gpus, usual.gpu_bytes or [0] * len(machine.gpus), strict=True)
+    )
+    n_host = machine.n_host_free
+    if n_host is not None:
+        n_host = usual.host_bytes + round((n_host - usual.host_bytes) * _HOST_SHARE)
+    smaller = replace(machine, gpus=gpus, n_host_free=n_host)
+
+    def is_too_long(n_ctx: int) -> bool:
+        found = plan(n_ctx, smaller)
+        layers = (found.n_gpu_layers, found.n_gpu_layers_draft)
+        return not found.fits or layers != (usual.n_gpu_layers, usual.n_gpu_layers_draft)
+
+    return sizes[max(bisect_left(sizes, True, key=is_too_long) - 1, 0)]
 
 
 def alternatives(
@@ -189,7 +229,7 @@ def _caches(
     target: ModelShape, draft: ModelShape | None, options: PlacementOptions
 ) -> Iterator[CacheParams]:
     """Parameters to try: as asked for, then with less and less memory."""
-    usual = min(defaults.N_CTX, target.n_ctx_train or defaults.N_CTX)
+    usual = min(options.n_ctx_usual, target.n_ctx_train or defaults.N_CTX)
     made: CacheParams = replace(options, n_ctx=options.n_ctx or usual)
     yield made
     while not options.n_ctx and made.n_ctx // 2 >= _LEAST_CTX:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
@@ -23,23 +22,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ggufspec import __version__
-from ggufspec.decoding.sampling import SamplingOptions
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import GgufspecError
-from ggufspec.server import fields, schema
+from ggufspec.llama.vocab import Vocab
+from ggufspec.server import descriptions, fields, schema
 from ggufspec.server.errors import ApiError, api_error_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.page import page
-from ggufspec.server.requests import default_options, parse_request
-from ggufspec.server.responses import FINGERPRINT, ResponseBuilder
+from ggufspec.server.requests import parse_request
+from ggufspec.server.responses import ResponseBuilder
 from ggufspec.server.strict_json import parse_json
 from ggufspec.server.submission import submit
 from ggufspec.server.worker import EngineWorker, ParsedRequest
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
 _NEEDED = "Input should be "  # how pydantic begins an error of type
+_FIELDS = {*schema.ChatRequest.model_fields, *schema.CompletionRequest.model_fields}
 _MAX_NAME = 100  # characters of a field's name in an error
 _KEEP_ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 _DONE = b"data: [DONE]\n\n"
@@ -82,50 +82,6 @@ class Service:
     metrics: Metrics
     options: ServerOptions
     started_at: int
-
-    @property
-    def model(self) -> dict[str, Any]:
-        """The model, in OpenAI's form."""
-        return {
-            "id": self.options.alias,
-            "object": "model",
-            "created": self.started_at,
-            "owned_by": "ggufspec",
-            "ggufspec": {
-                "chat": self.engine.chat_template is not None,
-                "draft": self.engine.draft is not None,
-                "n_ctx": self.engine.n_ctx,
-                "n_vocab": self.engine.vocab.n_tokens,
-            },
-        }
-
-    @property
-    def properties(self) -> dict[str, Any]:
-        """What `/props` returns: no paths, but the name of the file."""
-        engine, vocab = self.engine, self.engine.vocab
-        defaults = default_options(engine, self.options)
-        sampling = defaults.sampling
-        params = {name: getattr(sampling, name) for name in SamplingOptions.__annotations__}
-        params["logit_bias"] = [
-            [token, False if bias == -math.inf else bias]
-            for token, bias in sampling.logit_bias.items()
-        ]
-        params |= {"seed": defaults.seed, "max_tokens": self.options.max_tokens}
-        params |= {name: getattr(defaults, name) for name in ("drafter", "tree", "verify")}
-        return {
-            "default_generation_settings": {
-                "n_ctx": engine.n_ctx,
-                "params": params | {"draft_n": defaults.n_draft},
-            },
-            "total_slots": engine.n_slots,
-            "model_alias": self.options.alias,
-            "model_path": engine.target.model.path.name,
-            "chat_template": engine.target.model.chat_template or "",
-            "bos_token": vocab.special_text(vocab.bos),
-            "eos_token": vocab.special_text(vocab.eos),
-            "modalities": {"vision": False, "audio": False},
-            "build_info": FINGERPRINT,
-        }
 
 
 def make_service(engine: Engine, options: ServerOptions) -> Service:
@@ -212,7 +168,14 @@ def _add_tokenization(router: APIRouter, service: Service) -> None:
             add_special=body.add_special,
             parse_special=body.parse_special,
         )
+        if body.with_pieces:
+            return JSONResponse({"tokens": [_with_piece(vocab, token) for token in tokens]})
         return JSONResponse({"tokens": tokens})
+
+    @router.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """Name the first and the last token, and the chat template, as vLLM's server does."""
+        return JSONResponse(descriptions.tokenizer(service.engine))
 
     @router.post("/detokenize")
     async def detokenize(body: schema.DetokenizeRequest) -> Response:
@@ -225,14 +188,26 @@ def _add_tokenization(router: APIRouter, service: Service) -> None:
                     param="tokens",
                 )
         data = await run_in_threadpool(lambda: b"".join(map(vocab.piece, body.tokens)))
-        return JSONResponse({"content": data.decode("utf-8", "replace")})
+        text = data.decode("utf-8", "replace")
+        return JSONResponse({"content": text, "prompt": text})  # as llama.cpp and vLLM name it
+
+
+def _with_piece(vocab: Vocab, token: int) -> dict[str, object]:
+    """A token with its text, or with its bytes where they are no text, as in llama.cpp."""
+    data = vocab.piece(token)
+    try:
+        return {"id": token, "piece": data.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(data)}
 
 
 def _add_information(router: APIRouter, service: Service) -> None:
+    model = descriptions.model(service.engine, service.options, service.started_at)
+
     @router.get("/v1/models")
     async def models() -> Response:
         """List the model."""
-        return JSONResponse({"object": "list", "data": [service.model]})
+        return JSONResponse({"object": "list", "data": [model]})
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
@@ -242,18 +217,18 @@ def _add_information(router: APIRouter, service: Service) -> None:
             raise ApiError(
                 404, f"this server has no such model; use {alias!r}", code="model_not_found"
             )
-        return JSONResponse(service.model)
+        return JSONResponse(model)
 
     @router.get("/health")
     async def health() -> Response:
-        """Report "ok"; or, with status 503, "stopping" or "failed" (the worker has ended)."""
+        """Report "ok"; or, with status 503, "stopping", "stalled" or "failed"."""
         status = service.worker.status
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
 
     @router.get("/props")
     async def properties() -> Response:
         """Describe model, slots and default options, as llama.cpp's server does."""
-        return JSONResponse(service.properties)
+        return JSONResponse(descriptions.properties(service.engine, service.options))
 
     @router.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -276,7 +251,8 @@ async def _respond(
     builder = ResponseBuilder(body, parsed, service.options.alias)
     if not body.stream:
         await _collect(builder, parsed, request, service)
-        return JSONResponse(builder.body())
+        # A long echo is hundreds of thousands of numbers, for which other responses do not wait.
+        return await run_in_threadpool(lambda: JSONResponse(builder.body()))
     frames = _frames(builder, parsed, request, service)
     # An error before the first frame gets a status of its own; later ones are sent in the stream.
     return _EventStream(await anext(frames), frames)
@@ -387,7 +363,7 @@ def _nearest(errors: Sequence[dict[str, Any]]) -> tuple[str, str]:
     if errors[0]["type"] == "extra_forbidden":
         *before, name = errors[0]["loc"]
         shown = str(name)[:_MAX_NAME]
-        return ".".join(filter(None, (_place(before), shown))), fields.refusal(shown)
+        return ".".join(filter(None, (_place(before), shown))), fields.refusal(shown, _FIELDS)
     placed = [(_place(each["loc"]), each) for each in errors]
     place, best = max(
         placed, key=lambda each: (not each[1]["type"].endswith("_type"), each[0].count("."))

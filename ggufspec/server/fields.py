@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 # Accepted with any value, as they do not change the text.
@@ -20,7 +21,8 @@ IGNORED = {
     "id_slot": "the server chooses the slot",
     "n_keep": "no text is shifted out of the context",
     "n_discard": "no text is shifted out of the context",
-    "n_cache_reuse": "the server decides what it reuses",
+    "cache_prompt": "the cache does not change the text",
+    "n_cache_reuse": "the cache does not change the text",
     "timings_per_token": "the last chunk has the timings",
     "return_progress": "a waiting stream gets keep-alives",
     "sse_ping_interval": "a waiting stream gets keep-alives",
@@ -43,9 +45,13 @@ IGNORED_IN_MESSAGES = {
     "prefix": "a last message of the assistant is continued anyway",
     "cache_control": "controls a cache of Anthropic",
 }
+IGNORED_IN_CALLS = {
+    "index": "comes back from a stream",
+    "parsed_arguments": "comes back from an earlier response",
+    "provider_specific_fields": "comes back from an earlier response",
+}
 IGNORED_IN_STREAM_OPTIONS = {"include_obfuscation": "responses are not padded"}
 IGNORED_IN_TOOLS = {
-    "strict": "whether arguments match their schema is up to `tool_choice`",
     "cache_control": "controls a cache of Anthropic",
 }
 IGNORED_IN_STRUCTURED_OUTPUTS = {
@@ -62,6 +68,9 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "dynatemp_range": ((0,), "is not supported"),
     "adaptive_target": ((-1,), _RANDOM),
     "min_keep": ((0, 1), "is not supported"),
+    "tfs_z": ((1,), "is not supported"),
+    "top_a": ((0,), "is not supported"),
+    "smoothing_factor": ((0,), "is not supported"),
     "suffix": (("",), "is not supported: the text between two others is not generated"),
     "functions": (([],), "is deprecated; send 'tools'"),
     "function_call": (("none", "auto"), "is deprecated; send 'tool_choice'"),
@@ -71,6 +80,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "web_search_options": ((), "is not supported: the server has no access to the web"),
     "use_beam_search": ((False,), "is not supported"),
     "length_penalty": ((1,), "is not supported"),
+    "early_stopping": ((False,), "is not supported"),
     "include_stop_str_in_output": ((False,), "is not supported"),
     "bad_words": (([],), "is not supported; ban tokens with 'logit_bias'"),
     "allowed_token_ids": ((), "is not supported; send a 'grammar' or 'logit_bias'"),
@@ -83,7 +93,6 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "priority": ((0,), "is not supported: requests start in the order of their arrival"),
     "t_max_predict_ms": ((0, -1), "is not supported; start the server with --timeout"),
     "lora": (([],), "is not supported"),
-    "skip_special_tokens": ((True,), "is not supported with false"),
     "chat_template": ((), "is not supported; start the server with --chat-template-file"),
     "documents": (([],), "is a variable of the template; send it in 'chat_template_kwargs'"),
     "enable_thinking": ((), "is a variable of the template; send it in 'chat_template_kwargs'"),
@@ -92,7 +101,6 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "parse_tool_calls": ((True,), "is not supported"),
     "reasoning_budget_tokens": ((-1,), "is not supported"),
     "thinking_budget_tokens": ((-1,), "is not supported"),
-    "cache_prompt": ((True,), "is not supported with false: the cache does not change the text"),
     "continuous_usage_stats": ((False,), "is not supported"),
     "whitespace_pattern": ((), "is not supported: JSON is written in one form"),
     "guided_whitespace_pattern": ((), "is not supported: JSON is written in one form"),
@@ -107,6 +115,7 @@ RENAMED = {
     "typ_p": "typical_p",
 }
 RENAMED_IN_MESSAGES = {"reasoning": "reasoning_content"}
+RENAMED_IN_TOKENIZE = {"prompt": "content", "add_special_tokens": "add_special"}  # as in vLLM
 
 
 def given(
@@ -128,8 +137,10 @@ def given(
     return found
 
 
-def refusal(name: str) -> str:
-    """Why a field that the schema does not have is refused."""
+def refusal(name: str, known: Collection[str]) -> str:
+    """Why a field that the schema does not have is refused; `known`: fields that it has."""
     if name in REFUSED:
         return REFUSED[name][1]
-    return "this field is unknown to the server, or not available here; leave it out"
+    alike = get_close_matches(name, known, n=1, cutoff=0.8)
+    instead = f"send {alike[0]!r}" if alike and alike[0] != name else "leave it out"
+    return f"this field is unknown to the server, or not available here; {instead}"

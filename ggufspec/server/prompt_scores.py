@@ -13,6 +13,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of, unscored
 
 _N_KEPT = 8  # prompts
+_MOST_KEPT = 20_000  # log-probabilities of a prompt: 5 MB
 
 
 class _Scored(NamedTuple):
@@ -37,9 +38,11 @@ class PromptScores:
             n = n_same(kept.tokens, text)
             if kept.n_top == n_top and n > len(found):
                 found = list(kept.logprobs[:n])
+        is_new = len(found) < len(text)
         for rows in scoring.prompt_logits(self._engine, tokens, len(found)):
             for row in rows:
                 found.append(logprobs_of(row, tokens[len(found)], n_top, vocab))
             yield
-        self._kept.append(_Scored(n_top, text, found))
+        if is_new and len(text) * (n_top + 1) <= _MOST_KEPT:
+            self._kept.append(_Scored(n_top, text, found))
         return found

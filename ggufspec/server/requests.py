@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
+from ggufspec.server.chat import AnswerPlan, plan_answer, tools_of
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.schema import (
     ChatRequest,
     CompletionRequest,
     GenerationBody,
     PredictRequest,
-    Tool,
 )
-from ggufspec.server.tool_calls import OPENING
 from ggufspec.server.worker import ParsedRequest
 
 # Fields with the name and the meaning of an option of the engine.
@@ -27,6 +26,7 @@ _OPTIONS = (
     *("drafter", "tree", "verify"),
 )
 _OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_MOST_SCORED = 400_000  # 64 prompts of 3,000 tokens, each with the likeliest one
 _LEAST_TOP_P = 1e-6  # keeps the most likely token alone
 
 
@@ -34,14 +34,13 @@ def parse_request(
     body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
 ) -> ParsedRequest:
     """Raises PromptError, OptionError."""
-    options = _options_of(body, engine, server)
-    # An error of the constraint is the request's, not that of the thread which runs all texts.
-    engine.check(options)
-    n, n_top, has_tools = body.n or 1, None, False
+    n, n_top, plan = body.n or 1, None, AnswerPlan({}, None)
     if isinstance(body, ChatRequest):
-        tools = [] if body.tool_choice == "none" else body.tools or []
-        has_tools = bool(tools)
-        prompts: Sequence[str | Sequence[int]] = [_chat_prompt(body, tools, engine)]
+        tools = tools_of(body, engine)
+        prompt = _chat_prompt(body, tools, engine)
+        constraints = {option: value for _, option, value in _constraints_of(body)}
+        plan = plan_answer(body, tools, prompt, constraints, engine)
+        prompts: Sequence[str | Sequence[int]] = [prompt]
         n_top = (body.top_logprobs or 0) if body.logprobs else None
     elif isinstance(body, CompletionRequest):
         if body.best_of not in (None, n):
@@ -53,6 +52,9 @@ def parse_request(
         n_top = body.logprobs
     else:
         prompts = [body.prompt]
+    options = _options_of(body, engine, server, plan.options)
+    # An error of the constraint is the request's, not that of the thread which runs all texts.
+    engine.check(options)
     with_bos = not isinstance(body, CompletionRequest) or body.add_special_tokens
     tokens = [engine.tokenize(_special(prompt, engine, with_bos)) for prompt in prompts]
     seed = options.seed if body.seed in (None, -1) else body.seed
@@ -64,10 +66,16 @@ def parse_request(
             else b"".join(map(engine.vocab.piece, prompt)).decode("utf-8", "replace")
             for prompt in prompts
         ]
+    n_scored = sum(map(len, tokens)) * n * ((n_top or 0) + 1)
+    if echo is not None and n_top is not None and n_scored > _MOST_SCORED:
+        raise OptionError(
+            f"'echo' with 'logprobs' would return {n_scored:,} log-probabilities, more than "
+            f"{_MOST_SCORED:,}; send fewer prompts, or a smaller 'logprobs'"
+        )
     writes = _limit_of(body) != 0
     if not writes and echo is None:
         raise OptionError("max_tokens is 0; it must be at least 1, or -1, unless 'echo' is true")
-    return ParsedRequest(tokens, options, n, seed, n_top, has_tools, echo, writes)
+    return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, writes)
 
 
 def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
@@ -87,24 +95,16 @@ def _limit_of(body: GenerationBody) -> int | None:
     return body.max_tokens
 
 
-def _chat_prompt(body: ChatRequest, tools: Sequence[Tool], engine: Engine) -> Sequence[int]:
-    if (template := engine.chat_template) is None:
+def _chat_prompt(
+    body: ChatRequest, tools: Sequence[Mapping[str, object]], engine: Engine
+) -> Sequence[int]:
+    if engine.chat_template is None:
         raise PromptError("this model has no chat template; use /v1/completions")
-    source = template.source_for_tools
-    if body.tool_choice not in (None, "none", "auto") and not tools:
-        raise OptionError("tool_choice requires a call, but there are no 'tools'; send some")
-    if tools and not ("tools" in source and OPENING in source):
-        raise PromptError(
-            f"the chat template of this model does not support tools with {OPENING}, the only "
-            "format that this server parses; leave out 'tools'"
-        )
-    if tools and (name := next((name for name, _, _ in _constraints_of(body)), None)):
-        raise OptionError(f"'tools' and '{name}' cannot be combined; leave out one of them")
     if body.top_logprobs and not body.logprobs:
         raise OptionError("top_logprobs needs 'logprobs': true")
     return engine.render(
         [message.model_dump(exclude_none=True) for message in body.messages],
-        tools=[tool.model_dump(exclude_none=True) for tool in tools],
+        tools=tools,
         variables=variables_of(body),
         continue_final_message=continues_final_message(body),
     )
@@ -145,7 +145,9 @@ def continues_final_message(body: ChatRequest) -> bool:
     return continues
 
 
-def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> CheckedOptions:
+def _options_of(
+    body: GenerationBody, engine: Engine, server: ServerOptions, changes: Mapping[str, Any]
+) -> CheckedOptions:
     options: dict[str, Any] = {**engine.file_sampling.options, **server.defaults}
     given = {name: value for name in body.model_fields_set if (value := getattr(body, name))}
     if any(given.get(name) for name in _OF_WHOLE_TEXT):
@@ -163,6 +165,8 @@ def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> 
         options["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     if body.stop_token_ids:
         options["stop_tokens"] = body.stop_token_ids
+    if not body.skip_special_tokens:
+        options["shown_tokens"] = range(engine.vocab.n_tokens)
     if body.draft_n:
         options["n_draft"] = body.draft_n
     if not body.speculative or body.draft_n == 0:
@@ -174,12 +178,20 @@ def _options_of(body: GenerationBody, engine: Engine, server: ServerOptions) -> 
     options |= {option: value for _, option, value in constraints}
     limits = [n for n in (_limit_of(body), server.max_tokens) if n is not None and n > 0]
     options["max_tokens"] = min(limits, default=None)
-    return CheckedOptions.of(cast("GenerateOptions", options))
+    return CheckedOptions.of(cast("GenerateOptions", options | dict(changes)))
 
 
 def _constraints_of(body: GenerationBody) -> Iterator[tuple[str, str, object]]:
     """What the text must match: the field, and the option of the engine with its value."""
     form, outputs = body.response_format, body.structured_outputs
+    if form is not None and (
+        (form.json_schema and form.type != "json_schema")
+        or (form.schema_ and form.type != "json_object")
+    ):
+        raise OptionError(
+            f"response_format of type {form.type!r} has no such schema; send it as json_schema: "
+            "{schema: {...}} of type 'json_schema'"
+        )
     if form is not None and form.type == "json_object":
         yield "response_format", "json_schema", form.schema_ or {"type": "object"}
     elif form is not None and form.type == "json_schema":

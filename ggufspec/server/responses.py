@@ -10,9 +10,14 @@ from typing import Any
 
 from ggufspec import __version__
 from ggufspec.decoding.stats import Stats
+from ggufspec.server.formats import (
+    ChatDelta,
+    ChatParser,
+    ContentDelta,
+    ReasoningDelta,
+)
 from ggufspec.server.logprobs import Logprob, TokenLogprobs
 from ggufspec.server.schema import ChatRequest, GenerationBody
-from ggufspec.server.tool_calls import ToolCallParser
 from ggufspec.server.worker import ChoiceDelta, ChoiceFinished, ParsedRequest
 
 _STATISTICS = ("n_generated", "n_rounds", "n_drafted", "n_accepted", "tokens_per_second")
@@ -22,8 +27,10 @@ FINGERPRINT = f"ggufspec-{__version__}"
 @dataclass
 class _Choice:
     index: int
-    parser: ToolCallParser | None
+    parser: ChatParser | None
     text: str = ""
+    reasoning: str = ""
+    n_reasoning_tokens: int = 0
     has_role: bool = False  # whether a chunk with the role was made
     calls: list[dict[str, Any]] = field(default_factory=list)
     finish_reason: str | None = None
@@ -31,6 +38,21 @@ class _Choice:
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     stats: Stats | None = None
+
+    def take(self, deltas: Sequence[ChatDelta], n_tokens: int = 0) -> None:
+        """Add what the parser found in so many tokens."""
+        for delta in deltas:
+            if isinstance(delta, ContentDelta):
+                self.text += delta.text
+            elif isinstance(delta, ReasoningDelta):
+                self.reasoning += delta.text
+            elif delta.name is not None:
+                function = {"name": delta.name, "arguments": delta.arguments}
+                self.calls.append({"id": delta.id, "type": "function", "function": function})
+            else:
+                self.calls[delta.call_index]["function"]["arguments"] += delta.arguments
+        if deltas and all(isinstance(delta, ReasoningDelta) for delta in deltas):
+            self.n_reasoning_tokens += n_tokens
 
 
 class ResponseBuilder:
@@ -45,7 +67,7 @@ class ResponseBuilder:
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._n = parsed.n
         self._choices = [
-            _Choice(i, ToolCallParser() if parsed.has_tools else None)
+            _Choice(i, parsed.parser() if parsed.parser else None)
             for i in range(len(parsed.prompts) * parsed.n)
         ]
         self._head = {
@@ -63,20 +85,28 @@ class ResponseBuilder:
             choice.tokens += event.tokens
             choice.drafted += event.drafted
             choice.logprobs += event.logprobs
-            text = choice.parser.push(event.text) if choice.parser else event.text
             offset = len(choice.text)
-            choice.text += text
-            if text or self._with_drafted or self._with_logprobs or self._with_tokens:
-                return [self._chunk(choice, text, event, offset)]
-            return []
-        chunks = []
+            deltas = _deltas_of(choice, event)
+            choice.take(deltas, len(event.tokens))
+            if not deltas and (self._with_drafted or self._with_logprobs or self._with_tokens):
+                deltas = [ContentDelta("")]
+            # What the tokens say is in the first chunk of several.
+            return [
+                *(self._role_chunks(choice) if deltas else ()),
+                *(
+                    self._chunk(choice, delta, None if i else event, offset)
+                    for i, delta in enumerate(deltas)
+                ),
+            ]
+        chunks = self._role_chunks(choice)
         if choice.parser:
-            text, choice.calls = choice.parser.finish()
-            choice.text += text
-            if text or choice.calls:
-                chunks.append(self._chunk(choice, text))
+            deltas = choice.parser.finish()
+            choice.take(deltas)
+            chunks += [self._chunk(choice, delta) for delta in deltas]
         choice.stats = event.completion.stats
-        choice.finish_reason = "tool_calls" if choice.calls else event.completion.finish_reason
+        choice.finish_reason = event.completion.finish_reason
+        if choice.calls and choice.finish_reason == "stop":
+            choice.finish_reason = "tool_calls"
         return [*chunks, self._last_chunk(choice)]
 
     def body(self) -> dict[str, Any]:
@@ -127,7 +157,7 @@ class ResponseBuilder:
             "completion_tokens_details": {
                 "accepted_prediction_tokens": n_accepted,
                 "rejected_prediction_tokens": sum(each.n_drafted for each in stats) - n_accepted,
-                "reasoning_tokens": 0,
+                "reasoning_tokens": sum(each.n_reasoning_tokens for each in self._choices),
                 "audio_tokens": 0,
             },
         }
@@ -143,38 +173,41 @@ class ResponseBuilder:
         if not self._is_chat:
             return {**body, "text": choice.text}
         message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+        if choice.reasoning:
+            message["reasoning_content"] = choice.reasoning
         if choice.calls:
             message["content"] = choice.text or None
             message["tool_calls"] = choice.calls
         return {**body, "message": message}
 
     def _chunk(
-        self, choice: _Choice, text: str, delta: ChoiceDelta | None = None, offset: int = 0
+        self, choice: _Choice, part: ChatDelta, delta: ChoiceDelta | None = None, offset: int = 0
     ) -> dict[str, Any]:
         logprobs = self._logprobs(delta.logprobs if delta else [], offset)
         body: dict[str, Any] = {"index": choice.index, "logprobs": logprobs, "finish_reason": None}
         if self._with_tokens:
             body["tokens"] = list(delta.tokens) if delta else []
         if self._is_chat:
-            body["delta"] = {**self._role(choice), "content": text}
-            if choice.calls:
-                calls = [{"index": i, **call} for i, call in enumerate(choice.calls)]
-                body["delta"]["tool_calls"] = calls
-        else:
-            body["text"] = text
+            body["delta"] = _delta_body(part)
+        elif isinstance(part, ContentDelta):
+            body["text"] = part.text
         return self._chunk_of([body], {"drafted": list(delta.drafted)} if delta else None)
 
     def _last_chunk(self, choice: _Choice) -> dict[str, Any]:
         body: dict[str, Any] = {"index": choice.index, "logprobs": None}
-        body.update({"delta": self._role(choice)} if self._is_chat else {"text": ""})
+        body["delta" if self._is_chat else "text"] = {} if self._is_chat else ""
         body["finish_reason"] = choice.finish_reason
         chunk = self._chunk_of([body], self._statistics(choice) | {"drafted": []})
         return chunk | {"timings": self._timings([choice])}
 
-    def _role(self, choice: _Choice) -> dict[str, str]:
-        """The first chunk of a choice has the role."""
-        is_first, choice.has_role = not choice.has_role, True
-        return {"role": "assistant"} if is_first else {}
+    def _role_chunks(self, choice: _Choice) -> list[dict[str, Any]]:
+        """The first chunk of a choice of a chat has the role, and nothing else."""
+        if choice.has_role or not self._is_chat:
+            return []
+        choice.has_role = True
+        body: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
+        body["delta"] = {"role": "assistant", "content": None}
+        return [self._chunk_of([body], None)]
 
     def _chunk_of(self, choices: list[Any], statistics: dict[str, Any] | None) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": choices}
@@ -223,6 +256,24 @@ class ResponseBuilder:
             ],
             "text_offset": offsets,
         }
+
+
+def _deltas_of(choice: _Choice, event: ChoiceDelta) -> list[ChatDelta]:
+    if choice.parser is None:
+        return [ContentDelta(event.text)] if event.text else []
+    return choice.parser.push(event.text)
+
+
+def _delta_body(part: ChatDelta) -> dict[str, Any]:
+    if isinstance(part, ContentDelta):
+        return {"content": part.text}
+    if isinstance(part, ReasoningDelta):
+        return {"reasoning_content": part.text}
+    call: dict[str, Any] = {"index": part.call_index, "function": {"arguments": part.arguments}}
+    if part.name is not None:
+        function = {"name": part.name, "arguments": part.arguments}
+        call = {"index": part.call_index, "id": part.id, "type": "function", "function": function}
+    return {"tool_calls": [call]}
 
 
 def _entry(found: Logprob) -> dict[str, Any]:

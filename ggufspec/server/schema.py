@@ -20,6 +20,7 @@ from ggufspec.server import fields
 
 N_STOPS = 1000
 N_CHOICES = 16
+N_SAMPLERS = 16
 N_TOP_LOGPROBS = 20
 N_PROMPTS = 64
 
@@ -113,8 +114,8 @@ class GenerationBody(_Body):
     dry_base: float | None = Field(None, ge=1)
     dry_allowed_length: int | None = Field(None, ge=0, le=2**31 - 1)
     dry_penalty_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
-    dry_sequence_breakers: list[str] | None = Field(None, max_length=100)
-    samplers: list[str] | None = Field(None, max_length=100)
+    dry_sequence_breakers: list[str] | None = Field(None, max_length=N_SAMPLERS)
+    samplers: list[str] | None = Field(None, max_length=N_SAMPLERS)
     logit_bias: dict[TokenKey, float] | None = Field(
         None, description="Token ids and numbers; false bans a token. Also a list of pairs."
     )
@@ -133,6 +134,9 @@ class GenerationBody(_Body):
     guided_regex: str | None = None
     guided_grammar: str | None = None
     guided_choice: list[str] | None = None
+    skip_special_tokens: bool = Field(
+        True, description="false: the names of control tokens are part of the text."
+    )
     return_tokens: bool = Field(False, description="Add the token ids of the text as `tokens`.")
     speculative: bool = Field(True, description="false: decode without drafts.")
     draft_n: int | Literal["auto"] | None = Field(
@@ -197,6 +201,7 @@ class TextPart(_Body):
 class CalledFunction(_Body):
     """The name of a called function, and its arguments as JSON text."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CALLS
     name: str
     arguments: str
 
@@ -204,6 +209,7 @@ class CalledFunction(_Body):
 class ToolCall(_Body):
     """A tool call in a message of the assistant."""
 
+    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CALLS
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -230,9 +236,9 @@ class ChatMessage(_Body):
 
     @property
     def text(self) -> str:
-        """The content; several parts are joined."""
+        """The content; several parts are lines, as in llama.cpp and vLLM."""
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
+            return "\n".join(part.text for part in self.content)
         return self.content or ""
 
 
@@ -243,6 +249,7 @@ class Function(_Body):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(None, description="true: the arguments of a call match the schema.")
 
 
 class Tool(_Body):
@@ -308,9 +315,11 @@ class PredictRequest(GenerationBody):
 class TokenizeRequest(_Body):
     """A text to tokenize."""
 
+    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED_IN_TOKENIZE
     content: str
     add_special: bool = Field(False, description="Begin with the BOS token.")
     parse_special: bool = Field(True, description="Parse names of special tokens as those tokens.")
+    with_pieces: bool = Field(False, description="Return the text of each token, or its bytes.")
 
 
 class DetokenizeRequest(_Body):

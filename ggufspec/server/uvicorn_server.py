@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import os
 import socket
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from time import monotonic
 from types import FrameType
 from typing import Any
 
@@ -16,20 +20,35 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ggufspec.errors import OptionError
+from ggufspec.server.errors import LOG
 from ggufspec.server.worker import EngineWorker
 
 HEAD_SECONDS = 10.0  # for the first line and the headers of a request
 STALLED_SECONDS = 60.0  # for a client that does not read its response
 _IDLE_SECONDS = 5  # between requests on one connection
 _N_CONNECTIONS = 512
-_AFTER_GRACE_SECONDS = 5  # for sending the last events to requests that were aborted
-_HEAD_TIMEOUT_BODY = (
-    b'{"error":{"message":"the headers of the request did not arrive in time; send them faster",'
-    b'"type":"timeout_error","param":null,"code":null}}'
+_N_RESERVED_FILES = 64  # for models, child processes, and connections that are being accepted
+_N_WANTED_FILES = 1024
+_BACKLOG = 128  # asyncio accepts up to so many connections before it handles the first of them
+_NOTICE_SECONDS = 60.0  # between two lines of the log about too many connections
+AFTER_GRACE_SECONDS = 5  # for sending the last events to requests that were aborted
+
+
+def _last_response(status: bytes, kind: bytes, message: bytes) -> bytes:
+    body = b'{"error":{"message":"%s","type":"%s","param":null,"code":null}}' % (message, kind)
+    return (
+        b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%s" % (status, len(body), body)
+    )
+
+
+_HEAD_TIMEOUT = _last_response(
+    b"408 Request Timeout",
+    b"timeout_error",
+    b"the headers of the request did not arrive in time; send them faster",
 )
-_HEAD_TIMEOUT = (
-    b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    b"Content-Length: %d\r\n\r\n%s" % (len(_HEAD_TIMEOUT_BODY), _HEAD_TIMEOUT_BODY)
+_TOO_MANY = _last_response(
+    b"503 Service Unavailable", b"server_error", b"too many connections; retry later"
 )
 
 
@@ -63,7 +82,8 @@ def url_of(bound: socket.socket) -> str:
 class GracefulServer(uvicorn.Server):
     """Serves until a signal or `should_exit`; running requests then have `grace` seconds to end.
 
-    `on_listening` is called with the URL once connections are accepted.
+    `on_listening` is called with the URL once connections are accepted, `on_signal` at the first
+    signal.
     """
 
     def __init__(
@@ -73,11 +93,14 @@ class GracefulServer(uvicorn.Server):
         *,
         grace: float,
         on_listening: Callable[[str], None] = lambda url: None,
+        on_signal: Callable[[], None] = lambda: None,
         log_requests: bool = False,
     ) -> None:
+        n_files = _raised_file_limit()
+        n_connections = max(min(_N_CONNECTIONS, n_files - _N_RESERVED_FILES), 4)
         config = uvicorn.Config(
             app,
-            http=ImpatientProtocol,
+            http=partial(ImpatientProtocol, n_connections_max=n_connections),  # type: ignore[arg-type]
             ws="none",
             loop="asyncio",
             lifespan="off",
@@ -86,20 +109,21 @@ class GracefulServer(uvicorn.Server):
             access_log=log_requests,
             proxy_headers=False,
             server_header=False,
-            limit_concurrency=_N_CONNECTIONS,
+            backlog=_BACKLOG,
             timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=int(grace) + _AFTER_GRACE_SECONDS,
+            timeout_graceful_shutdown=int(grace) + AFTER_GRACE_SECONDS,
         )
         super().__init__(config)
         self.stopped_by: int | None = None  # the first signal
         self._worker = worker
         self._grace = grace
-        self._on_listening = on_listening
+        self._on_listening, self._on_signal = on_listening, on_signal
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. Raises OptionError if another process has taken the port since `bind`."""
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(_log_accept_failures)
         self._worker.start()
         try:
             await super().startup(sockets)
@@ -125,28 +149,39 @@ class GracefulServer(uvicorn.Server):
         """
         if self.stopped_by is None:
             self.stopped_by = sig
+            self._on_signal()
         elif self._loop is not None:
             self._loop.call_soon_threadsafe(self._worker.abort)
         self.should_exit = True
 
 
 class ImpatientProtocol(H11Protocol):
-    """A connection that is closed if a request's head, or reading a response, takes too long."""
+    """A connection that is closed if a request's head, or reading a response, takes too long.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    One that waits for a request is also closed where there are too many.
+    """
+
+    def __init__(self, *args: Any, n_connections_max: int = _N_CONNECTIONS, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._n_connections_max = n_connections_max
+        self.waits_since = monotonic()
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self._n_connections_max and not self._has_made_room():
+            transport.write(_TOO_MANY)
+            transport.abort()
+            return
         self._start_timer("head", HEAD_SECONDS, self._head_timeout)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._awaits_head():
+        if self.awaits_head:
             self._start_timer("head", HEAD_SECONDS, self._head_timeout)
         else:
             self._stop_timer("head")
+            self.waits_since = monotonic()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -165,11 +200,26 @@ class ImpatientProtocol(H11Protocol):
             self._stop_timer(name)
         super().connection_lost(exc)
 
-    def _awaits_head(self) -> bool:
+    def _has_made_room(self) -> bool:
+        """Close the connection that has waited for a request for longest, if one other does."""
+        _notice(f"more than {self._n_connections_max} connections: idle ones are closed")
+        others = [each for each in self.connections if isinstance(each, ImpatientProtocol)]
+        idle = [
+            each
+            for each in others
+            if each is not self and each.awaits_head and not each.transport.is_closing()
+        ]
+        if not idle:
+            return False
+        min(idle, key=lambda each: each.waits_since).transport.abort()
+        return True
+
+    @property
+    def awaits_head(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     def _head_timeout(self) -> None:
-        if self._awaits_head() and not self.transport.is_closing():
+        if self.awaits_head and not self.transport.is_closing():
             self.transport.write(_HEAD_TIMEOUT)
             self.transport.close()
             self._start_timer("close", STALLED_SECONDS, self.transport.abort)
@@ -186,6 +236,60 @@ class ImpatientProtocol(H11Protocol):
     def _stop_timer(self, name: str) -> None:
         if (timer := self._timers.pop(name, None)) is not None:
             timer.cancel()
+
+
+class Watchdog:
+    """Ends the process some seconds after a signal, if it is still there."""
+
+    def __init__(self, seconds: float, end: Callable[[int], object] = os._exit) -> None:
+        self._seconds, self._end = seconds, end
+        self._timer = threading.Timer(seconds, self._bite)
+        self._timer.daemon = True
+
+    def start(self) -> None:
+        self._timer.start()
+
+    def stop(self) -> None:
+        """The process has stopped in order."""
+        self._timer.cancel()
+
+    def _bite(self) -> None:
+        LOG.error("the engine has not stopped within %g s; ending the process", self._seconds)
+        self._end(1)
+
+
+def _raised_file_limit() -> int:
+    """The limit of open files, after it was raised if that is possible."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return _N_WANTED_FILES
+    n_files, n_most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if n_files < _N_WANTED_FILES:
+        n_wanted = min(n_most, _N_WANTED_FILES) if n_most >= 0 else _N_WANTED_FILES
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (n_wanted, n_most))
+            n_files = n_wanted
+    return n_files
+
+
+def _log_accept_failures(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """asyncio reports each connection that it could not accept, with a traceback."""
+    if isinstance(error := context.get("exception"), OSError) and "accept" in context["message"]:
+        _notice(f"connections cannot be accepted: {error.strerror}")
+    else:
+        loop.default_exception_handler(context)
+
+
+def _notice(text: str) -> None:
+    """Log a line, unless one like it was logged in the last minute."""
+    now, kind = monotonic(), text.partition(":")[0]
+    if now - _noticed_at.get(kind, -math.inf) > _NOTICE_SECONDS:
+        _noticed_at[kind] = now
+        LOG.warning(text)
+
+
+_noticed_at: dict[str, float] = {}
 
 
 def _unavailable(host: str, port: int, error: OSError) -> OptionError:

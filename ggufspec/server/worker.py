@@ -6,7 +6,7 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, NamedTuple
@@ -18,12 +18,18 @@ from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
+from ggufspec.server.formats import ChatParser
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.prompt_scores import PromptScores
 
+ROUND_SECONDS_MAX = 120.0  # of a large model on a CPU, a piece of a prompt may take half of it
 _MAX_RETRY = 60.0  # seconds, in Retry-After
+_EXITS = (SystemExit, KeyboardInterrupt)
 _N_SEEDS = 2**64
+
+
+WorkerStatus = Literal["ok", "stopping", "stalled", "failed"]
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,8 @@ class ParsedRequest:
     """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
 
     `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
-    `has_tools`: whether the text may contain tool calls. `echo`: texts of the prompts, to begin the
-    responses with; `writes`: whether anything follows.
+    `parser`: makes what parses a text; None: it has no parts. `echo`: texts of the prompts, to
+    begin the responses with; `writes`: whether anything follows.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -40,7 +46,7 @@ class ParsedRequest:
     n: int = 1
     seed: int | None = None
     n_top: int | None = None
-    has_tools: bool = False
+    parser: Callable[[], ChatParser] | None = None
     echo: Sequence[str] | None = None
     writes: bool = True
 
@@ -123,6 +129,7 @@ class EngineWorker:
         self._events: list[tuple[TextRequest, RequestEvent]] = []  # of the round, not sent yet
         self._refuse: Callable[[], ApiError] | None = None  # the reason to refuse new requests
         self._changed = threading.Condition()
+        self._round_began_at: float | None = None  # None: no round is under way
         self._n_ended = 0
         self._ended_seconds = 0.0
         self._thread = threading.Thread(target=self._run, name="ggufspec-worker", daemon=True)
@@ -140,11 +147,17 @@ class EngineWorker:
         return len(self._running)
 
     @property
-    def status(self) -> Literal["ok", "stopping", "failed"]:
-        """Whether requests are accepted; "failed" if the thread has died."""
-        if self._refuse is None:
-            return "ok"
-        return "failed" if self._refuse is worker_failed else "stopping"
+    def status(self) -> WorkerStatus:
+        """Whether requests are accepted: "failed" if the thread has died, "stalled" while one round
+        takes longer than ROUND_SECONDS_MAX.
+        """
+        began_at = self._round_began_at
+        is_dead = self._thread.ident is not None and not self._thread.is_alive()
+        if self._refuse is worker_failed or (is_dead and self._refuse is None):
+            return "failed"
+        if began_at is not None and perf_counter() - began_at > ROUND_SECONDS_MAX:
+            return "stalled"
+        return "ok" if self._refuse is None else "stopping"
 
     def start(self) -> None:
         """Start the thread; once."""
@@ -206,8 +219,11 @@ class EngineWorker:
         try:
             scheduler = Scheduler(self._engine)
             while self._start_requests():
+                self._round_began_at = perf_counter()
                 self._round(scheduler)
+                self._round_began_at = None
         except BaseException as error:
+            self._round_began_at = None
             log_error("the engine worker has failed; restart the server", error)
             self._close(worker_failed)
             for request in list(self._running):
@@ -246,10 +262,7 @@ class EngineWorker:
                 self._echo(choice)
         choices = [choice for choice in choices if choice.echo is None]
         by_generation = {choice.generation: choice for choice in choices}
-        try:
-            errors = dict(scheduler.step(list(by_generation)))
-        except Exception as error:
-            errors = dict.fromkeys(by_generation, error)
+        errors = self._step(scheduler, list(by_generation))
         for choice in choices:
             if choice in choice.owner.choices:  # an earlier choice may have ended the request
                 with self._ends_on_error(choice.owner):
@@ -258,6 +271,23 @@ class EngineWorker:
             if not request.pending and not request.choices:
                 self._end(request, "completed")
         self._send_events()
+
+    def _step(
+        self, scheduler: Scheduler, generations: Sequence[Generation]
+    ) -> dict[Generation, BaseException]:
+        """A round of all generations; those that failed, and why."""
+        try:
+            return dict(scheduler.step(generations))
+        except _EXITS:
+            raise
+        except BaseException as error:  # a panic of native code is no Exception
+            cut = [each for each in generations if each.is_over and each.finish_reason is None]
+            if cut or len(generations) == 1:
+                return dict.fromkeys(cut or generations, error)
+        errors: dict[Generation, BaseException] = {}
+        for generation in generations:  # alone: the one that fails fails again
+            errors |= self._step(scheduler, [generation])
+        return errors
 
     def _start_choices(self) -> None:
         """One choice of each request; then further ones, while slots are free."""
@@ -271,10 +301,10 @@ class EngineWorker:
             self._start_choice(left[0])
 
     def _start_choice(self, request: TextRequest) -> None:
-        index = request.pending.popleft()
-        if (seed := request.parsed.seed) is not None:
-            seed = (seed + index) % _N_SEEDS
         with self._ends_on_error(request):
+            index = request.pending.popleft()
+            if (seed := request.parsed.seed) is not None:
+                seed = (seed + index) % _N_SEEDS
             prompt, options = request.prompt_of(index), request.parsed.options
             generation = Generation(self._engine, prompt, options, seed=seed)
             choice = RunningChoice(request, index, generation)
@@ -300,7 +330,7 @@ class EngineWorker:
                 choice.generation.close()
                 choice.generation.finish_reason = "length"
 
-    def _deliver(self, choice: RunningChoice, error: Exception | None) -> None:
+    def _deliver(self, choice: RunningChoice, error: BaseException | None) -> None:
         """Report what the last round has added to a choice, and whether it is complete."""
         if error is not None:
             raise error
@@ -346,7 +376,9 @@ class EngineWorker:
         """An exception in the block ends this request, and no other."""
         try:
             yield
-        except Exception as error:
+        except _EXITS:
+            raise
+        except BaseException as error:
             if not isinstance(error, GgufspecError):
                 log_error("a request failed", error)
             self._end(request, "failed", error)
@@ -357,7 +389,9 @@ class EngineWorker:
         for choice in list(request.choices):
             try:
                 self._release(choice)
-            except Exception as failure:
+            except _EXITS:
+                raise
+            except BaseException as failure:
                 log_error("a text could not be closed", failure)
         with self._changed:
             self._running.remove(request)
@@ -379,8 +413,12 @@ def _send(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
     for request, event in events:
         by_loop.setdefault(request.run_soon, []).append((request, event))
     for run_soon, of_loop in by_loop.items():
-        with suppress(RuntimeError):  # the loop is closed, and with it the connections
+        try:
             run_soon(_report, of_loop)
+        except RuntimeError:
+            pass  # the loop is closed, and with it the connections
+        except Exception as failure:
+            log_error("clients could not be notified", failure)
 
 
 def _report(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import threading
 from array import array
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from functools import partial
+from time import thread_time
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from ggufspec.errors import DecodeError, OptionError
-from ggufspec.structured.grammar import LIMITS, limited, summary
-
-# By default, a mask allows one of the tokenizations of a forced text.
-_ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
+from ggufspec.structured.limits import limited_matcher, summary
 
 _N_CONTINUATIONS = 8  # of a forced text that are tokenized with it
 
 # llguidance computes all of a forced text, up to a second of a{1000000}; it is drafted in parts.
 _MAX_FORCED_BYTES = 1024
+
+# Seconds of processor time for a mask or a forced text. The limits end a mask after a few
+# hundredths; nothing ends a forced text.
+MAX_STEP_SECONDS = 1.0
+_SLOW_FORCED_SECONDS = 0.1
+
+_STACK_BYTES = 64 * 1024 * 1024  # 4,000 references in a row overflow 8 MB
+_stack_size = threading.Lock()  # threading.stack_size is of the whole process
 
 # Token ids of a text, given the bytes before it.
 Tokenize = Callable[[bytes, bytes], Sequence[int]]
@@ -53,10 +61,7 @@ class TokenTable:
 
         Not a copy of one that was compiled before: copies share its limits, until all texts fail.
         """
-        source = f"{grammar}\n{_ALL_TOKENIZATIONS}\n"
-        made = limited(
-            lambda: LLMatcher(self._tokenizer, source, log_level=0, limits=LIMITS), "grammar"
-        )
+        made = _with_deep_stack(lambda: limited_matcher(self._tokenizer, grammar))
         if made.is_error():
             raise OptionError(f"the grammar cannot be used: {summary(made.get_error())}")
         return made
@@ -83,17 +88,27 @@ class GrammarConstraint:
     at once.
     """
 
-    def __init__(self, table: TokenTable, grammar: str, n_start: int) -> None:
+    def __init__(
+        self,
+        table: TokenTable,
+        grammar: str,
+        n_start: int,
+        *,
+        max_step_seconds: float = MAX_STEP_SECONDS,
+    ) -> None:
         """`grammar`: as `structured.grammar` makes it; it applies after `n_start` tokens of prompt.
 
+        `max_step_seconds`: a text that needs more for one token fails.
         Raises OptionError for a grammar that cannot be compiled, or matches no text.
         """
         self._table, self._n_start = table, n_start
+        self._max_step_seconds, self._step_seconds = max_step_seconds, 0.0
         self._new_matcher = partial(table.matcher, grammar)
         self._matcher = self._new_matcher()
         self._text = array("i")  # what the matcher has read
         self._masks: dict[int, NDArray[np.uint32]] = {}  # after so many tokens of it
         self._forced: tuple[array[int], list[int]] | None = None  # of that text
+        self._forced_seconds = 0.0
         mask = self._mask()
         if self._matcher.is_error() or not mask.any():
             raise OptionError("no text can match the constraint, which may contradict itself")
@@ -120,6 +135,11 @@ class GrammarConstraint:
                         f"the text cannot continue ({complaint}): the grammar or schema is too "
                         "complex, or requires what no token of this vocabulary has; simplify it"
                     )
+                if self._step_seconds > self._max_step_seconds:
+                    raise DecodeError(
+                        "the text cannot continue: the grammar or schema takes longer than "
+                        f"{self._max_step_seconds:g} s for one token; simplify it"
+                    )
                 if mask is None or self._matcher.is_error():
                     rows += [np.zeros(self._table.n_words, np.uint32)] * (len(text) + 1 - at)
                     break
@@ -144,8 +164,11 @@ class GrammarConstraint:
             is_left = not begun or len(begun) < len(forced)
             if is_left and self._text[: len(text)] == text and forced[: len(begun)] == begun:
                 return forced[len(begun) :]
-        text = self._text[:]
+        if self._forced_seconds > _SLOW_FORCED_SECONDS:
+            return ()
+        text, began = self._text[:], thread_time()
         data, special, _ = self._matcher.compute_ff_bytes().partition(b"\xff")
+        self._forced_seconds = thread_time() - began
         if special:  # llguidance then expects the name of the token instead of the token
             self._read(text, again=True)
         data = data[:_MAX_FORCED_BYTES].decode("utf-8", "ignore").encode()  # whole characters
@@ -186,13 +209,14 @@ class GrammarConstraint:
             self._matcher = self._new_matcher()
             del self._text[:]
             self._masks = {}
-        n_common = self._n_common(text)
+        n_common, began = self._n_common(text), thread_time()
         if n_common < len(self._text):
             self._matcher.rollback(len(self._text) - n_common)
             del self._text[n_common:]
             self._masks = {at: mask for at, mask in self._masks.items() if at <= n_common}
         n = self._matcher.try_consume_tokens(text[n_common:].tolist())
         self._text.extend(text[n_common : n_common + n])
+        self._step_seconds = max(self._step_seconds, thread_time() - began)
         return len(self._text) == len(text) and not self._matcher.is_error()
 
     def _n_common(self, text: array[int]) -> int:
@@ -203,6 +227,27 @@ class GrammarConstraint:
         return int(differs.argmax())
 
     def _mask(self) -> NDArray[np.uint32]:
-        mask = np.zeros(self._table.n_words, np.uint32)
+        mask, began = np.zeros(self._table.n_words, np.uint32), thread_time()
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self._step_seconds = max(self._step_seconds, thread_time() - began)
         return mask
+
+
+def _with_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
+    made: Future[LLMatcher] = Future()
+
+    def run() -> None:
+        try:
+            made.set_result(work())
+        except BaseException as error:
+            made.set_exception(error)
+
+    thread = threading.Thread(target=run, name="ggufspec-compilation", daemon=True)
+    with _stack_size:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return made.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -60,17 +61,29 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lossy(greed: float) -> Verify:
     """A rule that accepts `greed` times as often as is lossless."""
+    last: tuple[Draft, Probs] | None = None
+    limits: list[float] = []  # of the uniform that accepts each token
+    sums: list[list[float]] = []  # of what is drawn where it is rejected, and at the end
 
     def verify(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-        target = np.asarray(target_probs).astype(np.float64)
-        for i, token in enumerate(draft.tokens):
-            certain = np.eye(target.shape[1])[token]
-            drafted = certain if draft.probs is None else np.asarray(draft.probs)[i]
-            if uniforms[i] * drafted[token] >= greed * target[i, token]:
+        nonlocal last
+        if last is None or last[0] is not draft or last[1] is not target_probs:
+            last = (draft, target_probs)  # an integral over the uniforms has many of each
+            target = np.asarray(target_probs).astype(np.float64)
+            limits[:], sums[:] = [], []
+            for i, token in enumerate(draft.tokens):
+                drafted = np.zeros(target.shape[1])
+                if draft.probs is None:
+                    drafted[token] = 1
+                else:
+                    drafted += np.asarray(draft.probs)[i]
+                limits.append(greed * target[i, token] / drafted[token])
                 residual = np.maximum(target[i] - drafted, 0)
-                return Verdict(i, draw(residual if residual.any() else target[i], uniforms[i + 1]))
-        n_tokens = len(draft.tokens)
-        return Verdict(n_tokens, draw(target[-1], uniforms[n_tokens]))
+                sums.append(np.cumsum(residual if residual.any() else target[i]).tolist())
+            sums.append(np.cumsum(target[-1]).tolist())
+        n = len(draft.tokens)
+        n_accepted = next((i for i, limit in enumerate(limits) if uniforms[i] >= limit), n)
+        return Verdict(n_accepted, draw(sums[n_accepted], uniforms[min(n_accepted + 1, n)]))
 
     return verify
 
@@ -90,12 +103,11 @@ def of_siblings(*, with_replacement: bool) -> Verify:
                 return Verdict(1, 0, (i,))
             residual = np.maximum(target - drafted, 0)
             target = residual / residual.sum() if residual.any() else target
-        return Verdict(0, draw(target, uniforms[-1]), ())
+        return Verdict(0, draw(np.cumsum(target).tolist(), uniforms[-1]), ())
 
     return verify
 
 
-def draw(weights: np.ndarray, uniform: float) -> int:
-    """A token with probability proportional to its weight."""
-    sums = np.cumsum(weights)
-    return int(min(np.searchsorted(sums, uniform * sums[-1], side="right"), len(sums) - 1))
+def draw(sums: Sequence[float], uniform: float) -> int:
+    """A token, by the sums of the weights up to each."""
+    return min(bisect_right(sums, uniform * sums[-1]), len(sums) - 1)

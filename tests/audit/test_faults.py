@@ -35,7 +35,7 @@ def embedded() -> Iterator[Engine]:
 
 
 def test_the_embedded_pair_passes(embedded: Engine) -> None:
-    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=30))
+    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=12))
     assert report.differences == ()
 
 
@@ -162,7 +162,7 @@ def test_a_batch_that_computes_something_else_is_found(
 
 @pytest.mark.usefixtures("rounding")
 def test_the_rounding_of_batches_is_no_difference(embedded: Engine) -> None:
-    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=8))
+    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=4))
     assert report.batch is not None
     assert report.batch.median > 0.01
     assert any(each.gap > LARGE.near_tie for each in report.greedy.divergences)
@@ -187,7 +187,7 @@ def test_faults_beyond_the_rounding_of_batches_are_found(
 
     with monkeypatch.context() as patched:
         patched.setattr(scoring, "logits", off)
-        report = audit(embedded, PROMPTS, replace(LARGE, n_runs=8))
+        report = audit(embedded, PROMPTS, replace(LARGE, n_runs=4))
         assert report.batch is not None
         assert report.batch.found
     plant(second)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -17,11 +16,8 @@ from llama_build import Build
 from ggufspec.bench import baselines
 from ggufspec.bench.baselines import BASELINES, Baseline, supported
 from ggufspec.bench.contenders import baseline_contenders, contenders
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
-from ggufspec.bench.records import BenchResults
-from ggufspec.bench.run import Experiment, measure, text_of
-from ggufspec.bench.summary import summarize, warnings_of
-from ggufspec.bench.tables import overview
+from ggufspec.bench.llama_server import LlamaCppProgram
+from ggufspec.bench.run import Experiment, measure
 from ggufspec.common.prompts import Prompt
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.engine import Engine
@@ -75,11 +71,10 @@ def test_all_that_are_there_and_why_others_are_not(build: Build) -> None:
     with _opened(build.folder, warnings) as found:
         names = [each.name for each in found]
         assert len(build.left) == 1
-    assert names == ["llama.cpp server, plain", *BASELINES[3:]]
-    assert len(warnings) == 2
-    assert "speculative-simple is left out: there is no program" in warnings[0]
-    assert "server is left out" in warnings[1]
-    assert "failed to load model" in warnings[1]
+    assert names == ["llama.cpp server, plain", *BASELINES[2:]]
+    assert len(warnings) == 1
+    assert "server is left out" in warnings[0]
+    assert "failed to load model" in warnings[0]
     assert build.left == []
 
 
@@ -101,8 +96,7 @@ def test_a_folder_without_programs_is_an_error(build: Build) -> None:
 def test_without_a_draft_there_are_those_without(build: Build) -> None:
     warnings: list[str] = []
     build.server()
-    build.simple("x", 1)
-    with _opened(build.folder, warnings, draft=None, wanted=BASELINES[:3]) as found:
+    with _opened(build.folder, warnings, draft=None, wanted=BASELINES[:2]) as found:
         assert [each.name for each in found] == [baselines.LLAMA_SERVER_PLAIN]
     assert all("needs a draft model" in line for line in warnings)
 
@@ -110,9 +104,8 @@ def test_without_a_draft_there_are_those_without(build: Build) -> None:
 def test_a_draft_of_another_vocabulary_is_none_for_llama_cpp(build: Build, tmp_path: Path) -> None:
     warnings: list[str] = []
     build.server()
-    build.simple("x", 1)
     foreign = tiny.write_llama(tmp_path / "foreign.gguf")
-    with _opened(build.folder, warnings, draft=foreign, wanted=BASELINES[:3]) as found:
+    with _opened(build.folder, warnings, draft=foreign, wanted=BASELINES[:2]) as found:
         assert [each.name for each in found] == [baselines.LLAMA_SERVER_PLAIN]
     assert all("refuses a draft of another vocabulary" in line for line in warnings)
 
@@ -138,7 +131,7 @@ def test_sigterm_stops_the_servers(build: Build) -> None:
         "from pathlib import Path\n"
         "from ggufspec.bench.baselines import LLAMA_SERVER_PLAIN, open_baselines\n"
         "folder, target = map(Path, sys.argv[1:])\n"
-        "from ggufspec.bench.llama_cpp_runner import LlamaCppProgram\n"
+        "from ggufspec.bench.llama_server import LlamaCppProgram\n"
         "program = LlamaCppProgram(Path(), target, None, 256, 1, 1, 0, 0)\n"
         "with open_baselines(folder, program, print, [LLAMA_SERVER_PLAIN]):\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -157,14 +150,13 @@ def test_sigterm_stops_the_servers(build: Build) -> None:
 class FakeRunner:
     """Writes token 30 again and again; cannot read one prompt."""
 
-    is_resident: bool = True
-    prints_tokens: bool = True
+    unknown: list[int] = field(default_factory=list)
     sampling_options: Sequence[str] | None = None
     requests: list[BaselineRequest] = field(default_factory=list)
 
     def write(self, request: BaselineRequest) -> BaselineText:
         self.requests.append(request)
-        if request.text is not None and "unknown" in request.text:
+        if list(request.tokens) == self.unknown:
             raise PromptError("it cannot be read")
         return BaselineText(
             n_prompt=len(request.tokens),
@@ -174,8 +166,7 @@ class FakeRunner:
             prompt_seconds=0.5,
             first_token_seconds=0.6,
             generation_seconds=2.0,
-            tokens=[30] * (request.n_tokens + 1) if self.prints_tokens else [],
-            text=" and so on",
+            tokens=[30] * (request.n_tokens + 1),
         )
 
 
@@ -194,7 +185,7 @@ def test_contenders_of_baselines() -> None:
 
 
 def test_a_baseline_alternates_with_ours(engine: Engine) -> None:
-    runner = FakeRunner()
+    runner = FakeRunner(engine.tokenize("the unknown"))
     warnings: list[str] = []
     progress: list[tuple[int, int, str]] = []
     prompts = [Prompt(id="1", turns=("It was", "And then")), Prompt(id="2", turns=("the unknown",))]
@@ -221,31 +212,15 @@ def test_a_baseline_alternates_with_ours(engine: Engine) -> None:
     assert (list(text.rounds), list(text.drafted_by_position)) == ([], [])
     warm_up, first, second, *_ = runner.requests
     assert warm_up.n_tokens == 4
-    assert (first.tokens, first.text) == (engine.tokenize("It was"), "It was")
+    assert first.tokens == engine.tokenize("It was")
     assert (first.sampling.top_k, first.sampling.temperature) == (20, 0)
     assert (first.ignore_eos, first.n_tokens) == (True, 8)
     said = 8 * engine.vocab.piece(30).decode()
-    assert second.text == f"It was\n{said}\nAnd then", "after its own reply"
+    assert second.tokens == engine.tokenize(f"It was\n{said}\nAnd then"), "after its own reply"
     assert runner.requests[-1].seed != first.seed, "the second run has another seed"
     done, totals = zip(*((n, total) for n, total, _ in progress), strict=True)
     assert list(done) == sorted(done)
     assert max(done) <= totals[0]
-
-
-def test_a_baseline_that_prints_no_tokens(engine: Engine) -> None:
-    runner = FakeRunner(is_resident=False, prints_tokens=False)
-    experiment = _experiment([Prompt(id="1", turns=("It was", "And then"))], ["silent"], n_runs=1)
-    results = BenchResults({}, list(experiment.contenders))
-    results.measurements = list(measure(engine, experiment, baselines=[Baseline("silent", runner)]))
-    assert runner.requests[2].text == "It was\n and so on\nAnd then"
-    assert results.measurements[-1].joules is None
-    assert not any("silent differs" in line for line in warnings_of(results))
-    row = summarize(results)[-1]
-    assert row.speedup is not None
-    assert (row.mean_length, row.accepted, row.by_position) == (2, 0.4, ())
-    assert len(overview(results).rows) == 3
-    document = json.loads(json.dumps(results.to_document()))
-    assert BenchResults.of_document(document, "it").to_document() == results.to_document()
 
 
 def test_a_contender_without_its_program_is_named(engine: Engine) -> None:
@@ -257,7 +232,6 @@ def test_a_contender_without_its_program_is_named(engine: Engine) -> None:
 def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
     warnings: list[str] = []
     build.server()
-    build.simple("It was", len(engine.tokenize("It was")))
     with _opened(build.folder, warnings) as found:
         experiment = _experiment(
             [Prompt(id="1", turns=("It was",)), Prompt(id="2", turns=("He was not",))],
@@ -270,17 +244,7 @@ def test_the_real_adapters_in_one_table(engine: Engine, build: Build) -> None:
             for each in measure(engine, experiment, baselines=found, warn=left_out.append)
         }
     assert warnings == []
-    n_one, n_other = (len(engine.tokenize(text)) for text in ("It was", "He was not"))
-    assert left_out == [  # the program always reads the same
-        f"llama.cpp speculative-simple leaves out prompt 2: it is {n_one} tokens for "
-        f"llama.cpp speculative-simple, {n_other} for ggufspec"
-    ]
-    simple = texts[baselines.LLAMA_SIMPLE, "1"]
-    assert (simple.n_generated, simple.n_drafted, simple.n_accepted, simple.n_rounds) == (
-        *(19, 25, 9, 10),
-    )
-    assert simple.tokens_per_second == pytest.approx(95)
-    assert simple.first_token_seconds == pytest.approx(0.047 + 0.2 / 10)
+    assert left_out == []
     server = texts[baselines.LLAMA_SERVER, "2"]
     assert (server.n_generated, list(server.tokens)) == (8, list(range(30, 38)))
     plain = texts["plain", "1"]
@@ -297,24 +261,3 @@ def test_a_server_that_reads_other_tokens_is_left_out(engine: Engine, build: Bui
         texts = list(measure(engine, experiment, baselines=found, warn=left_out.append))
     assert {each.contender for each in texts} == {"plain", "draft 2"}
     assert len(left_out) == 2, "the warm-up, and the text once"
-
-
-# Texts of tokens
-
-
-def test_the_text_of_tokens_is_one_that_has_them(engine: Engine, tmp_path: Path) -> None:
-    for text in ("It was", " It was", "caf\u00e9 \u4e16\n\n", "x <|eos|> y"):
-        assert text_of(engine, engine.tokenize(text)) == text
-    tokens = engine.tokenize("It was")
-    assert text_of(engine, [*tokens[:1], *(4 * [tokens[-1]])]) is not None
-    pieces = [engine.vocab.piece(token) for token in range(engine.vocab.n_tokens)]
-    assert text_of(engine, [*tokens, pieces.index(b"\xc3"), tokens[-1]]) is None
-    with load(tiny.write_llama(tmp_path / "spm.gguf"), n_ctx=64, n_threads=1, tuned=False) as spm:
-        for text in ("hello", " hello there", "a <unk> b"):
-            with_bos = spm.tokenize(text)
-            assert with_bos[0] == spm.vocab.bos
-            shown = text_of(spm, with_bos)
-            assert shown is not None
-            assert spm.tokenize(shown) == with_bos
-        split = [spm.vocab.bos, *tiny.SPM.spell("a"), *tiny.SPM.spell("b")]
-        assert text_of(spm, split) in (None, "ab", " ab")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from llama_build import ANSWER, PROGRAM, Build
 
-from ggufspec.bench import llama_cpp_runner, llama_server
+from ggufspec.bench import llama_server
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest
@@ -26,36 +26,6 @@ def build(tmp_path: Path) -> Build:
 
 
 # What they are asked
-
-
-def test_the_command_line_has_all_of_the_sampling() -> None:
-    sampling = Sampling(
-        temperature=0.7,
-        typical_p=0.9,
-        repeat_last_n=-1,
-        dry_multiplier=0.5,
-        logit_bias={5: -math.inf, 6: 1.5, 7: -2.0},
-        samplers=("top_k", "typical_p", "temperature"),
-    )
-    flags = llama_cpp_runner.sampling_flags(sampling, [".", "\n"], 1024)
-    assert _after(flags, "--temp") == ["0.7"]
-    assert _after(flags, "--typical") == ["0.9"]
-    assert _after(flags, "--repeat-last-n") == ["1024"]
-    assert _after(flags, "--samplers") == ["top_k;typ_p;temperature"]
-    assert _after(flags, "--mirostat") == ["0"], "a file may ask for it"
-    assert _after(flags, "--logit-bias") == ["5-inf", "6+1.5", "7-2.0"]
-    assert _after(flags, "--dry-sequence-breaker") == [".", "\n"]
-    assert "--dry-multiplier" not in llama_cpp_runner.sampling_flags(GREEDY, [], 1024)
-
-
-def test_the_command_line_of_a_text() -> None:
-    request = BaselineRequest(range(3000), GREEDY, 9, seed=3, ignore_eos=False, text="a b")
-    line = llama_cpp_runner.text_command(PROGRAM, request, ["--temp", "0"])
-    assert _after(line, "-p") == ["a b"]
-    assert _after(line, "-n") == ["8"]
-    assert _after(line, "-b") == ["3000"], "longer prompts than its batch need a larger one"
-    assert _after(line, "-ngl") + _after(line, "-ngld") == ["0", "all"]
-    assert "--ignore-eos" not in line
 
 
 def test_the_command_line_of_a_server() -> None:

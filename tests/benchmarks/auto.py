@@ -30,7 +30,7 @@ from zlib import crc32
 
 import ggufspec
 from ggufspec.bench.contenders import rotated
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
+from ggufspec.bench.llama_server import LlamaCppProgram
 from ggufspec.bench.prompts import OPEN
 from ggufspec.drafting import profile_store
 from ggufspec.engine.load import load

@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from ggufspec.bench import llama_server
-from ggufspec.bench.baselines import Baseline, BaselineRunner
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram, SpeculativeSimple
+from ggufspec.bench.baselines import Baseline
+from ggufspec.bench.llama_server import LlamaCppProgram
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError
+from ggufspec.llama.vocab import Vocab
+from tests.benchmarks.speculative_simple import SpeculativeSimple
 
 PLAIN, AUTO = "plain", "auto"
 AUTO_NEW = "auto new"  # auto with an engine of its own, which has measured nothing yet
@@ -89,25 +91,24 @@ def write(
 
 @contextmanager
 def llama_programs(
-    loaded: LlamaCppProgram, names: Sequence[str]
+    loaded: LlamaCppProgram, names: Sequence[str], vocab: Vocab
 ) -> Iterator[Mapping[str, Baseline]]:
     """llama.cpp's contenders by name; servers run during the block. Raises OptionError.
 
-    `loaded`: the models; its `binary` is the folder of llama.cpp's programs.
+    `loaded`: the models; its `binary` is the folder of llama.cpp's programs. `vocab`: the target's.
     """
     folder = loaded.binary
     with ExitStack() as stack:
         found = {}
         for name in names:
-            runner: BaselineRunner
             if name in (SERVER, SERVER_PLAIN):
                 draft = loaded.draft if name == SERVER else None
                 program = replace(loaded, binary=folder / "llama-server", draft=draft)
-                runner = stack.enter_context(llama_server.running(program))
+                server = stack.enter_context(llama_server.running(program))
+                found[name] = Baseline(name, server)
             else:
                 program = replace(loaded, binary=folder / "llama-speculative-simple")
-                runner = SpeculativeSimple(program, draft_options(name))
-            found[name] = Baseline(name, runner)
+                found[name] = Baseline(name, SpeculativeSimple(program, vocab, draft_options(name)))
         yield found
 
 

@@ -39,7 +39,6 @@ _FILES = (
 )
 _OWN_PATHS = {
     "/completion": "llama.cpp's own completions",
-    "/completions": "llama.cpp's own completions",
     "/slots": "slots",
     "/apply-template": "rendering without an answer",
     "/chat/completions/input_tokens": "counting without an answer",
@@ -53,8 +52,12 @@ _REASONS: dict[str, str] = {
     "test_chat_completion.py::test_chat_template": _VERBOSE,
     "test_chat_completion.py::test_chat_template_assistant_prefill*": _VERBOSE,
     "test_chat_completion.py::test_chat_template_*_vllm_compat": _VERBOSE,
+    "test_chat_completion.py::test_context_size_exceeded*": "the type is OpenAI's, beside the code "
+    "context_length_exceeded and llama.cpp's n_prompt_tokens and n_ctx",
     "test_chat_completion.py::test_verbose_debug": _VERBOSE,
     "test_chat_completion.py::test_return_progress*": "progress of a prompt, llama.cpp's own",
+    "test_security.py::test_cors_*": "pages of other origins need --cors-origin, exactly",
+    "test_security.py::test_correct_api_key*": "reads llama.cpp's own completion at /completions",
     "test_*completion_with_openai_library": "wants llama.cpp's build number as the fingerprint",
     "test_chat_completion.py::test_invalid_chat_completion_req?messages7?": "two last messages of "
     "the assistant are rendered, as the template says",

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ggufspec.bench.baselines import Baseline
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
-from ggufspec.bench.run import text_of
+from ggufspec.bench.llama_server import LlamaCppProgram
 from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.engine.engine import Engine
 from tests.benchmarks import contender_options
@@ -61,7 +60,6 @@ class LoadedPair:
     ) -> Speed:
         found = self.baselines[contender].write(
             tokens,
-            text_of(self.engine, tokens),
             options=contender_options.sampling_options(sampling),
             n_tokens=n_tokens,
             seed=seed,
@@ -69,10 +67,7 @@ class LoadedPair:
         n_generated = found.n_generated
         if n_generated < n_tokens:  # it counts the end token, and tokens accepted behind it
             n_generated -= 1
-            if found.text:
-                vocab = self.engine.vocab
-                written = vocab.tokenize(found.text, add_special=False, parse_special=False)
-                n_generated = min(n_generated, len(written))
+            n_generated = min(n_generated, len(found.tokens))
         rate = found.tokens_per_second * n_generated / max(found.n_generated, 1)
         return Speed(rate, n_generated, found.n_drafted, found.n_accepted)
 
@@ -93,7 +88,8 @@ def opened(
         baselines: Mapping[str, Baseline] = {}
         if program:
             names = [each for each in contenders if is_llama(each)]
-            baselines = stack.enter_context(contender_options.llama_programs(program, names))
+            programs = contender_options.llama_programs(program, names, engine.vocab)
+            baselines = stack.enter_context(programs)
         yield LoadedPair(name, engine, load, baselines)
 
 

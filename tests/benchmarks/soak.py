@@ -60,9 +60,8 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     n_tokens: int = 0
     first_seconds: list[float] = field(default_factory=list)
-    different: Counter[tuple[str, str]] = field(
-        default_factory=Counter
-    )  # prompt, and what was told
+    different: Counter[tuple[str, str]] = field(default_factory=Counter)  # by prompt and text
+    wrong: dict[str, str] = field(default_factory=dict)  # one response for each kind of request
 
     def count(self, what: str) -> None:
         """One more of these."""
@@ -166,7 +165,7 @@ def client(server: Target, wanted: dict[str, str], until: float, tally: Tally, s
                 _do(server, made, tally)
             else:
                 _ask(server, rng.choice(PROMPTS), what, wanted, tally, rng)
-        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
             tally.count(f"lost: {what}: {type(error).__name__}")
     idle.close()
 
@@ -193,10 +192,11 @@ def _do(server: Target, job: soak_mix.Job, tally: Tally) -> None:
     if status in (429, 503):
         tally.count(f"status {status}")
         time.sleep(_WAIT_SECONDS)
-    elif job.is_right(status, text):
+    elif job.answers(status, text):
         tally.count(job.name)
     else:
-        tally.count(f"wrong: {job.name}: {status} {text[:200]!r}")
+        tally.count(f"wrong: {job.name}: status {status}")
+        tally.wrong.setdefault(job.name, text.decode(errors="replace"))
 
 
 def _ask(
@@ -317,6 +317,7 @@ def soak(
         "clients": options.clients,
         "seconds": round(seconds, 1),
         "counts": dict(sorted(tally.counts.items())),
+        "wrong": tally.wrong,
         "tokens_per_second": round(tally.n_tokens / seconds, 1),
         "first_token_seconds": {
             "p50": _quantile(waits, 0.5),

@@ -48,10 +48,17 @@ class Job:
     body: bytes
     is_right: Callable[[int, bytes], bool]
 
+    def answers(self, status: int, text: bytes) -> bool:
+        """Whether this is the right response; one without the expected fields is not."""
+        try:
+            return self.is_right(status, text)
+        except (ValueError, KeyError, TypeError, IndexError):
+            return False
+
 
 def useful(rng: random.Random) -> Job:
     """A request for a schema, a call, or a text with reasoning."""
-    return rng.choice((_schema, _required, _auto, _reasoning))(rng)
+    return rng.choice((_schema, _required, _auto, _reasoning, _streamed))(rng)
 
 
 def hostile(rng: random.Random, *, is_only_invalid: bool) -> Job:
@@ -66,7 +73,7 @@ def _chat(**more: Any) -> bytes:
 
 def _schema(rng: random.Random) -> Job:
     wanted = {"type": "json_schema", "json_schema": {"name": "trip", "schema": _SCHEMA}}
-    body = _chat(response_format=wanted, seed=rng.randrange(2**31))
+    body = _chat(response_format=wanted, seed=rng.randrange(2**31), **_QUIET)
 
     def is_right(status: int, text: bytes) -> bool:
         return status == 200 and _is_trip(json.loads(_message(text)["content"]))
@@ -94,6 +101,17 @@ def _reasoning(rng: random.Random) -> Job:
     thinks = {"enable_thinking": rng.random() < 0.5}
     body = _chat(max_tokens=rng.randrange(1, 30), chat_template_kwargs=thinks)
     return Job("reasoning", _CHAT, body, _is_answer)
+
+
+def _streamed(rng: random.Random) -> Job:
+    choice = rng.choice(["auto", "required"])
+    body = _chat(tools=_TOOLS, tool_choice=choice, stream=True, max_tokens=rng.randrange(1, 60))
+
+    def is_right(status: int, text: bytes) -> bool:
+        lines = [line[6:] for line in text.splitlines() if line.startswith(b"data: ")]
+        return status == 200 and lines[-1] == b"[DONE]" and b'"error"' not in b"".join(lines)
+
+    return Job("tools streamed", _CHAT, body, is_right)
 
 
 def _is_answer(status: int, text: bytes) -> bool:

@@ -11,13 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.test_speculative_simple import LOG
 
-from ggufspec.bench import llama_cpp_runner
-from ggufspec.bench.llama_cpp_runner import LlamaCppProgram
-from ggufspec.decoding.sampling import Sampling
 from ggufspec.engine.load import load
 from ggufspec.errors import OptionError
-from ggufspec.llama.lookup import BaselineRequest
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 from tests.benchmarks import auto, auto_options, contender_options, prompt_sets
 from tests.benchmarks.ab_report import CellReport, render, reports, verdicts
@@ -26,17 +23,6 @@ from tests.benchmarks.shuffled_draft import write_shuffled
 from tests.benchmarks.text_file import Text, TextFile, read_texts
 
 N_FIRST_OPEN = 21  # tokens of the first open prompt
-LOG = """\
- a text that says "decoded" and goes on
-0.00.891.033 I encoded    6 tokens in    0.021 seconds, speed:  283.943 t/s
-0.00.891.034 I decoded   97 tokens in    0.616 seconds, speed:  157.341 t/s
-0.00.891.034 I\x20
-0.00.891.034 I n_draft   = 3
-0.00.891.035 I n_predict = 97
-0.00.891.035 I n_drafted = 93
-0.00.891.035 I n_accept  = 65
-0.00.891.035 I accept    = 69.892%
-"""
 
 
 def _texts(
@@ -211,59 +197,6 @@ def test_samplings() -> None:
 def test_wrong_options_are_refused(wrong: tuple[str, str]) -> None:
     with pytest.raises(SystemExit):
         auto_options.parser().parse_args(wrong)
-
-
-def test_the_log_of_llama_cpp() -> None:
-    found = llama_cpp_runner.parse(LOG)
-    counts = (found.n_prompt, found.n_generated, found.n_drafted, found.n_accepted)
-    assert counts == (6, 97, 93, 65)
-    assert (found.prompt_seconds, found.generation_seconds) == (0.021, 0.616)
-    assert found.tokens_per_second == pytest.approx(157.341, rel=1e-3)
-    with pytest.raises(OptionError, match="has no lines"):
-        llama_cpp_runner.parse("error: invalid argument")
-
-
-def _written_by(folder: Path, script: str, name: str = "llama") -> Any:
-    """What a script in place of llama-speculative-simple is read to have written."""
-    path = folder / "llama-speculative-simple"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    loaded = LlamaCppProgram(folder, Path("t.gguf"), Path("d.gguf"), 1024, 4, 1)
-    with contender_options.llama_programs(loaded, [name]) as found:
-        return found[name].write(
-            range(6),
-            "x",
-            options=contender_options.sampling_options("0.7"),
-            n_tokens=96,
-            seed=3,
-        )
-
-
-def test_the_command_line_of_llama_cpp(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(LOG)
-    script = f'echo "$@" > "{tmp_path}/command"; cat "{tmp_path}/log"'
-    assert _written_by(tmp_path, script, "llama n 7 p 0.75").n_generated == 97
-    command = (tmp_path / "command").read_text()
-    assert "--spec-draft-n-max 7 --spec-draft-p-min 0.75 --temp 0.7 --top-k 20" in command
-    assert "-n 95 " in command
-    assert "--ignore-eos" not in command
-    _written_by(tmp_path, script)
-    assert "--spec-draft-n-max" not in (tmp_path / "command").read_text()
-
-
-def test_a_program_that_fails_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"code 3.*\n.*no such model"):
-        _written_by(tmp_path, "echo no such model >&2; exit 3")
-    request = BaselineRequest(range(6), Sampling(), 8, 0, False, text="x")
-    program = LlamaCppProgram(tmp_path / "none", Path("t.gguf"), Path("d.gguf"), 1024, 1, 1)
-    with pytest.raises(OptionError, match="give the path of a llama-speculative-simple"):
-        llama_cpp_runner.SpeculativeSimple(program).write(request)
-
-
-def test_a_log_that_lost_its_end_is_asked_for_again(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text(LOG)
-    script = f'cd "{tmp_path}"; if [ -e tried ]; then cat log; else touch tried; fi'
-    assert _written_by(tmp_path, script).n_generated == 97
 
 
 # Prompt sets -------------------------------------------------------------------------------------

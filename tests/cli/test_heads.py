@@ -62,7 +62,9 @@ def test_other_commands_take_heads(
     assert planned.document["draft"]["n_bytes"] > 0
 
 
-def test_an_audit_takes_heads(command: Command, pair: tuple[Path, str]) -> None:
+def test_an_audit_takes_heads(command: Command, glm: Path) -> None:
+    """tests/engine/test_heads.py audits the other kinds."""
+    pair = (glm, "mtp")
     ask = ("-n", "4", "--runs", "12", "-t", "1", "--seed", "1")
     assert command("audit", "-m", pair[0], "-md", pair[1], *ask).code == 0
 

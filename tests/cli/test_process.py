@@ -80,25 +80,21 @@ def no_trace(err: str) -> bool:
 # The start
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["--help"],
-        *([name, "--help"] for name in ("run", "compare", "demo", "serve", "trim", "tune")),
-        ["--version"],
-    ],
-)
-def test_help_comes_without_the_heavy_libraries(args: list[str]) -> None:
+def test_help_comes_without_the_heavy_libraries() -> None:
     told = (
-        "import sys; from ggufspec.cli import main; code = main.run()\n"
+        "import sys; from ggufspec.cli import main\n"
         "heavy = {'llama_cpp', 'numpy', 'rich', 'gguf', 'jinja2', 'huggingface_hub', 'fastapi'}\n"
-        "print(*heavy & {*sys.modules}, file=sys.stderr); sys.exit(code)"
+        "for command in sys.argv[1:]:\n"
+        "    sys.argv = ['ggufspec', *command.split()]\n"
+        "    assert main.run() == 0\n"
+        "    assert not heavy & {*sys.modules}, (command, heavy & {*sys.modules})\n"
     )
-    process = start(*args, code=told)
+    names = ("", "run", "compare", "demo", "serve", "trim", "tune")
+    process = start("--version", *(f"{name} --help" for name in names), code=told)
     out, err = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert out
-    assert err.split() == []
+    assert process.returncode == 0, err
+    assert out.count(b"Usage:") == len(names)
+    assert err == b""
 
 
 def test_it_runs_as_a_module_and_as_a_script(program: Command) -> None:
@@ -238,9 +234,8 @@ def test_a_real_ctrl_c_while_a_long_prompt_is_read(chatterbox: Path) -> None:
 # The streams
 
 
-@pytest.mark.parametrize("extra", [[], ["--color", "on"]])
-def test_a_closed_pipe_ends_the_command_quietly(extra: list[str], chatterbox: Path) -> None:
-    process = start("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, *ENDLESS, *extra)
+def test_a_closed_pipe_ends_the_command_quietly(chatterbox: Path) -> None:
+    process = start("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, *ENDLESS)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.read(10)
@@ -250,8 +245,8 @@ def test_a_closed_pipe_ends_the_command_quietly(extra: list[str], chatterbox: Pa
     process.stderr.close()
 
 
-@pytest.mark.parametrize("args", [["--json"], ["-n", "5"]], ids=["json", "text"])
-def test_a_pipe_closed_from_the_start(args: list[str], chatterbox: Path) -> None:
+def test_a_pipe_closed_from_the_start(chatterbox: Path) -> None:
+    args = ["-n", "5", "--json"]
     reader, writer = os.pipe()
     os.close(reader)
     process = start("run", "-t", "1", "-m", chatterbox, "-p", "hi", *args, stdout=writer)
@@ -261,7 +256,7 @@ def test_a_pipe_closed_from_the_start(args: list[str], chatterbox: Path) -> None
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize("args", [["--help"], ["run"], ["run", "--json"]], ids=" ".join)
+@pytest.mark.parametrize("args", [["--help"], ["run"]], ids=" ".join)
 def test_a_full_disk_is_reported(args: list[str], chatterbox: Path) -> None:
     if "run" in args:
         args = [*args, "-t", "1", "-m", str(chatterbox), "-p", "hi", "-n", "5"]
@@ -278,25 +273,24 @@ def test_letters_that_a_terminal_lacks_are_replaced(program: Command, smiley: Pa
     args = ("run", "-t", "1", "-m", smiley, "-md", smiley, "-p", "hi")
     result = program(*args, PYTHONIOENCODING="ascii")
     assert (result.code, result.out) == (0, "h?llo ?\n")
-    for encoding in ("ascii", "latin-1"):
-        result = program(*args, "--json", PYTHONIOENCODING=encoding)
-        assert (result.code, result.document["text"]) == (0, SMILE), "JSON is UTF-8 everywhere"
+    result = program(*args, "--json", PYTHONIOENCODING="latin-1")
+    assert (result.code, result.document["text"]) == (0, SMILE), "JSON is UTF-8 everywhere"
 
 
-def test_a_prompt_of_any_letters_arrives_in_the_c_locale(program: Command, target: Path) -> None:
+def test_a_prompt_of_any_letters_arrives_in_the_c_locale(
+    program: Command, command: Command, target: Path
+) -> None:
     args = ("run", "-t", "1", "-m", target, "-p", "日本 🙂", "-n", "5", "--temp", "0", "--json")
     result = program(*args, LC_ALL="C")
     assert result.code == 0
-    assert result.document["tokens"] == program(*args).document["tokens"]
+    assert result.document["tokens"] == command(*args).document["tokens"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="closes streams by a POSIX shell")
 @pytest.mark.parametrize(
     ("closed", "args", "code"),
     [
-        ("<&-", ["-p", "hi"], 0),
         ("<&-", [], ERROR),
-        (">&-", ["-p", "hi"], 0),
         (">&-", ["-p", "hi", "--json"], 0),
         ("2>&-", ["-p", "hi"], 0),
     ],
@@ -326,3 +320,26 @@ def test_a_compilation_that_took_too_long_does_not_crash_the_end(code: str) -> N
     done = subprocess.run([sys.executable, "-c", before + code, *args], capture_output=True)
     assert done.returncode in (1, 2), done.stderr
     assert b"takes longer than 0.02 s to compile; simplify it" in done.stderr
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there are no pseudo-terminals")
+def test_no_control_character_of_a_model_or_a_file_reaches_a_terminal(tmp_path: Path) -> None:
+    title = "\x1b]0;owned\x07"
+    model = tiny.write_scripted(tmp_path / "model.gguf", tiny.SPM.spell(f"a{title}b"))
+    args = [sys.executable, "-c", "from ggufspec.cli.main import main; main()", "run"]
+    args += ["-m", str(model), "-p", "hi", "-n", "12", "--temp", "0", "-t", "1"]
+    piped = subprocess.run(args, capture_output=True, check=False)
+    assert f"a{title}b".encode() in piped.stdout, piped.stderr
+    parent, child = os.openpty()
+    done = subprocess.run(args, stdout=child, stderr=subprocess.PIPE, check=False)
+    os.close(child)
+    written = os.read(parent, 10_000)
+    os.close(parent)
+    assert rb"a\x1b]0;owned\x07b" in written, done.stderr
+    assert b"\x1b]" not in written
+    args[args.index(str(model))] = f"no{title}file.gguf"
+    failed = subprocess.run([*args, "--temp", f"x{title}"], capture_output=True, check=False)
+    missing = subprocess.run(args, capture_output=True, check=False)
+    for err in (failed.stderr, missing.stderr):
+        assert rb"\x1b]0;owned" in err
+        assert b"\x1b" not in err

@@ -80,6 +80,14 @@ def test_the_text_equals_the_librarys(
     assert (document["text"], document["tokens"]) == (expected.text, list(expected.tokens))
 
 
+def test_exact_drafts_up_to_the_length_that_is_given(
+    run: Command, target: Path, draft: Path
+) -> None:
+    args = ("-m", target, "-md", draft, "-p", "hello world", *GREEDY, "-n", "40", "--exact")
+    texts = {run(*args, *more).out for more in ((), ("--draft-n", "5"), ("--drafter", "none"))}
+    assert len(texts) == 1
+
+
 @pytest.mark.parametrize("with_draft", [False, True])
 @pytest.mark.parametrize(
     ("stops", "text"),
@@ -262,6 +270,13 @@ def test_chat_renders_the_targets_own_template(run: Command, tmp_path: Path) -> 
     assert alone["tokens"] == list(expected[0].tokens)
     assert both["tokens"] == implied["tokens"] == list(expected[1].tokens)
     assert run(*args).document["n_prompt"] < alone["n_prompt"] < both["n_prompt"]
+    other = tmp_path / "other.jinja"
+    other.write_text(tiny.CHATML.replace("<|im_start|>", "<|im_end|>"), encoding="utf-8")
+    replaced = run(*args, "--chat-template-file", other).document
+    assert replaced["n_prompt"] == alone["n_prompt"]
+    assert replaced["tokens"] != alone["tokens"]
+    other.write_text("{% for %}", encoding="utf-8")
+    assert "chat template is not valid" in run(*args, "--chat-template-file", other).err
 
 
 # Beside the text

@@ -446,7 +446,7 @@ def test_the_rows_of_the_drafts_draft_would_change_it(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", TWINS)
 @pytest.mark.parametrize("policy", [by_gaps, by_costs])
-@pytest.mark.parametrize("drafter", ["forced", "ngram", "model", "auto"])
+@pytest.mark.parametrize("drafter", ["model", "auto"])
 def test_so_it_does_if_a_policy_ends_drafts(
     drafter: str, policy: Callable[[], LengthPolicy], rule: str
 ) -> None:

@@ -162,6 +162,17 @@ def test_a_hostile_template_is_stopped(impatient: TemplateProcess, name: str) ->
     assert ChatTemplate("fine", bos_text="", eos_text="", process=process).render(HI) == "fine"
 
 
+def test_a_message_that_cannot_be_continued_says_so(render: Any) -> None:
+    last: list[Message] = [*HI, {"role": "assistant", "content": "I"}]
+    assert render(CHATML, last, continue_final_message=True).endswith("assistant\nI")
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    only_call = [*HI, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    writes_calls = "{% for m in messages %}{{ m.tool_calls }}{% endfor %}"
+    for source, messages in ((writes_calls, only_call), ("{{ messages[0].content }}", last)):
+        with pytest.raises(PromptError, match="last message cannot be continued"):
+            render(source, messages, continue_final_message=True)
+
+
 def test_threads_share_a_process(process: TemplateProcess) -> None:
     template = ChatTemplate(CHATML, bos_text="", eos_text="", process=process)
     wrong: list[str] = []
@@ -194,3 +205,5 @@ def test_a_template_is_checked_before_it_is_used() -> None:
     check_template(CHATML)
     with pytest.raises(OptionError, match=r"not valid: Expected .*line 1"):
         check_template("{% for %}")
+    with pytest.raises(OptionError, match="empty"):
+        check_template("")

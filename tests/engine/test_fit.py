@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import paper
 import pytest
@@ -197,3 +198,18 @@ def test_the_speed_of_memory_is_known_from_the_largest_pair_that_ran_here(target
     assert found is not None
     assert found.bandwidth > 0
     assert found.slope >= 0
+
+
+def test_a_context_that_fits_is_chosen_by_what_is_free(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_trained = 16384
+    long = tiny.write_llama(target.parent / "long.gguf", n_ctx_train=n_trained)
+    options: dict[str, Any] = {"n_threads": 1, "tuned": False, "n_slots": 2}
+    with ggufspec.load(long, n_ctx="fit", **options) as engine:
+        assert engine.n_ctx == n_trained
+    monkeypatch.setattr(fit, "free_memory", lambda: 1 * MIB)
+    with ggufspec.load(long, n_ctx="fit", **options) as engine:
+        assert engine.n_ctx == 4096
+    with pytest.raises(OptionError, match="n_ctx is 'most'; it must be a whole number"):
+        ggufspec.load(long, n_ctx="most", **options)

@@ -137,29 +137,58 @@ def in_child_of_a_fork(act: Callable[[], object]) -> str:
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-def test_a_forked_process_has_an_error_or_one_thread(tmp_path: Path) -> None:
+def test_a_forked_process_cannot_use_the_engine(tmp_path: Path) -> None:
     model = tiny.write_llama(tmp_path / "model.gguf")
 
     def fresh(n_threads: int) -> str:
         with ggufspec.load(model, n_threads=n_threads) as engine:
             return engine.generate("hello", **SHORT).text
 
-    with (
-        ggufspec.load(model, n_threads=1) as single,
-        ggufspec.load(model, n_threads=2) as engine,
-    ):
-        expected = engine.generate("hello", **SHORT).text
-        assert in_child_of_a_fork(lambda: single.generate("hello", **SHORT).text) == expected
-        assert in_child_of_a_fork(lambda: fresh(1)) == expected
-        for act in (lambda: engine.generate("hello", **SHORT), lambda: fresh(2)):
-            assert "DecodeError" in (found := in_child_of_a_fork(act))
-            assert "was forked" in found
-            assert "spawn" in found
-        with engine.lock.held():
-            found = in_child_of_a_fork(engine.forget)
-        assert "ClosedError" in found
-        assert "was forked" in found
-        assert engine.generate("hello", **SHORT).text == expected
+    uses = {
+        "generate": lambda engine: engine.generate("hello", **SHORT),
+        "stream": lambda engine: engine.stream("hello", **SHORT),
+        "tokenize": lambda engine: engine.tokenize("hello"),
+        "render": lambda engine: engine.render([{"role": "user", "content": "hello"}], "{{ 1 }}"),
+        "forget": lambda engine: engine.forget(),
+    }
+    for n_threads in (1, 2):
+        with (
+            ggufspec.load(model, n_threads=n_threads, tuned=False) as engine,
+            engine.stream("hello", **SHORT) as begun,
+        ):
+            next(begun)
+            for use in (*uses.values(), lambda _: next(begun), lambda _: begun.close()):
+                found = in_child_of_a_fork(lambda use=use: use(engine))  # type: ignore[misc]
+                assert "ClosedError" in found
+                assert "was forked" in found
+                assert "spawn" in found
+            with engine.lock.held():  # as by another thread
+                assert in_child_of_a_fork(engine.close) == "None"
+            assert len(list(begun)) > 0
+    expected = fresh(2)
+    assert in_child_of_a_fork(lambda: fresh(1)) == expected
+    assert "was forked" in in_child_of_a_fork(lambda: fresh(2))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_ends(tmp_path: Path) -> None:
+    """With Python's own end, where objects are destroyed."""
+    model = tiny.write_llama(tmp_path / "model.gguf")
+    program = f"""
+import os, sys, ggufspec
+with ggufspec.load({str(model)!r}, n_threads=2) as engine:
+    text = engine.generate("hello", temperature=0, max_tokens=4).text
+    if not (pid := os.fork()):
+        sys.exit(7)
+    ended = os.waitpid(pid, 0)[1]
+    assert engine.generate("hello", temperature=0, max_tokens=4).text == text
+    print(os.waitstatus_to_exitcode(ended))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
 
 
 def test_no_compiled_code_is_imported_while_a_text_is_written(tmp_path: Path) -> None:

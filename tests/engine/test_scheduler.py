@@ -521,13 +521,30 @@ def test_the_slot_used_longest_ago_makes_room(engine: Engine) -> None:
 def test_a_common_beginning_is_read_once(engine: Engine) -> None:
     engine.forget()
     system = [*range(10, 60)]
-    first = engine.generate([*system, 7, 8], **LENGTHS)
-    second = engine.generate([*system, 90, 91, 92], **LENGTHS)
+    questions = [[7, 8, 9, 10, 11], [90, 91, 92, 93, 94, 95]]
+    first, second = (engine.generate([*system, *each], **LENGTHS) for each in questions)
     assert (first.stats.n_prompt_reused, second.stats.n_prompt_reused) == (0, 50)
-    third = engine.generate([*system, 7, 8], **LENGTHS)
-    assert third.stats.n_prompt_reused == 51
+    third = engine.generate([*system, *questions[0]], **LENGTHS)
+    assert third.stats.n_prompt_reused == 54
     held = sorted(slot.target.n_held for slot in engine.slots)
-    assert held[0] > 60, "each has a slot of its own"
+    assert held[-2] > 60, "each has a slot of its own"
+
+
+def test_a_repeated_prompt_returns_to_its_slot_and_evicts_no_other(engine: Engine) -> None:
+    engine.forget()
+    talks = [written(engine, [7, 20 + i, 30 + i]) for i in range(N_SLOTS - 1)]
+    for _ in range(N_SLOTS + 1):
+        engine.generate([7, 90, 91, 92, 93], **LENGTHS)
+    reused = [engine.slots.nearest(talk).target.n_common(talk) for talk in talks]
+    assert all(n >= len(talk) - 1 for n, talk in zip(reused, talks, strict=True))
+
+
+def test_a_common_beginning_alone_does_not_evict_a_conversation(engine: Engine) -> None:
+    engine.forget()
+    system = [*range(10, 60)]
+    talk = written(engine, [*system, 7, 8, 9, 10, 11])
+    written(engine, [*system, 90, 91, 92, 93, 94, 95])
+    assert engine.slots.nearest(talk).target.n_common(talk) >= len(talk) - 1
 
 
 def test_texts_at_the_same_time_have_slots_of_their_own(engine: Engine) -> None:

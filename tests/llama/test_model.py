@@ -464,6 +464,18 @@ def test_a_model_tells_what_it_is(good: Path, tmp_path: Path) -> None:
         _ = model.pointer
     templated = Model(tiny.write_llama(tmp_path / "chat.gguf", chat_template=tiny.CHATML))
     assert templated.chat_template == tiny.CHATML
+    assert templated.chat_template_for_tools is None
+    templated.close()
+    named = [
+        {"name": "default", "template": "{{ 1 }}"},
+        {"name": "tool_use", "template": "{{ 2 }}"},
+    ]
+    templated = Model(tiny.write_llama(tmp_path / "two.gguf", chat_template=named))
+    assert (templated.chat_template, templated.chat_template_for_tools) == ("{{ 1 }}", "{{ 2 }}")
+    templated.close()
+    named_only = tiny.write_llama(tmp_path / "name.gguf", chat_template="mistral-v7-tekken")
+    templated = Model(named_only)  # as llama.cpp names a template that a file does not have
+    assert templated.chat_template is None
     templated.close()
 
 

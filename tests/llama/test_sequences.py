@@ -221,7 +221,7 @@ def test_batches_that_make_no_sense_are_refused(context: Context) -> None:
         with pytest.raises(ValueError, match=r"decode|no such sequence"):
             context.decode_together(parts)
     with pytest.raises(DecodeError, match="rows"):
-        context.decode_together([BatchPart(0, [5] * 10, N_ROWS + 1)])
+        context.decode_together([BatchPart(0, [5] * 10, context.n_outputs + 1)])
     for act in (
         lambda: context.n_cells(N_SEQUENCES),
         lambda: context.truncate(0, N_SEQUENCES),

@@ -16,6 +16,7 @@ from ggufspec.placement.plan import (
     PlacementOptions,
     alternatives,
     describe,
+    longest_context,
     plan_offload,
 )
 from ggufspec.placement.speeds import (
@@ -199,6 +200,37 @@ def test_a_default_context_shrinks_first_and_then_the_caches() -> None:
     assert not plan_offload(target, None, machine(host=2.2), PlacementOptions()).fits
     asked = plan_offload(target, None, machine(host=3), PlacementOptions(n_ctx=4096))
     assert (asked.caches.n_ctx, asked.caches.type_k, asked.fits) == (4096, "q8_0", True)
+
+
+def test_the_longest_context_costs_nothing_else(shapes: dict[str, ModelShape]) -> None:
+    target, draft = shapes["CODELLAMA_34B"], shapes["CODELLAMA_7B"]
+    target = replace(target, n_ctx_train=16384)
+    wishes = PlacementOptions(n_slots=4)
+    at = [machine(host=host) for host in (30, 60, 120, 256)]
+    sizes = [longest_context(target, draft, each, wishes) for each in at]
+    assert sizes[:2] == [4096, 4096], "no room for a longer one"
+    assert sizes == sorted(sizes)
+    assert sizes[1] < sizes[2] <= sizes[3] == 16384
+    for each, size in zip(at[1:], sizes[1:], strict=True):
+        plan = plan_offload(target, draft, each, replace(wishes, n_ctx=size))
+        usual = plan_offload(target, draft, each, replace(wishes, n_ctx=4096))
+        assert each.n_host_free is not None
+        assert plan.host_bytes - usual.host_bytes <= (each.n_host_free - usual.host_bytes) / 4
+    alone = replace(target, n_ctx_train=2048)
+    assert longest_context(alone, None, machine(host=256), wishes) == 2048
+
+
+def test_a_longer_context_moves_no_layers_off_the_gpus(shapes: dict[str, ModelShape]) -> None:
+    target = replace(shapes["CODELLAMA_7B"], n_ctx_train=2**20)
+    for free in ((6,), (16,), (24,), (12, 12)):
+        at = machine(*free)
+        size = longest_context(target, None, at, PlacementOptions())
+        plans = [
+            plan_offload(target, None, at, PlacementOptions(n_ctx=n_ctx)) for n_ctx in (4096, size)
+        ]
+        assert len({plan.n_gpu_layers for plan in plans}) == 1
+        assert all(plan.fits for plan in plans)
+        assert size < 2**20
 
 
 def test_caches_keep_their_type_where_heads_do_not_fill_a_block() -> None:

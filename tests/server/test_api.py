@@ -73,6 +73,11 @@ def test_a_stream_says_what_the_whole_answer_says(
     reasons = [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
     assert reasons[-1] == whole["choices"][0]["finish_reason"] == "length"
     assert set(reasons[:-1]) == {None}
+    if "chat" in path:
+        first, *further = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+        assert first == {"role": "assistant", "content": None}
+        assert all("role" not in delta for delta in further)
+        assert further[-1] == {}
     assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"] == 24
 
 
@@ -249,8 +254,9 @@ def test_a_slow_schema_leaves_other_requests_alone(
 
 
 def test_text_parts_and_developers_are_messages_too(live: Live) -> None:
-    parts = [{"type": "text", "text": "hello "}, {"type": "text", "text": "world"}]
-    plain = [{"role": "system", "content": "be brief"}, *TURN]
+    parts = [{"type": "text", "text": "hello"}, {"type": "text", "text": "world"}]
+    turn = {"role": "user", "content": "hello\nworld"}
+    plain = [{"role": "system", "content": "be brief"}, turn]
     richer = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
     texts = {
         text_of(live.ok("/v1/chat/completions", messages=messages, **GREEDY))
@@ -336,7 +342,11 @@ def test_predict_gives_the_prompt_back_with_its_continuation(live: Live) -> None
 @pytest.mark.parametrize("text", ["hello world", "", "héllo 🙂"])
 def test_tokens_there_and_back(live: Live, text: str) -> None:
     tokens = live.ok("/tokenize", content=text)["tokens"]
-    assert live.ok("/detokenize", tokens=tokens) == {"content": text}
+    assert live.ok("/detokenize", tokens=tokens) == {"content": text, "prompt": text}
+    pieces = live.ok("/tokenize", prompt=text, add_special_tokens=False, with_pieces=True)["tokens"]
+    assert [each["id"] for each in pieces] == tokens
+    said = [each["piece"] for each in pieces]  # bytes where a token is no text by itself
+    assert b"".join(bytes(p) if isinstance(p, list) else p.encode() for p in said).decode() == text
     bad = live.post("/detokenize", tokens=[10**6])
     assert bad.status_code == 400
 

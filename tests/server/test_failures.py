@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import threading
+from array import array
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from serving import comes_true, serving
 
+import ggufspec
+from ggufspec.decoding.stats import Stats
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
+from ggufspec.llama.session import LlamaSession
+from ggufspec.server import worker
+from ggufspec.server.metrics import Metrics
 from ggufspec.server.worker import ParsedRequest, RequestEvent
 
 SHORT: dict[str, Any] = {"prompt": "hi", "temperature": 0, "max_tokens": 4}
@@ -68,3 +79,111 @@ def test_health_reports_a_worker_that_has_died(
         refused = live.post("/v1/completions", **SHORT)
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "worker_failed"
+
+
+def test_health_reports_a_round_that_does_not_end(
+    endless: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = threading.Event()
+
+    def hangs(*args: object) -> list[object]:
+        ends.wait(10)
+        return []
+
+    monkeypatch.setattr(worker, "ROUND_SECONDS_MAX", 0.05)
+    with serving(endless) as live, ThreadPoolExecutor(1) as threads:
+        with monkeypatch.context() as patch:
+            patch.setattr(Scheduler, "step", hangs)
+            asked = threads.submit(live.ok, "/v1/completions", **SHORT)
+            assert comes_true(lambda: live.client.get("/health").status_code == 503)
+            assert live.client.get("/health").json() == {"status": "stalled"}
+        ends.set()
+        assert asked.result()["choices"][0]["text"] == "abcd"
+        assert live.client.get("/health").json() == {"status": "ok"}
+
+
+class Panic(BaseException):
+    """As of native code: no Exception."""
+
+
+@pytest.fixture(scope="module")
+def two_slots(endless_file: Path) -> Iterator[Engine]:
+    with ggufspec.load(endless_file, n_threads=1, n_ctx=400, n_slots=2, tuned=False) as engine:
+        yield engine
+
+
+STEPS: dict[str, tuple[Any, str]] = {
+    "construction": (Generation, "__init__"),
+    "prompt": (Generation, "read"),
+    "ask": (Generation, "ask"),
+    "preparation": (LlamaSession, "prepare"),
+    "answer": (Generation, "answer"),
+    "log-probabilities": (worker.scoring, "logits"),
+    "metrics": (Metrics, "observe"),
+    "end": (Generation, "end"),
+}
+SEED = 13  # of the request that fails
+N_PROMPT = 5  # its tokens
+
+
+def is_bad(given: object) -> bool:
+    if isinstance(given, Generation):
+        return vars(given).get("seed") == SEED
+    if isinstance(given, Stats):
+        return given.n_prompt == N_PROMPT
+    return isinstance(given, Sequence | array) and list(given[:N_PROMPT]) == BAD
+
+
+BAD = [300] * N_PROMPT
+
+
+@pytest.mark.parametrize("error", [MemoryError, Panic])
+@pytest.mark.parametrize("step", STEPS)
+def test_an_error_in_any_step_fails_that_request_alone(
+    two_slots: Engine, monkeypatch: pytest.MonkeyPatch, step: str, error: type[BaseException]
+) -> None:
+    owner, name = STEPS[step]
+    works = getattr(owner, name)
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if options.get("seed") == SEED or any(map(is_bad, args)):
+            raise error
+        return works(*args, **options)
+
+    answered: dict[bool, list[RequestEvent]] = {True: [], False: []}
+    ran = worker.EngineWorker(two_slots, n_waiting_max=8, metrics=Metrics())
+    for bad, events in answered.items():
+        prompt = BAD if bad else two_slots.tokenize("hi")
+        options = CheckedOptions.of({"temperature": 0, "max_tokens": 8})
+        seed = SEED if bad else 1
+        ran.submit(ParsedRequest([prompt], options, seed=seed, n_top=0), events.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fails)
+        ran.start()
+        assert comes_true(lambda: not ran.n_running and not ran.n_waiting)
+    assert ran.status == "ok"
+    end = answered[True][-1]
+    assert isinstance(end, worker.RequestEnded)
+    assert end.error is not None
+    assert end.error.status_code == 500
+    *_, finished, end = answered[False]
+    assert end == worker.RequestEnded(None)
+    assert isinstance(finished, worker.ChoiceFinished)
+    assert finished.completion.text == "abcdefgh"
+    ran.finish()
+    assert ran.join(5)
+
+
+def test_logits_that_are_no_numbers_fail_that_request_alone(
+    endless: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(endless) as live:
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                LlamaSession, "score", lambda *_: np.full((1, endless.vocab.n_tokens), np.nan, "f4")
+            )
+            for temperature in (0, 1):
+                response = live.post("/v1/completions", **{**SHORT, "temperature": temperature})
+                assert response.status_code == 500
+                assert "cannot be sampled" in response.json()["error"]["message"]
+        assert live.ok("/v1/completions", **SHORT)["choices"][0]["text"] == "abcd"

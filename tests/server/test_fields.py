@@ -53,6 +53,10 @@ def test_fields_that_cannot_be_had_are_refused_by_their_name(live: Live, name: s
     assert error["message"].startswith(f"{name}: ")
 
 
+def test_a_misspelt_field_is_refused_with_the_right_name(live: Live) -> None:
+    assert refusal(live, **GREEDY, max_tokn=5)["message"].endswith("; send 'max_tokens'")
+
+
 def test_the_guide_lists_all_fields(live: Live) -> None:
     guide = (Path(ggufspec.__file__).parent / "server" / "README.md").read_text(encoding="utf-8")
     schemas = live.client.get("/openapi.json").json()["components"]["schemas"]
@@ -152,6 +156,13 @@ def test_stop_tokens_end_a_text_and_are_no_part_of_it(live: Live) -> None:
     later = live.ok("/v1/completions", **asked, min_tokens=8)
     assert later["usage"]["completion_tokens"] == 8
     assert tokens[stop] not in later["choices"][0]["tokens"]
+
+
+def test_control_tokens_are_shown_on_request(live: Live) -> None:
+    (token,) = live.engine.vocab.tokenize("<|im_start|>", add_special=False, parse_special=True)
+    asked = {"logit_bias": {token: 100}, "max_tokens": 2}
+    assert text_of(live, **asked) == ""
+    assert text_of(live, **asked, skip_special_tokens=False) == "<|im_start|>" * 2
 
 
 def test_tokens_are_streamed_too(live: Live) -> None:

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from serving import Live, comes_true, serving
 
+from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.engine import Engine
 from ggufspec.server import uvicorn_server
 from ggufspec.server.errors import ApiError
@@ -66,6 +67,10 @@ WRONG: dict[str, dict[str, Any]] = {
     "a bias of text": {"prompt": "hi", "logit_bias": {"5": "1"}},
     "a huge penalty": {"prompt": "hi", "presence_penalty": 1e300},
     "an unknown format": {"prompt": "hi", "response_format": {"type": "xml"}},
+    "a schema of another type": {
+        "prompt": "hi",
+        "response_format": {"type": "json_object", "json_schema": {"schema": {"type": "string"}}},
+    },
     "no schema": {"prompt": "hi", "response_format": {"type": "json_schema"}},
     "a schema that is none": {
         "prompt": "hi",
@@ -91,6 +96,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "no such drafter": {"prompt": "hi", "drafter": "../model"},
     "no such rule": {"prompt": "hi", "verify": "_lossy"},
     "a sampler without distribution": {"prompt": "hi", "samplers": ["mirostat"]},
+    "too many log-probabilities": {"prompt": [[5] * 900] * 64, "echo": True, "logprobs": 20},
+    "too many samplers": {"prompt": "hi", "samplers": ["top_k"] * 17},
     "a stop token beyond": {"prompt": "hi", "stop_token_ids": [10**6]},
     "a bias without its token": {"prompt": "hi", "logit_bias": [[5]]},
     "stream as number": {"prompt": "hi", "stream": 1},
@@ -470,3 +477,28 @@ def test_many_silent_connections_do_not_block_others(live: Live) -> None:
     finally:
         for connection in silent:
             connection.close()
+
+
+def test_a_template_that_loops_holds_no_other_request(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3
+    process, refused = TemplateProcess(seconds=0.5), []
+    template = ChatTemplate(loop, bos_text="", eos_text="", process=process)
+    monkeypatch.setattr(live.engine, "chat_template", template)
+    tool = {"type": "function", "function": {"name": "f"}}
+    body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
+    thread = threading.Thread(
+        target=lambda: refused.append(live.post("/v1/chat/completions", **body))
+    )
+    started = time.monotonic()
+    thread.start()
+    n_served = 0
+    while thread.is_alive():
+        assert works(live)
+        n_served += 1
+    process.close()
+    assert time.monotonic() - started < 2
+    assert n_served > 1
+    check_refused(live, refused[0])
+    assert "chat template ran for more than 0.5 s" in refused[0].text

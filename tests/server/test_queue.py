@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -325,6 +326,53 @@ def test_a_second_ctrl_c_does_not_wait(endless_file: Path) -> None:
         assert '"code":"stopping"' in "".join(text)
     _, err = process.communicate(timeout=10)
     assert (process.returncode, "Traceback" in err) == (130, False)
+
+
+STUCK = """
+import time
+from ggufspec.engine.scheduler import Scheduler
+from ggufspec.server import uvicorn_server
+uvicorn_server.AFTER_GRACE_SECONDS = 0.2
+Scheduler.step = lambda *_: time.sleep(60)
+"""
+
+
+def test_a_thread_that_is_stuck_does_not_outlive_the_grace(endless_file: Path) -> None:
+    process, url = start("-m", endless_file, "-c", "1000", "--grace", "0.1", preamble=STUCK)
+    host, _, port = url.removeprefix("http://").partition(":")
+    body = b'{"prompt": "hi"}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    with (
+        httpx.Client(base_url=url, trust_env=False, timeout=20) as client,
+        socket.create_connection((host, int(port))) as asking,
+    ):
+        asking.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert comes_true(lambda: "ggufspec_queue_running 1.0" in client.get("/metrics").text)
+        process.terminate()
+        _, err = process.communicate(timeout=10)
+    assert process.returncode == 1
+    assert err.splitlines()[-1] == (
+        "ggufspec: the engine has not stopped within 0.5 s; ending the process"
+    )
+
+
+FEW_FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))\n"
+
+
+def test_idle_connections_do_not_keep_others_out(endless_file: Path) -> None:
+    process, url = start("-m", endless_file, "-c", "1000", preamble=FEW_FILES)
+    host, _, port = url.removeprefix("http://").partition(":")
+    with ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(socket.create_connection((host, int(port))))
+        with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+            assert client.get("/health").json() == {"status": "ok"}
+            assert client.post("/v1/completions", json=BRIEF).status_code == 200
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert 0 < len([line for line in err.splitlines() if "connections" in line]) < 3
+    assert "Traceback" not in err
 
 
 def answers(url: str) -> bool:

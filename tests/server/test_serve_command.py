@@ -10,6 +10,9 @@ import pytest
 from serving import Live
 
 from ggufspec.cli import main
+from ggufspec.engine.engine import Engine
+from ggufspec.errors import OptionError
+from ggufspec.server.options import ServerOptions
 from ggufspec.server.page import page
 
 
@@ -36,6 +39,7 @@ def test_without_the_extra_it_says_what_to_install(
         (["--api-key", ""], "is empty"),
         (["--api-key-file", "/nowhere/keys"], "the file of keys /nowhere/keys cannot be read"),
         (["--api-key-file", "/dev/null"], "is empty; write one key a line"),
+        (["--chat-template-file", "/nowhere/c.jinja"], "the file /nowhere/c.jinja cannot be read"),
         (["--top-p", "2"], "--top-p"),
         (["--mirostat", "2"], "--mirostat is not supported"),
         (["--host", "no such host.invalid"], "does not exist"),
@@ -56,6 +60,28 @@ def test_wrong_usage_is_explained(
 ) -> None:
     assert called(monkeypatch, *args) in (1, 2)
     assert told in capfd.readouterr().err
+
+
+def test_the_options_of_the_command_reach_the_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, chat_files: tuple[Path, Path]
+) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("one\n\n two \n")
+    found: list[tuple[Engine, ServerOptions]] = []
+
+    def capture(engine: Engine, options: ServerOptions) -> None:
+        found.append((engine, options))
+        raise OptionError("enough")
+
+    monkeypatch.setattr("ggufspec.server.app.make_service", capture)
+    given = ["--api-key", "zero", "--api-key-file", keys, "--temp", "0.3", "--seed", "5", "-t", "1"]
+    assert called(monkeypatch, "-m", chat_files[0], "--port", "0", *given) == 2
+    ((engine, options),) = found
+    assert options.api_keys == ("zero", "one", "two")
+    assert options.defaults["temperature"] == 0.3
+    assert options.defaults["seed"] == 5
+    assert engine.n_ctx == 1024, "what the model was trained for"
+    assert engine.n_slots == 4
 
 
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(
@@ -87,6 +113,7 @@ def test_the_document_of_the_api_is_true(live: Live) -> None:
     assert set(document["paths"]) == {
         *("/v1/completions", "/v1/chat/completions", "/predict", "/tokenize", "/detokenize"),
         *("/v1/models", "/v1/models/{name}", "/health", "/metrics", "/props"),
+        "/tokenizer_info",
     }
     for path in document["paths"].values():
         for operation in path.values():

@@ -14,7 +14,6 @@ from serving import Live, events_of, said, serving
 
 import ggufspec
 from ggufspec.engine.engine import Engine
-from ggufspec.server.tool_calls import ToolCallParser
 
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools> Answer with <tool_call>.\n{% endif %}"
@@ -58,7 +57,7 @@ def test_a_call_is_read(caller: Live) -> None:
             model="x", messages=TURN, tools=TOOLS, temperature=0
         ).choices[0]
     assert choice.finish_reason == "tool_calls"
-    assert choice.message.content == "I say "
+    assert choice.message.content == "I say"
     assert choice.message.tool_calls is not None
     (call,) = choice.message.tool_calls
     assert call.type == "function"
@@ -69,14 +68,19 @@ def test_a_call_is_read(caller: Live) -> None:
 def test_a_call_is_read_from_a_stream(caller: Live) -> None:
     asked = {"messages": TURN, "tools": TOOLS, "temperature": 0, "stream": True}
     events = events_of(caller.post("/v1/chat/completions", **asked))
-    assert said(events) == "I say "
-    (calls,) = [
-        choice["delta"]["tool_calls"]
+    assert said(events) == "I say"
+    first, *others = [
+        call
         for event in events
         for choice in event["choices"]
-        if "tool_calls" in choice["delta"]
+        for call in choice["delta"].get("tool_calls", ())
     ]
-    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "add")]
+    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "add")
+    assert first["id"]
+    assert {call["index"] for call in others} == {0}
+    arguments = "".join(call["function"]["arguments"] for call in [first, *others])
+    assert json.loads(arguments) == {"x": [1, 2]}
+    assert len(others) > 1
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
@@ -104,23 +108,3 @@ def test_tools_that_may_not_be_used_are_not_shown(caller: Live, chat_pair: Engin
     asked = {"messages": TURN, "tools": TOOLS, "tool_choice": "none", "max_tokens": 1}
     body = caller.ok("/v1/chat/completions", **asked)
     assert body["usage"]["prompt_tokens"] == len(chat_pair.render(TURN, TEMPLATE))
-
-
-@pytest.mark.parametrize(
-    ("text", "spoken", "names"),
-    [
-        ("plain", "plain", []),
-        ("a < b <tool", "a < b <tool", []),
-        ("<tool_call>{broken</tool_call>", "<tool_call>{broken</tool_call>", []),
-        ('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
-        ('<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}', "", ["f", "g"]),
-    ],
-    ids=["none", "begun", "broken", "unnamed", "two"],
-)
-def test_a_text_is_parted_however_it_comes(text: str, spoken: str, names: list[str]) -> None:
-    for size in (1, 3, len(text)):
-        reader = ToolCallParser()
-        heard = "".join(reader.push(text[i : i + size]) for i in range(0, len(text), size))
-        rest, calls = reader.finish()
-        assert heard + rest == spoken
-        assert [call["function"]["name"] for call in calls] == names

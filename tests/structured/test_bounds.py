@@ -6,15 +6,18 @@ import functools
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from ggufspec.errors import GgufspecError
+from ggufspec.common.limited_process import LimitedProcess, LimitExceededError
+from ggufspec.errors import DecodeError, GgufspecError, OptionError
 from ggufspec.structured import grammar
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable
 
@@ -105,14 +108,18 @@ MAKERS: dict[str, tuple[str, Callable[[str], str]]] = {
 }
 
 
-def try_each() -> None:
-    """Reads names; prints how long each takes, and its complaint: in a process of its own."""
-    table = TokenTable(
+def byte_table() -> TokenTable:
+    return TokenTable(
         [bytes([byte]) for byte in range(256)] + [b"<end>", b"aaa", b"abab", b'{"p1'],
         special=[END],
         stop_tokens=[END],
         tokenize=lambda before, text: list(text),
     )
+
+
+def try_each() -> None:
+    """Reads names; prints how long each takes, and its complaint: in a process of its own."""
+    table = byte_table()
 
     def work(source: str, make: Callable[[str], str]) -> None:
         began, complaint = time.monotonic(), ""
@@ -223,23 +230,45 @@ thread.join()
     assert done.stdout in ("true\n", "false\n")
 
 
-def test_what_was_given_up_cannot_take_all_of_a_machine() -> None:
-    program = """
-import os, sys
-from ggufspec.errors import OptionError
-from ggufspec.structured import grammar
-grammar.MAX_SECONDS = 0.1
-schema = {"allOf": [{"type": "string", "pattern": f"a.*b.*c{i}"} for i in range(200)]}
-for i in range(9):
-    try:
-        grammar.of_json_schema(schema)
-    except OptionError as error:
-        complaint = str(error)
-sys.stdout.write(complaint)
-sys.stdout.flush()
-os._exit(0)  # without waiting for them
-"""
-    done = subprocess.run(
-        [sys.executable, "-"], input=program, capture_output=True, text=True, check=False
+def test_what_takes_too_long_ends_and_the_next_constraint_works() -> None:
+    schema = {"allOf": [{"type": "string", "pattern": f"a.*b.*c{i}"} for i in range(200)]}
+    began, n_threads = time.process_time(), threading.active_count()
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(3):
+        with pytest.raises(OptionError, match=r"takes longer than 0\.7 s to compile"):
+            grammar.of_json_schema(schema)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # of those that have ended
+    assert 0.5 < after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime < 2
+    assert time.process_time() - began < 0.5
+    assert threading.active_count() == n_threads
+    assert grammar.of_regex("[a-z]+x").startswith("start:")
+
+
+def test_a_constraint_with_a_crash_in_native_code_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "crashing.py").write_text(
+        "import os; from ggufspec.common import limited_process as child\n"
+        "def main(): child.answer_requests(lambda asked: asked or os.abort(), n_bytes_max=2**30)\n"
     )
-    assert "8 grammars that took too long are still being compiled" in done.stdout, done.stderr
+    monkeypatch.syspath_prepend(tmp_path)
+    process = LimitedProcess("crashing")
+    assert process.ask("a", seconds=1) == "a"
+    with pytest.raises(LimitExceededError, match="memory"):
+        process.ask("", seconds=1)
+    assert process.ask("b", seconds=1) == "b"
+
+
+def test_a_text_with_slow_masks_fails() -> None:
+    constraint = GrammarConstraint(byte_table(), grammar.of_regex("[a-z]+"), 0, max_step_seconds=0)
+    with pytest.raises(DecodeError, match="longer than 0 s for one token; simplify"):
+        constraint.masks([])
+
+
+def test_forced_text_that_is_slow_to_compute_is_not_drafted_again() -> None:
+    constraint = GrammarConstraint(byte_table(), grammar.of_regex("(((a{100}){100}){100}){100}"), 0)
+    began, n_tokens = time.thread_time(), 0
+    for _ in range(20):
+        n_tokens += 2000
+        constraint.forced([ord("a")] * n_tokens)
+    assert time.thread_time() - began < 2

@@ -415,14 +415,6 @@ def test_a_regular_expression_that_is_not_unicode_is_refused() -> None:
         grammar.of_regex("a\ud800")
 
 
-def test_an_error_of_the_compiler_is_not_a_matter_of_time() -> None:
-    def fails() -> None:
-        raise KeyError("inside")
-
-    with pytest.raises(KeyError, match="inside"):
-        grammar.limited(fails, "grammar")
-
-
 @pytest.fixture
 def letters() -> TokenTable:
     return table_of(*map(chr, range(32, 127)), "\n", "é", "🙂")

@@ -1,46 +1,34 @@
-"""Runs llama-speculative-simple for one text, and builds the options llama.cpp's programs share."""
+"""Runs llama-speculative-simple, an example program of llama.cpp, for one text."""
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from ggufspec.bench.llama_server import (
+    LlamaCppProgram,
+    environment,
+    loading_options,
+    log_tail,
+    penalty_window,
+    sampler_names,
+)
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.llama.lookup import BaselineRequest, BaselineText
-from ggufspec.models.heads import MTP, DraftFile
+from ggufspec.llama.vocab import Vocab
 
 _N_TRIES = 6  # sometimes its last lines are missing: it does not flush its log at exit
-_N_TAIL = 800  # characters of a log in an error message
 _N_BATCH = 2048  # llama.cpp's default; the program reads a prompt in one batch
-_SAMPLER_NAMES = {"typical_p": "typ_p"}  # where llama.cpp's names differ from ours
 _BEFORE_TEXT = "\n\n"  # printed before the prompt, and after the text
 _AFTER_TEXT = "\n\n\n\n"
 _PROMPT_LINE = re.compile(r"encoded\s+(\d+) tokens in\s+([\d.]+) seconds")
 _TEXT_LINE = re.compile(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds, speed:\s+([\d.]+) t/s")
 _DRAFTED_LINE = re.compile(r"n_drafted = (\d+)")
 _ACCEPTED_LINE = re.compile(r"n_accept  = (\d+)")
-
-
-@dataclass(frozen=True)
-class LlamaCppProgram:
-    """A program of llama.cpp and the models it loads. Layers: None is llama.cpp's default."""
-
-    binary: Path
-    target: Path
-    draft: DraftFile | None
-    n_ctx: int
-    n_threads: int
-    n_threads_draft: int
-    n_gpu_layers: int | None = None
-    n_gpu_layers_draft: int | None = None
-    spec_type: str = "draft-simple"
 
 
 @dataclass(frozen=True)
@@ -52,29 +40,35 @@ class SpeculativeSimple:
     """
 
     program: LlamaCppProgram
+    vocab: Vocab  # of the target
     draft_options: Sequence[str] = ()  # such as --spec-draft-n-max 7
     sampling_options: Sequence[str] | None = None  # all of them
-    is_resident: bool = False
 
     def write(self, request: BaselineRequest) -> BaselineText:
         """Raises PromptError for tokens that no text has, and OptionError if the program fails."""
-        text, breakers = request.text, request.dry_sequence_breakers
+        text, breakers = text_of(self.vocab, request.tokens), request.dry_sequence_breakers
         if text is None or "\0" in text:
             raise PromptError(
                 f"it takes a text, and no text has these {len(request.tokens):,} tokens"
             )
         flags = sampling_flags(request.sampling, breakers, self.program.n_ctx)
-        found = run(text_command(self.program, request, [*self.draft_options, *flags]))
-        return replace(found, text=found.text.partition(text)[2])
+        command = text_command(self.program, request, text, [*self.draft_options, *flags])
+        found, printed = run(command)
+        written = printed.partition(text)[2]
+        tokens = self.vocab.tokenize(written, add_special=False, parse_special=False)
+        return replace(found, tokens=tokens)
 
 
-def run(arguments: Sequence[str]) -> BaselineText:
-    """Run a command of `text_command`; its `text` begins with the prompt. Raises OptionError."""
-    for _ in range(_N_TRIES - 1):
+def run(arguments: Sequence[str]) -> tuple[BaselineText, str]:
+    """Run a command of `text_command`: its numbers, and prompt and text. Raises OptionError."""
+    for left in reversed(range(_N_TRIES)):
         log, printed = _output(arguments)
-        with suppress(OptionError):
-            return parse(log, printed)
-    return parse(*_output(arguments))
+        try:
+            return parse(log), printed.removeprefix(_BEFORE_TEXT).removesuffix(_AFTER_TEXT)
+        except OptionError:
+            if not left:
+                raise
+    raise AssertionError
 
 
 def _output(arguments: Sequence[str]) -> tuple[str, str]:
@@ -97,24 +91,15 @@ def _output(arguments: Sequence[str]) -> tuple[str, str]:
     return log, done.stdout
 
 
-def environment() -> dict[str, str]:
-    """Our environment without LLAMA_ARG_ variables, which would change what is compared."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
-
-
-def log_tail(log: str) -> str:
-    return log[-_N_TAIL:].strip()
-
-
 def text_command(
-    program: LlamaCppProgram, request: BaselineRequest, options: Sequence[str]
+    program: LlamaCppProgram, request: BaselineRequest, text: str, options: Sequence[str]
 ) -> list[str]:
     """The command line of one text; `options`: the sampling."""
     n_prompt = len(request.tokens)
     return [
         str(program.binary),
         *loading_options(program),
-        *("-p", request.text or "", "--no-escape"),
+        *("-p", text, "--no-escape"),
         *(["--ignore-eos"] if request.ignore_eos else []),
         *("--seed", str(request.seed)),
         *("-n", str(request.n_tokens - 1)),  # it stops after the round that writes more than n
@@ -122,20 +107,6 @@ def text_command(
         *options,
         *("--log-colors", "off"),
     ]
-
-
-def loading_options(program: LlamaCppProgram) -> list[str]:
-    """The model options that all of llama.cpp's programs share."""
-    made = ["-m", str(program.target), "-c", str(program.n_ctx), "-t", str(program.n_threads)]
-    if program.n_gpu_layers is not None:
-        made += ["-ngl", _layers(program.n_gpu_layers)]
-    if program.draft is not None:
-        made += [] if program.draft == MTP else ["-md", str(program.draft)]
-        made += ["--spec-type", program.spec_type]
-        made += ["-td", str(program.n_threads_draft)]
-        if program.n_gpu_layers_draft is not None:
-            made += ["-ngld", _layers(program.n_gpu_layers_draft)]
-    return made
 
 
 def sampling_flags(sampling: Sampling, breakers: Sequence[str], n_ctx: int) -> list[str]:
@@ -164,20 +135,7 @@ def sampling_flags(sampling: Sampling, breakers: Sequence[str], n_ctx: int) -> l
     return made
 
 
-def sampler_names(sampling: Sampling) -> list[str]:
-    return [_SAMPLER_NAMES.get(name, name) for name in sampling.samplers]
-
-
-def penalty_window(n: int, n_ctx: int) -> int:
-    """The tokens a penalty considers: llama.cpp's programs do not accept -1 for all."""
-    return n_ctx if n < 0 else n
-
-
-def _layers(n: int) -> str:
-    return "all" if n < 0 else str(n)
-
-
-def parse(log: str, printed: str = "") -> BaselineText:
+def parse(log: str) -> BaselineText:
     """The numbers in a log. Raises OptionError if it does not have the expected lines."""
     lines = (_PROMPT_LINE, _TEXT_LINE, _DRAFTED_LINE, _ACCEPTED_LINE)
     prompt, text, drafted, accepted = (line.search(log) for line in lines)
@@ -197,5 +155,22 @@ def parse(log: str, printed: str = "") -> BaselineText:
         # Not in the log: estimated as one round of average length after the prompt.
         first_token_seconds=prompt_seconds + seconds / max(n_generated - n_accepted, 1),
         generation_seconds=seconds,
-        text=printed.removeprefix(_BEFORE_TEXT).removesuffix(_AFTER_TEXT),
     )
+
+
+def text_of(vocab: Vocab, tokens: Sequence[int]) -> str | None:
+    """The text that tokenizes to these tokens, special ones by their names; None: no text does."""
+    added = vocab.tokenize("", add_special=True, parse_special=True)
+    rest = tokens[len(added) :] if list(tokens[: len(added)]) == added else tokens
+    shown = [vocab.shown(token) for token in rest]
+    is_special = [vocab.piece(token) != text for token, text in zip(rest, shown, strict=True)]
+    # Some vocabularies add a space before a text, and after each special token.
+    bare = [
+        text.removeprefix(b" ") if i == 0 or is_special[i - 1] else text
+        for i, text in enumerate(shown)
+    ]
+    for pieces in (shown, bare):
+        text = b"".join(pieces).decode("utf-8", "replace")
+        if text and vocab.tokenize(text, add_special=True, parse_special=True) == list(tokens):
+            return text
+    return None

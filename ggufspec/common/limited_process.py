@@ -1,0 +1,120 @@
+"""A child process that answers requests in lines of JSON, and ends where one exceeds a limit."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+_STACK_BYTES = 64 * 1024 * 1024
+_WALL_FACTOR = 4  # a busy machine may give the process a quarter of a core
+_EXIT_TIME = 1  # the status that faulthandler ends a process with
+
+
+class LimitExceededError(Exception):
+    """A request took too much time or memory, or crashed the process; it names which."""
+
+
+class LimitedProcess:
+    """A process that is started when it is needed, and again after a limit ended it.
+
+    May be used from several threads, one at a time, and in a forked process.
+    """
+
+    def __init__(self, module: str) -> None:
+        """`module`: its function `main` calls `answer_requests`."""
+        self._module = module
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid = 0  # of the process that started it
+        self._end: Callable[[], object] = lambda: None
+
+    def ask(self, request: Any, *, seconds: float) -> Any:
+        """The answer to a request. `seconds`: of processor time. Raises LimitExceededError."""
+        if self._pid != os.getpid():  # never, or before a fork
+            self._lock, self._process, self._pid = threading.Lock(), None, os.getpid()
+        data = json.dumps([seconds, request]).encode() + b"\n"
+        with self._lock:
+            process = self._running()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write(data)
+                process.stdin.flush()
+                if (reply := process.stdout.readline()).endswith(b"\n"):
+                    return json.loads(reply)
+            except OSError:
+                pass  # it has ended
+            except BaseException:
+                self._end()  # interrupted: the next reply would be that of this request
+                raise
+            status = process.wait()
+            self._end()
+        is_slow = status in (_EXIT_TIME, -getattr(signal, "SIGPROF", 0))
+        raise LimitExceededError(
+            f"takes longer than {seconds:g} s" if is_slow else "takes too much memory"
+        )
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is None or self._process.poll() is not None:
+            code = (
+                f"import sys; sys.path[:] = {sys.path!r}; from {self._module} import main; main()"
+            )
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+            )
+            self._end = weakref.finalize(self, _end, self._process, os.getpid())
+        return self._process
+
+
+def answer_requests(answer: Callable[[Any], Any], *, n_bytes_max: int) -> None:
+    """Answer each line of stdin on stdout, with a deep stack, until stdin ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (n_bytes_max, n_bytes_max))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.stack_size(_STACK_BYTES)
+    thread = threading.Thread(target=_answer_requests, args=(answer,))
+    thread.start()
+    thread.join()
+
+
+def _answer_requests(answer: Callable[[Any], Any]) -> None:
+    set_timer = getattr(signal, "setitimer", lambda which, seconds: None)
+    timer = getattr(signal, "ITIMER_PROF", 0)
+    for line in sys.stdin.buffer:
+        seconds, request = json.loads(line)
+        # Both end the process even inside native code.
+        set_timer(timer, seconds)
+        faulthandler.dump_traceback_later(_WALL_FACTOR * seconds, exit=True)
+        try:
+            reply = json.dumps(answer(request))
+        except BaseException:  # such as MemoryError, and panics of native code
+            os._exit(_EXIT_TIME + 1)
+        faulthandler.cancel_dump_traceback_later()
+        set_timer(timer, 0)
+        sys.stdout.buffer.write(reply.encode() + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _end(process: subprocess.Popen[bytes], pid: int) -> None:
+    if pid == os.getpid():  # not in a forked process
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):  # a request that was not written
+            pipe.close()  # type: ignore[union-attr]

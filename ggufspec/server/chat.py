@@ -1,0 +1,85 @@
+"""Prepares what the tools and the reasoning of a chat need: options, and the answer's parser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from ggufspec.engine.engine import Engine
+from ggufspec.errors import OptionError, PromptError
+from ggufspec.server.formats import ChatParser, format_of
+from ggufspec.server.schema import ChatRequest, NamedTool
+from ggufspec.structured.grammar import of_json_schema
+
+_N_TAIL = 512  # tokens at the end of a prompt in which an answer may have begun
+
+
+class AnswerPlan(NamedTuple):
+    """How an answer is generated and read."""
+
+    options: Mapping[str, Any]  # they replace those of the request
+    parser: Callable[[], ChatParser] | None  # None: the text has no parts
+
+
+def tools_of(body: ChatRequest, engine: Engine) -> list[dict[str, Any]]:
+    """The tools for the chat template. Raises PromptError where it cannot show any, OptionError."""
+    choice, tools = body.tool_choice, body.tools or []
+    if choice == "none":
+        return []
+    if choice not in (None, "auto") and not tools:
+        raise OptionError("tool_choice requires a call, but there are no 'tools'; send some")
+    names = [tool.function.name for tool in tools]
+    if isinstance(choice, NamedTool) and (name := choice.function.name) not in names:
+        raise OptionError(f"tool_choice names {name!r}, but 'tools' has only {', '.join(names)}")
+    if tools and engine.chat_template and not format_of(engine.chat_template).tools:
+        raise PromptError(
+            "the chat template of this model does not support tools; leave out 'tools'"
+        )
+    return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in tools]
+
+
+def plan_answer(
+    body: ChatRequest,
+    tools: Sequence[Mapping[str, Any]],
+    prompt: Sequence[int],
+    constraints: Mapping[str, Any],
+    engine: Engine,
+) -> AnswerPlan:
+    """The plan for the answer to a prompt, whose text has to match `constraints`, by their options.
+
+    Raises OptionError.
+    """
+    assert engine.chat_template is not None
+    chat_format, vocab = format_of(engine.chat_template), engine.vocab
+    if tools and not constraints.keys() <= {"json_schema"}:
+        raise OptionError("'tools' can be combined with a JSON schema only; leave out one of them")
+    if not tools and not chat_format.has_marks:
+        return AnswerPlan({}, None)
+    tail = b"".join(map(vocab.shown, prompt[-_N_TAIL:])).decode("utf-8", "replace")
+    begun, specials = chat_format.begun(tail), vocab.specials_in(chat_format.text)
+    options: dict[str, Any] = {"shown_tokens": frozenset(specials.values())}
+    schema, choice = constraints.get("json_schema"), body.tool_choice
+    is_strict = any(tool.function.strict for tool in body.tools or [])
+    is_required = choice not in (None, "auto", "none")
+    if tools and (is_required or is_strict or body.parallel_tool_calls is False or schema):
+        named = choice.function.name if isinstance(choice, NamedTool) else None
+        options |= {"json_schema": None}
+        options["grammar"] = chat_format.grammar(
+            [tool for tool in tools if named in (None, tool["function"]["name"])],
+            begun,
+            is_required=is_required,
+            is_parallel=named is None and body.parallel_tool_calls is not False,
+            answer=None if schema is None else of_json_schema(schema),
+            specials=specials,
+            ends=vocab.stop_tokens,
+        )
+    elif constraints:
+        reasoning = chat_format.reasoning(begun)
+        if schema is None or reasoning is None or not reasoning.is_open:
+            return AnswerPlan({}, None)  # the text is the answer
+        options |= {"json_schema": None}
+        options["grammar"] = chat_format.answer_grammar(
+            of_json_schema(schema), reasoning, specials=specials, ends=vocab.stop_tokens
+        )
+    return AnswerPlan(options, partial(chat_format.parser, begun, tools or None))

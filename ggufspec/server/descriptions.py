@@ -1,0 +1,66 @@
+"""Describes the model and the default options to clients, as other servers do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ggufspec.decoding.sampling import SamplingOptions
+from ggufspec.engine.engine import Engine
+from ggufspec.server.options import ServerOptions
+from ggufspec.server.requests import default_options
+from ggufspec.server.responses import FINGERPRINT
+
+
+def model(engine: Engine, options: ServerOptions, started_at: int) -> dict[str, Any]:
+    """The model, in OpenAI's form."""
+    return {
+        "id": options.alias,
+        "object": "model",
+        "created": started_at,
+        "owned_by": "ggufspec",
+        "max_model_len": engine.n_ctx,  # as vLLM's server names it
+        "ggufspec": {
+            "chat": engine.chat_template is not None,
+            "draft": engine.draft is not None,
+            "n_ctx": engine.n_ctx,
+            "n_vocab": engine.vocab.n_tokens,
+        },
+    }
+
+
+def tokenizer(engine: Engine) -> dict[str, Any]:
+    """What `/tokenizer_info` of vLLM's server returns."""
+    vocab, template = engine.vocab, engine.chat_template
+    return {
+        "bos_token": vocab.special_text(vocab.bos),
+        "eos_token": vocab.special_text(vocab.eos),
+        "chat_template": None if template is None else template.source,
+    }
+
+
+def properties(engine: Engine, options: ServerOptions) -> dict[str, Any]:
+    """What `/props` of llama.cpp's server returns; no path, but the name of the file."""
+    vocab, template = engine.vocab, engine.chat_template
+    defaults = default_options(engine, options)
+    sampling = defaults.sampling
+    params = {name: getattr(sampling, name) for name in SamplingOptions.__annotations__}
+    params["logit_bias"] = [
+        [token, False if bias == -math.inf else bias] for token, bias in sampling.logit_bias.items()
+    ]
+    params |= {"seed": defaults.seed, "max_tokens": options.max_tokens}
+    params |= {"drafter": defaults.drafter, "tree": defaults.tree, "verify": defaults.verify}
+    return {
+        "default_generation_settings": {
+            "n_ctx": engine.n_ctx,
+            "params": params | {"draft_n": defaults.n_draft},
+        },
+        "total_slots": engine.n_slots,
+        "model_alias": options.alias,
+        "model_path": engine.target.model.path.name,
+        "chat_template": "" if template is None else template.source,
+        "bos_token": vocab.special_text(vocab.bos),
+        "eos_token": vocab.special_text(vocab.eos),
+        "modalities": {"vision": False, "audio": False},
+        "build_info": FINGERPRINT,
+    }

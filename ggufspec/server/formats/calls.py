@@ -1,0 +1,512 @@
+"""Parses one tool call, in each of the ways in which templates write them."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from ggufspec.server.formats.reader import (
+    MAX_NAME,
+    MAX_UNCERTAIN,
+    Marks,
+    Reader,
+    Steps,
+    Write,
+    decoded,
+)
+from ggufspec.server.formats.syntax import (
+    ID,
+    INDEX,
+    KEY,
+    NAME,
+    CallSyntax,
+    ParameterSyntax,
+    n_common,
+    parts,
+    words,
+)
+
+_NAME = re.compile(r"[^\s<>\"'{}()\[\]=,]*")
+_WORD = re.compile(r"[^\s<>\"'{}()\[\],]*")
+_DIGITS = re.compile("[0-9]*")
+_IDENTIFIER = re.compile(r"[^\s<>\"'{}()\[\]=,:]*")
+_LITERAL_MARK = re.compile(r"[\"'{}\[\](),]")
+_NAME_KEYS = ("name", "tool_name")
+_ARGUMENTS_KEYS = ("arguments", "parameters")
+_ID_KEYS = ("id", "tool_call_id")
+
+Schemas = Mapping[str, Mapping[str, Any]]  # the parameters of each tool, by its name
+
+
+class NoCallError(Exception):
+    """What seemed to be a call is none: it is content."""
+
+
+class CallSink(Protocol):
+    """Where a call goes as it is parsed."""
+
+    def begin(self, name: str, id: str | None) -> None:
+        """A call is certain."""
+
+    def write(self, text: str) -> None:
+        """More JSON text of its arguments."""
+
+
+class CallParser:
+    """Parses one call after its opener. Raises NoCallError until the call has begun."""
+
+    def __init__(self, reader: Reader, syntax: CallSyntax, schemas: Schemas) -> None:
+        self._reader, self._syntax, self._schemas = reader, syntax, schemas
+        # With no mark before a call, it could be JSON of any kind.
+        self._names = None if words(syntax.opener) else set(schemas)
+        self.closers = _closers(syntax)
+        self._parse = {
+            "json": self._json_call,
+            "named": self._named_call,
+            "tagged": self._tagged_call,
+            "python": self._python_call,
+            "gemma": self._gemma_call,
+        }[syntax.kind]
+
+    def call(self, sink: CallSink, id: str | None) -> Steps[None]:
+        """Parse a call; `id`: what its opener says."""
+        yield from self._reader.spaces()
+        yield from self._parse(sink, id)
+
+    def pattern(self, text: str) -> Steps[tuple[str, str]]:
+        """Skip a text with places, whatever white space it has; returns the id and the number."""
+        reader, id, index = self._reader, "", ""
+        for word in words(text):
+            yield from reader.spaces()
+            for part in parts(word):
+                if part == INDEX:
+                    index = yield from reader.matching(_DIGITS)
+                elif part in (ID, NAME):
+                    found = yield from reader.matching(_WORD)
+                    id = found if part == ID else id
+                elif not (yield from reader.accept(part)):
+                    raise NoCallError
+        return id, index
+
+    def _name(self) -> Steps[str]:
+        name = yield from self._reader.matching(_NAME)
+        if not 0 < len(name) <= MAX_NAME:
+            raise NoCallError
+        return name
+
+    def _json_call(self, sink: CallSink, id: str | None) -> Steps[None]:
+        reader, syntax = self._reader, self._syntax
+        yield from reader.accept("[")
+        yield from reader.spaces()
+        if not (yield from reader.accept("{")):
+            raise NoCallError
+        name: str | None = None
+        arguments: list[str] | None = None  # until the call has begun
+        depth, has_begun, waits_for_id = 1, False, ID in syntax.tail
+        while depth:
+            yield from reader.spaces()
+            if (found := (yield from reader.accept("}", ",", '"'))) == "}":
+                depth -= 1
+            if found in ("}", ","):
+                continue
+            if found is None:
+                if has_begun:
+                    return
+                raise NoCallError
+            key = decoded((yield from reader.bounded('"')) or "")
+            yield from reader.spaces()
+            if not (yield from reader.accept(":")):
+                if has_begun:
+                    return
+                raise NoCallError
+            yield from reader.spaces()
+            following = yield from reader.peek()
+            value: list[str] = []
+            if syntax.name_key is None and not has_begun:
+                if following != "{":
+                    raise NoCallError
+                sink.begin(key, id)
+                has_begun = True
+                yield from reader.json_value(sink.write)
+            elif key == "function" and following == "{":
+                yield from reader.accept("{")
+                depth += 1
+            elif key in (syntax.arguments_key, *_ARGUMENTS_KEYS) and arguments is None:
+                if following not in ("{", '"', "n"):
+                    raise NoCallError
+                if name is not None and following == "{" and not waits_for_id:
+                    self._begin(sink, name, id)
+                    has_begun = True
+                    yield from reader.json_value(sink.write)
+                else:
+                    yield from reader.json_value(value.append)
+                    self._check_length(has_begun)
+                arguments = [] if has_begun else [_object_text("".join(value))]
+            else:
+                yield from reader.json_value(value.append)
+                text = "".join(value)
+                self._check_length(has_begun)
+                if key in (syntax.name_key, *_NAME_KEYS) and text.startswith('"'):
+                    name = decoded(text[1:-1])
+                elif key in _ID_KEYS and not has_begun:
+                    id = decoded(text.strip('"'))
+                elif key not in ("type", "function", "index") and self._names is not None:
+                    raise NoCallError
+        if has_begun:
+            return
+        if not name or (self._names is not None and arguments is None):
+            raise NoCallError
+        self._begin(sink, name, id)
+        sink.write("".join(arguments or ["{}"]))
+
+    def _check_length(self, has_begun: bool) -> None:
+        if not has_begun and self._reader.n_kept > MAX_UNCERTAIN:
+            raise NoCallError
+
+    def _begin(self, sink: CallSink, name: str, id: str | None) -> None:
+        if not 0 < len(name) <= MAX_NAME or (self._names is not None and name not in self._names):
+            raise NoCallError
+        sink.begin(name, id)
+
+    def _named_call(self, sink: CallSink, id: str | None) -> Steps[None]:
+        name = yield from self._name()
+        middle = self._syntax.middle
+        if middle.startswith(":" + INDEX):  # Kimi's ids have name and number
+            name, _, index = name.rpartition(":")
+            id = f"functions.{name}:{index}"
+            middle = middle.removeprefix(":" + INDEX)
+        own_id, _ = yield from self.pattern(middle)
+        yield from self._reader.spaces()
+        if (yield from self._reader.peek()) != "{" or not name:
+            raise NoCallError
+        self._begin(sink, name, own_id or id)
+        yield from self._reader.json_value(sink.write)
+
+    def _tagged_call(self, sink: CallSink, id: str | None) -> Steps[None]:
+        reader, parameter = self._reader, self._syntax.parameter
+        assert parameter is not None
+        name = yield from self._name()
+        yield from self.pattern(self._syntax.middle)
+        begin, *more = words(parameter.begin)
+        schema = self._schemas.get(name, {})
+        n_written = 0
+        while True:
+            yield from reader.spaces()
+            found = yield from reader.accept(begin, *self.closers)
+            if found != begin:
+                reader.at -= len(found or "")
+                if not n_written:
+                    if not found:
+                        raise NoCallError
+                    sink.begin(name, id)
+                sink.write("{}" if not n_written else "}")
+                return
+            for word in more:
+                yield from reader.spaces()
+                yield from reader.accept(word)
+            key, is_string = yield from self._key(parameter)
+            if key is None and n_written:
+                sink.write("}")
+                return
+            if key is None:
+                raise NoCallError
+            if not n_written:
+                sink.begin(name, id)
+            sink.write(
+                ("{" if not n_written else ", ") + json.dumps(key, ensure_ascii=False) + ": "
+            )
+            n_written += 1
+            types = types_of(schema, key)
+            if is_string is not None:
+                types = {"string"} if is_string else types - {"string"} or {"any"}
+            if not (yield from self._value(parameter, key, types, sink.write)):
+                return
+
+    def _key(self, parameter: ParameterSyntax) -> Steps[tuple[str | None, bool | None]]:
+        """The key of an argument, and whether it is marked as a string; None: none, no marks."""
+        reader = self._reader
+        string, other = parameter.string_middle, parameter.other_middle
+        if string == other:
+            first, *rest = words(string)
+            key = yield from reader.bounded(first)
+            for word in rest:
+                yield from reader.spaces()
+                yield from reader.accept(word)
+            is_string = None
+        else:
+            n = n_common(string, other)
+            n_end = n_common(string[::-1], other[::-1])
+            key = yield from reader.bounded(string[:n])
+            kind = yield from reader.bounded(string[len(string) - n_end :])
+            is_string = kind == string[n : len(string) - n_end]
+        return key and key.strip(), is_string
+
+    def _value(
+        self, parameter: ParameterSyntax, key: str, types: set[str], write: Write
+    ) -> Steps[bool]:
+        """Write a value as JSON; False if the text ends in it."""
+        reader = self._reader
+        if parameter.string_middle.endswith("\n"):
+            yield from reader.accept("\n")
+        end = Marks([parameter.end.strip().replace(KEY, key)])
+        held = _LineEnd(parameter.end.startswith("\n"))
+        is_cdata = yield from reader.accept("<![CDATA[")
+        if is_cdata:
+            end = Marks(["]]>" + parameter.end.strip().replace(KEY, key)])
+        if types == {"string"}:
+            write('"')
+            found = yield from reader.until(end, lambda text: write(_escaped(held.push(text))))
+            if found is None:
+                write(_escaped(held.finish(is_end=False)))
+                return False
+            write(_escaped(held.finish(is_end=True)) + '"')
+            return True
+        pieces: list[str] = []
+        found = yield from reader.until(end, lambda text: pieces.append(held.push(text)))
+        pieces.append(held.finish(is_end=found is not None))
+        text = "".join(pieces)
+        if text.lstrip().startswith(parameter.begin.strip()):
+            write(json.dumps(_nested(text, parameter), ensure_ascii=False))
+        else:
+            write(_json_of(text, types))
+        return found is not None
+
+    def _python_call(self, sink: CallSink, id: str | None) -> Steps[None]:
+        reader = self._reader
+        name = yield from self._name()
+        yield from reader.spaces()
+        if not (yield from reader.accept("(")):
+            raise NoCallError
+        self._begin(sink, name, id)
+        n_written = 0
+        while True:
+            yield from reader.spaces()
+            if (yield from reader.accept(",")):
+                continue
+            if (yield from reader.accept(")")) or not (yield from reader.peek()):
+                break
+            key = yield from reader.matching(_IDENTIFIER)
+            yield from reader.spaces()
+            if key and not (yield from reader.accept("=")):
+                value = [key]
+                key = str(n_written)
+            else:
+                value = []
+                key = key or str(n_written)
+            is_whole = yield from self._literal(value.append)
+            sink.write(
+                ("{" if not n_written else ", ") + json.dumps(key, ensure_ascii=False) + ": "
+            )
+            sink.write(json.dumps(_value_of("".join(value).strip()), ensure_ascii=False))
+            n_written += 1
+            if not is_whole:
+                return
+        sink.write("}" if n_written else "{}")
+
+    def _literal(self, write: Write) -> Steps[bool]:
+        """Write the source of a literal, up to the comma or parenthesis after it."""
+        reader, depth, quote, escaped = self._reader, 0, "", False
+        while True:
+            text = reader.text[reader.at :]
+            end = None
+            for i, character in enumerate(text):
+                if quote:
+                    if escaped:
+                        escaped = False
+                    elif character == "\\":
+                        escaped = True
+                    elif character == quote:
+                        quote = ""
+                elif character in "\"'":
+                    quote = character
+                elif not depth and character in ",)":
+                    end = i
+                    break
+                elif character in "[{(":
+                    depth += 1
+                elif character in ")]}":
+                    depth -= 1
+            write(text[:end])
+            reader.at += len(text) if end is None else end
+            if end is not None or reader.is_over:
+                return end is not None
+            yield
+
+    def _gemma_call(self, sink: CallSink, id: str | None) -> Steps[None]:
+        name = yield from self._name()
+        name = name.removesuffix(":")
+        yield from self._reader.spaces()
+        if (yield from self._reader.peek()) != "{" or not name:
+            raise NoCallError
+        self._begin(sink, name, id)
+        yield from self._gemma_value(sink.write)
+
+    def _gemma_value(self, write: Write) -> Steps[bool]:
+        """Write a value with bare keys and marked quotes as JSON; False if the text ends in it."""
+        reader, quote = self._reader, self._syntax.quote
+        quotes = Marks([quote])
+        nested: list[str] = []
+        is_key = False
+        while True:
+            yield from reader.spaces()
+            found = yield from reader.accept(quote, '"', *"{}[],:")
+            if found is None:
+                if not (yield from reader.peek()):
+                    return False
+                scalar = yield from reader.matching(_IDENTIFIER if is_key else _GEMMA_SCALAR)
+                if not scalar:  # a character of no meaning
+                    reader.at += 1
+                    continue
+                write(_escaped_text(scalar) if is_key else _json_of(scalar.strip(), {"any"}))
+            elif found == quote:
+                write('"')
+                end = yield from reader.until(quotes, lambda text: write(_escaped(text)))
+                if end is None:
+                    return False
+                write('"')
+            elif found == '"':
+                write('"')
+                if not (yield from reader.json_string(write)):
+                    return False
+                write('"')
+            else:
+                write({",": ", ", ":": ": "}.get(found, found))
+                if found in "{[":
+                    nested.append(found)
+                elif found in "}]" and nested:
+                    nested.pop()
+                is_key = found in "{," and nested[-1:] == ["{"]
+            if not nested:
+                return True
+
+
+_GEMMA_SCALAR = re.compile(r"[^{}\[\],:]*")
+
+
+class _LineEnd:
+    """Takes the line break off the end of a text that comes in pieces, if there may be one."""
+
+    def __init__(self, is_on: bool) -> None:
+        self._is_on, self._held = is_on, ""
+
+    def push(self, text: str) -> str:
+        text = self._held + text
+        self._held = "\n" if self._is_on and text.endswith("\n") else ""
+        return text.removesuffix(self._held) if self._held else text
+
+    def finish(self, *, is_end: bool) -> str:
+        return "" if is_end else self._held
+
+
+def types_of(schema: Mapping[str, Any], key: str) -> set[str]:
+    """The JSON types that a tool's schema allows for one of its parameters; "any": unknown."""
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    return _types(found, schema, 8)
+
+
+def _types(found: object, root: Mapping[str, Any], depth: int) -> set[str]:
+    if not isinstance(found, Mapping) or not depth:
+        return {"any"}
+    types = found.get("type")
+    if isinstance(types, str):
+        return {types}
+    if isinstance(types, list):
+        return {str(each) for each in types} or {"any"}
+    if "const" in found or isinstance(found.get("enum"), list):
+        values = [found["const"]] if "const" in found else found["enum"]
+        return {"string"} if all(isinstance(value, str) for value in values) else {"any"}
+    for name in ("anyOf", "oneOf", "allOf"):
+        if isinstance(found.get(name), list):
+            return {each for part in found[name] for each in _types(part, root, depth - 1)}
+    if isinstance(found.get("$ref"), str):
+        at: object = root
+        for step in found["$ref"].split("/")[1:]:
+            at = at.get(step) if isinstance(at, Mapping) else None
+        return _types(at, root, depth - 1)
+    return {"any"}
+
+
+def _json_of(text: str, types: set[str]) -> str:
+    """The JSON of a value that was written without quotes."""
+    source = text.strip()
+    value = _value_of(source)
+    if isinstance(value, str) or (
+        "string" in types and not (types - {"string"}) & _types_of(value)
+    ):
+        is_quoted = isinstance(value, str) and value != source and "string" not in types
+        return json.dumps(value if is_quoted else text, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _types_of(value: object) -> set[str]:
+    names = {bool: "boolean", int: "integer number", float: "number", list: "array", dict: "object"}
+    return {"any", *names.get(type(value), "null").split()}
+
+
+def _value_of(source: str) -> Any:
+    """The value of JSON, or of a Python literal; the source itself if it is neither."""
+    for read in (json.loads, ast.literal_eval):
+        try:
+            value = read(source)
+            json.dumps(value, allow_nan=False)
+        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
+            continue
+        return value
+    if source[:1] in ("'", '"') and source[-1:] == source[:1] and len(source) > 1:
+        return source[1:-1]  # a text with line breaks
+    return source
+
+
+def _nested(text: str, parameter: ParameterSyntax) -> Any:
+    """The value of tags in tags, as MiniMax-M3 writes lists (of <item>) and objects."""
+    begin, close = re.escape(parameter.begin.strip()), re.escape(parameter.string_middle.strip())
+    stack: list[tuple[str, list[tuple[str, Any]], str]] = [("", [], "")]
+    first, *pieces = re.split(f"{begin}(/?)(.*?){close}", text, flags=re.DOTALL)
+    del first
+    for slash, tag, after in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
+        if not slash:
+            stack.append((tag, [], after))
+        elif len(stack) > 1:
+            name, members, inside = stack.pop()
+            value = _collected(members) if members else _value_of(inside.strip())
+            stack[-1][1].append((name, value))
+    return _collected(stack[0][1])
+
+
+def _collected(members: list[tuple[str, Any]]) -> Any:
+    if all(name == "item" for name, _ in members):
+        return [value for _, value in members]
+    return dict(members)
+
+
+def _object_text(text: str) -> str:
+    """The arguments as an object; models also write them as a text that contains it."""
+    if text.startswith('"'):
+        inside = decoded(text[1:-1])
+        return inside if inside.lstrip().startswith("{") else "{}"
+    return text if text.startswith("{") else "{}"
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _escaped_text(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _closers(syntax: CallSyntax) -> tuple[str, ...]:
+    """The words that may come between and after calls."""
+    between = words(syntax.joint or "")
+    opening = words(syntax.opener)
+    while between and opening and between[-1] == opening[-1]:
+        del between[-1], opening[-1]
+    found = []
+    for word in [*words(syntax.closer), *between]:
+        # Of "]</end>" or "```<end>", the model may leave out a part.
+        found += re.split(r"(?<=[^>\]\[<])(?=<)|(?<=^\])(?=</)", word)
+    return tuple(dict.fromkeys(word for word in found if word not in (",", ";")))

@@ -1,0 +1,124 @@
+"""The format of one template's answers: its parser, its marks and its grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+from ggufspec.engine.chat_template import ChatTemplate
+from ggufspec.engine.message_forms import LimitError
+from ggufspec.errors import PromptError
+from ggufspec.server.formats import harmony
+from ggufspec.server.formats.deltas import ChatParser
+from ggufspec.server.formats.grammar import GrammarMaker, Reasoning
+from ggufspec.server.formats.parser import FormatParser
+from ggufspec.server.formats.syntax import CallSyntax, Syntax, derive
+
+Tools = Sequence[Mapping[str, Any]]  # as in OpenAI's API
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """How a template writes answers."""
+
+    syntax: Syntax
+
+    @property
+    def tools(self) -> bool:
+        """Whether the template shows tools to the model, and how it writes calls is known."""
+        return self.syntax.call is not None
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether an answer without tools has parts, too."""
+        return self.syntax.reasoning is not None or self.syntax.is_harmony
+
+    @cached_property
+    def text(self) -> str:
+        """All marks, in one text: the control tokens in it must be visible to the parser."""
+        syntax, call = self.syntax, self.syntax.call or CallSyntax("json")
+        marks = [*(syntax.reasoning or ()), *syntax.dropped, call.opener, call.middle, call.tail]
+        marks += [call.closer, call.joint or "", call.quote, *(call.parameter or ())]
+        return " ".join(marks + list(harmony.MARKS if syntax.is_harmony else ()))
+
+    def begun(self, prompt: str) -> str:
+        """What a prompt has of the answer."""
+        header = self.syntax.header
+        return prompt.rpartition(header)[2] if header and header in prompt else ""
+
+    def reasoning(self, begun: str) -> Reasoning | None:
+        """The reasoning that may come after a begun answer."""
+        if self.syntax.reasoning is None:
+            return None
+        begin, end = self.syntax.reasoning
+        opened, closed = begun.rfind(begin) if begin else -1, begun.rfind(end)
+        if closed > opened or (opened < 0 and begun.strip()):
+            return None
+        if self.syntax.is_harmony:
+            end += harmony.HEADER
+        return Reasoning(begin, end, opened >= 0) if begin else None
+
+    def parser(self, begun: str, tools: Tools | None = None) -> ChatParser:
+        """A parser of the text after a begun answer; without tools, calls are content."""
+        if self.syntax.is_harmony:
+            return harmony.HarmonyParser(begun, has_tools=tools is not None)
+        schemas = None
+        if tools is not None:
+            functions = [tool["function"] for tool in tools]
+            schemas = {each["name"]: each.get("parameters") or {} for each in functions}
+        return FormatParser(self.syntax, begun, schemas)
+
+    def grammar(
+        self,
+        tools: Tools,
+        begun: str,
+        *,
+        is_required: bool,
+        is_parallel: bool,
+        specials: Mapping[str, int],
+        ends: Collection[int],
+        answer: str | None = None,
+    ) -> str:
+        """The grammar of an answer that calls these tools; if not required, it may be content.
+
+        `specials`: the tokens in `text` that no text can spell; `ends`: those that end a text.
+        `answer`: the grammar that content has to match, from structured.grammar.
+        Raises OptionError for parameters whose schema cannot be guaranteed.
+        """
+        assert self.syntax.call is not None
+        return self._maker(specials, ends).grammar(
+            self.syntax.call,
+            tools,
+            is_required=is_required,
+            is_parallel=is_parallel,
+            reasoning=self.reasoning(begun),
+            around=[mark for mark in self.syntax.dropped if specials.get(mark, -1) not in ends],
+            answer=answer,
+        )
+
+    def answer_grammar(
+        self,
+        answer: str,
+        reasoning: Reasoning,
+        *,
+        specials: Mapping[str, int],
+        ends: Collection[int],
+    ) -> str:
+        """The grammar of reasoning, then of an answer that matches one of structured.grammar."""
+        return self._maker(specials, ends).with_reasoning(answer, reasoning)
+
+    def _maker(self, specials: Mapping[str, int], ends: Collection[int]) -> GrammarMaker:
+        return GrammarMaker(specials, [name for name, token in specials.items() if token in ends])
+
+
+@lru_cache(maxsize=4)
+def format_of(template: ChatTemplate) -> ChatFormat:
+    """The format of a template, from conversations that it renders; without marks if it cannot."""
+    try:
+        return ChatFormat(derive(template))
+    except LimitError:
+        raise
+    except PromptError:
+        return ChatFormat(Syntax("", None, (), None))

@@ -1,0 +1,274 @@
+"""Makes the grammar of answers that have to call tools, or whose calls must match the schemas."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ggufspec.server.formats.calls import types_of
+from ggufspec.server.formats.syntax import ID, INDEX, KEY, NAME, CallSyntax, parts, words
+from ggufspec.structured.grammar import of_json_schema
+
+_MAX_DEPTH = 16  # of a schema whose values are not written as JSON
+_PLACES = {ID: "CALL_ID", INDEX: "NUMBER"}
+_TERMINALS = (
+    "CALL_ID: /[a-zA-Z0-9]{9}/\nNUMBER: /[0-9]{1,3}/\nTEXT: /(?s:.+)/\nSPACE: /[ \\n]{1,2}/\n"
+)
+
+
+class Reasoning(NamedTuple):
+    """The reasoning before an answer, and whether the prompt has opened it."""
+
+    begin: str
+    end: str
+    is_open: bool
+
+
+class GrammarMaker:
+    """Collects the rules of one grammar, in llguidance's Lark syntax."""
+
+    def __init__(self, specials: Mapping[str, int], ends: Sequence[str]) -> None:
+        """`specials`: tokens that a text cannot spell, by their names; `ends` end a text."""
+        self._specials, self._ends = specials, ends
+        names = sorted(specials, key=len, reverse=True)
+        self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
+        self._rules: list[str] = []
+
+    def grammar(
+        self,
+        call: CallSyntax,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        is_required: bool,
+        is_parallel: bool,
+        reasoning: Reasoning | None,
+        around: Sequence[str],
+        answer: str | None,
+    ) -> str:
+        """The grammar of an answer that calls `tools`.
+
+        If not `is_required`, it may be content instead, or before a call; `answer`: the grammar of
+        a content, from structured.grammar. `around`: marks that the content may have.
+        """
+        if NAME in call.opener:
+            call = replace(call, opener="", head=call.opener.lstrip() + call.head, joint=None)
+        opener, calls = call.opener.lstrip(), self._calls(call, tools, is_parallel)
+        if is_required:
+            body = f"{self._literal(opener)} {calls}"
+        elif answer is not None:
+            self._add(_renamed(answer))
+            body = f"({self._literal(opener)} {calls} | answer)"
+        else:
+            body = self._or_content(opener, calls, around)
+        return self._whole(body, reasoning)
+
+    def with_reasoning(self, answer: str, reasoning: Reasoning) -> str:
+        """The grammar of reasoning, then of an answer whose grammar is from structured.grammar."""
+        self._add(_renamed(answer))
+        return self._whole("answer", reasoning)
+
+    def _whole(self, body: str, reasoning: Reasoning | None) -> str:
+        start = body
+        if reasoning is not None:
+            thought = self._until("THOUGHT", reasoning.end)
+            if not reasoning.is_open:
+                thought = f"({self._literal(reasoning.begin)} {thought})?"
+            start = f"{thought} SPACE? {body}"
+        return "\n".join([f"start: {start}", *self._rules, _TERMINALS])
+
+    def _calls(
+        self, call: CallSyntax, tools: Sequence[Mapping[str, Any]], is_parallel: bool
+    ) -> str:
+        alternatives = []
+        for i, tool in enumerate(tools):
+            name = tool["function"]["name"]
+            schema = tool["function"].get("parameters") or {"type": "object"}
+            shown = json.dumps(name, ensure_ascii=False)[1:-1] if call.kind == "json" else name
+            before = self._literal(call.head + shown + call.middle, name)
+            arguments = self._arguments(call, f"args_{i}", schema)
+            self._add(f"call_{i}: {before} {arguments} {self._literal(call.tail, name)}")
+            alternatives.append(f"call_{i}")
+        one = alternatives[0] if len(alternatives) == 1 else "one_call"
+        if len(alternatives) > 1:
+            self._add(f"one_call: {' | '.join(alternatives)}")
+        closer = call.closer
+        closer = closer[: min((at for at in map(closer.find, self._ends) if at >= 0), default=None)]
+        joint = call.joint
+        more = ""
+        if is_parallel and joint is not None and not any(end in joint for end in self._ends):
+            more = f"({self._literal(joint)} {one})*"
+        return f"{one} {more} {self._literal(closer)}"
+
+    def _or_content(self, opener: str, calls: str, around: Sequence[str]) -> str:
+        """Calls after content, or content alone."""
+        marks = "".join(f" | {self._literal(mark)}" for mark in around if mark in self._specials)
+        if not opener:  # a JSON object
+            self._add("CONTENT: /[^{ \\n](?s:.*)/")
+            return f"({_repeated('CONTENT' + marks)} | {calls})"
+        first = words(opener)[0]
+        if self._pieces(first)[0] in self._specials:
+            text = _repeated("TEXT" + marks)
+            return f"({text} | ({text})? {self._literal(opener)} {calls})"
+        self._add(f"CONTENT: /(?s:.+)/ & ~/(?s:.*){_escaped(first)}(?s:.*)/")
+        before = f"({marks[3:]})* " if marks else ""
+        rest = self._literal(opener.removeprefix(first))
+        text = _repeated("CONTENT" + marks)
+        return f"({text} | {before}{self._until('OPENER', first)} {rest} {calls})"
+
+    def _add(self, rule: str) -> None:
+        if rule not in self._rules:
+            self._rules.append(rule)
+
+    def _until(self, name: str, end: str) -> str:
+        """A text up to its end, which is included; adds a terminal with this name if it needs one.
+
+        Terminals match as much as they can, so the end has to be part of the text's.
+        """
+        first, *rest = self._pieces(end.strip())
+        if first in self._specials:  # no text can spell it
+            return f"TEXT? {self._literal(end.strip())}"
+        space = end[: len(end) - len(end.lstrip())]
+        inside = _escaped(space + first)
+        self._add(f"{name}: /(?s:.*){inside}/ & ~/(?s:.*){inside}(?s:.+)/")
+        return f"{name} {self._literal(''.join(rest))}"
+
+    def _pieces(self, text: str) -> list[str]:
+        return [each for each in (self._split.split(text) if self._split else [text]) if each]
+
+    def _literal(self, text: str, name: str = "") -> str:
+        """A text with places, where the names of special tokens are those tokens."""
+        found = []
+        for part in parts(text.replace(NAME, name)):
+            if part in _PLACES:
+                found.append(_PLACES[part])
+                continue
+            for piece in self._pieces(part):
+                token = self._specials.get(piece)
+                found.append(_quoted(piece) if token is None else f"<[{token}]>")
+        return " ".join(found)
+
+    def _arguments(self, call: CallSyntax, rule: str, schema: Mapping[str, Any]) -> str:
+        """The arguments of a call; adds a rule for them."""
+        if call.kind in ("json", "named"):
+            self._add(f"{rule}: {_json(schema)}")
+            return rule
+        of_json_schema(schema)  # refuses what it refuses for the other kinds
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        required = schema.get("required")
+        names = required if isinstance(required, list) else []
+        if call.kind == "gemma":
+            return self._gemma(rule, schema, schema, call.quote, _MAX_DEPTH)
+        made: list[str] = []
+        for i, key in enumerate(properties):
+            part = {**properties[key]} if isinstance(properties[key], Mapping) else {}
+            for definitions in ("$defs", "definitions"):
+                if definitions in schema:
+                    part.setdefault(definitions, schema[definitions])
+            gap, begin = ", ", f"{key}="
+            if call.parameter is None:
+                value = self._json_rule(f"{rule}_{i}", part)
+            else:
+                gap = call.parameter.gap
+                begin, value = self._tagged(call, f"{rule}_{i}", key, part, types_of(schema, key))
+            # In one literal with what follows: terminals match as much as they can.
+            before = self._literal(begin)
+            if made and gap:
+                before = f"({before} | {self._literal(gap + begin)})"
+            self._add(f"{rule}_{i}_argument: {before} {value}")
+            made.append(f"{rule}_{i}_argument" + ("" if key in names else "?"))
+        text = " ".join(made)
+        return f'"(" {text} ")"' if call.kind == "python" else text
+
+    def _json_rule(self, rule: str, schema: Mapping[str, Any]) -> str:
+        self._add(f"{rule}: {_json(schema)}")
+        return rule
+
+    def _tagged(
+        self, call: CallSyntax, rule: str, key: str, schema: Mapping[str, Any], types: set[str]
+    ) -> tuple[str, str]:
+        """What comes before the value of a tagged argument, and the grammar of the rest."""
+        parameter = call.parameter
+        assert parameter is not None
+        is_string = "string" in types or types == {"any"}
+        end = parameter.end.replace(KEY, key)
+        values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if is_string and not isinstance(values, list):
+            value = self._until(rule.upper(), end)
+        else:
+            value = " | ".join(_quoted(str(each)) for each in values or ())
+            value = (
+                f"({value if is_string else self._json_rule(rule, schema)}) {self._literal(end)}"
+            )
+        middle = parameter.string_middle if is_string else parameter.other_middle
+        return parameter.begin + key + middle, value
+
+    def _gemma(
+        self, rule: str, schema: object, root: Mapping[str, Any], quote: str, depth: int
+    ) -> str:
+        """A value with bare keys and marked quotes."""
+        types = types_of({"properties": {"x": schema}, **_definitions(root)}, "x")
+        found = schema if isinstance(schema, Mapping) else {}
+        if types == {"string"}:
+            mark = self._literal(quote)
+            values = found.get("enum")
+            if isinstance(values, list):
+                return f"{mark} ({' | '.join(_quoted(str(value)) for value in values)}) {mark}"
+            return f"{mark} {self._until('QUOTED', quote)}"
+        if types == {"object"} and isinstance(found.get("properties"), Mapping) and depth:
+            required = found.get("required")
+            names = required if isinstance(required, list) else []
+            made: list[str] = []
+            for i, key in enumerate(sorted(found["properties"])):  # as the template does
+                value = self._gemma(f"{rule}_{i}", found["properties"][key], root, quote, depth - 1)
+                separator = '","? ' if made else ""
+                argument = f"{separator}{_quoted(key + ':')} {value}"
+                made.append(argument if key in names else f"({argument})?")
+            self._add(f'{rule}: "{{" {" ".join(made)} "}}"')
+            return rule
+        if types == {"array"} and depth:
+            item = self._gemma(f"{rule}_item", found.get("items"), root, quote, depth - 1)
+            self._add(f'{rule}: "[" ({item} ("," {item})*)? "]"')
+            return rule
+        if types & {"any", "object", "array", "string"}:
+            text = f"{self._literal(quote)} {self._until('QUOTED', quote)}"
+            any_value = (
+                f'gemma_value: {text} | SCALAR | "[" (gemma_value ("," gemma_value)*)?'
+                ' "]" | gemma_object\n'
+                'gemma_object: "{" (gemma_member ("," gemma_member)*)? "}"\n'
+                'gemma_member: GEMMA_KEY ":" gemma_value\n'
+                "SCALAR: /-?(0|[1-9][0-9]*)(\\.[0-9]+)?|true|false|null/\n"
+                "GEMMA_KEY: /[A-Za-z0-9_]+/"
+            )
+            self._add(any_value)
+            return "gemma_object" if types == {"object"} else "gemma_value"
+        return self._json_rule(rule, found)
+
+
+def _repeated(alternatives: str) -> str:
+    return f"({alternatives})+" if " | " in alternatives else alternatives
+
+
+def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: root[name] for name in ("$defs", "definitions") if name in root}
+
+
+def _json(schema: Mapping[str, Any]) -> str:
+    return of_json_schema(schema).removeprefix("start: ")
+
+
+def _renamed(grammar: str) -> str:
+    """A grammar of structured.grammar as the rule `answer` of another one."""
+    return "answer:" + grammar.removeprefix("start:")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _escaped(text: str) -> str:
+    """A text as a regular expression of Lark."""
+    return re.sub(r"[^A-Za-z0-9_]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)

@@ -1,0 +1,248 @@
+"""Separates a generated text into content, reasoning and tool calls."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from ggufspec.server.formats.calls import CallParser, NoCallError, Schemas
+from ggufspec.server.formats.deltas import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
+from ggufspec.server.formats.reader import MAX_UNCERTAIN, SPACES, Marks, Reader, Steps
+from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, parts, words
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+class Deltas:
+    """Collects what a parser found; white space before and after calls and reasoning is none."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._found: list[ChatDelta] = []
+        self.new_id = new_id
+        self._spaces: list[str] = []  # they belong to the content if more of it comes
+        self.has_content = False
+        self.n_calls = 0
+        self._skips_spaces = False
+
+    def take(self) -> list[ChatDelta]:
+        """What was found since the last call; texts of one kind are joined."""
+        found, self._found = self._found, []
+        joined: list[ChatDelta] = []
+        for delta in found:
+            last = joined[-1] if joined else None
+            if isinstance(last, ContentDelta) and isinstance(delta, ContentDelta):
+                joined[-1] = ContentDelta(last.text + delta.text)
+            elif isinstance(last, ReasoningDelta) and isinstance(delta, ReasoningDelta):
+                joined[-1] = ReasoningDelta(last.text + delta.text)
+            elif (
+                isinstance(last, CallDelta)
+                and isinstance(delta, CallDelta)
+                and last.call_index == delta.call_index
+            ):
+                joined[-1] = last._replace(arguments=last.arguments + delta.arguments)
+            else:
+                joined.append(delta)
+        return joined
+
+    def content(self, text: str) -> None:
+        """More content."""
+        if self._skips_spaces:
+            text = text.lstrip()
+        kept = text.rstrip()
+        if kept:
+            self._skips_spaces, self.has_content = False, True
+            self._found += [ContentDelta("".join([*self._spaces, kept]))]
+            self._spaces.clear()
+        if len(kept) < len(text):
+            self._spaces.append(text[len(kept) :])
+
+    def reasoning(self, text: str) -> None:
+        """More reasoning."""
+        if text:
+            self._found.append(ReasoningDelta(text))
+
+    def part(self) -> None:
+        """Something other than content comes: the white space around it is dropped."""
+        self._spaces.clear()
+        self._skips_spaces = True
+
+    def restart(self) -> None:
+        """What came so far is of the prompt."""
+        self.has_content = False
+        self._spaces.clear()
+
+    def finish(self) -> None:
+        """Nothing else comes: white space at the end is content."""
+        if self._spaces and self.has_content:
+            self._found.append(ContentDelta("".join(self._spaces)))
+
+    def begin(self, name: str, id: str | None) -> None:
+        """A call is certain."""
+        self.part()
+        self._found.append(CallDelta(self.n_calls, "", id or self.new_id(), name))
+        self.n_calls += 1
+
+    def write(self, text: str) -> None:
+        """More JSON text of the last call's arguments."""
+        if text:
+            self._found.append(CallDelta(self.n_calls - 1, text))
+
+
+class FormatParser:
+    """Parses the text of a template's syntax, that comes in pieces. Raises nothing."""
+
+    def __init__(self, syntax: Syntax, begun: str, schemas: Schemas | None) -> None:
+        """`begun`: what the prompt has of the answer. `schemas`: of the tools; None: no tools."""
+        call = syntax.call if schemas is not None else None
+        self._syntax, self._reader = syntax, Reader()
+        self._deltas = Deltas(lambda: new_id(call))
+        self._opener = words(call.opener) if call else []
+        if call and call.kind == "json" and self._opener:
+            self._opener[-1] = self._opener[-1].rstrip("[")
+            self._opener = [word for word in self._opener if word]
+        self._calls = CallParser(self._reader, call, schemas or {}) if call else None
+        self._starts = {  # of the opener; a call after others may begin in its middle
+            parts(word)[0]: i
+            for i, word in reversed(list(enumerate(self._opener)))
+            if i == 0 or word[0] in "<[]"
+        }
+        begin, end = syntax.reasoning or ("", "")
+        self._reasoning_end = Marks([end.strip()])
+        marks = [*self._starts, *syntax.dropped]
+        self._marks = Marks(marks)
+        # Before content only. The prompt may have opened the reasoning unseen.
+        self._first_marks = [word for word in (*marks, begin, end) if word]
+        if call and not self._opener:
+            self._first_marks.append("{")
+        self._steps = self._parse()
+        next(self._steps)
+        self.push(begun)
+        self._deltas.restart()
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Add a piece; returns what is certain after it."""
+        if text:
+            self._reader.add(text)
+            next(self._steps, None)
+            if self._reader.n_kept > MAX_UNCERTAIN:
+                self._steps.throw(NoCallError)
+        return self._deltas.take()
+
+    def finish(self) -> list[ChatDelta]:
+        """What was still held back."""
+        self._reader.is_over = True
+        for _ in self._steps:
+            pass
+        self._deltas.finish()
+        return self._deltas.take()
+
+    def _parse(self) -> Steps[None]:
+        reader, deltas, syntax = self._reader, self._deltas, self._syntax
+        begin = syntax.reasoning[0] if syntax.reasoning else None
+        while True:
+            mark = None
+            if not deltas.has_content:
+                deltas.content((yield from reader.matching(SPACES)))
+                mark = yield from reader.accept(*self._first_marks)
+            if mark is None:
+                mark = yield from reader.until(self._marks, deltas.content)
+            if mark is None:
+                return
+            if mark == begin:
+                deltas.part()
+                yield from self._reasoning()
+            elif mark in self._starts or mark == "{":
+                yield from self._section(mark)
+            else:
+                deltas.part()
+
+    def _reasoning(self) -> Steps[None]:
+        reader, deltas = self._reader, self._deltas
+        spaces: list[str] = []
+        yield from reader.spaces()
+
+        def write(text: str) -> None:
+            kept = text.rstrip()
+            if kept:
+                deltas.reasoning("".join([*spaces, kept]))
+                spaces.clear()
+            if len(kept) < len(text):
+                spaces.append(text[len(kept) :])
+
+        yield from reader.until(self._reasoning_end, write)
+
+    def _section(self, mark: str) -> Steps[None]:
+        """One call or several, of which the first begins with a mark; else it is content."""
+        reader, deltas = self._reader, self._deltas
+        reader.keep(reader.at - len(mark))
+        if mark == "{":
+            reader.at -= 1
+        n_before = deltas.n_calls
+        try:
+            while True:
+                id = yield from self._rest_of_opener(mark)
+                yield from self._one_call(id)
+                n_before = deltas.n_calls
+                found = yield from self._next_call()
+                if found is None:
+                    return
+                mark = found
+        except NoCallError:
+            if deltas.n_calls == n_before:
+                text = reader.taken()
+                deltas.content(text.removeprefix(mark) if mark in self._syntax.dropped else text)
+        finally:
+            reader.forget()
+
+    def _rest_of_opener(self, mark: str) -> Steps[str | None]:
+        """Skip the opener after its first mark; returns the id in it."""
+        if self._calls is None or mark not in self._starts:
+            return None
+        i = self._starts[mark]
+        rest = " ".join([self._opener[i][len(mark) :], *self._opener[i + 1 :]])
+        id, _ = yield from self._calls.pattern(rest)
+        return id or None
+
+    def _one_call(self, id: str | None) -> Steps[None]:
+        assert self._calls is not None
+        yield from self._calls.call(self, id)
+
+    def begin(self, name: str, id: str | None) -> None:
+        """A call is certain: it is no longer kept as content."""
+        self._reader.forget()
+        self._deltas.begin(name, id)
+
+    def write(self, text: str) -> None:
+        """More JSON text of the call's arguments."""
+        self._deltas.write(text)
+
+    def _next_call(self) -> Steps[str | None]:
+        """Skip what closes a call; the mark with which another one begins, None if none does."""
+        assert self._calls is not None
+        assert self._syntax.call is not None
+        reader, kind = self._reader, self._syntax.call.kind
+        separators = (",", ";", "]") if kind in ("json", "python") else ()
+        found = None
+        while True:
+            yield from reader.spaces()
+            last = found
+            found = yield from reader.accept(*self._calls.closers, *self._starts, *separators)
+            if found in self._starts:
+                reader.keep(reader.at - len(found or ""))
+                return found
+            if found is None:
+                following = yield from reader.peek()
+                is_next = kind == "json" and following == "{"
+                if is_next or (kind == "python" and last in separators and following):
+                    reader.keep(reader.at)
+                    return ""
+                return None
+            if found not in separators:
+                separators = ()
+
+
+def new_id(call: CallSyntax | None) -> str:
+    """An id for a call; templates with ids of their own may require nine characters."""
+    if call and ID in call.opener + call.head + call.middle + call.tail:
+        return "".join(secrets.choice(_LETTERS) for _ in range(9))
+    return f"call_{secrets.token_hex(12)}"

@@ -1,0 +1,205 @@
+"""Reads a text that comes in pieces: generators that yield where they need more of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+from ggufspec.engine.text import overlap
+
+Result = TypeVar("Result")
+Steps = Generator[None, None, Result]
+Write = Callable[[str], None]
+
+MAX_NAME = 256  # characters of a name or key; longer ones are no call
+MAX_UNCERTAIN = 4096  # characters that may or may not be a call; longer ones are none
+SPACES = re.compile(r"\s*")
+_JSON_MARK = re.compile(r'["{}\[\]]')
+_STRING_MARK = re.compile(r'"|\\')
+_SCALAR = re.compile(r"[^\s,\]})]*")
+
+
+class Reader:
+    """A text of which more may come, and a place in it.
+
+    What is before the place is dropped, unless `keep` was called: then it is kept from there.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0
+        self.is_over = False  # nothing will be added
+        self._kept: int | None = None
+
+    def add(self, text: str) -> None:
+        """Add a piece."""
+        start = self.at if self._kept is None else self._kept
+        self.text = self.text[start:] + text
+        self.at -= start
+        if self._kept is not None:
+            self._kept = 0
+
+    def keep(self, at: int) -> None:
+        """Keep the text from a place on, until `taken` or `forget`."""
+        self._kept = at
+
+    def taken(self) -> str:
+        """What was kept, up to the current place; it is no longer kept."""
+        start, self._kept = self._kept, None
+        return self.text[start : self.at]
+
+    def forget(self) -> None:
+        """Keep nothing."""
+        self._kept = None
+
+    @property
+    def n_kept(self) -> int:
+        """Characters between the start of what is kept and the place."""
+        return 0 if self._kept is None else self.at - self._kept
+
+    def spaces(self) -> Steps[None]:
+        """Skip white space."""
+        while True:
+            match = SPACES.match(self.text, self.at)
+            assert match is not None
+            self.at = match.end()
+            if self.at < len(self.text) or self.is_over:
+                return
+            yield
+
+    def accept(self, *words: str) -> Steps[str | None]:
+        """Skip the longest of these words that comes next; None if none of them does."""
+        while True:
+            rest = self.text[self.at : self.at + max(map(len, words), default=0)]
+            could_be = [word for word in words if word.startswith(rest) and len(word) > len(rest)]
+            if not could_be or self.is_over:
+                found = max(
+                    (word for word in words if rest.startswith(word)), key=len, default=None
+                )
+                self.at += len(found or "")
+                return found
+            yield
+
+    def peek(self) -> Steps[str]:
+        """The next character; empty at the end."""
+        while self.at >= len(self.text) and not self.is_over:
+            yield
+        return self.text[self.at : self.at + 1]
+
+    def matching(self, regex: re.Pattern[str], n_most: int = MAX_NAME) -> Steps[str]:
+        """Skip what a regular expression of single characters matches, up to so many of them."""
+        while True:
+            match = regex.match(self.text, self.at)
+            end = match.end() if match else self.at
+            if end < len(self.text) or end - self.at > n_most or self.is_over:
+                found, self.at = self.text[self.at : end], end
+                return found
+            yield
+
+    def until(self, marks: Marks, write: Write) -> Steps[str | None]:
+        """Write what comes before the first of the marks, and skip it; None at the end."""
+        while True:
+            match = marks.regex.search(self.text, self.at) if marks.regex else None
+            if match and (self.is_over or not marks.may_be_longer(self.text, match)):
+                write(self.text[self.at : match.start()])
+                self.at = match.end()
+                return match[0]
+            end = match.start() if match else len(self.text)
+            if not match and not self.is_over:
+                end -= marks.n_begun(self.text, self.at)
+            write(self.text[self.at : end])
+            self.at = end
+            if self.is_over:
+                return None
+            yield
+
+    def bounded(self, mark: str) -> Steps[str | None]:
+        """A short text before a mark, which is skipped; None if the mark does not come."""
+        while True:
+            end = self.text.find(mark, self.at, self.at + MAX_NAME + len(mark))
+            if end >= 0:
+                found, self.at = self.text[self.at : end], end + len(mark)
+                return found
+            if self.is_over or len(self.text) - self.at > MAX_NAME:
+                return None
+            yield
+
+    def json_string(self, write: Write) -> Steps[bool]:
+        """Write the rest of a JSON string up to its quote, which is skipped; False at the end."""
+        while True:
+            start = at = self.at
+            while match := _STRING_MARK.search(self.text, at):
+                if match[0] == '"':
+                    write(self.text[start : match.start()])
+                    self.at = match.end()
+                    return True
+                if match.end() == len(self.text):  # what it escapes is not there yet
+                    break
+                at = match.end() + 1
+            self.at = match.start() if match else len(self.text)
+            write(self.text[start : self.at])
+            if self.is_over:
+                return False
+            yield
+
+    def json_value(self, write: Write) -> Steps[bool]:
+        """Write one JSON value as it comes; False if the text ends in it."""
+        yield from self.spaces()
+        first = self.text[self.at : self.at + 1]
+        if first not in ("{", "[", '"'):
+            scalar = yield from self.matching(_SCALAR)
+            write(scalar)
+            return bool(scalar)
+        depth = 0
+        while True:
+            start = self.at
+            match = _JSON_MARK.search(self.text, self.at)
+            end = match.end() if match else len(self.text)
+            write(self.text[start:end])
+            self.at = end
+            if match is None:
+                if self.is_over:
+                    return False
+                yield
+                continue
+            if match[0] == '"':
+                if not (yield from self.json_string(write)):
+                    return False
+                write('"')
+            else:
+                depth += 1 if match[0] in "{[" else -1
+            if depth == 0:
+                return True
+
+
+class Marks:
+    """Words to be found in a text that comes in pieces."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = sorted({word for word in words if word}, key=len, reverse=True)
+        self._starts = {word[0] for word in self._words}
+        found = "|".join(map(re.escape, self._words))
+        self.regex = re.compile(found) if found else None
+
+    def n_begun(self, text: str, at: int) -> int:
+        """How many characters at the end of a text may begin one of them."""
+        n_most = min(len(text) - at, len(self._words[0]) if self._words else 0)
+        if not any(start in text[len(text) - n_most :] for start in self._starts):
+            return 0
+        return min(n_most, max(overlap(text, word) for word in self._words))
+
+    def may_be_longer(self, text: str, match: re.Match[str]) -> bool:
+        """Whether a longer one of them may come at the place of a match."""
+        rest = text[match.start() :]
+        return any(len(word) > len(rest) and word.startswith(rest) for word in self._words)
+
+
+def decoded(raw: str) -> str:
+    """The text of a JSON string without its quotes; itself if it is not valid."""
+    try:
+        found = json.loads(f'"{raw}"', strict=False)
+    except ValueError:
+        return raw
+    return str(found)

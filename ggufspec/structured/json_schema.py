@@ -1,0 +1,217 @@
+"""Turns JSON schemas into Lark, for llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import unquote
+
+from llguidance import LLMatcher
+
+from ggufspec.errors import OptionError
+from ggufspec.structured.limits import LIMITS, summary
+
+_MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
+
+# JSON in one form, so the text between two values is forced.
+_JSON_FORM = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "coerce_one_of": True,
+}
+# Without \\u: else "\\u0061" is an additional property beside "a", and JSON has "a" twice.
+_ESCAPES = 'nrbtf\\"'
+# llguidance drops characters of a schema that these escapes cannot write.
+_NEEDS_U = re.compile(r"\\u00[01]|\\u007f|\\x|\\c|\x7f")
+_DRAFTS = re.compile(r"http://json-schema\.org/draft-0[467]/.*|https://json-schema\.org/draft/20.*")
+# llguidance's formats allow 29 February in each year, the year 0, and leap seconds at any time.
+_LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+_DATE = f"^(?:[0-9]{{4}}-(?:0[13-9]|1|02-(?:[01]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+_EXACT_FORMATS = {
+    "date": (_DATE, "^0{0,3}[1-9]"),
+    "date-time": (_DATE, "^0{0,3}[1-9]", "^.{17}[0-5]"),
+    "time": ("^.{6}[0-5]",),
+}
+
+_MAX_BOUND = 2**53 - 1
+_BOUNDS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
+
+_NAMED_PARTS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+_LISTED_PARTS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
+_PARTS = ("additionalProperties", "contains", "else", "if", "items", "not", "propertyNames", "then")
+_OF_OBJECTS = {
+    *("additionalProperties", "maxProperties", "minProperties"),
+    *("patternProperties", "properties", "required"),
+}
+
+
+def lark_of_schema(text: str) -> str:
+    """The Lark of the JSON that a schema allows. Raises OptionError."""
+    try:
+        made = json.loads(text, parse_constant=_no_number, parse_float=_number)
+        text = json.dumps(made, allow_nan=False, ensure_ascii=False)
+        made = _prepared({} if made is True else made, text)
+    except RecursionError as error:
+        raise OptionError("the JSON schema is nested too deeply; make it flatter") from error
+    except (TypeError, ValueError) as error:
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(
+            f'the JSON schema is not JSON: {error}; give a JSON object such as {{"type": "object"}}'
+        ) from error
+    complaint = _complaint(made)
+    if "recursion limit" in complaint:
+        raise OptionError("the JSON schema is nested too deeply; make it flatter")
+    if complaint:
+        at = _place(made, complaint)
+        unknown = re.fullmatch(r"Unimplemented keys: \[(.*)\]", complaint)
+        if unknown:
+            complaint = f"{unknown[1]} cannot be guaranteed; leave it out"
+        raise OptionError(f"the JSON schema at {at}: {summary(complaint)}")
+    return f"start: %json {json.dumps(made)}"
+
+
+def _prepared(schema: Any, text: str) -> Any:
+    """The schema with closed objects, without what has no effect, and with the form of the JSON."""
+    if not isinstance(schema, dict):
+        raise OptionError(f"the JSON schema is {json.dumps(schema)[:40]}; give a JSON object")
+    parts = dict(_all_parts(schema))
+    combined = _combined(schema, list(parts.values()))
+    for at, part in parts.items():
+        if part.get("uniqueItems") is False:  # allows everything, but llguidance refuses it
+            del part["uniqueItems"]
+        if not _DRAFTS.fullmatch(str(part.get("$schema", ""))):
+            part.pop("$schema", None)  # llguidance would have to download it
+        properties, required = part.get("properties"), part.get("required")
+        names = [n for n in required if isinstance(n, str)] if isinstance(required, list) else []
+        is_open = not {"additionalProperties", "patternProperties"}.isdisjoint(part)
+        if isinstance(properties, dict) and not is_open and id(part) not in combined:
+            part["additionalProperties"] = False
+            for name in names:
+                properties.setdefault(name, {})
+        # Additional properties may come twice, and JSON then counts them once.
+        n_least, is_closed = part.get("minProperties", 0), part.get("additionalProperties") is False
+        if isinstance(n_least, int) and n_least > len(set(names)) + 1 and not is_closed:
+            raise OptionError(
+                f"the JSON schema at {at}: minProperties above the number of required properties "
+                "+ 1 cannot be guaranteed; name them in required"
+            )
+        for name, sign in _BOUNDS.items():
+            bound = part.get(name)
+            if isinstance(bound, (int, float)) and abs(bound) > _MAX_BOUND:
+                if sign * bound < 0:
+                    raise OptionError(
+                        f"the JSON schema at {at}: {name} is beyond 2^53; leave it out"
+                    )
+                part[name] = sign * _MAX_BOUND  # llguidance would round it, or refuse it
+        exact = _EXACT_FORMATS.get(str(part.get("format")), ())
+        if exact and isinstance(part.get("allOf", []), list):
+            part["allOf"] = [*part.get("allOf", []), *({"pattern": regex} for regex in exact)]
+    form = schema.get("x-guidance", {})
+    if not isinstance(form, dict):
+        raise OptionError(f"the JSON schema at #/x-guidance: {form!r} is not a JSON object")
+    escapes = {} if _NEEDS_U.search(text) else {"json_allowed_escapes": _ESCAPES}
+    return {**schema, "x-guidance": {**_JSON_FORM, **escapes, **form}}
+
+
+def _combined(root: dict[str, Any], parts: list[dict[str, Any]]) -> set[int]:
+    """The ids of parts that describe one object together with others, and of the parts in them.
+
+    None of them alone lists all properties.
+    """
+    found: set[int] = set()
+    waiting = []
+    for part in parts:
+        several = part.get("allOf")
+        n = len(several) if isinstance(several, list) else 0
+        n += sum(name in part for name in ("$ref", "anyOf", "oneOf"))
+        n += any(name in part for name in ("const", "enum"))
+        n += any(name in part for name in _OF_OBJECTS)
+        if n > 1:
+            waiting.append(part)
+    while waiting:
+        part = waiting.pop()
+        if id(part) in found:
+            continue
+        found.add(id(part))
+        waiting += [
+            inner
+            for name, inner in _parts(part)
+            if isinstance(inner, dict) and not name.startswith(("$defs/", "definitions/"))
+        ]
+        if "$ref" in part:
+            target = _target(root, part["$ref"])
+            waiting += parts if target is None else [target]
+    return found
+
+
+def _target(root: Any, ref: object) -> dict[str, Any] | None:
+    """What a JSON pointer refers to; None for other references."""
+    at, hash_sign, pointer = str(ref).partition("#")
+    if at or not hash_sign or (pointer and not pointer.startswith("/")):
+        return None
+    found = root
+    for name in unquote(pointer).split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def _parts(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schemas in a schema, with their JSON pointers from there."""
+    for name in _NAMED_PARTS:
+        if isinstance(schema.get(name), dict):
+            for key, part in schema[name].items():
+                yield f"{name}/{key.replace('~', '~0').replace('/', '~1')}", part
+    for name in _LISTED_PARTS:
+        if isinstance(schema.get(name), list):
+            yield from ((f"{name}/{i}", part) for i, part in enumerate(schema[name]))
+    yield from ((name, schema[name]) for name in _PARTS if name in schema)
+
+
+def _all_parts(schema: Any, at: str = "#") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(schema, dict):
+        yield at, schema
+        for name, part in _parts(schema):
+            yield from _all_parts(part, f"{at}/{name}")
+
+
+def _place(root: dict[str, Any], complaint: str) -> str:
+    """The JSON pointer of the smallest part of a schema that has this complaint."""
+    at, schema, found = "#", root, True
+    context: dict[str, Any] = {
+        name: root[name] for name in ("$defs", "definitions", "x-guidance") if name in root
+    }
+    ends = time.monotonic() + _MAX_SEARCH_SECONDS
+    while found:
+        found = False
+        for name, part in _parts(schema):
+            if time.monotonic() > ends:
+                return at
+            if isinstance(part, dict) and _complaint({**context, **part}) == complaint:
+                at, schema, found = f"{at}/{name}", part, True
+                break
+    return at
+
+
+def _complaint(schema: dict[str, Any]) -> str:
+    """Why llguidance cannot use a schema; empty if it can."""
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return LLMatcher.validate_grammar(grammar, limits=LIMITS)
+
+
+def _number(text: str) -> int | float:
+    """A number of a schema; llguidance takes no 2.0 for a length."""
+    value = float(text)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is not a number of JSON")

@@ -1,0 +1,37 @@
+"""Matchers with llguidance's limits, and its complaints in short."""
+
+from __future__ import annotations
+
+import re
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+LIMITS = LLParserLimits(
+    max_grammar_size=30_000,
+    max_items_in_row=20_000,  # 4 an optional property; its default, 2,000, is enough for 500
+    max_lexer_states=50_000,  # 1 to 2 KB each
+    verbose_errors=False,
+)
+# By default, a mask allows one of the tokenizations of a forced text.
+_ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
+_MAX_COMPLAINT = 200
+
+
+def limited_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:
+    """A matcher at the beginning of a text; its error is set if it cannot be compiled."""
+    source = f"{lark}\n{_ALL_TOKENIZATIONS}\n"
+    return LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
+
+
+def summary(complaint: str) -> str:
+    """A complaint of llguidance in one short line, without its dumps and backtraces."""
+    first, *rest = complaint.strip().split("\n") if complaint else [""]
+    first = first.partition("<")[0] if "backtrace" in first else first
+    if "limits." in first or "limit for this grammar" in first:  # names llguidance's options
+        return "it is too complex; simplify it"
+    first = re.sub(r"^(?:at )?(\d+)\((\d+)\): ", r"line \1, column \2: ", first)
+    first = first.replace("NoExtensionBias", "no token is allowed")
+    if len(first) > _MAX_COMPLAINT:
+        first = f"{first[:_MAX_COMPLAINT]} ..."
+    # A regular expression's error is in a line of its own.
+    return " ".join([first, *[line for line in rest if line.startswith("error: ")][:1]])
