@@ -111,8 +111,7 @@ class Scheduler:
         self, generation: Generation, n_most: int, is_writing: bool, *, is_alone: bool
     ) -> Sequence[int]:
         """A piece of a prompt for a shared pass; none, if it was read, or is left to `ask`."""
-        is_shared = not is_alone and self._engine.target.can_share_passes
-        if is_shared and not generation.reads_alone:
+        if self._engine.target.can_share_passes and not generation.reads_alone:
             unread = generation.unread()
             if generation.can_ask_unread and len(unread) < n_most:
                 generation.leave_unread(len(unread))

@@ -114,7 +114,7 @@ def two_slots(endless_file: Path) -> Iterator[Engine]:
 
 STEPS: dict[str, tuple[Any, str]] = {
     "construction": (Generation, "__init__"),
-    "prompt": (Generation, "read"),
+    "prompt": (Generation, "unread"),
     "ask": (Generation, "ask"),
     "preparation": (LlamaSession, "prepare"),
     "answer": (Generation, "answer"),
