@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
-from collections.abc import Sequence, Set
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
 from functools import cached_property
+from itertools import pairwise
 
 import llama_cpp
 
@@ -24,6 +26,9 @@ _MAX_BREAKER_TOKENS = 20
 
 _MARK = "\x02"  # no text has it
 _SPACE = "\u2581"  # how SentencePiece writes one
+_MIN_PARTED_BYTES = 16_384
+_N_NAMES = 1000  # of special tokens in a part of a text
+_N_START = 4  # characters; many names start alike
 _MAX_TEXT_BYTES = 2**31 - 16  # llama.cpp counts them in an int32_t
 
 _BYTE_NAME = re.compile("<0x[0-9A-F]{2}>")
@@ -35,7 +40,8 @@ class Vocab:
 
     def __init__(self, model: int) -> None:
         self._pointer: int | None = llama_cpp.llama_model_get_vocab(model)
-        self._tokenizing = threading.Lock()
+        self._changed = threading.Condition()
+        self._n_users = 0  # threads that tokenize
         self._tabling = threading.Lock()
         self._table: TokenTable | None = None
         self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
@@ -58,7 +64,8 @@ class Vocab:
 
     def close(self) -> None:
         """Called before the model is freed: waits for other threads that use the vocabulary."""
-        with self._tokenizing, self._tabling:
+        with self._tabling, self._changed:
+            self._changed.wait_for(lambda: not self._n_users)
             self._pointer = None
 
     @property
@@ -140,10 +147,19 @@ class Vocab:
         if len(data) > _MAX_TEXT_BYTES:
             raise PromptError(f"the text ({len(data):,} bytes) is too long to tokenize")
         self._check_is_written(text, parse_special=parse_special)
+        parts = self._parts(text) if parse_special and len(data) > _MIN_PARTED_BYTES else [text]
+        tokens: list[int] = []
+        for i, part in enumerate(parts):
+            tokens += self._tokenized(
+                part.encode(), add_special=add_special and not i, parse_special=parse_special
+            )
+        return tokens
+
+    def _tokenized(self, data: bytes, *, add_special: bool, parse_special: bool) -> list[int]:
         n_max = len(data) + 8
         while True:
             buffer = (llama_cpp.llama_token * n_max)()
-            with self._tokenizing:
+            with self._in_use():
                 n = llama_cpp.llama_tokenize(
                     self.pointer, data, len(data), buffer, n_max, add_special, parse_special
                 )
@@ -152,6 +168,37 @@ class Vocab:
             if -n <= n_max:
                 raise PromptError(f"the text ({len(data):,} bytes) is too long to tokenize")
             n_max = -n
+
+    @contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """Keeps `close` from freeing the vocabulary; several threads may use it at a time."""
+        with self._changed:
+            self._n_users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._n_users -= 1
+                self._changed.notify_all()
+
+    def _parts(self, text: str) -> list[str]:
+        """A text in parts, each but the last of which ends with the name of a special token.
+
+        Their tokens are those of the text. llama.cpp's time grows with the square of the number of
+        such names in a text: 100,000 of them, in 1 MB, take minutes.
+        """
+        if llama_cpp.llama_vocab_get_add_eos(self.pointer):
+            return [text]
+        starts = {name[:_N_START] for name, _ in self._special_names}
+        starts = {start for start in starts if start in text}
+        names = [name for name, _ in self._special_names if name[:_N_START] in starts]
+        names = [re.escape(name) for name in names if name in text]
+        if not names:
+            return [text]
+        ends = [match.end() for match in re.finditer("|".join(names), text)]
+        # Some special tokens take the white space behind them.
+        cuts = [end for end in ends[_N_NAMES::_N_NAMES] if not text[end : end + 1].isspace()]
+        return [text[start:end] for start, end in pairwise([0, *cuts, len(text)]) if start < end]
 
     def _check_is_written(self, text: str, *, parse_special: bool) -> None:
         """Raise PromptError for a character without tokens, at which llama.cpp ends the process."""

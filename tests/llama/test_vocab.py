@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -284,6 +285,29 @@ def test_other_texts_are_tokenized_without_byte_tokens(load: Load) -> None:
         vocab.tokenize("<|a=b|>", add_special=False, parse_special=False)
     accented = load(without_bytes(0xC3, 0xA9))
     assert text_of(accented, accented.tokenize("é", add_special=False, parse_special=False)) == " é"
+
+
+@pytest.mark.parametrize("kind", ["SPM", "BPE"])
+def test_many_names_of_special_tokens_take_little_time(load: Load, kind: str) -> None:
+    if kind == "SPM":
+        made = tiny.spm_vocab(control=("<|im_end|>", "<|im", "\n\n"))
+        made = made.with_token("<|b|>", gguf.TokenType.USER_DEFINED)
+    else:
+        made = tiny.bpe_vocab(control=("<|endoftext|>", "<|im_end|>", "<|im", "\n\n", "<|b|>"))
+    vocab = load(made)
+    random = np.random.default_rng(1)
+    pieces = ["<|im_end|>", "<|im", "hello ", "world", " ", "\n", "<|", "é", "<|b|>", "<|b|> "]
+    lines = ["".join(random.choice(pieces, 40)) + "<|im_end|>" for _ in range(600)]
+    alone = [
+        vocab.tokenize(line, add_special=not i, parse_special=True) for i, line in enumerate(lines)
+    ]
+    found = vocab.tokenize("".join(lines), add_special=True, parse_special=True)
+    assert found == [token for tokens in alone for token in tokens]
+    began = time.monotonic()
+    assert (
+        len(vocab.tokenize("<|im_end|>" * 60_000, add_special=False, parse_special=True)) == 60_000
+    )
+    assert time.monotonic() - began < 3
 
 
 def test_a_vocabulary_that_adds_a_token_it_does_not_have_is_refused(load: Load) -> None:
