@@ -235,10 +235,12 @@ def test_a_piece_of_a_prompt_shares_the_pass_of_the_texts(
         scheduler.step([writer])
     late = begin(engine, long, **{**LENGTHS, "drafter": drafter})
     passes.clear()
+    while late.is_reading:
+        assert not scheduler.step([writer, late])
+    assert passes.count(2) >= 2, "of 100 tokens, no piece has more than half"
     while not late.is_over:
         assert not scheduler.step([writer, late])
     assert late.completion.tokens == alone.tokens
-    assert passes.count(2) >= 4
     writer.close()
 
 
