@@ -1,8 +1,7 @@
 """Starts a server with llama-server's command line, as llama.cpp's test suite writes it.
 
-The options come after `--`-less names of the suite; what `ggufspec serve` has no word for is left
-out, and the test that needs it fails. Which server is started, and where models are, is in the
-environment (`Adapter`).
+Options that `ggufspec serve` does not have are left out, and the tests that need them fail. The
+environment says which server is started and where the models are (`Adapter`).
 """
 
 from __future__ import annotations
