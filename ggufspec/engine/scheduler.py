@@ -97,6 +97,7 @@ class Scheduler:
             waits = any(each.has_begun for each in alive) and not generation.has_begun
             if n_free <= 0 or (waits and all(slot.n_users for slot in self._engine.slots)):
                 break
+            generation.set_n_sharers(len(alive))
             try:
                 piece = self._piece(generation, n_free, is_writing, is_alone=len(alive) == 1)
             except Exception as error:
