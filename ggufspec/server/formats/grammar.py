@@ -100,6 +100,10 @@ class GrammarMaker:
         more = ""
         if is_parallel and joint is not None and not any(end in joint for end in self._ends):
             more = f"({self._literal(joint)} {one})*"
+            gap = joint.removeprefix(closer)
+            if closer and joint != gap and (space := gap[: len(gap) - len(gap.lstrip())]):
+                # Models end after the space before a next call, too: else they would have to call.
+                return f"{one} {more} ({self._literal(closer)} | {self._literal(closer + space)})"
         return f"{one} {more} {self._literal(closer)}"
 
     def _or_content(self, opener: str, calls: str, around: Sequence[str]) -> str:

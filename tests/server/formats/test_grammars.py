@@ -150,3 +150,18 @@ def test_what_a_schema_cannot_guarantee_is_refused(chat_format: FormatOf) -> Non
             chat_format(TEMPLATES[name]).grammar(
                 tools, "", is_required=True, is_parallel=True, specials={}, ends=[]
             )
+
+
+def test_a_model_may_end_after_the_line_break_between_calls(chat_format: FormatOf) -> None:
+    template = TEMPLATES["hermes"].replace("\n<tool_call>", "{{ '\\n' }}<tool_call>")
+    grammar = chat_format(template).grammar(
+        [{"type": "function", "function": {"name": "now"}}],
+        "",
+        is_required=True,
+        is_parallel=True,
+        specials={},
+        ends=[],
+    )
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for text in (call, f"{call}\n", f"{call}\n{call}\n"):
+        assert allows(grammar, text), text
