@@ -32,7 +32,6 @@ from ggufspec.cli.text_settings import (
     with_file_sampling,
 )
 from ggufspec.common import defaults
-from ggufspec.common.printable import harmless
 
 if TYPE_CHECKING:
     from ggufspec.bench.race import Lane, Race
@@ -229,7 +228,7 @@ def _show(race: Race, speed: float, color: str) -> bool:
         return show(race, speed, color=render.wants_color(color, sys.stdout))
     for lane in race.lanes:
         text = race.prompt + lane.text
-        render.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
+        render.echo(f"{lane.name}: {text}\n")
     return False
 
 
