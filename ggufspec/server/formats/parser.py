@@ -89,39 +89,21 @@ class Deltas:
             self._found.append(CallDelta(self.n_calls - 1, text))
 
 
-class FormatParser:
-    """Parses the text of a template's syntax, that comes in pieces. Raises nothing."""
+class SteppedParser:
+    """A parser whose steps wait for more text."""
 
-    def __init__(
-        self, syntax: Syntax, begun: str, schemas: Schemas | None, is_parallel: bool = True
-    ) -> None:
-        """`begun`: what the prompt has of the answer. `schemas`: of the tools; None: no tools."""
-        call = syntax.call if schemas is not None else None
-        self._syntax, self._reader = syntax, Reader()
-        self._deltas = Deltas(lambda: new_id(call))
-        self._opener = words(call.opener) if call else []
-        if call and call.kind == "json" and self._opener:
-            self._opener[-1] = self._opener[-1].rstrip("[")
-            self._opener = [word for word in self._opener if word]
-        self._calls = CallParser(self._reader, call, schemas or {}) if call else None
-        self._starts = {  # of the opener; a call after others may begin in its middle
-            parts(word)[0]: i
-            for i, word in reversed(list(enumerate(self._opener)))
-            if i == 0 or word[0] in "<[]"
-        }
-        begin, end = syntax.reasoning or ("", "")
-        self._reasoning_end = Marks([end.strip()])
-        marks = [*self._starts, *syntax.dropped]
-        self._marks = Marks(marks)
-        # Before content only. The prompt may have opened the reasoning unseen.
-        self._first_marks = [word for word in (*marks, begin, end) if word]
-        self._is_parallel = is_parallel
-        if call and call.kind == "json":  # small models forget the marks
-            self._first_marks += ["{", *_FENCES]
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._reader, self._deltas = Reader(), Deltas(new_id)
+
+    def _start(self, begun: str) -> None:
+        """Parse what the prompt has of the answer."""
         self._steps = self._parse()
         next(self._steps)
-        self.push(begun.strip())
+        self.push(begun)
         self._deltas.restart()
+
+    def _parse(self) -> Steps[None]:
+        raise NotImplementedError
 
     def push(self, text: str) -> list[ChatDelta]:
         """Add a piece; returns what is certain after it."""
@@ -139,6 +121,37 @@ class FormatParser:
             pass
         self._deltas.finish()
         return self._deltas.take()
+
+
+class FormatParser(SteppedParser):
+    """Parses the text of a template's syntax, that comes in pieces. Raises nothing."""
+
+    def __init__(
+        self, syntax: Syntax, begun: str, schemas: Schemas | None, is_parallel: bool = True
+    ) -> None:
+        """`begun`: what the prompt has of the answer. `schemas`: of the tools; None: no tools."""
+        call = syntax.call if schemas is not None else None
+        super().__init__(lambda: new_id(call))
+        self._syntax = syntax
+        self._opener = words(call.opener) if call else []
+        if call and call.kind == "json" and self._opener:
+            self._opener[-1] = self._opener[-1].rstrip("[")
+            self._opener = [word for word in self._opener if word]
+        self._calls = CallParser(self._reader, call, schemas or {}) if call else None
+        self._starts = {  # of the opener; a call after others may begin in its middle
+            parts(word)[0]: i
+            for i, word in reversed(list(enumerate(self._opener)))
+            if i == 0 or word[0] in "<[]"
+        }
+        begin, end = syntax.reasoning or ("", "")
+        self._reasoning_end = Marks([end.strip()])
+        marks = [*self._starts, *syntax.dropped]
+        self._marks, self._is_parallel = Marks(marks), is_parallel
+        # Before content only. The prompt may have opened the reasoning unseen.
+        self._first_marks = [word for word in (*marks, begin, end) if word]
+        if call and call.kind == "json":  # small models forget the marks
+            self._first_marks += ["{", *_FENCES]
+        self._start(begun.strip())
 
     def _parse(self) -> Steps[None]:
         reader, deltas, syntax = self._reader, self._deltas, self._syntax
@@ -187,7 +200,7 @@ class FormatParser:
         try:
             while True:
                 id = yield from self._rest_of_opener(mark)
-                yield from self._one_call(id)
+                yield from self._calls.call(self, id)
                 n_before = deltas.n_calls
                 found = yield from self._next_call()
                 if found is None:
@@ -208,10 +221,6 @@ class FormatParser:
         rest = " ".join([self._opener[i][len(mark) :], *self._opener[i + 1 :]])
         id, _ = yield from self._calls.pattern(rest)
         return id or None
-
-    def _one_call(self, id: str | None) -> Steps[None]:
-        assert self._calls is not None
-        yield from self._calls.call(self, id)
 
     def begin(self, name: str, id: str | None) -> None:
         """A call is certain: it is no longer kept as content."""
