@@ -62,7 +62,7 @@ class CallParser:
     def __init__(self, reader: Reader, syntax: CallSyntax, schemas: Schemas) -> None:
         self._reader, self._syntax, self._schemas = reader, syntax, schemas
         # Without a mark before a call, it could be JSON of any kind: the name must be a tool's.
-        self.is_bare = not words(syntax.opener)
+        self.is_bare, self.kind = not words(syntax.opener), syntax.kind
         self.closers = _closers(syntax)
         self._parse = {
             "json": self._json_call,
