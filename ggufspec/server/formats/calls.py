@@ -106,7 +106,9 @@ class CallParser:
             raise NoCallError
         name: str | None = None
         arguments: list[str] | None = None  # until the call has begun
-        depth, has_begun, waits_for_id = 1, False, ID in syntax.tail
+        # Qwen 2.5's template shows calls to the model in double braces.
+        depth = 2 if (yield from reader.accept("{")) else 1
+        has_begun, waits_for_id = False, ID in syntax.tail
         while depth:
             yield from reader.spaces()
             if (found := (yield from reader.accept("}", ",", '"'))) == "}":
