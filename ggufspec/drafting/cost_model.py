@@ -104,14 +104,23 @@ class CostModel:
         return self._curve
 
     def per_text(self, n_sharers: int) -> Sequence[float]:
-        """One text's share of the seconds of a pass of `n_sharers` texts, each over 1, 2 ... n_most
-        tokens."""
+        """What 1, 2 ... n_most tokens of one text cost in a pass of `n_sharers` texts, in seconds.
+
+        The larger of two prices: an equal share if all texts have as many tokens, and what the
+        tokens add to a pass in which the others have one each, as where few texts draft.
+        """
         curve = self.curve
         if n_sharers == 1:
             return curve[: self.n_most]
-        last = len(curve)
-        sizes = (min(n_sharers * n, last) for n in range(1, self.n_most + 1))
-        return [curve[size - 1] / n_sharers for size in sizes]
+        last = len(curve) - 1
+        plain = curve[min(n_sharers - 1, last)]
+        return [
+            max(
+                curve[min(n_sharers * n - 1, last)] / n_sharers,
+                plain / n_sharers + curve[min(n_sharers + n - 2, last)] - plain,
+            )
+            for n in range(1, self.n_most + 1)
+        ]
 
     @property
     def plain(self) -> float:

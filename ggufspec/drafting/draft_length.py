@@ -110,6 +110,9 @@ class FixedLength:
 
     def set_n_sharers(self, n_sharers: int) -> None: ...
 
+    def reads_ahead(self, n_prompt: int) -> bool:
+        return True
+
     def advice(self) -> str | None:
         return None
 
@@ -341,6 +344,17 @@ class AutoLength:
         if n_sharers != self._n_sharers and not self.costs.is_frozen:
             self._n_sharers = n_sharers
             self._is_current = False
+
+    def reads_ahead(self, n_prompt: int) -> bool:
+        """Whether the draft model reads a prompt before the first round, not when it drafts.
+
+        Where texts share passes, it may never draft; reading takes time of all of them.
+        """
+        if self._n_sharers == 1:
+            return True
+        self._n_unread = n_prompt
+        self._update()
+        return bool(self.rule.drafts) and self._pays_for_reading()
 
     def advice(self) -> str | None:
         """What to change if this pair's draft does not pay; None if it does."""

@@ -149,6 +149,12 @@ class Generation:
         self._begun_at = self._prompt_seconds = self._started_at = self._ended_at = 0.0
         self._decode_seconds_before = self._decode_seconds = 0.0
 
+    def set_n_sharers(self, n_sharers: int) -> None:
+        """So many texts are written at the same time."""
+        if n_sharers != self._n_sharers:
+            self._n_sharers = n_sharers
+            self._policy.set_n_sharers(n_sharers)
+
     def read(self, n_most: int | None = None) -> None:
         """Process a piece of the prompt of at most `n_most` tokens; None: as many as are quick."""
         self._n_piece = n_most
@@ -179,7 +185,14 @@ class Generation:
     @property
     def can_ask_unread(self) -> bool:
         """Whether `leave_unread` may be called: no draft model has to read the prompt."""
-        return not (self._has_model or self._has_third_model)
+        return not self._draft_reads_ahead
+
+    @property
+    def _draft_reads_ahead(self) -> bool:
+        if not (self._has_model or self._has_third_model):
+            return False
+        # A head reads hidden states, which the target does not keep.
+        return self._engine.head is not None or self._policy.reads_ahead(self.n_prompt)
 
     def leave_unread(self, n_left: int) -> None:
         """Leave the last tokens of the prompt to the pass of the first `ask`."""
@@ -195,9 +208,7 @@ class Generation:
         """
         if self._asked is not None or self.is_over:
             return self._asked
-        if n_sharers != self._n_sharers:
-            self._n_sharers = n_sharers
-            self._policy.set_n_sharers(n_sharers)
+        self.set_n_sharers(n_sharers)
         try:
             if self._engine.target.options.is_exact:  # another text may have used the slot
                 self.session.feed(self._all_tokens[: len(self._prompt) - 1])
@@ -340,12 +351,14 @@ class Generation:
         tokens = self._prompt[:-1]
         heard = progress and partial(progress, "target")
         yield from slot.target.feeding(tokens, heard, lambda: self._n_piece)
-        if slot.draft is not None and self._has_model:  # last: a head reads what the target gives
-            heard = progress and partial(progress, "draft")
-            yield from slot.draft.feeding(tokens, heard, lambda: self._n_piece)
-        if slot.draft_of_draft is not None and self._has_third_model:
-            heard = progress and partial(progress, "draft of the draft")
-            yield from slot.draft_of_draft.feeding(tokens, heard, lambda: self._n_piece)
+        if self._draft_reads_ahead:  # last: a head reads what the target gives
+            for session, is_used, whose in (
+                (slot.draft, self._has_model, "draft"),
+                (slot.draft_of_draft, self._has_third_model, "draft of the draft"),
+            ):
+                if session is not None and is_used:
+                    heard = progress and partial(progress, whose)
+                    yield from session.feeding(tokens, heard, lambda: self._n_piece)
         self._end_reading()
 
     def _begin(self) -> None:

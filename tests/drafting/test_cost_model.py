@@ -86,7 +86,8 @@ def test_shared_passes_are_measured_beyond_what_one_text_may_draft() -> None:
         costs.observe_target(n, seconds)
     costs.observe_target(13, 99.0)
     assert list(costs.per_text(1)) == pytest.approx([1.0, 4 / 3, 5 / 3, 2.0])
-    assert costs.per_text(3)[3] == pytest.approx(1.0), "a third of a pass over twelve"
+    assert costs.per_text(3)[1] == pytest.approx(2.25 / 3), "a third of a pass over six"
+    assert costs.per_text(3)[3] == pytest.approx(5 / 9 + 2.25 - 5 / 3), "beside two of one token"
     assert costs.per_text(2)[1] == pytest.approx(1.0), "half a pass over four"
     known = CostModel.of_document(costs.to_document(), 4, 3)
     assert known.per_text(3) == pytest.approx(costs.per_text(3))

@@ -69,7 +69,7 @@ class CallParser:
     def __init__(self, reader: Reader, syntax: CallSyntax, schemas: Schemas) -> None:
         self._reader, self._syntax, self._schemas = reader, syntax, schemas
         # Without a mark before a call, it could be JSON of any kind: the name must be a tool's.
-        self.is_bare = not words(syntax.opener)
+        self.is_bare, self.kind = not words(syntax.opener), syntax.kind
         self.closers = _closers(syntax)
         self._parse = {
             "json": self._json_call,
@@ -112,7 +112,9 @@ class CallParser:
             raise NoCallError
         name: str | None = None
         arguments: list[str] | None = None  # until the call has begun
-        depth, has_begun, waits_for_id = 1, False, ID in syntax.tail
+        # Qwen 2.5's template shows calls to the model in double braces.
+        depth = 2 if (yield from reader.accept("{")) else 1
+        has_begun, waits_for_id = False, ID in syntax.tail
         while depth:
             if (found := (yield from reader.next_word("}", ",", '"'))) == "}":
                 depth -= 1
