@@ -34,7 +34,6 @@ from ggufspec.cli.text_settings import (
 )
 from ggufspec.common import defaults
 from ggufspec.common.files import check_writable, write_file
-from ggufspec.common.printable import harmless
 
 if TYPE_CHECKING:
     from ggufspec.bench.race import Lane, Race
@@ -249,7 +248,7 @@ def _show(race: Race, speed: float, color: str) -> bool:
         return show(race, speed, color=render.wants_color(color, sys.stdout))
     for lane in race.lanes:
         text = race.prompt + lane.text
-        render.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
+        render.echo(f"{lane.name}: {text}\n")
     return False
 
 

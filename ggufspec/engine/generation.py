@@ -19,7 +19,8 @@ from ggufspec.decoding.rng import by_position, stage_streams, uniform_streams
 from ggufspec.decoding.stats import Stats, summarize
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
+from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
+from ggufspec.drafting.fixed_length import FixedLength
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.calibration import calibrate, calibrate_draft

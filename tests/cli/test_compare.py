@@ -395,7 +395,7 @@ def test_ctrl_c_while_they_run(chatterbox: Path) -> None:
     assert b"Traceback" not in err
 
 
-def test_a_terminal_without_a_cursor_gets_harmless_text(tmp_path: Path) -> None:
+def test_a_terminal_without_a_cursor_gets_visible_text(tmp_path: Path) -> None:
     evil = "\x1b[2J\x07\x1b]0;title\x9b5m"
     model = tiny.write_timed(tmp_path / "evil.gguf", tiny.SPM.spell(evil), n_prompt=3)
     code, out, _ = Terminal(*pair(model), TERM="dumb").end()

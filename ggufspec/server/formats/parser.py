@@ -92,7 +92,41 @@ class Deltas:
             self._found.append(CallDelta(self.n_calls - 1, text))
 
 
-class FormatParser:
+class SteppedParser:
+    """A parser whose steps wait for more text."""
+
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._reader, self._deltas = Reader(), Deltas(new_id)
+
+    def _start(self, begun: str) -> None:
+        """Parse what the prompt has of the answer."""
+        self._steps = self._parse()
+        next(self._steps)
+        self.push(begun)
+        self._deltas.restart()
+
+    def _parse(self) -> Steps[None]:
+        raise NotImplementedError
+
+    def push(self, text: str) -> list[ChatDelta]:
+        """Add a piece; returns what is certain after it."""
+        if text:
+            self._reader.add(text)
+            next(self._steps, None)
+            if self._reader.n_kept > MAX_UNCERTAIN:
+                self._steps.throw(NoCallError)
+        return self._deltas.take()
+
+    def finish(self) -> list[ChatDelta]:
+        """What was still held back."""
+        self._reader.is_over = True
+        for _ in self._steps:
+            pass
+        self._deltas.finish()
+        return self._deltas.take()
+
+
+class FormatParser(SteppedParser):
     """Parses the text of a template's syntax, that comes in pieces. Raises nothing."""
 
     def __init__(
@@ -100,8 +134,8 @@ class FormatParser:
     ) -> None:
         """`begun`: what the prompt has of the answer. `schemas`: of the tools; None: no tools."""
         call = syntax.call if schemas is not None else None
-        self._syntax, self._reader = syntax, Reader()
-        self._deltas = Deltas(lambda: new_id(call))
+        super().__init__(lambda: new_id(call))
+        self._syntax = syntax
         self._opener = words(call.opener) if call else []
         if call and call.kind == "json" and self._opener:
             self._opener[-1] = self._opener[-1].rstrip("[")
@@ -121,32 +155,12 @@ class FormatParser:
         self._reasoning_end = Marks([end.strip()])
         marks = [*self._starts, *syntax.dropped]
         self._marks = Marks(marks)
+        self._is_parallel, self._in_fence = is_parallel, False
         # Before content only. The prompt may have opened the reasoning unseen.
         self._first_marks = [word for word in (*marks, begin, end) if word]
-        self._is_parallel, self._in_fence = is_parallel, False
         if call:  # small models forget the marks
             self._first_marks += _BARE
-        self._steps = self._parse()
-        next(self._steps)
-        self.push(begun.strip())
-        self._deltas.restart()
-
-    def push(self, text: str) -> list[ChatDelta]:
-        """Add a piece; returns what is certain after it."""
-        if text:
-            self._reader.add(text)
-            next(self._steps, None)
-            if self._reader.n_kept > MAX_UNCERTAIN:
-                self._steps.throw(NoCallError)
-        return self._deltas.take()
-
-    def finish(self) -> list[ChatDelta]:
-        """What was still held back."""
-        self._reader.is_over = True
-        for _ in self._steps:
-            pass
-        self._deltas.finish()
-        return self._deltas.take()
+        self._start(begun.strip())
 
     def _parse(self) -> Steps[None]:
         reader, deltas, syntax = self._reader, self._deltas, self._syntax
