@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Ask, Scored
-from ggufspec.engine.generation import Completion, Generation
+from ggufspec.engine.completion import Completion
+from ggufspec.engine.generation import Generation
 from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.context import BatchPart
 from ggufspec.llama.session import PreparedScore

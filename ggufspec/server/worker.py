@@ -12,8 +12,9 @@ from time import perf_counter
 from typing import Literal, NamedTuple
 
 from ggufspec.engine import scoring
+from ggufspec.engine.completion import Completion
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Completion, Generation
+from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError

@@ -155,9 +155,9 @@ class FormatParser(SteppedParser):
         self._reasoning_end = Marks([end.strip()])
         marks = [*self._starts, *syntax.dropped]
         self._marks = Marks(marks)
+        self._is_parallel, self._in_fence = is_parallel, False
         # Before content only. The prompt may have opened the reasoning unseen.
         self._first_marks = [word for word in (*marks, begin, end) if word]
-        self._is_parallel, self._in_fence = is_parallel, False
         if call:  # small models forget the marks
             self._first_marks += _BARE
         self._start(begun.strip())
