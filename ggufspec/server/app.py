@@ -360,14 +360,14 @@ def _nearest(errors: Sequence[dict[str, Any]]) -> tuple[str, str]:
     right type, and then the one that is found deepest: the other types do not fit at all.
     """
     errors = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
-    if errors[0]["type"] == "extra_forbidden":
-        *before, name = errors[0]["loc"]
-        shown = str(name)[:_MAX_NAME]
-        return ".".join(filter(None, (_place(before), shown))), fields.refusal(shown, _FIELDS)
     placed = [(_place(each["loc"]), each) for each in errors]
     place, best = max(
         placed, key=lambda each: (not each[1]["type"].endswith("_type"), each[0].count("."))
     )
+    if best["type"] == "extra_forbidden":
+        *before, name = best["loc"]
+        shown = str(name)[:_MAX_NAME]
+        return ".".join(filter(None, (_place(before), shown))), fields.refusal(shown, _FIELDS)
     if best["type"].endswith("_type"):
         needed = [each["msg"].removeprefix(_NEEDED) for at, each in placed if at == place]
         return place, _NEEDED + " or ".join(dict.fromkeys(needed))

@@ -26,6 +26,7 @@ _OPTIONS = (
     *("drafter", "tree", "verify"),
 )
 _OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
+_FIELDS_OF_TEMPLATES = {"messages", "tools", "add_generation_prompt"}  # the server sets them
 _MOST_SCORED = 400_000  # 64 prompts of 3,000 tokens, each with the likeliest one
 _LEAST_TOP_P = 1e-6  # keeps the most likely token alone
 
@@ -111,8 +112,13 @@ def _chat_prompt(
 
 
 def variables_of(body: ChatRequest) -> dict[str, Any]:
-    """The variables of the chat template that a request sets."""
+    """The variables of the chat template that a request sets. Raises OptionError."""
     effort = body.reasoning_effort
+    if found := _FIELDS_OF_TEMPLATES & (body.chat_template_kwargs or {}).keys():
+        name = min(found)
+        raise OptionError(
+            f"chat_template_kwargs has {name!r}, which is a field of the request; send it there"
+        )
     return {
         **({} if effort is None else {"reasoning_effort": effort}),
         **(body.chat_template_kwargs or {}),
@@ -202,15 +208,15 @@ def _constraints_of(body: GenerationBody) -> Iterator[tuple[str, str, object]]:
             )
         yield "response_format", "json_schema", form.json_schema.schema_
     if outputs is not None:
-        is_object = {"type": "object"} if outputs.json_object else None
-        for option, value in (
-            ("json_schema", outputs.json_ or is_object),
-            ("regex", outputs.regex),
-            ("choices", outputs.choice),
-            ("grammar", outputs.grammar),
+        for name, option, value in (
+            ("json", "json_schema", outputs.json_),
+            ("json_object", "json_schema", {"type": "object"} if outputs.json_object else None),
+            ("regex", "regex", outputs.regex),
+            ("choice", "choices", outputs.choice),
+            ("grammar", "grammar", outputs.grammar),
         ):
             if value is not None:
-                yield "structured_outputs", option, value
+                yield f"structured_outputs.{name}", option, value
     for name, option in (
         ("json_schema", "json_schema"),
         ("grammar", "grammar"),

@@ -154,7 +154,7 @@ class GenerationBody(_Body):
     def _without_empty_stops(cls, value: object) -> object:
         if isinstance(value, list):
             value = [text for text in value if text != ""]
-        return value or None
+        return None if value in ("", []) else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod

@@ -102,6 +102,32 @@ def test_two_constraints_are_refused_by_their_names(live: Live) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "asked", "place"),
+    [
+        ("/v1/completions", {"stop": 0}, "stop"),
+        ("/v1/completions", {"stop": {}}, "stop"),
+        ("/v1/completions", {"structured_outputs": {"json": ""}}, "JSON schema"),
+        (
+            "/v1/completions",
+            {"structured_outputs": {"json": {}, "regex": "a"}},
+            "structured_outputs.json and structured_outputs.regex are given",
+        ),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+            "messages.0.content.0.x: this field is unknown",
+        ),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"tools": []}}, "'tools'"),
+    ],
+)
+def test_wrong_values_are_not_passed_over(
+    live: Live, path: str, asked: dict[str, Any], place: str
+) -> None:
+    prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "hello"}
+    assert place in refusal(live, path, **{**prompt, "max_tokens": 2, **asked})["message"]
+
+
+@pytest.mark.parametrize(
     "asked",
     [
         {"max_tokens": -1},
