@@ -18,9 +18,9 @@ from ggufspec.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats as Stats
+    from ggufspec.engine.completion import Chunk as Chunk
+    from ggufspec.engine.completion import Completion as Completion
     from ggufspec.engine.engine import Engine as Engine
-    from ggufspec.engine.generation import Chunk as Chunk
-    from ggufspec.engine.generation import Completion as Completion
     from ggufspec.engine.load import load as load
     from ggufspec.engine.stream import Stream as Stream
     from ggufspec.llama.draft_model import DraftModel as DraftModel

@@ -19,8 +19,8 @@ from ggufspec.decoding.stats import Stats
 from ggufspec.drafting import profile_store
 from ggufspec.engine.calibration import settle
 from ggufspec.engine.chat_template import conversation
+from ggufspec.engine.completion import Completion
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Completion
 from ggufspec.engine.load import load
 from ggufspec.engine.message_forms import Message
 from ggufspec.engine.options import CheckedOptions

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from types import UnionType
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from ggufspec.common.facts import plain
 from ggufspec.decoding.stats import Stats
@@ -17,6 +19,7 @@ FORMAT = "ggufspec-bench-1"
 Record = TypeVar("Record")
 MAX_BYTES = 2**30
 COUNTS = ("n_prompt", "n_generated", "n_rounds", "n_drafted", "n_accepted")  # of a text
+_hints = cache(get_type_hints)
 _REMEDY = "give a file that `ggufspec bench --json` wrote, or measure again"
 
 
@@ -148,7 +151,7 @@ class BenchResults:
     models: dict[str, Any] = field(default_factory=dict)
     measurements: list[Measurement] = field(default_factory=list)
     divergences: list[FirstDifference] = field(default_factory=list)
-    memory: dict[str, Any] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict)
     interrupted: bool = False
 
     def of(self, contender: str) -> list[Measurement]:
@@ -186,16 +189,19 @@ class BenchResults:
             parts = {
                 "contenders": [_record(Contender, each) for each in document["contenders"]],
                 "measurements": [
-                    replace(
-                        _record(Measurement, each),
-                        rounds=[RoundTiming(*round_) for round_ in each["rounds"]],
-                    )
+                    _record(Measurement, {**each, "rounds": list(map(_round, each["rounds"]))})
                     for each in document["measurements"]
                 ],
                 "divergences": [_record(FirstDifference, each) for each in document["divergences"]],
             }
-            return _record(BenchResults, {**document, **parts})
-        except (KeyError, TypeError) as error:
+            found = _record(BenchResults, {**document, **parts})
+            for each in found.contenders:
+                _check(float, "temperature", each.temperature)
+            for text in found.measurements:
+                if len(text.drafted_by_position) != len(text.accepted_by_position):
+                    raise ValueError("the counts by position have different lengths")
+            return found
+        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             found = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise OptionError(
                 f"{where} is not as `ggufspec bench --json` writes it: {found}; {_REMEDY}"
@@ -228,4 +234,36 @@ def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
 
 def _record(kind: type[Record], document: Any) -> Record:
     """A dataclass from an object with at least its fields."""
-    return kind(**{each.name: document[each.name] for each in fields(kind)})  # type: ignore[arg-type]
+    made = kind(**{each.name: document[each.name] for each in fields(kind)})  # type: ignore[arg-type]
+    for name, needed in _hints(kind).items():  # type: ignore[arg-type]
+        _check(needed, name, getattr(made, name))
+    return made
+
+
+def _round(entries: list[Any]) -> RoundTiming:
+    names = (each.name for each in fields(RoundTiming))
+    return _record(RoundTiming, dict(zip(names, entries, strict=False)))
+
+
+def _check(kind: Any, name: str, value: object) -> None:
+    """Raise ValueError unless the value has the type of an annotation."""
+    if not _fits(kind, value):
+        raise ValueError(f"{name!r} is {value!r:.40}")
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    """Numbers must be at least 0, and neither so large nor so small that a rate is infinite."""
+    if kind in (int, float):
+        return type(value) in (int, kind) and (value == 0 or 1e-9 <= value <= 2**53)
+    if kind is str:  # without surrogates, which cannot be printed
+        return isinstance(value, str) and value == value.encode(errors="replace").decode()
+    inner, origin = get_args(kind), get_origin(kind) or kind
+    if kind is Any:
+        return True
+    if origin is UnionType:
+        return any(_fits(each, value) for each in inner)
+    if origin in (list, Sequence):
+        return isinstance(value, (list, tuple)) and all(_fits(inner[0], each) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_fits(inner[1], each) for each in value.values())
+    return isinstance(value, origin)

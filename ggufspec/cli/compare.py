@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from ggufspec.cli.text_settings import (
     with_file_sampling,
 )
 from ggufspec.common import defaults
-from ggufspec.common.printable import harmless
+from ggufspec.common.files import check_writable, write_file
 
 if TYPE_CHECKING:
     from ggufspec.bench.race import Lane, Race
@@ -70,6 +71,12 @@ _EMBEDDED = {"temperature": 0.0, "repeat_penalty": 1.15}
     type=NOT_NEGATIVE,
     default=1.0,
 )
+@option(
+    "--record",
+    "Also write the race to a file: .svg (an animated picture) or .cast (for asciinema).",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+)
 @shared.color_option
 @option("--json as_json", "Print one JSON document instead: no replay.", is_flag=True)
 @shared.verbose_option
@@ -79,6 +86,7 @@ def command(
     settings: dict[str, Any],
     load_settings: dict[str, Any],
     speed: float,
+    record: Path | None,
     color: str,
     as_json: bool,
     verbose: bool,
@@ -97,10 +105,16 @@ def command(
       ggufspec compare
       ggufspec compare --target large.gguf --draft small.gguf -p "Once upon a time"
       ggufspec compare --target large.gguf --draft small.gguf,smaller.gguf -p "Once upon a time"
+      ggufspec compare --record race.svg
     """
     if not math.isfinite(speed):
         raise click.BadParameter(f"{speed} is not a speed; give a number", param_hint="--speed")
     _check_contenders(pair, settings)
+    if record is not None:
+        from ggufspec.cli.race_record import check_recordable
+
+        check_recordable(record)
+        check_writable(record)
     shared.show_log(verbose)
     if pair.target is None:
         usual = {name: value for name, value in _EMBEDDED.items() if not was_given(name)}
@@ -132,6 +146,11 @@ def command(
     races = dict(sorted(races.items(), key=lambda each: -(each[1].speedup or 0.0)))
     best, race = next(iter(races.items()))
 
+    if record is not None:
+        from ggufspec.cli.race_record import recording
+
+        write_file(record, recording(race, record, speed or 1.0))
+        render.note(f"the race is in {record}")
     if as_json:
         under = conditions(pairs[best], {**settings, **load_settings})
         document = {**_document(race), **under}
@@ -229,7 +248,7 @@ def _show(race: Race, speed: float, color: str) -> bool:
         return show(race, speed, color=render.wants_color(color, sys.stdout))
     for lane in race.lanes:
         text = race.prompt + lane.text
-        render.echo(f"{lane.name}: {harmless(text) if sys.stdout.isatty() else text}\n")
+        render.echo(f"{lane.name}: {text}\n")
     return False
 
 

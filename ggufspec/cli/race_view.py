@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, state_at
-from ggufspec.common.printable import harmless
+from ggufspec.common.terminal import visible
 
 NARROW = 80  # cells; below, the lanes are stacked
 _ABOUT = {PLAIN: "the target alone", SPECULATIVE: "with a draft", N_GRAMS: "no draft model"}
@@ -67,7 +67,7 @@ def picture(race: Race, seconds: float, console: Console, height: int) -> Group:
         row = Table.grid(padding=(0, 1))
         row.add_row(*lanes)
         lanes = [row]
-    prompt = " ".join(harmless(race.prompt).split())
+    prompt = " ".join(visible(race.prompt).split())
     head = Text(f" Prompt: {prompt}", "dim", no_wrap=True, overflow="ellipsis")
     return Group(head, *lanes, _foot(race, min(seconds, race.seconds)))
 
@@ -88,7 +88,7 @@ def _lane(
     share = Text.assemble(done, (bar[1] * (width - _BESIDE_TEXT - n_done), "dim"))
     rows = [*shown, *[Text()] * (n_rows - len(shown))]
     about = f", {_ABOUT[lane.name]}" if lane.name in _ABOUT else ""
-    title = Text.assemble((harmless(lane.name), "bold"), about)
+    title = Text.assemble((visible(lane.name), "bold"), about)
     body = Group(numbers, share, *rows)
     return Panel(body, title=title, title_align="left", border_style="dim", width=width)
 
@@ -107,7 +107,7 @@ def _lines(lane: Lane, console: Console, width: int) -> list[tuple[int, Text]]:
 
 
 def _pieces(lane: Lane) -> list[str]:
-    return [harmless(piece.text) for piece in lane.pieces]
+    return [visible(piece.text.replace("\t", "    ")) for piece in lane.pieces]
 
 
 def _foot(race: Race, seconds: float) -> Table:

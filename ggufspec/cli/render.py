@@ -20,7 +20,7 @@ from ggufspec.decoding.tree import leaves, n_equal, path_to
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
     from ggufspec.decoding.types import Round
-    from ggufspec.engine.generation import Chunk
+    from ggufspec.engine.completion import Chunk
 
 _PACKAGES = ("ggufspec", "llama-cpp-python", "numpy")
 

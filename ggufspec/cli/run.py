@@ -25,8 +25,8 @@ from ggufspec.placement.speeds import BATCHED_TYPES, type_note
 
 if TYPE_CHECKING:
     from ggufspec.decoding.types import Round
+    from ggufspec.engine.completion import Completion
     from ggufspec.engine.engine import Engine
-    from ggufspec.engine.generation import Completion
     from ggufspec.engine.options import CheckedOptions
 
 

@@ -43,7 +43,7 @@ _SECTIONS: Final = {
         *("against", "llama_bin", "compare"),
     ),
     "Output": (
-        *("form", "json_path", "resume", "retry_failed", "plot_path", "speed", "color"),
+        *("form", "json_path", "resume", "retry_failed", "plot_path", "record", "speed", "color"),
         *("as_json", "verbose", "help"),
     ),
 }

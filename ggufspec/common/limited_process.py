@@ -38,7 +38,10 @@ class LimitedProcess:
         self._end: Callable[[], object] = lambda: None
 
     def ask(self, request: Any, *, seconds: float) -> Any:
-        """The answer to a request. `seconds`: of processor time. Raises LimitExceededError."""
+        """The answer to a request. `seconds`: of processor time.
+
+        Raises LimitExceededError; TypeError, ValueError or RecursionError for what is not JSON.
+        """
         if self._pid != os.getpid():  # never, or before a fork
             self._lock, self._process, self._pid = threading.Lock(), None, os.getpid()
         data = json.dumps([seconds, request]).encode() + b"\n"
@@ -51,8 +54,8 @@ class LimitedProcess:
                 process.stdin.flush()
                 if (reply := process.stdout.readline()).endswith(b"\n"):
                     return json.loads(reply)
-            except OSError:
-                pass  # it has ended
+            except (OSError, ValueError):
+                pass  # it has ended, or was closed
             except BaseException:
                 self._end()  # interrupted: the next reply would be that of this request
                 raise
@@ -63,8 +66,13 @@ class LimitedProcess:
             f"takes longer than {seconds:g} s" if is_slow else "takes too much memory"
         )
 
+    def close(self) -> None:
+        """End the process. Closing twice is fine; a later request starts it again."""
+        self._end()
+
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
+            self._end()
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}; from {self._module} import main; main()"
             )

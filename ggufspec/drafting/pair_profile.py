@@ -8,7 +8,8 @@ from types import NoneType
 from ggufspec.drafting import constants, profile_store
 from ggufspec.drafting.acceptance import Acceptance, Coefficients
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import AutoLength, FixedLength
+from ggufspec.drafting.draft_length import AutoLength
+from ggufspec.drafting.fixed_length import FixedLength
 
 _GREEDY = (constants.GREEDY_INTERCEPT, constants.GREEDY_SLOPE)
 _SECOND_GREEDY = (constants.SECOND_GREEDY_INTERCEPT, constants.SECOND_GREEDY_SLOPE)

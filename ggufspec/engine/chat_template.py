@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
+from collections.abc import Mapping, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
-from ggufspec.engine import template_process
+from ggufspec.common.limited_process import LimitedProcess, LimitExceededError
+from ggufspec.common.terminal import visible
 from ggufspec.engine.message_forms import LimitError, Message, MessageForms
 from ggufspec.errors import OptionError, PromptError
 
@@ -22,73 +16,29 @@ _ELSE = "; use another template (--chat-template-file; in Python load(chat_templ
 _CONTINUED = "b9kUq "  # the end of the message that is continued; whether the space stays shows
 
 
-class TemplateProcess:
-    """The process that renders templates: started when needed, and again after a limit ended it.
+class TemplateProcess(LimitedProcess):
+    """The process that renders templates; several may share it."""
 
-    May be used from several threads, one at a time.
-    """
-
-    def __init__(self, seconds: float = template_process.SECONDS) -> None:
-        """`seconds`: that a template may run."""
+    def __init__(self, seconds: float = 2.0) -> None:
+        """`seconds`: of processor time for a template; usual ones take a few milliseconds."""
+        super().__init__("ggufspec.engine.template_process")
         self._seconds = seconds
-        self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._end: Callable[[], object] = lambda: None
 
     def render(self, source: str, variables: Mapping[str, Any] | None) -> str:
         """The text of the template; without variables, it is compiled only. Raises PromptError."""
         try:
-            request = json.dumps({"template": source, "variables": variables})
+            reply = self.ask([source, variables], seconds=self._seconds)
+        except LimitExceededError as error:
+            raise LimitError(
+                f"the chat template {error} with these messages, and was stopped{_ELSE}"
+            ) from error
         except (TypeError, ValueError, RecursionError) as error:
             raise PromptError(f"a message, tool or variable is not JSON: {error}") from error
-        with self._lock:
-            reply = self._ask(request.encode() + b"\n")
         if (text := reply.get("text")) is not None:
-            return text
-        shown = "".join(each if each.isprintable() else " " for each in reply["error"])
+            return str(text)
         what = "is not valid" if variables is None else "cannot render these messages"
-        raise PromptError(f"the chat template {what}: {' '.join(shown.split())[:_N_ERROR]}")
-
-    def close(self) -> None:
-        """End the process. Closing twice is fine; a later use starts it again."""
-        self._end()
-
-    def _ask(self, request: bytes) -> dict[str, str]:
-        process = self._running()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write(request)
-            process.stdin.flush()
-            if (reply := process.stdout.readline()).endswith(b"\n"):
-                found: dict[str, str] = json.loads(reply)
-                return found
-        except (OSError, ValueError):
-            pass  # it has ended, or was closed
-        except BaseException:
-            self.close()  # interrupted: the next reply would be that of this request
-            raise
-        status = process.wait()
-        self.close()
-        what = {
-            template_process.EXIT_TIME: f"ran for more than {self._seconds:g} s",
-            template_process.EXIT_MEMORY: f"needed more than {template_process.MEGABYTES} MB",
-        }.get(status, f"ended its process (status {status})")
-        raise LimitError(f"the chat template {what} with these messages, and was stopped{_ELSE}")
-
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
-            self.close()
-            arguments = [self._seconds, *map(_folder, ("jinja2", "markupsafe"))]
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", template_process.__file__, *map(str, arguments)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-            )
-            self._end = weakref.finalize(self, _end, self._process)
-        return self._process
+        shown = visible(" ".join(reply["error"].split()))
+        raise PromptError(f"the chat template {what}: {shown[:_N_ERROR]}")
 
 
 class ChatTemplate:
@@ -197,19 +147,3 @@ def _marked(message: Message) -> tuple[str, Message]:
     *parts, part = content
     text = part["text"]
     return text, {**message, "content": [*parts, {**part, "text": text + _CONTINUED}]}
-
-
-def _folder(module: str) -> Path:
-    """The folder that a module is imported from."""
-    found = find_spec(module)
-    if found is None or found.origin is None:
-        raise PromptError(f"chat templates need {module}; run: pip install {module}")
-    return Path(found.origin).parent.parent
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()

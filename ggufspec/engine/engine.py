@@ -15,9 +15,10 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
+from ggufspec.engine.completion import Completion
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.file_sampling import FileSampling
-from ggufspec.engine.generation import Completion, Generation, n_leaves
+from ggufspec.engine.generation import Generation, n_leaves
 from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.message_forms import Message
 from ggufspec.engine.options import CheckedOptions, GenerateOptions

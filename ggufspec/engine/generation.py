@@ -6,23 +6,25 @@ import secrets
 from array import array
 from collections import deque
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING
 
 from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate
 from ggufspec.decoding.rng import by_position, stage_streams, uniform_streams
-from ggufspec.decoding.stats import Stats, summarize
+from ggufspec.decoding.stats import summarize
 from ggufspec.decoding.types import Ask, Drafter, Round, Scored
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
+from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
+from ggufspec.drafting.fixed_length import FixedLength
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.calibration import calibrate, calibrate_draft
+from ggufspec.engine.completion import Chunk, Completion, FinishReason
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.slots import SlotLease
@@ -32,36 +34,6 @@ from ggufspec.llama.session import LlamaSession
 
 if TYPE_CHECKING:
     from ggufspec.engine.engine import Engine
-
-FinishReason = Literal["stop", "length"]
-
-
-class Chunk(NamedTuple):
-    """A piece of the text; `drafted` says for each token whether the draft proposed it.
-
-    `text` may lag behind `tokens`, by part of a character or of a stop string.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    drafted: tuple[bool, ...]
-
-
-@dataclass(frozen=True)
-class Completion:
-    """The result of a generation.
-
-    `tokens` are without the end-of-generation token, but with those of a stop string, which `text`
-    leaves out; `finish_reason` is "stop" (the model ended, or a stop string came), "length"
-    (max_tokens, or the context is full), None if cut short.
-    `advice`: what to change, where drafting does not make this pair faster.
-    """
-
-    text: str
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason | None
-    stats: Stats
-    advice: str | None = None
 
 
 class Generation:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Round
-from ggufspec.engine.generation import Chunk, Completion, FinishReason, Generation
+from ggufspec.engine.completion import Chunk, Completion, FinishReason
+from ggufspec.engine.generation import Generation
 
 
 class Stream(Iterator[Chunk]):

@@ -14,7 +14,6 @@ import llama_cpp
 
 from ggufspec.common.progress import Progress
 from ggufspec.errors import ClosedError, PromptError
-from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.structured.constraint import TokenTable
 
 _PROGRESS_EVERY = 4096  # tokens
@@ -390,25 +389,6 @@ def meta_text(model: int, key: str) -> str:
     text = ctypes.create_string_buffer(64)
     llama_cpp.llama_model_meta_val_str(model, key.encode(), text, len(text))
     return text.value.decode("utf-8", "replace")
-
-
-def first_difference(target: Vocab, draft: Vocab) -> str:
-    """The first difference of two vocabularies; empty if all tokens but padding are the same."""
-    if target.type != draft.type:
-        return f"the target's tokenizer is {target.type}, the draft's {draft.type}"
-    if abs(target.n_tokens - draft.n_tokens) > MAX_PADDING:
-        return f"the target has {target.n_tokens:,} tokens, the draft {draft.n_tokens:,}"
-    for token in range(min(target.n_tokens, draft.n_tokens)):
-        ours, theirs = target.name(token), draft.name(token)
-        if ours != theirs:
-            return f"token {token} is {ours!r} in the target and {theirs!r} in the draft"
-    for name, ours_id, theirs_id in (
-        ("beginning-of-text", target.bos, draft.bos),
-        ("end-of-text", target.eos, draft.eos),
-    ):
-        if ours_id != theirs_id:
-            return f"the {name} token is {ours_id} in the target and {theirs_id} in the draft"
-    return ""
 
 
 def check_tokens(tokens: Sequence[int], vocab: Vocab) -> None:

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import VocabError
 from ggufspec.llama.timing import filler_tokens
-from ggufspec.llama.vocab import Vocab, first_difference
+from ggufspec.llama.vocab import Vocab
+from ggufspec.models.vocabulary_overlap import MAX_PADDING
 
 _BYTE = llama_cpp.LLAMA_TOKEN_ATTR_BYTE
 _CONTROL = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL
@@ -243,3 +244,22 @@ def _by_bytes(vocab: Vocab, kinds: dict[int, int]) -> dict[object, int]:
         if piece := buffer[:n] if n >= 0 else vocab.shown(token):
             found.setdefault((kinds[token] & _CONTROL, piece), token)
     return found
+
+
+def first_difference(target: Vocab, draft: Vocab) -> str:
+    """The first difference of two vocabularies; empty if all tokens but padding are the same."""
+    if target.type != draft.type:
+        return f"the target's tokenizer is {target.type}, the draft's {draft.type}"
+    if abs(target.n_tokens - draft.n_tokens) > MAX_PADDING:
+        return f"the target has {target.n_tokens:,} tokens, the draft {draft.n_tokens:,}"
+    for token in range(min(target.n_tokens, draft.n_tokens)):
+        ours, theirs = target.name(token), draft.name(token)
+        if ours != theirs:
+            return f"token {token} is {ours!r} in the target and {theirs!r} in the draft"
+    for name, ours_id, theirs_id in (
+        ("beginning-of-text", target.bos, draft.bos),
+        ("end-of-text", target.eos, draft.eos),
+    ):
+        if ours_id != theirs_id:
+            return f"the {name} token is {ours_id} in the target and {theirs_id} in the draft"
+    return ""

@@ -27,6 +27,7 @@ from ggufspec.errors import GgufspecError
 from ggufspec.llama.vocab import Vocab
 from ggufspec.server import descriptions, fields, schema
 from ggufspec.server.errors import ApiError, api_error_of
+from ggufspec.server.events import ParsedRequest
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.middleware import CLIENT_DISCONNECTED, RequestMiddleware
 from ggufspec.server.options import ServerOptions
@@ -35,7 +36,7 @@ from ggufspec.server.requests import parse_request
 from ggufspec.server.responses import ResponseBuilder
 from ggufspec.server.strict_json import parse_json
 from ggufspec.server.submission import submit
-from ggufspec.server.worker import EngineWorker, ParsedRequest
+from ggufspec.server.worker import EngineWorker
 
 _FIELD_OR_INDEX = re.compile(r"(?!str$|int$)[a-z_]+|\d+")  # not the name of a union's member
 _NEEDED = "Input should be "  # how pydantic begins an error of type

@@ -41,7 +41,7 @@ def tokenizer(engine: Engine) -> dict[str, Any]:
 
 def properties(engine: Engine, options: ServerOptions) -> dict[str, Any]:
     """What `/props` of llama.cpp's server returns; no path, but the name of the file."""
-    vocab, template = engine.vocab, engine.chat_template
+    texts = tokenizer(engine)
     defaults = default_options(engine, options)
     sampling = defaults.sampling
     params = {name: getattr(sampling, name) for name in SamplingOptions.__annotations__}
@@ -58,9 +58,8 @@ def properties(engine: Engine, options: ServerOptions) -> dict[str, Any]:
         "total_slots": engine.n_slots,
         "model_alias": options.alias,
         "model_path": engine.target.model.path.name,
-        "chat_template": "" if template is None else template.source,
-        "bos_token": vocab.special_text(vocab.bos),
-        "eos_token": vocab.special_text(vocab.eos),
+        **texts,
+        "chat_template": texts["chat_template"] or "",
         "modalities": {"vision": False, "audio": False},
         "build_info": FINGERPRINT,
     }

@@ -9,6 +9,7 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.chat import AnswerPlan, plan_answer, tools_of
+from ggufspec.server.events import ParsedRequest
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.schema import (
     ChatRequest,
@@ -16,7 +17,6 @@ from ggufspec.server.schema import (
     GenerationBody,
     PredictRequest,
 )
-from ggufspec.server.worker import ParsedRequest
 
 # Fields with the name and the meaning of an option of the engine.
 _OPTIONS = (

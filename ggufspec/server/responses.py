@@ -10,6 +10,7 @@ from typing import Any
 
 from ggufspec import __version__
 from ggufspec.decoding.stats import Stats
+from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
 from ggufspec.server.formats import (
     ChatDelta,
     ChatParser,
@@ -18,7 +19,6 @@ from ggufspec.server.formats import (
 )
 from ggufspec.server.logprobs import Logprob, TokenLogprobs
 from ggufspec.server.schema import ChatRequest, GenerationBody
-from ggufspec.server.worker import ChoiceDelta, ChoiceFinished, ParsedRequest
 
 _STATISTICS = ("n_generated", "n_rounds", "n_drafted", "n_accepted", "tokens_per_second")
 FINGERPRINT = f"ggufspec-{__version__}"

@@ -10,15 +10,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from ggufspec.server.errors import ApiError
-from ggufspec.server.options import ServerOptions
-from ggufspec.server.worker import (
+from ggufspec.server.events import (
     ChoiceDelta,
     ChoiceFinished,
-    EngineWorker,
     ParsedRequest,
     RequestEnded,
     RequestEvent,
 )
+from ggufspec.server.options import ServerOptions
+from ggufspec.server.worker import EngineWorker
 
 
 async def submit(

@@ -9,16 +9,21 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.generation import Completion, Generation
-from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.generation import Generation
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
-from ggufspec.server.formats import ChatParser
+from ggufspec.server.events import (
+    ChoiceDelta,
+    ChoiceFinished,
+    ParsedRequest,
+    RequestEnded,
+    RequestEvent,
+)
 from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
 from ggufspec.server.prompt_scores import PromptScores
@@ -32,49 +37,6 @@ _N_SEEDS = 2**64
 WorkerStatus = Literal["ok", "stopping", "stalled", "failed"]
 
 
-@dataclass(frozen=True)
-class ParsedRequest:
-    """Prompts as token ids, each to be continued `n` times; choice i gets the seed `seed + i`.
-
-    `n_top`: how many of the most likely tokens to report at each position; None: no logprobs.
-    `parser`: makes what parses a text; None: it has no parts. `echo`: texts of the prompts, to
-    begin the responses with; `writes`: whether anything follows.
-    """
-
-    prompts: Sequence[Sequence[int]]
-    options: CheckedOptions
-    n: int = 1
-    seed: int | None = None
-    n_top: int | None = None
-    parser: Callable[[], ChatParser] | None = None
-    echo: Sequence[str] | None = None
-    writes: bool = True
-
-
-class ChoiceDelta(NamedTuple):
-    """More text of one choice."""
-
-    choice_index: int
-    text: str
-    tokens: Sequence[int]
-    drafted: Sequence[bool]
-    logprobs: Sequence[TokenLogprobs]
-
-
-class ChoiceFinished(NamedTuple):
-    """One choice is complete."""
-
-    choice_index: int
-    completion: Completion
-
-
-class RequestEnded(NamedTuple):
-    """The last event: all choices are complete, or the request has failed."""
-
-    error: ApiError | None
-
-
-RequestEvent = ChoiceDelta | ChoiceFinished | RequestEnded
 RunSoon = Callable[..., object]  # (function, *arguments), as asyncio's call_soon_threadsafe
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import measured
 import pytest
@@ -50,3 +51,46 @@ def test_an_unreadable_file_is_reported(
         read_results(tmp_path)
     with pytest.raises(OptionError, match="larger than 100 bytes"):
         read_results(measured.RECORDED, max_bytes=100)
+
+
+TEXT = ("measurements", -1)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ((*TEXT, "generation_seconds"), "fast"),
+        ((*TEXT, "generation_seconds"), [[1]]),
+        ((*TEXT, "generation_seconds"), float("nan")),
+        ((*TEXT, "generation_seconds"), 1e-320),
+        ((*TEXT, "prompt_seconds"), -1.0),
+        ((*TEXT, "n_generated"), 10**400),
+        ((*TEXT, "n_generated"), True),
+        ((*TEXT, "run"), None),
+        ((*TEXT, "prompt"), {}),
+        ((*TEXT, "category"), "\ud800"),
+        ((*TEXT, "tokens"), [[1]]),
+        ((*TEXT, "rounds"), 3),
+        ((*TEXT, "rounds"), [[1, 2]]),
+        ((*TEXT, "rounds"), [["a", 1, 1, 0.1, 0.1]]),
+        ((*TEXT, "accepted_by_position"), [1] * 50),
+        (TEXT, 7),
+        (("contenders", 0, "options"), {"temperature": "hot"}),
+        (("contenders", 0, "name"), 5),
+        (("divergences",), [3]),
+        (("memory",), {"peak_rss_bytes": "\x1b[2J\ud800"}),
+        (("machine",), [1]),
+    ],
+    ids=str,
+)
+def test_a_damaged_file_is_refused_in_one_line(path: Any, value: object) -> None:
+    document = measured.document()
+    *above, last = path
+    place: Any = document
+    for name in above:
+        place = place[name]
+    place[last] = value
+    with pytest.raises(OptionError, match="is not as `ggufspec bench --json` writes it") as caught:
+        BenchResults.of_document(json.loads(json.dumps(document)), "it.json")
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 250

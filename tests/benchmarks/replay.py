@@ -23,7 +23,8 @@ import numpy as np
 
 from ggufspec.decoding.types import Round
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import Action, AutoLength
+from ggufspec.drafting.draft_length import AutoLength
+from ggufspec.drafting.fixed_length import Action
 from ggufspec.drafting.pair_profile import PairProfile
 from ggufspec.drafting.strategies.ngram import NgramIndex
 from tests.benchmarks.record import ACCEPTANCE_STEPS, GAP_STEPS

@@ -161,6 +161,8 @@ def test_without_a_target_the_embedded_pair_runs(command: Command) -> None:
         (["--speed", "inf"], "--speed"),
         (["--verify", "_lossy"], "choose from"),
         (["--verify", "telepathy"], "choose from"),
+        (["--record", "race.gif"], "race.gif"),
+        (["--record", "race"], ".svg or .cast"),
         (["--size", "10M"], "--size is for the embedded pair"),
     ],
     ids=str,
@@ -249,6 +251,30 @@ def test_a_comma_in_the_name_of_a_file(command: Command, chatterbox: Path, tmp_p
     document = several(command, chatterbox, str(path), "--json").document
     assert document["settings"]["draft"] == str(path)
     assert "ranking" not in document
+
+
+# Recordings
+
+
+def test_a_race_is_recorded_in_place_of_an_old_file(compare: Command, tmp_path: Path) -> None:
+    path = tmp_path / "race.svg"
+    path.write_text("of old")
+    result = compare("--json", "--record", path)
+    assert result.code == 0
+    assert f"the race is in {path}" in result.err
+    assert path.read_text(encoding="utf-8").count("abcdefghij") >= 2
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("place", ["folder.svg", "none/race.svg"])
+def test_a_recording_that_cannot_be_written(place: str, compare: Command, tmp_path: Path) -> None:
+    (tmp_path / "folder.svg").mkdir()
+    result = compare("--record", tmp_path / place)
+    assert (result.code, result.out) == (ERROR, "")
+    path = tmp_path / place
+    assert f"cannot write {path.name} into the folder {path.parent}" in result.err
+    assert "runs first" not in result.err, "before anything runs"
+    assert [path.name for path in tmp_path.iterdir()] == ["folder.svg"]
 
 
 # Terminals
@@ -369,7 +395,7 @@ def test_ctrl_c_while_they_run(chatterbox: Path) -> None:
     assert b"Traceback" not in err
 
 
-def test_a_terminal_without_a_cursor_gets_harmless_text(tmp_path: Path) -> None:
+def test_a_terminal_without_a_cursor_gets_visible_text(tmp_path: Path) -> None:
     evil = "\x1b[2J\x07\x1b]0;title\x9b5m"
     model = tiny.write_timed(tmp_path / "evil.gguf", tiny.SPM.spell(evil), n_prompt=3)
     code, out, _ = Terminal(*pair(model), TERM="dumb").end()

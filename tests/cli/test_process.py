@@ -20,7 +20,7 @@ import tiny
 
 from ggufspec.cli import main
 from ggufspec.cli.progress import LateBars
-from ggufspec.engine.generation import Chunk
+from ggufspec.engine.completion import Chunk
 from ggufspec.engine.stream import Stream
 from ggufspec.llama.session import LlamaSession
 

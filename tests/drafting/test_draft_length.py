@@ -17,14 +17,10 @@ from ggufspec.decoding.rng import uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import strategies as drafters
+from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import (
-    Acceptance,
-    Action,
-    AutoLength,
-    FixedLength,
-    LengthPolicy,
-)
+from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
+from ggufspec.drafting.fixed_length import Action, FixedLength
 
 N_VOCAB = 60
 N_MOST = 16

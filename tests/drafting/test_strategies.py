@@ -18,7 +18,8 @@ from ggufspec.decoding.rng import stage_streams, uniform_streams
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Logits, Round
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import Action, FixedLength, LengthPolicy
+from ggufspec.drafting.draft_length import LengthPolicy
+from ggufspec.drafting.fixed_length import Action, FixedLength
 from ggufspec.engine.options import CheckedOptions
 
 N_VOCAB = 30

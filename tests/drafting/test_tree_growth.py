@@ -19,7 +19,8 @@ from ggufspec.decoding.types import Draft, Drafter, Probs, Round, Uniforms, Verd
 from ggufspec.drafting import strategies
 from ggufspec.drafting.acceptance import Acceptance
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.drafting.draft_length import AutoLength, FixedLength, LengthPolicy
+from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
+from ggufspec.drafting.fixed_length import FixedLength
 from ggufspec.drafting.pair_profile import fixed_length
 
 Outcome = tuple[float, list[int], int]  # probability, accepted nodes, next token

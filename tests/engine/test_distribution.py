@@ -34,7 +34,8 @@ from ggufspec.decoding.types import (
     token_array,
 )
 from ggufspec.drafting import strategies as drafters
-from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
+from ggufspec.drafting.draft_length import LengthPolicy
+from ggufspec.drafting.fixed_length import FixedLength
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.llama.context import Context

@@ -62,11 +62,11 @@ def test_parts_are_joined_unless_the_template_takes_them(render: Any) -> None:
     first = (
         "{% if m.content is string %}{{ m.content }}{% else %}{{ m.content[0].text }}{% endif %}"
     )
-    assert render("{{ m.content }}", messages) == "[user:ab][assistant:c]"
-    assert render("{{ m.content | tojson }}", messages) == '[user:"ab"][assistant:"c"]'
+    assert render("{{ m.content }}", messages) == "[user:a\nb][assistant:c]"
+    assert render("{{ m.content | tojson }}", messages) == '[user:"a\\nb"][assistant:"c"]'
     assert render(listed, messages) == "[user:a;b;][assistant:c;]"
     assert render(either, messages) == "[user:a;b;][assistant:c]"
-    assert render(first, messages) == "[user:ab][assistant:c]"
+    assert render(first, messages) == "[user:a\nb][assistant:c]"
     with pytest.raises(PromptError, match="message 0 needs a text 'content'"):
         render("", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}])
 

@@ -16,7 +16,8 @@ import tiny
 import ggufspec
 from ggufspec.errors import ClosedError, ModelError, PromptError, VocabError
 from ggufspec.llama.model import Model
-from ggufspec.llama.vocab import Vocab, check_tokens, first_difference
+from ggufspec.llama.vocab import Vocab, check_tokens
+from ggufspec.llama.vocab_map import first_difference
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.structured.constraint import GrammarConstraint
 from ggufspec.structured.grammar import of_regex

@@ -21,8 +21,8 @@ from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.llama.session import LlamaSession
 from ggufspec.server import worker
+from ggufspec.server.events import ParsedRequest, RequestEvent
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.worker import ParsedRequest, RequestEvent
 
 SHORT: dict[str, Any] = {"prompt": "hi", "temperature": 0, "max_tokens": 4}
 

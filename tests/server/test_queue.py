@@ -22,8 +22,8 @@ import ggufspec
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.server import worker
+from ggufspec.server.events import ParsedRequest, RequestEvent
 from ggufspec.server.logprobs import logprobs_of
-from ggufspec.server.worker import ParsedRequest, RequestEvent
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}

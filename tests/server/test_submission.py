@@ -12,9 +12,9 @@ from starlette.requests import ClientDisconnect
 
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.server.errors import ApiError
+from ggufspec.server.events import ChoiceDelta, ParsedRequest, RequestEvent
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.submission import submit
-from ggufspec.server.worker import ChoiceDelta, ParsedRequest, RequestEvent
 
 
 class FloodingWorker:

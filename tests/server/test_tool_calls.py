@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -13,7 +14,10 @@ import tiny
 from serving import Live, events_of, said, serving
 
 import ggufspec
+from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.engine import Engine
+from ggufspec.server.chat import plan_answer
+from ggufspec.server.schema import ChatRequest
 
 TEMPLATE = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools> Answer with <tool_call>.\n{% endif %}"
@@ -120,6 +124,21 @@ def test_a_choice_of_no_tool_is_refused(caller: Live) -> None:
         response = caller.post("/v1/chat/completions", **body)
         assert response.status_code == 400
         assert message in response.json()["error"]["message"]
+
+
+def test_a_required_call_is_one_unless_several_are_asked_for(chat_pair: Engine) -> None:
+    source = TEMPLATE.replace("<tool_call>{{", "\n<tool_call>\n{{").replace("}}</", "}}\n</")
+    template = ChatTemplate(source, bos_text="", eos_text="")
+    engine: Any = SimpleNamespace(chat_template=template, vocab=chat_pair.vocab)
+
+    def grammar(**asked: Any) -> Any:
+        body = ChatRequest.model_validate({"messages": TURN, "tools": TOOLS, **asked})
+        return plan_answer(body, TOOLS, [], {}, engine).options.get("grammar")
+
+    one = grammar(tool_choice="required", parallel_tool_calls=False)
+    assert grammar(tool_choice="required") == one
+    assert grammar(tool_choice="required", parallel_tool_calls=True) != one
+    assert grammar() is None
 
 
 def test_a_text_that_was_cut_off_in_a_call_says_so(caller: Live) -> None:

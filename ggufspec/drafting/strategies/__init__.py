@@ -11,7 +11,8 @@ from types import ModuleType
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Drafter, Session, Uniforms, Verify
-from ggufspec.drafting.draft_length import FixedLength, LengthPolicy
+from ggufspec.drafting.draft_length import LengthPolicy
+from ggufspec.drafting.fixed_length import FixedLength
 from ggufspec.drafting.forced_text import ForcedText
 from ggufspec.errors import OptionError
 

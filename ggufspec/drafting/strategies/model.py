@@ -10,7 +10,8 @@ from itertools import repeat
 from ggufspec.decoding.sampling import Rows, Sampling, as_rows, draw
 from ggufspec.decoding.types import Draft, Probs, Session, Uniforms, Verdict, n_same, token_array
 from ggufspec.drafting.bursts import Bursts
-from ggufspec.drafting.draft_length import Action, AutoLength
+from ggufspec.drafting.draft_length import AutoLength
+from ggufspec.drafting.fixed_length import Action
 from ggufspec.drafting.strategies import Materials, Stage
 from ggufspec.drafting.strategies.ngram import Prediction
 from ggufspec.drafting.temperature import DraftTemperature

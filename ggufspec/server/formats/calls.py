@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -16,6 +14,7 @@ from ggufspec.server.formats.reader import (
     Steps,
     Write,
     decoded,
+    n_common,
 )
 from ggufspec.server.formats.syntax import (
     ID,
@@ -24,16 +23,24 @@ from ggufspec.server.formats.syntax import (
     NAME,
     CallSyntax,
     ParameterSyntax,
-    n_common,
     parts,
     words,
+)
+from ggufspec.server.formats.values import (
+    escaped,
+    json_of,
+    json_text,
+    nested_value,
+    object_text,
+    types_of,
+    value_of,
 )
 
 _NAME = re.compile(r"[^\s<>\"'{}()\[\]=,]*")
 _WORD = re.compile(r"[^\s<>\"'{}()\[\],]*")
 _DIGITS = re.compile("[0-9]*")
 _IDENTIFIER = re.compile(r"[^\s<>\"'{}()\[\]=,:]*")
-_LITERAL_MARK = re.compile(r"[\"'{}\[\](),]")
+_GEMMA_SCALAR = re.compile(r"[^{}\[\],:]*")
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 _ID_KEYS = ("id", "tool_call_id")
@@ -62,14 +69,14 @@ class CallParser:
     def __init__(self, reader: Reader, syntax: CallSyntax, schemas: Schemas) -> None:
         self._reader, self._syntax, self._schemas = reader, syntax, schemas
         # Without a mark before a call, it could be JSON of any kind: the name must be a tool's.
-        self.is_bare = not words(syntax.opener)
+        self.is_bare, self.kind = not words(syntax.opener), syntax.kind
         self.closers = _closers(syntax)
         self._parse = {
             "json": self._json_call,
             "named": self._named_call,
             "tagged": self._tagged_call,
             "python": self._python_call,
-            "gemma": self._gemma_call,
+            "gemma": self._named_call,
         }[syntax.kind]
 
     def call(self, sink: CallSink, id: str | None) -> Steps[None]:
@@ -101,15 +108,15 @@ class CallParser:
     def _json_call(self, sink: CallSink, id: str | None) -> Steps[None]:
         reader, syntax = self._reader, self._syntax
         yield from reader.accept("[")
-        yield from reader.spaces()
-        if not (yield from reader.accept("{")):
+        if not (yield from reader.next_word("{")):
             raise NoCallError
         name: str | None = None
         arguments: list[str] | None = None  # until the call has begun
-        depth, has_begun, waits_for_id = 1, False, ID in syntax.tail
+        # Qwen 2.5's template shows calls to the model in double braces.
+        depth = 2 if (yield from reader.accept("{")) else 1
+        has_begun, waits_for_id = False, ID in syntax.tail
         while depth:
-            yield from reader.spaces()
-            if (found := (yield from reader.accept("}", ",", '"'))) == "}":
+            if (found := (yield from reader.next_word("}", ",", '"'))) == "}":
                 depth -= 1
             if found in ("}", ","):
                 continue
@@ -118,8 +125,7 @@ class CallParser:
                     return
                 raise NoCallError
             key = decoded((yield from reader.bounded('"')) or "")
-            yield from reader.spaces()
-            if not (yield from reader.accept(":")):
+            if not (yield from reader.next_word(":")):
                 if has_begun:
                     return
                 raise NoCallError
@@ -145,7 +151,7 @@ class CallParser:
                 else:
                     yield from reader.json_value(value.append)
                     self._check_length(has_begun)
-                arguments = [] if has_begun else [_object_text("".join(value))]
+                arguments = [] if has_begun else [object_text("".join(value))]
             else:
                 if self.is_bare and key not in (syntax.name_key, *_CALL_KEYS):
                     raise NoCallError
@@ -179,12 +185,14 @@ class CallParser:
             name, _, index = name.rpartition(":")
             id = f"functions.{name}:{index}"
             middle = middle.removeprefix(":" + INDEX)
+        name = name.removesuffix(":")
         own_id, _ = yield from self.pattern(middle)
         yield from self._reader.spaces()
         if (yield from self._reader.peek()) != "{" or not name:
             raise NoCallError
         self._begin(sink, name, own_id or id)
-        yield from self._reader.json_value(sink.write)
+        is_json = self._syntax.kind == "named"
+        yield from (self._reader.json_value if is_json else self._gemma_value)(sink.write)
 
     def _tagged_call(self, sink: CallSink, id: str | None) -> Steps[None]:
         reader, parameter = self._reader, self._syntax.parameter
@@ -195,8 +203,7 @@ class CallParser:
         schema = self._schemas.get(name, {})
         n_written = 0
         while True:
-            yield from reader.spaces()
-            found = yield from reader.accept(begin, *self.closers)
+            found = yield from reader.next_word(begin, *self.closers)
             if found != begin:
                 reader.at -= len(found or "")
                 if not n_written:
@@ -206,19 +213,16 @@ class CallParser:
                 sink.write("{}" if not n_written else "}")
                 return
             for word in more:
-                yield from reader.spaces()
-                yield from reader.accept(word)
+                yield from reader.next_word(word)
             key, is_string = yield from self._key(parameter)
-            if key is None and n_written:
+            if key is None:
+                if not n_written:
+                    raise NoCallError
                 sink.write("}")
                 return
-            if key is None:
-                raise NoCallError
             if not n_written:
                 sink.begin(name, id)
-            sink.write(
-                ("{" if not n_written else ", ") + json.dumps(key, ensure_ascii=False) + ": "
-            )
+            sink.write(("{" if not n_written else ", ") + json_text(key) + ": ")
             n_written += 1
             types = types_of(schema, key)
             if is_string is not None:
@@ -234,8 +238,7 @@ class CallParser:
             first, *rest = words(string)
             key = yield from reader.bounded(first)
             for word in rest:
-                yield from reader.spaces()
-                yield from reader.accept(word)
+                yield from reader.next_word(word)
             is_string = None
         else:
             n = n_common(string, other)
@@ -254,54 +257,47 @@ class CallParser:
             yield from reader.accept("\n")
         end = Marks([parameter.end.strip().replace(KEY, key)])
         held = _LineEnd(parameter.end.startswith("\n"))
-        is_cdata = yield from reader.accept("<![CDATA[")
-        if is_cdata:
+        if (yield from reader.accept("<![CDATA[")):
             end = Marks(["]]>" + parameter.end.strip().replace(KEY, key)])
         if types == {"string"}:
             write('"')
-            found = yield from reader.until(end, lambda text: write(_escaped(held.push(text))))
+            found = yield from reader.until(end, lambda text: write(escaped(held.push(text))))
             if found is None:
-                write(_escaped(held.finish(is_end=False)))
+                write(escaped(held.finish(is_end=False)))
                 return False
-            write(_escaped(held.finish(is_end=True)) + '"')
+            write(escaped(held.finish(is_end=True)) + '"')
             return True
         pieces: list[str] = []
         found = yield from reader.until(end, lambda text: pieces.append(held.push(text)))
         pieces.append(held.finish(is_end=found is not None))
         text = "".join(pieces)
         if text.lstrip().startswith(parameter.begin.strip()):
-            write(json.dumps(_nested(text, parameter), ensure_ascii=False))
+            write(json_text(nested_value(text, parameter)))
         else:
-            write(_json_of(text, types))
+            write(json_of(text, types))
         return found is not None
 
     def _python_call(self, sink: CallSink, id: str | None) -> Steps[None]:
         reader = self._reader
         name = yield from self._name()
-        yield from reader.spaces()
-        if not (yield from reader.accept("(")):
+        if not (yield from reader.next_word("(")):
             raise NoCallError
         self._begin(sink, name, id)
         n_written = 0
         while True:
-            yield from reader.spaces()
-            if (yield from reader.accept(",")):
+            if (yield from reader.next_word(",")):
                 continue
             if (yield from reader.accept(")")) or not (yield from reader.peek()):
                 break
             key = yield from reader.matching(_IDENTIFIER)
             yield from reader.spaces()
+            value: list[str] = []
             if key and not (yield from reader.accept("=")):
-                value = [key]
-                key = str(n_written)
-            else:
-                value = []
-                key = key or str(n_written)
+                value, key = [key], ""
+            key = key or str(n_written)
             is_whole = yield from self._literal(value.append)
-            sink.write(
-                ("{" if not n_written else ", ") + json.dumps(key, ensure_ascii=False) + ": "
-            )
-            sink.write(json.dumps(_value_of("".join(value).strip()), ensure_ascii=False))
+            sink.write(("{" if not n_written else ", ") + json_text(key) + ": ")
+            sink.write(json_text(value_of("".join(value).strip())))
             n_written += 1
             if not is_whole:
                 return
@@ -336,15 +332,6 @@ class CallParser:
                 return end is not None
             yield
 
-    def _gemma_call(self, sink: CallSink, id: str | None) -> Steps[None]:
-        name = yield from self._name()
-        name = name.removesuffix(":")
-        yield from self._reader.spaces()
-        if (yield from self._reader.peek()) != "{" or not name:
-            raise NoCallError
-        self._begin(sink, name, id)
-        yield from self._gemma_value(sink.write)
-
     def _gemma_value(self, write: Write) -> Steps[bool]:
         """Write a value with bare keys and marked quotes as JSON; False if the text ends in it."""
         reader, quote = self._reader, self._syntax.quote
@@ -352,8 +339,7 @@ class CallParser:
         nested: list[str] = []
         is_key = False
         while True:
-            yield from reader.spaces()
-            found = yield from reader.accept(quote, '"', *"{}[],:")
+            found = yield from reader.next_word(quote, '"', *"{}[],:")
             if found is None:
                 if not (yield from reader.peek()):
                     return False
@@ -361,16 +347,15 @@ class CallParser:
                 if not scalar:  # a character of no meaning
                     reader.at += 1
                     continue
-                write(_escaped_text(scalar) if is_key else _json_of(scalar.strip(), {"any"}))
-            elif found == quote:
+                write(json_text(scalar) if is_key else json_of(scalar.strip(), {"any"}))
+            elif found in (quote, '"'):
                 write('"')
-                end = yield from reader.until(quotes, lambda text: write(_escaped(text)))
-                if end is None:
-                    return False
-                write('"')
-            elif found == '"':
-                write('"')
-                if not (yield from reader.json_string(write)):
+                if found == '"' != quote:
+                    is_whole = yield from reader.json_string(write)
+                else:
+                    end = yield from reader.until(quotes, lambda text: write(escaped(text)))
+                    is_whole = end is not None
+                if not is_whole:
                     return False
                 write('"')
             else:
@@ -382,9 +367,6 @@ class CallParser:
                 is_key = found in "{," and nested[-1:] == ["{"]
             if not nested:
                 return True
-
-
-_GEMMA_SCALAR = re.compile(r"[^{}\[\],:]*")
 
 
 class _LineEnd:
@@ -400,104 +382,6 @@ class _LineEnd:
 
     def finish(self, *, is_end: bool) -> str:
         return "" if is_end else self._held
-
-
-def types_of(schema: Mapping[str, Any], key: str) -> set[str]:
-    """The JSON types that a tool's schema allows for one of its parameters; "any": unknown."""
-    properties = schema.get("properties")
-    found = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types(found, schema, 8)
-
-
-def _types(found: object, root: Mapping[str, Any], depth: int) -> set[str]:
-    if not isinstance(found, Mapping) or not depth:
-        return {"any"}
-    types = found.get("type")
-    if isinstance(types, str):
-        return {types}
-    if isinstance(types, list):
-        return {str(each) for each in types} or {"any"}
-    if "const" in found or isinstance(found.get("enum"), list):
-        values = [found["const"]] if "const" in found else found["enum"]
-        return {"string"} if all(isinstance(value, str) for value in values) else {"any"}
-    for name in ("anyOf", "oneOf", "allOf"):
-        if isinstance(found.get(name), list):
-            return {each for part in found[name] for each in _types(part, root, depth - 1)}
-    if isinstance(found.get("$ref"), str):
-        at: object = root
-        for step in found["$ref"].split("/")[1:]:
-            at = at.get(step) if isinstance(at, Mapping) else None
-        return _types(at, root, depth - 1)
-    return {"any"}
-
-
-def _json_of(text: str, types: set[str]) -> str:
-    """The JSON of a value that was written without quotes."""
-    source = text.strip()
-    value = _value_of(source)
-    if isinstance(value, str) or (
-        "string" in types and not (types - {"string"}) & _types_of(value)
-    ):
-        is_quoted = isinstance(value, str) and value != source and "string" not in types
-        return json.dumps(value if is_quoted else text, ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False)
-
-
-def _types_of(value: object) -> set[str]:
-    names = {bool: "boolean", int: "integer number", float: "number", list: "array", dict: "object"}
-    return {"any", *names.get(type(value), "null").split()}
-
-
-def _value_of(source: str) -> Any:
-    """The value of JSON, or of a Python literal; the source itself if it is neither."""
-    for read in (json.loads, ast.literal_eval):
-        try:
-            value = read(source)
-            json.dumps(value, allow_nan=False)
-        except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError):
-            continue
-        return value
-    if source[:1] in ("'", '"') and source[-1:] == source[:1] and len(source) > 1:
-        return source[1:-1]  # a text with line breaks
-    return source
-
-
-def _nested(text: str, parameter: ParameterSyntax) -> Any:
-    """The value of tags in tags, as MiniMax-M3 writes lists (of <item>) and objects."""
-    begin, close = re.escape(parameter.begin.strip()), re.escape(parameter.string_middle.strip())
-    stack: list[tuple[str, list[tuple[str, Any]], str]] = [("", [], "")]
-    first, *pieces = re.split(f"{begin}(/?)(.*?){close}", text, flags=re.DOTALL)
-    del first
-    for slash, tag, after in zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True):
-        if not slash:
-            stack.append((tag, [], after))
-        elif len(stack) > 1:
-            name, members, inside = stack.pop()
-            value = _collected(members) if members else _value_of(inside.strip())
-            stack[-1][1].append((name, value))
-    return _collected(stack[0][1])
-
-
-def _collected(members: list[tuple[str, Any]]) -> Any:
-    if all(name == "item" for name, _ in members):
-        return [value for _, value in members]
-    return dict(members)
-
-
-def _object_text(text: str) -> str:
-    """The arguments as an object; models also write them as a text that contains it."""
-    if text.startswith('"'):
-        inside = decoded(text[1:-1])
-        return inside if inside.lstrip().startswith("{") else "{}"
-    return text if text.startswith("{") else "{}"
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
-
-
-def _escaped_text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _closers(syntax: CallSyntax) -> tuple[str, ...]:

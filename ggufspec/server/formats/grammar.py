@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ggufspec.server.formats.calls import types_of
 from ggufspec.server.formats.syntax import ID, INDEX, KEY, NAME, CallSyntax, parts, words
+from ggufspec.server.formats.values import escaped, json_text, types_of
 from ggufspec.structured.grammar import of_json_schema
 
 _MAX_DEPTH = 16  # of a schema whose values are not written as JSON
@@ -86,7 +85,7 @@ class GrammarMaker:
         for i, tool in enumerate(tools):
             name = tool["function"]["name"]
             schema = tool["function"].get("parameters") or {"type": "object"}
-            shown = json.dumps(name, ensure_ascii=False)[1:-1] if call.kind == "json" else name
+            shown = escaped(name) if call.kind == "json" else name
             before = self._literal(call.head + shown + call.middle, name)
             arguments = self._arguments(call, f"args_{i}", schema)
             self._add(f"call_{i}: {before} {arguments} {self._literal(call.tail, name)}")
@@ -116,7 +115,7 @@ class GrammarMaker:
         if self._pieces(first)[0] in self._specials:
             text = _repeated("TEXT" + marks)
             return f"({text} | ({text})? {self._literal(opener)} {calls})"
-        self._add(f"CONTENT: /(?s:.+)/ & ~/(?s:.*){_escaped(first)}(?s:.*)/")
+        self._add(f"CONTENT: /(?s:.+)/ & ~/(?s:.*){_as_regex(first)}(?s:.*)/")
         before = f"({marks[3:]})* " if marks else ""
         rest = self._literal(opener.removeprefix(first))
         text = _repeated("CONTENT" + marks)
@@ -135,7 +134,7 @@ class GrammarMaker:
         if first in self._specials:  # no text can spell it
             return f"TEXT? {self._literal(end.strip())}"
         space = end[: len(end) - len(end.lstrip())]
-        inside = _escaped(space + first)
+        inside = _as_regex(space + first)
         self._add(f"{name}: /(?s:.*){inside}/ & ~/(?s:.*){inside}(?s:.+)/")
         return f"{name} {self._literal(''.join(rest))}"
 
@@ -168,10 +167,8 @@ class GrammarMaker:
             return self._gemma(rule, schema, schema, call.quote, _MAX_DEPTH)
         made: list[str] = []
         for i, key in enumerate(properties):
-            part = {**properties[key]} if isinstance(properties[key], Mapping) else {}
-            for definitions in ("$defs", "definitions"):
-                if definitions in schema:
-                    part.setdefault(definitions, schema[definitions])
+            own = properties[key] if isinstance(properties[key], Mapping) else {}
+            part = {**_definitions(schema), **own}
             gap, begin = ", ", f"{key}="
             if call.parameter is None:
                 value = self._json_rule(f"{rule}_{i}", part)
@@ -270,9 +267,9 @@ def _renamed(grammar: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return json_text(text).replace("\x7f", "\\u007f")
 
 
-def _escaped(text: str) -> str:
+def _as_regex(text: str) -> str:
     """A text as a regular expression of Lark."""
     return re.sub(r"[^A-Za-z0-9_]", lambda found: f"\\x{{{ord(found[0]):x}}}", text)

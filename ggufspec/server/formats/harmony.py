@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ggufspec.server.formats.deltas import ChatDelta
-from ggufspec.server.formats.parser import Deltas, new_id
-from ggufspec.server.formats.reader import Marks, Reader, Steps
+from ggufspec.server.formats.parser import SteppedParser, new_id
+from ggufspec.server.formats.reader import Marks, Steps
 
 HEADER = "<|start|>assistant"
 MESSAGE, CHANNEL = "<|message|>", "<|channel|>"
@@ -15,32 +14,14 @@ _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 MARKS = (*_ENDS, MESSAGE, CHANNEL, "<|constrain|>")
 
 
-class HarmonyParser:
+class HarmonyParser(SteppedParser):
     """Parses text in channels: analysis is reasoning, a message to a function is a call."""
 
     def __init__(self, begun: str, *, has_tools: bool) -> None:
         """`begun`: what the prompt has of the answer."""
+        super().__init__(lambda: new_id(None))
         self._has_tools = has_tools
-        self._reader, self._deltas = Reader(), Deltas(lambda: new_id(None))
-        self._steps = self._parse()
-        next(self._steps)
-        self.push(begun)
-        self._deltas.restart()
-
-    def push(self, text: str) -> list[ChatDelta]:
-        """Add a piece; returns what is certain after it."""
-        if text:
-            self._reader.add(text)
-            next(self._steps, None)
-        return self._deltas.take()
-
-    def finish(self) -> list[ChatDelta]:
-        """What was still held back."""
-        self._reader.is_over = True
-        for _ in self._steps:
-            pass
-        self._deltas.finish()
-        return self._deltas.take()
+        self._start(begun)
 
     def _parse(self) -> Steps[None]:
         reader, deltas = self._reader, self._deltas

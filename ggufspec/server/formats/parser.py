@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 from ggufspec.server.formats.calls import CallParser, NoCallError, Schemas
 from ggufspec.server.formats.deltas import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
 from ggufspec.server.formats.reader import MAX_UNCERTAIN, SPACES, Marks, Reader, Steps
 from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, parts, words
 
-_FENCES = ("```", "```json", "```tool_call")  # before a call without the marks of its format
+_FENCE, _LANGUAGE = "```", re.compile(r"[\w-]*")
+_BARE = ("{", "[", _FENCE)  # what a call without the marks of its format may begin with
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
@@ -89,39 +92,21 @@ class Deltas:
             self._found.append(CallDelta(self.n_calls - 1, text))
 
 
-class FormatParser:
-    """Parses the text of a template's syntax, that comes in pieces. Raises nothing."""
+class SteppedParser:
+    """A parser whose steps wait for more text."""
 
-    def __init__(
-        self, syntax: Syntax, begun: str, schemas: Schemas | None, is_parallel: bool = True
-    ) -> None:
-        """`begun`: what the prompt has of the answer. `schemas`: of the tools; None: no tools."""
-        call = syntax.call if schemas is not None else None
-        self._syntax, self._reader = syntax, Reader()
-        self._deltas = Deltas(lambda: new_id(call))
-        self._opener = words(call.opener) if call else []
-        if call and call.kind == "json" and self._opener:
-            self._opener[-1] = self._opener[-1].rstrip("[")
-            self._opener = [word for word in self._opener if word]
-        self._calls = CallParser(self._reader, call, schemas or {}) if call else None
-        self._starts = {  # of the opener; a call after others may begin in its middle
-            parts(word)[0]: i
-            for i, word in reversed(list(enumerate(self._opener)))
-            if i == 0 or word[0] in "<[]"
-        }
-        begin, end = syntax.reasoning or ("", "")
-        self._reasoning_end = Marks([end.strip()])
-        marks = [*self._starts, *syntax.dropped]
-        self._marks = Marks(marks)
-        # Before content only. The prompt may have opened the reasoning unseen.
-        self._first_marks = [word for word in (*marks, begin, end) if word]
-        self._is_parallel = is_parallel
-        if call and call.kind == "json":  # small models forget the marks
-            self._first_marks += ["{", *_FENCES]
+    def __init__(self, new_id: Callable[[], str]) -> None:
+        self._reader, self._deltas = Reader(), Deltas(new_id)
+
+    def _start(self, begun: str) -> None:
+        """Parse what the prompt has of the answer."""
         self._steps = self._parse()
         next(self._steps)
-        self.push(begun.strip())
+        self.push(begun)
         self._deltas.restart()
+
+    def _parse(self) -> Steps[None]:
+        raise NotImplementedError
 
     def push(self, text: str) -> list[ChatDelta]:
         """Add a piece; returns what is certain after it."""
@@ -140,6 +125,43 @@ class FormatParser:
         self._deltas.finish()
         return self._deltas.take()
 
+
+class FormatParser(SteppedParser):
+    """Parses the text of a template's syntax, that comes in pieces. Raises nothing."""
+
+    def __init__(
+        self, syntax: Syntax, begun: str, schemas: Schemas | None, is_parallel: bool = True
+    ) -> None:
+        """`begun`: what the prompt has of the answer. `schemas`: of the tools; None: no tools."""
+        call = syntax.call if schemas is not None else None
+        super().__init__(lambda: new_id(call))
+        self._syntax = syntax
+        self._opener = words(call.opener) if call else []
+        if call and call.kind == "json" and self._opener:
+            self._opener[-1] = self._opener[-1].rstrip("[")
+            self._opener = [word for word in self._opener if word]
+        self._calls = self._bare_calls = None
+        if call:
+            self._calls = self._bare_calls = CallParser(self._reader, call, schemas or {})
+            if self._opener:
+                bare = replace(call, kind="json", opener="", tail="", name_key="name")
+                self._bare_calls = CallParser(self._reader, bare, schemas or {})
+        self._starts = {  # of the opener; a call after others may begin in its middle
+            parts(word)[0]: i
+            for i, word in reversed(list(enumerate(self._opener)))
+            if i == 0 or word[0] in "<[]"
+        }
+        begin, end = syntax.reasoning or ("", "")
+        self._reasoning_end = Marks([end.strip()])
+        marks = [*self._starts, *syntax.dropped]
+        self._marks = Marks(marks)
+        self._is_parallel, self._in_fence = is_parallel, False
+        # Before content only. The prompt may have opened the reasoning unseen.
+        self._first_marks = [word for word in (*marks, begin, end) if word]
+        if call:  # small models forget the marks
+            self._first_marks += _BARE
+        self._start(begun.strip())
+
     def _parse(self) -> Steps[None]:
         reader, deltas, syntax = self._reader, self._deltas, self._syntax
         begin = syntax.reasoning[0] if syntax.reasoning else None
@@ -155,7 +177,7 @@ class FormatParser:
             if mark == begin:
                 deltas.part()
                 yield from self._reasoning()
-            elif mark in (*self._starts, "{", *_FENCES):
+            elif mark in (*self._starts, *_BARE):
                 yield from self._section(mark)
             else:
                 deltas.part()
@@ -179,17 +201,25 @@ class FormatParser:
         """One call or several, of which the first begins with a mark; else it is content."""
         reader, deltas = self._reader, self._deltas
         reader.keep(reader.at - len(mark))
-        if mark == "{":
-            reader.at -= 1
-        n_before = deltas.n_calls
-        assert self._calls is not None
-        self._calls.is_bare = mark not in self._starts
+        n_before, calls, self._in_fence = deltas.n_calls, self._calls, False
         try:
             while True:
+                if mark in _BARE and mark not in self._starts:
+                    calls = self._bare_calls
+                    if mark == _FENCE:
+                        self._in_fence = True
+                        yield from reader.matching(_LANGUAGE)
+                        yield from reader.spaces()
+                        mark = (yield from reader.accept(*self._starts)) or ""
+                    else:
+                        reader.at -= 1
+                if mark in self._starts:
+                    calls = self._calls
+                assert calls is not None
                 id = yield from self._rest_of_opener(mark)
-                yield from self._one_call(id)
+                yield from calls.call(self, id)
                 n_before = deltas.n_calls
-                found = yield from self._next_call()
+                found = yield from self._next_call(calls)
                 if found is None:
                     return
                 mark = found
@@ -209,10 +239,6 @@ class FormatParser:
         id, _ = yield from self._calls.pattern(rest)
         return id or None
 
-    def _one_call(self, id: str | None) -> Steps[None]:
-        assert self._calls is not None
-        yield from self._calls.call(self, id)
-
     def begin(self, name: str, id: str | None) -> None:
         """A call is certain: it is no longer kept as content."""
         self._reader.forget()
@@ -222,29 +248,27 @@ class FormatParser:
         """More JSON text of the call's arguments."""
         self._deltas.write(text)
 
-    def _next_call(self) -> Steps[str | None]:
+    def _next_call(self, calls: CallParser) -> Steps[str | None]:
         """Skip what closes a call; the mark with which another one begins, None if none does."""
-        assert self._calls is not None
-        assert self._syntax.call is not None
-        reader, kind = self._reader, self._syntax.call.kind
-        separators = (",", ";", "]") if kind in ("json", "python") else ()
-        fences = _FENCES if self._calls.is_bare else ()
+        reader = self._reader
+        separators = (",", ";", "]") if calls.kind in ("json", "python") else ()
+        may_follow = self._is_parallel or not calls.is_bare
         found = None
         while True:
             yield from reader.spaces()
             last = found
-            found = yield from reader.accept(
-                *self._calls.closers, *self._starts, *separators, *fences
-            )
-            if found in self._starts:
+            fences = (_FENCE,) if self._in_fence or (calls.is_bare and may_follow) else ()
+            found = yield from reader.accept(*calls.closers, *self._starts, *separators, *fences)
+            is_closer = found in calls.closers or self._in_fence
+            if found in self._starts or (found == _FENCE and not is_closer):
                 reader.keep(reader.at - len(found or ""))
                 return found
-            if self._calls.is_bare and not self._is_parallel:
-                return None
+            if found == _FENCE:
+                self._in_fence = False
             if found is None:
                 following = yield from reader.peek()
-                is_next = kind == "json" and following == "{"
-                if is_next or (kind == "python" and last in separators and following):
+                is_next = calls.kind == "json" and following == "{" and may_follow
+                if is_next or (calls.kind == "python" and last in separators and following):
                     reader.keep(reader.at)
                     return ""
                 return None

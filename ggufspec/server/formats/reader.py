@@ -82,6 +82,11 @@ class Reader:
                 return found
             yield
 
+    def next_word(self, *words: str) -> Steps[str | None]:
+        """Skip white space, and the longest of these words after it."""
+        yield from self.spaces()
+        return (yield from self.accept(*words))
+
     def peek(self) -> Steps[str]:
         """The next character; empty at the end."""
         while self.at >= len(self.text) and not self.is_over:
@@ -203,3 +208,9 @@ def decoded(raw: str) -> str:
     except ValueError:
         return raw
     return str(found)
+
+
+def n_common(a: str, b: str) -> int:
+    """How many characters two texts have in common at their beginning."""
+    pairs = zip(a, b, strict=False)
+    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))

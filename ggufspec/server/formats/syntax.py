@@ -68,12 +68,6 @@ def words(text: str) -> list[str]:
     return [word for part in _WORDS.findall(text) for word in re.split(r"(?<=>)(?=\]?<)", part)]
 
 
-def n_common(a: str, b: str) -> int:
-    """How many characters two texts have in common at their beginning."""
-    pairs = zip(a, b, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))
-
-
 def parts(text: str) -> list[str]:
     """A text split at its places."""
     return [part for part in _PLACES.split(text) if part]
@@ -92,9 +86,8 @@ def derive(template: ChatTemplate) -> Syntax:
         header = header.partition(mark)[0] if mark else header
     opening = {*words(_after(before, header)), *(reasoning or ())}
     is_harmony = "<|channel|>" in source and "<|message|>" in source
-    call: CallSyntax | None = HARMONY_CALL
-    if not is_harmony:
-        call = _call(sample, header, after, opening) or _known_call(sample, source)
+    call = HARMONY_CALL if is_harmony else _call(sample, header, after, opening)
+    call = call or _known_call(sample, source)
     if call and call.joint and not call.opener and header.endswith(call.joint):
         header = header.removesuffix(call.joint)  # it is before content, too
         call = replace(call, opener=call.joint)
@@ -378,6 +371,7 @@ def _placed(text: str) -> str:
     return text
 
 
+_JSON_CALL = CallSyntax("json", head='{"name": "', middle='", "arguments": ', tail="}")
 # Templates that are shown tools, but write no calls of earlier messages.
 _KNOWN_CALLS = {
     **dict.fromkeys(
@@ -386,30 +380,11 @@ _KNOWN_CALLS = {
             "python", opener="<|tool_call_start|>[", closer="]<|tool_call_end|>", joint=", "
         ),
     ),
-    "<|tool_call|>": CallSyntax(
-        "json",
-        opener="<|tool_call|>[",
-        head='{"name": "',
-        middle='", "arguments": ',
-        tail="}",
-        joint=", ",
-        closer="]",
-    ),
-    "<TOOLCALL>": CallSyntax(
-        "json",
-        opener="<TOOLCALL>[",
-        head='{"name": "',
-        middle='", "arguments": ',
-        tail="}",
-        joint=", ",
-        closer="]</TOOLCALL>",
-    ),
-    "<tool_call>": CallSyntax(
-        "json",
+    "<|tool_call|>": replace(_JSON_CALL, opener="<|tool_call|>[", joint=", ", closer="]"),
+    "<TOOLCALL>": replace(_JSON_CALL, opener="<TOOLCALL>[", joint=", ", closer="]</TOOLCALL>"),
+    "<tool_call>": replace(
+        _JSON_CALL,
         opener="<tool_call>\n",
-        head='{"name": "',
-        middle='", "arguments": ',
-        tail="}",
         joint="\n</tool_call>\n<tool_call>\n",
         closer="\n</tool_call>",
     ),

@@ -245,6 +245,8 @@ def test_harmony_has_channels(chat_format: FormatOf) -> None:
         "<function=f><parameter=a>" + 30_000 * "<",
         "<function=f><parameter=a>" + 30_000 * "\n",
         "<function=f>" + 3_000 * "<parameter=",
+        30_000 * "`",
+        3_000 * '```json\n{"',
     ],
     ids=lambda text: text[:12] + "..." + text[-3:],
 )
@@ -262,23 +264,45 @@ BARE = '{"name": "weather", "arguments": {"city": "Oslo"}}'
     ("text", "n_calls", "content"),
     [
         (BARE, 1, ""),
+        (f"\n<think>So.</think>\n{BARE}", 1, ""),
         (f"```json\n{BARE}\n{BARE}\n```", 2, ""),
         (f"```json\n{BARE}\n```\n\n```json\n{BARE}\n```", 2, ""),
+        (f"```xml\n<tool_call>\n{BARE}\n</tool_call>\n```", 1, ""),
+        (f"```json\n[{BARE}, {BARE}]\n```", 2, ""),
+        (f"[{BARE}]", 1, ""),
+        (f"{{{BARE}}}\n{{{BARE}}}", 2, ""),
+        (f"<tool_call>\n{{{BARE}}}\n</tool_call>", 1, ""),
+        ("{{x}} is a place", 0, "{{x}} is a place"),
         (f"```\n{BARE}\n```\nDone.", 1, "Done."),
+        (f"{BARE}\n```python\nx = 1\n```", 1, "```python\nx = 1\n```"),
+        (f"```json\n{BARE}\n```\n```python\n{{}}\n```", 1, "```python\n{}\n```"),
         (f"Such as {BARE}", 0, f"Such as {BARE}"),
         (BARE.replace("weather", "other"), 0, BARE.replace("weather", "other")),
+        (f"```json\n{BARE[:18]}}}\n```\n", 0, f"```json\n{BARE[:18]}}}\n```\n"),
         ('{"city": {"name": "Oslo"}}', 0, '{"city": {"name": "Oslo"}}'),
-        ("```python\nprint(1)\n```", 0, "```python\nprint(1)\n```"),
+        ("\n```python\nprint(1)\n```\n", 0, "\n```python\nprint(1)\n```\n"),
         ("```json\n[1, 2]\n```", 0, "```json\n[1, 2]\n```"),
+        ("[a](b) ", 0, "[a](b) "),
     ],
 )
+@pytest.mark.parametrize("name", ["hermes", "list", "bare", "tagged", "python"])
 def test_calls_without_marks_are_read_at_the_beginning(
-    chat_format: FormatOf, text: str, n_calls: int, content: str
+    chat_format: FormatOf, name: str, text: str, n_calls: int, content: str
 ) -> None:
     """Small models write JSON where their template has marks around it."""
-    for size in (1, 3, len(text)):
-        made = parsed(chat_format(TEMPLATES["hermes"]).parser("", TOOLS), text, size)
+    if "<tool_call>" in text and name != "hermes":
+        return
+    found = chat_format(TEMPLATES[name])
+    for size in (1, 3, 7, len(text)):
+        made = parsed(found.parser("", TOOLS), text, size)
         assert made.content == content
         assert made.calls == [("weather", '{"city": "Oslo"}')] * n_calls
-    parser = chat_format(TEMPLATES["hermes"]).parser("", TOOLS, is_parallel=False)
-    assert len(parsed(parser, text, 3).calls) == min(n_calls, 1)
+    made = parsed(found.parser("", TOOLS, is_parallel=False), text, 3)
+    assert len(made.calls) == min(n_calls, 1)
+
+
+def test_calls_without_marks_are_streamed(chat_format: FormatOf) -> None:
+    parser = chat_format(TEMPLATES["hermes"]).parser("", TOOLS)
+    deltas = [delta for letter in "```json\n" + BARE[:-5] for delta in parser.push(letter)]
+    assert deltas[0]._replace(id=None) == CallDelta(0, "{", None, "weather")
+    assert deltas[-1] == CallDelta(0, "s")

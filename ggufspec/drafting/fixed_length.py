@@ -1,0 +1,111 @@
+"""A fixed draft length, and what each choice of a length says to a drafter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from enum import Enum, auto
+from typing import NamedTuple
+
+from ggufspec import _native
+from ggufspec.decoding.types import Round
+from ggufspec.drafting import constants
+from ggufspec.drafting.acceptance import Acceptance, SecondChoice
+from ggufspec.drafting.block_bonus import BlockBonus
+
+
+class Action(Enum):
+    """What the draft model is to do in a round."""
+
+    DRAFT = auto()
+    SKIP = auto()
+    PLAIN = auto()  # the same, and nothing else may be drafted
+
+
+class PrefixLength(NamedTuple):
+    """How many tokens of an existing draft to verify.
+
+    `expected`: accepted tokens, on average; `beats_model`: what follows forced tokens promises more
+    than drafting there with the draft model.
+    """
+
+    n_draft: int
+    expected: float
+    beats_model: bool
+
+
+class FixedLength:
+    """Drafts as many tokens as allowed, in every round; of a tree, those that are most likely."""
+
+    steps_are_free = True  # a fixed number of nodes, whatever the steps of the draft model cost
+    why = ""
+    expected = None
+
+    def __init__(
+        self,
+        prior: Acceptance | None = None,
+        memory: float = constants.SAMPLED_MEMORY,
+        block_bonus: float = 0.0,
+    ) -> None:
+        """As AutoLength; without a prior, it drafts only chains."""
+        self.second: SecondChoice | None = None
+        self.rule = _native.LengthRule()
+        if prior is not None:
+            by_draft = _native.AcceptanceModel(*prior.by_draft, constants.PRIOR_WEIGHT, memory)
+            self.rule = _native.LengthRule(by_draft, block_bonus)
+            self.second = SecondChoice(prior.second, memory)
+        self._block_bonus = BlockBonus(self.rule)
+        self._n_rounds, self._n_accepted = 1, 1  # of the draft model
+        self._n_learned = constants.FIXED_ACCEPTANCE_WEIGHT
+        self.mean = constants.FIXED_ACCEPTANCE
+
+    def start_round(self, n_max: int, n_unread: int) -> Action:
+        self.rule.start(n_max)
+        return Action.DRAFT if n_max > 0 else Action.SKIP
+
+    def prefix_length(self, probs: Sequence[float], forced: Sequence[float] = ()) -> PrefixLength:
+        return prefix_length(self.rule, probs, forced, self._n_accepted / self._n_rounds)
+
+    def observe_gaps(self, gaps: Iterable[float]) -> None: ...
+
+    def observe_verdict(
+        self, n_accepted: int, acceptances: Iterable[float], target_gaps: Iterable[float]
+    ) -> None:
+        self._n_rounds += 1
+        self._n_accepted += n_accepted
+        if self.second is not None:
+            known = list(acceptances)
+            self._block_bonus.observe(n_accepted, known[: self.rule.n_drawn])
+            learned = known[: n_accepted + 1]
+            self.rule.observe(learned)
+            for acceptance in learned:
+                self._n_learned += 1
+                self.mean += (acceptance - self.mean) / self._n_learned
+
+    def observe_growth(self, value: float, n_steps: int, n_read: int) -> None: ...
+
+    def observe_round(self, round_: Round) -> None: ...
+
+    def n_worth(self, values: Sequence[float], n_drafted: int) -> int:
+        return min(len(values), self.rule.n_max - n_drafted)
+
+    def step_price(self, n_read: float) -> float:
+        return 0.0
+
+    def set_n_sharers(self, n_sharers: int) -> None: ...
+
+    def reads_ahead(self, n_prompt: int) -> bool:
+        return True
+
+    def advice(self) -> str | None:
+        return None
+
+
+def prefix_length(
+    rule: _native.LengthRule, probs: Sequence[float], forced: Sequence[float], model_gain: float
+) -> PrefixLength:
+    """`model_gain`: of drafting with the draft model, compared with drafting nothing."""
+    n_draft, gain, expected = rule.prefix_length([*forced, *probs])
+    further_gain = gain - rule.prefix_length(forced)[1]
+    beats_model = n_draft > len(forced) and further_gain > math.prod(forced) * model_gain
+    return PrefixLength(n_draft, expected, beats_model)
