@@ -6,6 +6,7 @@ __all__ = [
     "CacheError",
     "ClosedError",
     "ClusterError",
+    "ConstraintError",
     "DecodeError",
     "DownloadError",
     "GgufspecError",
@@ -54,6 +55,10 @@ class OutOfMemoryError(GgufspecError):
 
 class DecodeError(GgufspecError):
     """llama.cpp failed to decode a batch."""
+
+
+class ConstraintError(DecodeError):
+    """A text cannot be continued as its grammar, schema or regular expression demands."""
 
 
 class NoRoomError(DecodeError):

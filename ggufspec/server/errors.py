@@ -8,7 +8,13 @@ from collections.abc import Mapping
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from ggufspec.errors import GgufspecError, OptionError, PromptError, PromptTooLongError
+from ggufspec.errors import (
+    ConstraintError,
+    GgufspecError,
+    OptionError,
+    PromptError,
+    PromptTooLongError,
+)
 
 LOG = logging.getLogger("ggufspec.server")
 
@@ -54,7 +60,7 @@ def api_error_of(error: BaseException) -> ApiError:
         return error
     if isinstance(error, PromptTooLongError):
         return _context_exceeded(error)
-    if isinstance(error, (PromptError, OptionError)):
+    if isinstance(error, (PromptError, OptionError, ConstraintError)):
         what = "prompt" if isinstance(error, PromptError) else "value"
         return ApiError(400, str(error), code=f"invalid_{what}")
     if isinstance(error, GgufspecError):

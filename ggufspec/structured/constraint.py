@@ -13,7 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from ggufspec.errors import DecodeError, OptionError
+from ggufspec.errors import ConstraintError, OptionError
 from ggufspec.structured.limits import limited_matcher, summary
 
 _N_CONTINUATIONS = 8  # of a forced text that are tokenized with it
@@ -118,7 +118,7 @@ class GrammarConstraint:
 
         Bit i % 32 of word i // 32 is of token i. No token may follow one that is not allowed, or
         where the matcher fails: it reaches a limit, or needs bytes that no token has. Raises
-        DecodeError if it fails before the draft.
+        ConstraintError if it fails before the draft.
         """
         n = len(tokens) - self._n_start
         text = array("i", tokens[self._n_start :])
@@ -131,12 +131,12 @@ class GrammarConstraint:
                 mask = self._mask() if self._read(text[:at]) else None
                 if at == n and self._matcher.is_error():
                     complaint = summary(self._matcher.get_error())
-                    raise DecodeError(
+                    raise ConstraintError(
                         f"the text cannot continue ({complaint}): the grammar or schema is too "
                         "complex, or requires what no token of this vocabulary has; simplify it"
                     )
                 if self._step_seconds > self._max_step_seconds:
-                    raise DecodeError(
+                    raise ConstraintError(
                         "the text cannot continue: the grammar or schema takes longer than "
                         f"{self._max_step_seconds:g} s for one token; simplify it"
                     )
