@@ -86,9 +86,13 @@ def test_shared_passes_are_measured_beyond_what_one_text_may_draft() -> None:
         costs.observe_target(n, seconds)
     costs.observe_target(13, 99.0)
     assert list(costs.per_text(1)) == pytest.approx([1.0, 4 / 3, 5 / 3, 2.0])
-    assert costs.per_text(3)[1] == pytest.approx(2.25 / 3), "a third of a pass over six"
+    assert costs.per_text(3)[0] == pytest.approx(5 / 9), "a third of a pass over three"
     assert costs.per_text(3)[3] == pytest.approx(5 / 9 + 2.25 - 5 / 3), "beside two of one token"
     assert costs.per_text(2)[1] == pytest.approx(1.0), "half a pass over four"
+    flat = CostModel(2, n_sharers=4)
+    for n, seconds in ((1, 1.0), (5, 1.0), (8, 2.0)):
+        flat.observe_target(n, seconds)
+    assert flat.per_text(4)[1] == pytest.approx(0.5), "a quarter of a pass over eight"
     known = CostModel.of_document(costs.to_document(), 4, 3)
     assert known.per_text(3) == pytest.approx(costs.per_text(3))
     assert CostModel.of_document(costs.to_document(), 4).n_measured(12) == 0
