@@ -25,8 +25,7 @@ _MAX_BREAKER_TOKENS = 20
 
 _MARK = "\x02"  # no text has it
 _SPACE = "\u2581"  # how SentencePiece writes one
-_MIN_PARTED_BYTES = 16_384
-_N_NAMES = 1000  # of special tokens in a part of a text
+_MIN_PARTED_BYTES, _N_NAMES = 16_384, 1000  # of a text; of special tokens in a part of it
 _N_START = 4  # characters; many names start alike
 _MAX_TEXT_BYTES = 2**31 - 16  # llama.cpp counts them in an int32_t
 

@@ -26,13 +26,6 @@ CHATML = (
 HI: list[Message] = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture(scope="module")
-def process() -> Iterator[TemplateProcess]:
-    made = TemplateProcess()
-    yield made
-    made.close()
-
-
 @pytest.fixture
 def render(process: TemplateProcess) -> Any:
     def run(source: str, messages: Sequence[Message] = HI, **options: Any) -> str:

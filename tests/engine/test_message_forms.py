@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -19,13 +19,6 @@ END = "]{% endfor %}"
 
 def each_call(body: str) -> str:
     return "{% for c in m.tool_calls or [] %}(" + body + "){% endfor %}"
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[TemplateProcess]:
-    made = TemplateProcess()
-    yield made
-    made.close()
 
 
 @pytest.fixture

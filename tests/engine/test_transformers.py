@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from copy import deepcopy
 from itertools import product
 from pathlib import Path
@@ -98,13 +97,6 @@ DIFFERENT = {
     ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", "call beside text"): _NOT_BOTH,
     ("calls beside null", "call beside text"): _NOT_BOTH,
 }
-
-
-@pytest.fixture(scope="module")
-def process() -> Iterator[TemplateProcess]:
-    made = TemplateProcess()
-    yield made
-    made.close()
 
 
 def ours(process: TemplateProcess, source: str, conversation: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Calls in llama.cpp's templates come back; GGUFSPEC_TEMPLATES names the folder of these."""
+"""Calls in llama.cpp's templates come back; GGUFSPEC_CHAT_TEMPLATES names the folder of these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from chat_formats import USER, parsed, tool
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.server.formats import ChatFormat
 
-FOLDER = Path(os.environ.get("GGUFSPEC_TEMPLATES", "/nonexistent"))
+FOLDER = Path(os.environ.get("GGUFSPEC_CHAT_TEMPLATES", "/nonexistent"))
 PATHS = sorted(FOLDER.glob("*.jinja"))
 TOOLS = [
     tool(
@@ -47,7 +47,7 @@ SILENT = {"LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct
 WITHOUT_CONTENT = {"NVIDIA-Nemotron-Nano-v2"}
 
 
-@pytest.mark.skipif(not PATHS, reason="GGUFSPEC_TEMPLATES names no folder of templates")
+@pytest.mark.skipif(not PATHS, reason="GGUFSPEC_CHAT_TEMPLATES names no folder of templates")
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_calls_and_reasoning_come_back(
     path: Path,
