@@ -36,11 +36,11 @@ def parse_request(
 ) -> ParsedRequest:
     """Raises PromptError, OptionError."""
     n, n_top, plan = body.n or 1, None, AnswerPlan({}, None)
+    constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
         tools = tools_of(body, engine)
         prompt = _chat_prompt(body, tools, engine)
-        constraints = {option: value for _, option, value in _constraints_of(body)}
-        plan = plan_answer(body, tools, prompt, constraints, engine)
+        plan = plan_answer(body, tools, prompt, constraint, engine)
         prompts: Sequence[str | Sequence[int]] = [prompt]
         n_top = (body.top_logprobs or 0) if body.logprobs else None
     elif isinstance(body, CompletionRequest):
@@ -53,7 +53,7 @@ def parse_request(
         n_top = body.logprobs
     else:
         prompts = [body.prompt]
-    options = _options_of(body, engine, server, plan.options)
+    options = _options_of(body, engine, server, {**constraint, **plan.options})
     # An error of the constraint is the request's, not that of the thread which runs all texts.
     engine.check(options)
     with_bos = not isinstance(body, CompletionRequest) or body.add_special_tokens
@@ -81,7 +81,11 @@ def parse_request(
 
 def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
     """The options of a request that sets none."""
-    return CheckedOptions.of({**engine.file_sampling.options, **server.defaults})
+    return CheckedOptions.of(_defaults(engine, server))
+
+
+def _defaults(engine: Engine, server: ServerOptions) -> GenerateOptions:
+    return {**engine.file_sampling.options, **server.defaults}
 
 
 def _special(prompt: str | Sequence[int], engine: Engine, with_bos: bool) -> str | Sequence[int]:
@@ -154,7 +158,7 @@ def continues_final_message(body: ChatRequest) -> bool:
 def _options_of(
     body: GenerationBody, engine: Engine, server: ServerOptions, changes: Mapping[str, Any]
 ) -> CheckedOptions:
-    options: dict[str, Any] = {**engine.file_sampling.options, **server.defaults}
+    options: dict[str, Any] = {**_defaults(engine, server)}
     given = {name: value for name in body.model_fields_set if (value := getattr(body, name))}
     if any(given.get(name) for name in _OF_WHOLE_TEXT):
         options["repeat_last_n"] = -1  # as in OpenAI's and vLLM's servers
@@ -177,18 +181,22 @@ def _options_of(
         options["n_draft"] = body.draft_n
     if not body.speculative or body.draft_n == 0:
         options["drafter"] = "none"
-    constraints = list(_constraints_of(body))
-    if len(constraints) > 1:
-        names = " and ".join(name for name, _, _ in constraints)
-        raise OptionError(f"{names} are given; give one of them")
-    options |= {option: value for _, option, value in constraints}
     limits = [n for n in (_limit_of(body), server.max_tokens) if n is not None and n > 0]
     options["max_tokens"] = min(limits, default=None)
     return CheckedOptions.of(cast("GenerateOptions", options | dict(changes)))
 
 
+def _constraint_of(body: GenerationBody) -> dict[str, object]:
+    """What the text must match, as an option of the engine. Raises OptionError for several."""
+    found = list(_constraints_of(body))
+    if len(found) > 1:
+        names = " and ".join(name for name, _, _ in found)
+        raise OptionError(f"{names} are given; give one of them")
+    return {option: value for _, option, value in found}
+
+
 def _constraints_of(body: GenerationBody) -> Iterator[tuple[str, str, object]]:
-    """What the text must match: the field, and the option of the engine with its value."""
+    """Of each: the field, and the option of the engine with its value."""
     form, outputs = body.response_format, body.structured_outputs
     if form is not None and (
         (form.json_schema and form.type != "json_schema")
