@@ -386,6 +386,23 @@ def test_a_long_unread_text_is_read_only_if_it_pays() -> None:
     assert policy.start_round(3, 200) is Action.SKIP
 
 
+@pytest.mark.parametrize(("each_further", "pays"), [(0.02, True), (0.9, False)])
+def test_prompts_are_read_ahead_where_texts_share_passes_only_if_it_pays(
+    each_further: float, pays: bool
+) -> None:
+    costs = CostModel(4, n_sharers=4)
+    for n in range(1, 17):
+        costs.observe_target(n, 1.0 + each_further * (n - 1))
+    costs.observe_draft(1, 0.05)
+    policy = AutoLength(costs, both(3.0, 0.1))
+    assert policy.reads_ahead(2)
+    policy.set_n_sharers(4)
+    assert policy.reads_ahead(2) == pays
+    assert not policy.reads_ahead(100_000)
+    policy.set_n_sharers(1)
+    assert policy.reads_ahead(100_000), "a text alone keeps no other one waiting"
+
+
 def test_what_rejected_drafts_cost_is_limited() -> None:
     """A draft that is expected to be accepted, and never is."""
     curve, step = [1.0, 1.5, 2.0, 2.5], 0.2
