@@ -1,4 +1,4 @@
-"""A fixed draft length, and what each choice of a length says to a drafter."""
+"""The fixed draft length, and the types of a decision about a length."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class MessageForms:
         return (content or "") if takes_text else _parts(content or "")
 
     def _empty(self, content: str | None) -> str | None:
-        """An empty content beside calls: some templates want null, others write "None" for it."""
+        """An empty content beside calls: some templates need null, others write "None" for it."""
         forms = ("", None) if content == "" else (None, "")
         return next(filter(self._takes_call, forms), "")
 

@@ -158,7 +158,7 @@ class FormatParser(SteppedParser):
         self._is_parallel, self._in_fence = is_parallel, False
         # Before content only. The prompt may have opened the reasoning unseen.
         self._first_marks = [word for word in (*marks, begin, end) if word]
-        if call:  # small models forget the marks
+        if call:  # small models leave out the marks
             self._first_marks += _BARE
         self._start(begun.strip())
 
