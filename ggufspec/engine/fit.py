@@ -28,8 +28,8 @@ from ggufspec.placement.plan import (
 )
 from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
 
-# Shares of the free memory of GPUs that further attempts plan with. A driver may report as free what
-# other programs use; the last attempt leaves GPUs out.
+# Shares of the free memory of GPUs that further attempts plan with: a driver may report as free
+# what other programs use. The last attempt leaves GPUs out.
 _SMALLER = (0.85, 0.6, 0.0)
 _MOST_LAYERS = 2**31
 _MOST_GPUS = 16  # GGML_CUDA_MAX_DEVICES and its like in llama.cpp
@@ -175,6 +175,8 @@ class Fit:
             found = self._planned(self._machine(self._shares.pop(0)))
             if found != used:
                 return found
+        if used.offloads and self._gpus and used.n_gpu_layers == used.n_gpu_layers_draft == 0:
+            return replace(used, offloads=False)
         if self._options.n_ctx is not None or self._is_shorter:
             return None
         self._is_shorter = True
