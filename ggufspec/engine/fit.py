@@ -13,6 +13,7 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.errors import OptionError
+from ggufspec.llama.build import why_no_gpu
 from ggufspec.llama.devices import free_memory, gpus, machine
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
@@ -163,7 +164,18 @@ class Fit:
         if self._options.n_ctx_usual is None:
             n_ctx = longest_context(self._target, self._draft, self._machine(1.0), self._wishes())
             self._options = replace(self._options, n_ctx_usual=n_ctx)
-        return self._planned(self._machine(1.0)) if self._is_open else self._options
+        if self._is_open:
+            return self._planned(self._machine(1.0))
+        return replace(self._options, placement=self._unused)
+
+    @property
+    def _unused(self) -> str | None:
+        """Why options for GPUs have no effect; None if they have one, or none was given."""
+        options = self._options
+        asked = options.n_gpu_layers or options.n_gpu_layers_draft
+        if self._gpus or not (asked or options.tensor_split or options.main_gpu is not None):
+            return None
+        return f"no layers were offloaded: {why_no_gpu()}; see `ggufspec devices`"
 
     def smaller(self, used: LoadOptions) -> LoadOptions | None:
         """Options that take less memory than those used; None where the user left no choice."""
@@ -174,10 +186,11 @@ class Fit:
         if self._options.n_ctx is not None:
             return None
         n_ctx = self._default_n_ctx() // 2
+        why = f"a context of {n_ctx:,} tokens: there was no memory for twice as many"
         return replace(
             used,
             n_ctx=max(n_ctx, 1),
-            placement=f"a context of {n_ctx:,} tokens: there was no memory for twice as many",
+            placement="\n".join(filter(None, (self._unused, why))),
         )
 
     def _default_n_ctx(self) -> int:
