@@ -190,7 +190,7 @@ class Fit:
         return replace(
             used,
             n_ctx=max(n_ctx, 1),
-            placement="\n".join(filter(None, (self._unused, why))),
+            placement="; ".join(filter(None, (self._unused, why))),
         )
 
     def _default_n_ctx(self) -> int:

@@ -68,10 +68,8 @@ def backends() -> dict[str, int]:
     return found
 
 
-def why_no_gpu() -> str | None:
-    """Why no layers can be on a GPU, in a few words; None if there is one."""
-    if devices.offload_devices():
-        return None
+def why_no_gpu() -> str:
+    """Why llama.cpp has no GPU, in a few words."""
     built = [name for name in backends() if name not in _HOST]
     if not built:
         return "this build of llama.cpp has no GPU backend"

@@ -37,7 +37,7 @@ _SOURCES: Final = {
 
 def build_command(backends: Iterable[str], n_version: str | None = None) -> str:
     """The command that builds llama-cpp-python again with these backends of ggml."""
-    names = (name for name in backends if name != "CPU")
+    names = (name for name in dict.fromkeys(backends) if name != "CPU")
     flags = " ".join(f"-DGGML_{_FLAGS.get(name, name).upper()}=on" for name in names)
     exactly = n_version or _version()
     return (

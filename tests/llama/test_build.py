@@ -85,8 +85,3 @@ def test_a_backend_that_could_not_start_counts_as_built(monkeypatch: pytest.Monk
     assert build.why_no_gpu() == "llama.cpp's Vulkan backend found no GPU"
     monkeypatch.setattr(devices, "libraries", lambda: [object()])
     assert build.why_no_gpu() == "this build of llama.cpp has no GPU backend"
-
-
-def test_with_a_gpu_there_is_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "devices", lambda: [CARD, CPU])
-    assert build.why_no_gpu() is None

@@ -25,7 +25,7 @@ def write(path: Path, text: str = "") -> None:
 @pytest.mark.parametrize(
     ("backends", "flags"),
     [
-        (["CPU", "RPC", "CUDA"], 'CMAKE_ARGS="-DGGML_RPC=on -DGGML_CUDA=on" '),
+        (["CPU", "RPC", "CUDA", "RPC"], 'CMAKE_ARGS="-DGGML_RPC=on -DGGML_CUDA=on" '),
         (["Vulkan"], 'CMAKE_ARGS="-DGGML_VULKAN=on" '),
         (["ROCm", "Metal"], 'CMAKE_ARGS="-DGGML_HIP=on -DGGML_METAL=on" '),
         (["CPU"], ""),
