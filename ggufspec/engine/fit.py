@@ -10,6 +10,7 @@ from ggufspec.common import defaults, validate
 from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.engine.speeds import Predicted, measured, predicted
 from ggufspec.errors import OptionError
+from ggufspec.llama.build import why_no_gpu
 from ggufspec.llama.devices import free_memory, gpus
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
@@ -158,7 +159,18 @@ class Fit:
         if self._options.n_ctx_usual is None:
             n_ctx = longest_context(self._target, self._draft, self._machine(1.0), self._wishes())
             self._options = replace(self._options, n_ctx_usual=n_ctx)
-        return self._planned(self._machine(1.0)) if self._is_open else self._options
+        if self._is_open:
+            return self._planned(self._machine(1.0))
+        return replace(self._options, placement=self._unused)
+
+    @property
+    def _unused(self) -> str | None:
+        """Why options for GPUs have no effect; None if they have one, or none was given."""
+        options = self._options
+        asked = options.n_gpu_layers or options.n_gpu_layers_draft
+        if self._gpus or not (asked or options.tensor_split or options.main_gpu is not None):
+            return None
+        return f"no layers were offloaded: {why_no_gpu()}; see `ggufspec devices`"
 
     def smaller(self, used: LoadOptions) -> LoadOptions | None:
         """Options that take less memory than those used; None where the user left no choice."""
@@ -169,10 +181,11 @@ class Fit:
         if self._options.n_ctx is not None:
             return None
         n_ctx = self._default_n_ctx() // 2
+        why = f"a context of {n_ctx:,} tokens: there was no memory for twice as many"
         return replace(
             used,
             n_ctx=max(n_ctx, 1),
-            placement=f"a context of {n_ctx:,} tokens: there was no memory for twice as many",
+            placement="\n".join(filter(None, (self._unused, why))),
         )
 
     def predicted(self, n_gpu_layers: int, n_gpu_layers_draft: int, n_most: int) -> Predicted:
