@@ -93,12 +93,12 @@ class Reader:
             yield
         return self.text[self.at : self.at + 1]
 
-    def matching(self, regex: re.Pattern[str], n_most: int = MAX_NAME) -> Steps[str]:
-        """Skip what a regular expression of single characters matches, up to so many of them."""
+    def matching(self, regex: re.Pattern[str]) -> Steps[str]:
+        """Skip what a regular expression of single characters matches, up to a name's length."""
         while True:
             match = regex.match(self.text, self.at)
             end = match.end() if match else self.at
-            if end < len(self.text) or end - self.at > n_most or self.is_over:
+            if end < len(self.text) or end - self.at > MAX_NAME or self.is_over:
                 found, self.at = self.text[self.at : end], end
                 return found
             yield
