@@ -136,7 +136,7 @@ class _Writer:
             self._engines["draft"] = scoring.draft_alone(engine)
         self._baselines = {baseline.name: baseline for baseline in baselines}
         self._experiment = experiment
-        self._progress = progress
+        self._progress: OnTokens = progress or (lambda n_done, n_in_all, label: None)
         self._n_done = 0
         self.n_tokens_in_all = 1
         self._meter = EnergyMeter()
@@ -197,12 +197,8 @@ class _Writer:
         seed = crc32(f"{self._experiment.seed} {label}".encode())
         if contender.program is None:
             return self._by_engine(contender, tokens, n_tokens, label, seed)
-        self._report(0, label)
+        self._progress(self._n_done, self.n_tokens_in_all, label)
         return self._by_baseline(contender, tokens, n_tokens, seed)
-
-    def _report(self, n_tokens: int, label: str) -> None:
-        if self._progress is not None:
-            self._progress(self._n_done + n_tokens, self.n_tokens_in_all, label)
 
     def _by_engine(
         self, contender: Contender, tokens: list[int], n_tokens: int, label: str, seed: int
@@ -222,7 +218,7 @@ class _Writer:
         for chunk in stream:
             first = perf_counter() - started if first is None else first
             n_written += len(chunk.tokens)
-            self._report(n_written, label)
+            self._progress(self._n_done + n_written, self.n_tokens_in_all, label)
         done = stream.completion
         measured = replace(
             Measurement.of_stats(done.stats, contender.name, label),
