@@ -131,7 +131,7 @@ class _Audit:
         self._engine = engine
         self._prompts = prompts
         self._settings = settings
-        self._progress = progress
+        self._report: NamedProgress = progress or (lambda what, done, of: None)
         assert settings.seed is not None
         seeds, uniforms, choices, labels = np.random.SeedSequence(settings.seed).spawn(4)
         self._seeds = seeds.generate_state(2 * settings.n_runs).tolist()
@@ -331,7 +331,3 @@ class _Audit:
             smallest_shift=statistics.smallest_shift(*n_tokens, alpha, n_tests),
             tests=statistics.holm(tests),
         )
-
-    def _report(self, what: str, done: int, of: int) -> None:
-        if self._progress is not None:
-            self._progress(what, done, of)

@@ -49,6 +49,7 @@ PROMPTS = (  # of each half of the texts: two of code, two of prose
     ),
 )
 _ASKED = "Continue this text:\n\n"
+Counts = tuple[Counter[int], Counter[int]]  # of tokens, in each half of the texts
 
 
 class Excerpt(NamedTuple):
@@ -92,7 +93,7 @@ class Reference:
     """
 
     texts: tuple[ReferenceText, ...]
-    counts: tuple[Counter[int], Counter[int]]
+    counts: Counts
     passes: tuple[float, ...]
 
 
@@ -146,17 +147,13 @@ def weights_of(logits: Logits) -> NDArray[np.float32]:
     return found
 
 
-def _written(
-    engine: Engine, tell: NamedProgress
-) -> tuple[list[Excerpt], tuple[Counter[int], Counter[int]]]:
+def _written(engine: Engine, tell: NamedProgress) -> tuple[list[Excerpt], Counts]:
     """Greedy text of the target, after the built-in prompts."""
     excerpts, counts = [], (Counter[int](), Counter[int]())
     for half, prompts in enumerate(PROMPTS):
         asked = [_asked(engine, prompt) for _, prompt in prompts]
-        completions = engine.generate_batch(
-            asked, max_tokens=N_COUNTED, temperature=0, drafter="none"
-        )
-        for (kind, _), before, completion in zip(prompts, asked, completions, strict=True):
+        written = engine.generate_batch(asked, max_tokens=N_COUNTED, temperature=0, drafter="none")
+        for (kind, _), before, completion in zip(prompts, asked, written, strict=True):
             tokens = [*before, *completion.tokens]
             counts[half].update(tokens)
             if len(completion.tokens) >= _N_LEAST:
@@ -176,9 +173,7 @@ def _asked(engine: Engine, prompt: str) -> list[int]:
     return engine.render([{"role": "user", "content": _ASKED + prompt}])[N_COUNTED - N_CTX :]
 
 
-def _taken(
-    engine: Engine, given: Sequence[str]
-) -> tuple[list[Excerpt], tuple[Counter[int], Counter[int]]]:
+def _taken(engine: Engine, given: Sequence[str]) -> tuple[list[Excerpt], Counts]:
     """Excerpts from everywhere in texts; the first half of them and the second."""
     tokens: list[int] = []
     for text in given:

@@ -219,16 +219,6 @@ def test_headers_that_cannot_be_true_are_refused_before_llama_cpp_sees_them(
         ggufspec.load(short)
 
 
-def test_the_speed_of_memory_is_known_from_the_largest_pair_that_ran_here(target: Path) -> None:
-    assert fit.measured_host() is None
-    with ggufspec.load(target, n_threads=1) as engine:
-        engine.generate("the", max_tokens=60, ignore_eos=True, drafter="ngram")
-    found = fit.measured_host()
-    assert found is not None
-    assert found.bandwidth > 0
-    assert found.slope >= 0
-
-
 def test_a_context_that_fits_is_chosen_by_what_is_free(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,8 +77,8 @@ class ChatFormat:
         tools: Tools,
         begun: str,
         *,
-        is_required: bool,
-        is_parallel: bool,
+        is_required: bool = False,
+        is_parallel: bool = False,
         specials: Mapping[str, int],
         ends: Collection[int],
         answer: str | None = None,
@@ -86,11 +86,11 @@ class ChatFormat:
         """The grammar of an answer that calls these tools; if not required, it may be content.
 
         `specials`: the tokens in `text` that no text can spell; `ends`: those that end a text.
-        `answer`: the grammar that content has to match, from structured.grammar.
-        Raises OptionError for parameters whose schema cannot be guaranteed.
+        `answer`: the grammar that content has to match, from structured.grammar; without tools, it
+        is needed. Raises OptionError for parameters whose schema cannot be guaranteed.
         """
-        assert self.syntax.call is not None
-        return self._maker(specials, ends).grammar(
+        maker = GrammarMaker(specials, [name for name, token in specials.items() if token in ends])
+        return maker.grammar(
             self.syntax.call,
             tools,
             is_required=is_required,
@@ -99,20 +99,6 @@ class ChatFormat:
             around=[mark for mark in self.syntax.dropped if specials.get(mark, -1) not in ends],
             answer=answer,
         )
-
-    def answer_grammar(
-        self,
-        answer: str,
-        reasoning: Reasoning,
-        *,
-        specials: Mapping[str, int],
-        ends: Collection[int],
-    ) -> str:
-        """The grammar of reasoning, then of an answer that matches one of structured.grammar."""
-        return self._maker(specials, ends).with_reasoning(answer, reasoning)
-
-    def _maker(self, specials: Mapping[str, int], ends: Collection[int]) -> GrammarMaker:
-        return GrammarMaker(specials, [name for name, token in specials.items() if token in ends])
 
 
 @lru_cache(maxsize=4)

@@ -251,7 +251,8 @@ def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
     key_at = rest.find(_KEYS[0])
     name_at = rest.rfind(_NAMES[1], 0, key_at)
     head, middle = _numbered(call.head), _numbered(call.middle)
-    found = re.search(_pattern(head) + "$", _placed(rest[:name_at]))
+    pattern = re.escape(head).replace(re.escape(INDEX), r"\d+")
+    found = re.search(pattern + "$", _placed(rest[:name_at]))
     if found is None:
         return call
     if not _placed(rest[name_at + len(_NAMES[1]) :]).startswith(call.middle):
@@ -267,10 +268,6 @@ def _after_last_value(text: str, i: int) -> str:
 
 def _numbered(text: str) -> str:
     return re.sub(r"\d+", INDEX, text, count=1)
-
-
-def _pattern(text: str) -> str:
-    return re.escape(text).replace(re.escape(INDEX), r"\d+")
 
 
 class _Spots(NamedTuple):
