@@ -64,6 +64,7 @@ class LoadOptions:
     tuned: bool = True
     chat_template: str | None = None
     n_rollback: int = 0  # of the target's context
+    offloads: bool = True  # see ContextOptions
     placement: str | None = None  # what was chosen for the user, in a line; None: nothing
 
     def __post_init__(self) -> None:
@@ -243,6 +244,7 @@ class Fit:
             type_v=plan.caches.type_v,
             tensor_split=options.tensor_split or (plan.split if is_split else ()),
             main_gpu=gpu_draft if options.main_gpu is None else options.main_gpu,
+            offloads=plan.offloads,
             placement=describe(plan, self._target, self._draft, machine),
         )
 

@@ -205,6 +205,7 @@ def _load(
             flash_attention=options.flash_attention,
             type_k=options.type_k,
             type_v=options.type_v,
+            offloads=options.offloads,
         )
         found, attention = profile_store.TunedSettings(), Attention()
         if options.tuned:

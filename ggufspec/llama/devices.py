@@ -21,6 +21,8 @@ POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 Signature = tuple[Any, list[Any]]  # the types of a C function: result, arguments
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
+# Apple's processors: llama.cpp calls their GPU one with memory of its own.
+_IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def n_threads_default() -> int:
@@ -161,7 +163,10 @@ def offload_devices() -> list[Device]:
 
 def gpus() -> tuple[Gpu, ...]:
     """The same devices, for placement plans."""
-    return tuple(Gpu(at.description or at.name, at.n_free) for at in offload_devices())
+    return tuple(
+        Gpu(at.description or at.name, at.n_free, is_shared=at.kind == _IGPU or _IS_UNIFIED)
+        for at in offload_devices()
+    )
 
 
 def free_memory() -> int | None:

@@ -228,6 +228,12 @@ class Model:
         chosen = local if self._gpu is None else local[self._gpu : self._gpu + 1]
         return (*self.rpc, *chosen) if self.n_gpu_layers else ()
 
+    @property
+    def places(self) -> frozenset[str]:
+        """Where its layers are: its devices, and the CPU if not all are on them."""
+        is_whole = self.n_gpu_layers > self.n_layers
+        return frozenset(self.devices if is_whole else (*self.devices, "CPU"))
+
     def _number(self, key: str, default: int) -> int:
         """A whole number of the file's header, whose key begins with the architecture."""
         found = meta_text(self.pointer, f"{meta_text(self.pointer, 'general.architecture')}.{key}")

@@ -69,12 +69,8 @@ def parse_request(
     return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, writes)
 
 
-def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
+def default_options(engine: Engine, server: ServerOptions) -> GenerateOptions:
     """The options of a request that sets none."""
-    return CheckedOptions.of(_defaults(engine, server))
-
-
-def _defaults(engine: Engine, server: ServerOptions) -> GenerateOptions:
     return {**engine.file_sampling.options, **server.defaults}
 
 
@@ -154,7 +150,7 @@ def continues_final_message(body: ChatRequest) -> bool:
 def _options_of(
     body: GenerationBody, engine: Engine, server: ServerOptions, changes: Mapping[str, Any]
 ) -> CheckedOptions:
-    options: dict[str, Any] = {**_defaults(engine, server)}
+    options: dict[str, Any] = {**default_options(engine, server)}
     given = {name: value for name in body.model_fields_set if (value := getattr(body, name))}
     if any(given.get(name) for name in _OF_WHOLE_TEXT):
         options["repeat_last_n"] = -1  # as in OpenAI's and vLLM's servers

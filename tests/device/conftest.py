@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 import ggufspec
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.llama.devices import Device, offload_devices
+from ggufspec.llama.devices import Device, free_bytes, offload_devices
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 ALL = -1  # layers; the embedded target has 6 and its output, which counts as one
@@ -80,3 +82,13 @@ def assert_greedy(
     rows = logits(reference, prompt, text)
     behind = rows.max(axis=1) - rows[np.arange(len(text)), text]
     assert behind.max() <= 2 * rounding, (behind.argmax(), completion.text)
+
+
+def held_bytes(device: Device) -> int:
+    """Bytes that are taken on a device: up to a constant, if not of the software device.
+
+    What is on Mesa's software device is memory of this process.
+    """
+    if "llvmpipe" in device.description:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    return -free_bytes(device.pointer)

@@ -10,10 +10,9 @@ from typing import Any
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
-from ggufspec.server.formats import harmony
 from ggufspec.server.formats.deltas import ChatParser
 from ggufspec.server.formats.grammar import GrammarMaker, Reasoning
-from ggufspec.server.formats.parser import FormatParser
+from ggufspec.server.formats.parser import FormatParser, HarmonyParser
 from ggufspec.server.formats.syntax import CallSyntax, Syntax, derive
 
 Tools = Sequence[Mapping[str, Any]]  # as in OpenAI's API
@@ -41,7 +40,7 @@ class ChatFormat:
         syntax, call = self.syntax, self.syntax.call or CallSyntax("json")
         marks = [*(syntax.reasoning or ()), *syntax.dropped, call.opener, call.middle, call.tail]
         marks += [call.closer, call.joint or "", call.quote, *(call.parameter or ())]
-        return " ".join(marks + list(harmony.MARKS if syntax.is_harmony else ()))
+        return " ".join(marks + list(HarmonyParser.MARKS if syntax.is_harmony else ()))
 
     def begun(self, prompt: str) -> str:
         """What a prompt has of the answer."""
@@ -57,7 +56,7 @@ class ChatFormat:
         if closed > opened or (opened < 0 and begun.strip()):
             return None
         if self.syntax.is_harmony:
-            end += harmony.HEADER
+            end += HarmonyParser.HEADER
         return Reasoning(begin, end, opened >= 0) if begin else None
 
     def parser(
@@ -65,7 +64,7 @@ class ChatFormat:
     ) -> ChatParser:
         """A parser of the text after a begun answer; without tools, calls are content."""
         if self.syntax.is_harmony:
-            return harmony.HarmonyParser(begun, has_tools=tools is not None)
+            return HarmonyParser(begun, has_tools=tools is not None)
         schemas = None
         if tools is not None:
             functions = [tool["function"] for tool in tools]

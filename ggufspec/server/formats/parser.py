@@ -15,6 +15,9 @@ from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, parts, words
 
 _FENCE, _LANGUAGE = "```", re.compile(r"[\w-]*")
 _BARE = ("{", "[", _FENCE)  # what a call without the marks of its format may begin with
+_MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
+_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
@@ -192,6 +195,45 @@ class FormatParser(SteppedParser):
                 return None
             if found not in separators:
                 separators = ()
+
+
+class HarmonyParser(SteppedParser):
+    """Parses the channels of gpt-oss: analysis is reasoning, a message to a function is a call."""
+
+    HEADER = "<|start|>assistant"
+    MARKS = (*_ENDS, _MESSAGE, _CHANNEL, "<|constrain|>")
+
+    def __init__(self, begun: str, *, has_tools: bool) -> None:
+        """`begun`: what the prompt has of the answer."""
+        super().__init__(lambda: new_id(None))
+        self._has_tools = has_tools
+        self._start(begun)
+
+    def _parse(self) -> Steps[None]:
+        reader, deltas = self._reader, self._deltas
+        before, inside = Marks([_MESSAGE, *_ENDS]), Marks([*_ENDS, _CHANNEL])
+        while True:
+            pieces: list[str] = []
+            mark = yield from reader.until(before, pieces.append)
+            header = "".join(pieces)
+            recipient = _RECIPIENT.search(header) if self._has_tools else None
+            if mark != _MESSAGE:
+                text = header.replace(_CHANNEL, "")
+                if text.strip() != "assistant":
+                    deltas.content(text)
+                if mark is None:
+                    return
+                continue
+            deltas.part()
+            write = deltas.content
+            if recipient:
+                deltas.begin(recipient[1], None)
+                write = deltas.write
+            elif "analysis" in header:
+                write = deltas.reasoning
+            mark = yield from reader.until(inside, write)
+            if mark is None:
+                return
 
 
 def new_id(call: CallSyntax | None) -> str:
