@@ -23,6 +23,7 @@ from ggufspec.placement.plan import (
     longest_context,
     plan_offload,
 )
+from ggufspec.placement.speeds import PassTimes
 
 _SMALLER = 0.85  # share of the free memory of GPUs that a second attempt plans with
 _MOST_LAYERS = 2**31
@@ -174,6 +175,11 @@ class Fit:
             n_ctx=max(n_ctx, 1),
             placement=f"a context of {n_ctx:,} tokens: there was no memory for twice as many",
         )
+
+    def copies_weights(self, n_batch: int) -> bool:
+        """Whether a GPU computes long passes of layers on the CPU: not if measured slower."""
+        machine = self._machine(1.0)
+        return not machine.gpus or PassTimes(self._target, machine.bandwidths).copying_pays(n_batch)
 
     def predicted(self, n_gpu_layers: int, n_gpu_layers_draft: int, n_most: int) -> Predicted:
         """The costs of the pair with so many layers on GPUs, for passes of `n_most` tokens."""

@@ -164,6 +164,7 @@ class Context:
         params.n_outputs_max = options.n_rows * options.n_sequences
         # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.
         params.n_rs_seq = max(min(options.n_rollback, self.n_batch - 2), 0)
+        params.op_offload = options.copies_weights
         params.n_threads, params.n_threads_batch = self.n_threads, self._n_threads_batch
         is_quantized = not {options.type_k, options.type_v} <= {"f32", "f16", "bf16"}
         if options.flash_attention == "off" and is_quantized:
