@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
@@ -230,11 +231,8 @@ def break_even_acceptance(costs: CostModel, n_draft: int) -> float | None:
     """The acceptance rate above which this draft length is faster than plain; None: never."""
     if speedup(costs, 1.0, n_draft) <= 1:
         return None
-    low, high = 0.0, 1.0
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if speedup(costs, middle, n_draft) > 1 else (middle, high)
-    return high
+    shares = range(10_001)
+    return bisect_left(shares, True, key=lambda n: speedup(costs, n / 1e4, n_draft) > 1) / 1e4
 
 
 @dataclass

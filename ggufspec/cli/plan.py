@@ -113,7 +113,8 @@ def command(
 
     A draft on the GPU is faster, but takes memory from layers of the target. The first row is what
     `-ngl auto -ngld auto` chooses, or the target alone if that is faster. Predictions come from
-    bytes and bandwidths: they rank placements better than they predict speeds.
+    bytes and bandwidths: they rank placements better than they predict speeds. `ggufspec devices`
+    lists the GPUs of this machine.
 
     \b
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB

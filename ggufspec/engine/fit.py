@@ -10,6 +10,7 @@ from ggufspec.common import defaults, validate
 from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.engine.speeds import Predicted, measured, predicted
 from ggufspec.errors import OptionError
+from ggufspec.llama.build import why_no_gpu
 from ggufspec.llama.devices import free_memory, gpus
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
@@ -64,6 +65,7 @@ class LoadOptions:
     tuned: bool = True
     chat_template: str | None = None
     n_rollback: int = 0  # of the target's context
+    offloads: bool = True  # see ContextOptions
     placement: str | None = None  # what was chosen for the user, in a line; None: nothing
 
     def __post_init__(self) -> None:
@@ -159,7 +161,18 @@ class Fit:
         if self._options.n_ctx_usual is None:
             n_ctx = longest_context(self._target, self._draft, self._machine(1.0), self._wishes())
             self._options = replace(self._options, n_ctx_usual=n_ctx)
-        return self._planned(self._machine(1.0)) if self._is_open else self._options
+        if self._is_open:
+            return self._planned(self._machine(1.0))
+        return replace(self._options, placement=self._unused)
+
+    @property
+    def _unused(self) -> str | None:
+        """Why options for GPUs have no effect; None if they have one, or none was given."""
+        options = self._options
+        asked = options.n_gpu_layers or options.n_gpu_layers_draft
+        if self._gpus or not (asked or options.tensor_split or options.main_gpu is not None):
+            return None
+        return f"no layers were offloaded: {why_no_gpu()}; see `ggufspec devices`"
 
     def smaller(self, used: LoadOptions) -> LoadOptions | None:
         """Options that take less memory than those used; None where the user left no choice."""
@@ -170,14 +183,15 @@ class Fit:
         if self._options.n_ctx is not None:
             return None
         n_ctx = self._default_n_ctx() // 2
+        why = f"a context of {n_ctx:,} tokens: there was no memory for twice as many"
         return replace(
             used,
             n_ctx=max(n_ctx, 1),
-            placement=f"a context of {n_ctx:,} tokens: there was no memory for twice as many",
+            placement="; ".join(filter(None, (self._unused, why))),
         )
 
-    def copies_weights(self, n_batch: int) -> bool:
-        """Whether a GPU computes long passes of layers on the CPU: not if measured slower."""
+    def offloads(self, n_batch: int) -> bool:
+        """Whether a GPU reads prompts with the host's layers, too: not if measured slower."""
         machine = self._machine(1.0)
         return not machine.gpus or PassTimes(self._target, machine.bandwidths).copying_pays(n_batch)
 
@@ -236,6 +250,7 @@ class Fit:
             type_v=plan.caches.type_v,
             tensor_split=options.tensor_split or (plan.split if is_split else ()),
             main_gpu=gpu_draft if options.main_gpu is None else options.main_gpu,
+            offloads=plan.offloads,
             placement=describe(plan, self._target, self._draft, machine),
         )
 

@@ -210,8 +210,8 @@ def _load(
         if options.tuned:
             found = profile_store.settings(pair_key(target_model, draft_model, shared))
         n_batch = options.n_batch or found.n_batch or defaults.N_BATCH
-        copies_weights = places.copies_weights(n_batch)
-        shared = replace(shared, n_batch=n_batch, copies_weights=copies_weights)
+        offloads = options.offloads and places.offloads(n_batch)
+        shared = replace(shared, n_batch=n_batch, offloads=offloads)
         if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
             if found.flash_attention:
                 attention = Attention(found.flash_attention)

@@ -162,9 +162,9 @@ class Context:
         params.n_seq_max = options.n_sequences * self.n_leaves
         params.kv_unified = self.can_share_passes or self.n_leaves > 1
         params.n_outputs_max = options.n_rows * options.n_sequences
+        params.op_offload = options.offloads
         # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.
         params.n_rs_seq = max(min(options.n_rollback, self.n_batch - 2), 0)
-        params.op_offload = options.copies_weights
         params.n_threads, params.n_threads_batch = self.n_threads, self._n_threads_batch
         is_quantized = not {options.type_k, options.type_v} <= {"f32", "f16", "bf16"}
         if options.flash_attention == "off" and is_quantized:
@@ -197,18 +197,14 @@ class Context:
 
     def _check_fits(self, options: ContextOptions) -> None:
         """Refuse caches larger than the memory: the operating system would end the process."""
-        memory = physical_memory()
-        if memory is None or self.model.n_gpu_layers:
+        if (memory := physical_memory()) is None or self.model.n_gpu_layers:
             return
         if self.model.can_drop_tail:
             n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
             needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
         else:  # llama.cpp does not report which layers have a state
             caches = CacheParams(
-                options.n_ctx,
-                self.n_batch,
-                options.type_k,
-                options.type_v,
+                *(options.n_ctx, self.n_batch, options.type_k, options.type_v),
                 n_slots=options.n_sequences,
                 n_draft_max=options.n_rollback,
             )

@@ -22,12 +22,12 @@ pytestmark = pytest.mark.skipif(not offload_devices(), reason="see tests/device/
 
 
 def written(target: Path, draft: Path, **options: Any) -> tuple[int, int, bool]:
-    """Write a text; returns the layers on the device, and whether it copies weights to it."""
+    """Write a text; returns the layers on the device, and whether prompts are offloaded."""
     with ggufspec.load(target, draft, n_threads=1, **options) as engine:
         engine.generate("Once upon a time", max_tokens=14, **GREEDY)
         assert engine.draft is not None
         layers = engine.target.model.n_gpu_layers, engine.draft.model.n_gpu_layers
-        return *layers, engine.target.options.copies_weights
+        return *layers, engine.target.options.offloads
 
 
 def test_each_placement_learns_its_own_costs(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_gpus_are_named_and_processors_are_not(monkeypatch: pytest.MonkeyPatch) 
 def test_an_integrated_gpu_serves_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library((b"CPU", b"AMD", 0), (b"Vulkan0", b"Iris", 2), (b"Vulkan1", b"Arc", 2))
     monkeypatch.setattr(devices, "libraries", lambda: [library])
-    assert devices.gpus() == (Gpu("Iris", 2000),)
+    assert devices.gpus() == (Gpu("Iris", 2000, is_shared=True),)
 
 
 def test_free_memory_is_less_than_the_machine_has() -> None:

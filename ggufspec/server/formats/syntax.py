@@ -240,7 +240,10 @@ def _call(sample: _Sample, header: str, end: str, opening: set[str]) -> CallSynt
         between = joined.joint or ""
         if not (header.strip() in between and end.strip() in between):  # else: of two messages
             call = joined
-            one, two = _after_last_value(text, 0), _after_last_value(several, 1)
+            one, two = (  # what follows the last value
+                each.rpartition(str(value))[2]
+                for each, (_, value) in zip((text, several), _VALUES, strict=True)
+            )
             if two.startswith(one):  # what closes the section comes after several only
                 call = replace(call, closer=call.closer + _without_end(two[len(one) :], end))
     return call
@@ -250,8 +253,9 @@ def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
     """The syntax with what is between two calls; `rest` begins there."""
     key_at = rest.find(_KEYS[0])
     name_at = rest.rfind(_NAMES[1], 0, key_at)
-    head, middle = _numbered(call.head), _numbered(call.middle)
-    found = re.search(_pattern(head) + "$", _placed(rest[:name_at]))
+    head, middle = (re.sub(r"\d+", INDEX, each, count=1) for each in (call.head, call.middle))
+    pattern = re.escape(head).replace(re.escape(INDEX), r"\d+")
+    found = re.search(pattern + "$", _placed(rest[:name_at]))
     if found is None:
         return call
     if not _placed(rest[name_at + len(_NAMES[1]) :]).startswith(call.middle):
@@ -259,18 +263,6 @@ def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
     if not _placed(rest[:name_at]).endswith(call.head):
         call = replace(call, head=head)
     return replace(call, joint=_placed(rest[:name_at])[: found.start()])
-
-
-def _after_last_value(text: str, i: int) -> str:
-    return text.rpartition(str(_VALUES[i][1]))[2]
-
-
-def _numbered(text: str) -> str:
-    return re.sub(r"\d+", INDEX, text, count=1)
-
-
-def _pattern(text: str) -> str:
-    return re.escape(text).replace(re.escape(INDEX), r"\d+")
 
 
 class _Spots(NamedTuple):
