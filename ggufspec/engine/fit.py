@@ -24,6 +24,7 @@ from ggufspec.placement.plan import (
     longest_context,
     plan_offload,
 )
+from ggufspec.placement.speeds import PassTimes
 
 # Shares of the free memory of GPUs that further attempts plan with. A driver may report as free what
 # other programs use; the last attempt leaves GPUs out.
@@ -192,6 +193,11 @@ class Fit:
             n_ctx=max(n_ctx, 1),
             placement="; ".join(filter(None, (self._unused, why))),
         )
+
+    def offloads(self, n_batch: int) -> bool:
+        """Whether a GPU reads prompts with the host's layers, too: not if measured slower."""
+        machine = self._machine(1.0)
+        return not machine.gpus or PassTimes(self._target, machine.bandwidths).copying_pays(n_batch)
 
     def predicted(self, n_gpu_layers: int, n_gpu_layers_draft: int, n_most: int) -> Predicted:
         """The costs of the pair with so many layers on GPUs, for passes of `n_most` tokens."""

@@ -206,13 +206,13 @@ def _load(
             flash_attention=options.flash_attention,
             type_k=options.type_k,
             type_v=options.type_v,
-            offloads=options.offloads,
         )
         found, attention = profile_store.TunedSettings(), Attention()
         if options.tuned:
             found = profile_store.settings(pair_key(target_model, draft_model, shared))
         n_batch = options.n_batch or found.n_batch or defaults.N_BATCH
-        shared = replace(shared, n_batch=n_batch)
+        offloads = options.offloads and places.offloads(n_batch)
+        shared = replace(shared, n_batch=n_batch, offloads=offloads)
         if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
             if found.flash_attention:
                 attention = Attention(found.flash_attention)
