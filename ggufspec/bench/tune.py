@@ -71,6 +71,7 @@ class Tuned:
     reading: Pass | None
     attention: str | None  # the choice of flash attention and its reason, if it was measured
     facts: dict[str, Any]
+    assumed: Mapping[str, object]  # see engine.speeds.Predicted
 
     @property
     def costs(self) -> CostModel:
@@ -167,6 +168,7 @@ def tune(
             reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),
+            assumed=engine.predicted.assumed,
         )
 
 
@@ -180,6 +182,7 @@ def keep(tuned: Tuned) -> bool:
         **(known.to_document() if known else {}),
         "costs": tuned.costs.to_document(),
         "settled_costs": tuned.costs.to_document(),
+        "assumed_seconds": tuned.assumed,
         "settings": asdict(tuned.chosen),
         "measured": "tune",
     }

@@ -11,12 +11,13 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from time import monotonic, sleep
 
 import head_pairs
 import llama_cpp
 import pytest
+from rpc_server import RpcServer, rpc_server
 
 import ggufspec
 from ggufspec.engine import fit, load
@@ -29,7 +30,6 @@ from ggufspec.llama.rpc import RemoteDevice, RpcConnections
 from ggufspec.placement.plan import Gpu
 from ggufspec.placement.rpc_address import Address, greet
 
-SERVER = Path(__file__).parents[1] / "rpc_server.py"
 needs_rpc = pytest.mark.skipif(
     not llama_cpp.llama_supports_rpc(),
     reason="needs llama-cpp-python built with -DGGML_RPC=on",
@@ -46,7 +46,8 @@ def test_a_build_without_the_backend_says_how_to_build_one(
         monkeypatch.setattr(llama_cpp, "llama_supports_rpc", lambda: False)
     with pytest.raises(OptionError) as raised:
         ggufspec.load(target, rpc=["127.0.0.1:50052"])
-    assert 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall' in str(raised.value)
+    assert '-DGGML_RPC=on" ' in str(raised.value)
+    assert " -m pip install --force-reinstall" in str(raised.value)
     assert f"llama-cpp-python=={llama_cpp.__version__}" in str(raised.value)
 
 
@@ -176,36 +177,13 @@ def test_costs_with_servers_are_not_those_without(
 
 
 @pytest.fixture
-def serve() -> Iterator[Callable[[], tuple[str, subprocess.Popen[str]]]]:
-    started: list[subprocess.Popen[str]] = []
-
-    def start() -> tuple[str, subprocess.Popen[str]]:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        address = Address("127.0.0.1", port)
-        process = subprocess.Popen(
-            [sys.executable, str(SERVER), str(address)], stdout=subprocess.DEVNULL, text=True
-        )
-        started.append(process)
-        deadline = monotonic() + 30
-        while monotonic() < deadline:
-            try:
-                greet(address)
-                break
-            except RpcError:
-                sleep(0.05)
-        return str(address), process
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+def serve() -> Iterator[Callable[[], RpcServer]]:
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(rpc_server())
 
 
 @needs_rpc
-def test_the_text_is_the_same(
-    target: Path, draft: Path, serve: Callable[[], tuple[str, subprocess.Popen[str]]]
-) -> None:
+def test_the_text_is_the_same(target: Path, draft: Path, serve: Callable[[], RpcServer]) -> None:
     servers = [serve()[0] for _ in range(2)]
 
     def text(rpc: list[str], **more: int) -> tuple[str, str | None]:
@@ -226,7 +204,7 @@ def test_the_text_is_the_same(
 
 @needs_rpc
 def test_a_server_is_held_while_an_engine_is_open(
-    target: Path, serve: Callable[[], tuple[str, subprocess.Popen[str]]]
+    target: Path, serve: Callable[[], RpcServer]
 ) -> None:
     server, _ = serve()
     host, _, port = server.partition(":")
@@ -260,7 +238,7 @@ def test_a_server_on_which_ggml_would_abort(version: tuple[int, ...], target: Pa
 
 @needs_rpc
 def test_a_server_that_goes_away_ends_the_process(
-    target: Path, serve: Callable[[], tuple[str, subprocess.Popen[str]]]
+    target: Path, serve: Callable[[], RpcServer]
 ) -> None:
     """llama.cpp aborts, and nothing here can catch it. One line gives the reason."""
     server, process = serve()

@@ -278,3 +278,25 @@ def test_gpus_are_known_by_the_longest_name_that_fits() -> None:
     assert known_bandwidth("NVIDIA GeForce RTX 4070") == 504e9
     assert known_bandwidth("Apple M1 Max") == 400e9
     assert known_bandwidth("A Thing") is None
+
+
+def test_bytes_that_a_gpu_shares_with_the_host_are_counted_once(
+    shapes: dict[str, ModelShape],
+) -> None:
+    target = shapes["CODELLAMA_7B"]  # of 4 GB
+    own = Machine((Gpu("g", 8 * GIB),), 5 * GIB)
+    shared = replace(own, gpus=(replace(own.gpus[0], is_shared=True),))
+    asked = PlacementOptions(n_ctx=4096, type_v="q8_0")
+    assert plan_offload(target, None, own, asked).fits
+    assert not plan_offload(target, None, shared, asked).fits
+    assert plan_offload(target, None, replace(shared, n_host_free=7 * GIB), asked).fits
+
+
+def test_a_gpu_without_room_for_buffers_reads_no_prompts(shapes: dict[str, ModelShape]) -> None:
+    target, draft = shapes["LLAMA_3_8B"], shapes["CODELLAMA_7B"]
+    for free, offloads in ((0.4, False), (1.2, True)):
+        for asked in (PlacementOptions(), PlacementOptions(n_gpu_layers=0, n_gpu_layers_draft=0)):
+            plan = plan_offload(target, draft, machine(free), asked)
+            assert (plan.offloads, plan.fits) == (offloads, True)
+            assert bool(sum(plan.gpu_bytes)) == offloads
+            assert plan.caches.n_ctx == 4096, "a shorter one would not help"
