@@ -2,13 +2,51 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 import click
 
-from ggufspec.common.toml import read_toml
-
+# Section titles in the order of --help, each with names of parameters in their order. An option
+# that is listed nowhere comes in the last section.
+_SECTIONS: Final = {
+    "Options": (
+        *("preset", "target", "draft", "prompt", "prompt_file", "output", "vram", "port"),
+        *("vocab", "layers", "type_", "texts"),
+    ),
+    "Models": ("draft_of_draft", "offline", "size", "cache_dir", "alias"),
+    "Prompt": ("n_prompts", "limit", "chat", "system", "chat_template"),
+    "Drafting": (
+        *("n_draft", "lengths", "tree", "trees", "drafter", "drafters", "verify", "rules"),
+        *("draft_temperature", "acceptance"),
+    ),
+    "Text": ("max_tokens", "n_tokens", "stop", "ignore_eos"),
+    "Sampling": (
+        *("temperature", "temperatures", "seed", "top_k", "top_p", "min_p", "typical_p"),
+        *("top_n_sigma", "repeat_last_n", "repeat_penalty", "presence_penalty"),
+        *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
+        *("dry_penalty_last_n", "dry_sequence_breakers", "logit_bias", "samplers"),
+    ),
+    "Constraints": (
+        *("json_schema", "json_schema_file", "grammar", "grammar_file", "regex", "regex_file"),
+        *("choices",),
+    ),
+    "Devices and memory": (
+        *("n_gpu_layers", "n_gpu_layers_draft", "tensor_split", "main_gpu", "rpc", "ram"),
+        *("gpu_bandwidth", "ram_bandwidth", "n_threads", "n_threads_draft", "n_ctx", "n_batch"),
+        *("flash_attention", "type_k", "type_v", "mmap"),
+    ),
+    "Server": ("host", "api_key", "api_key_file", "cors_origins", "n_slots"),
+    "Processes": ("n_workers", "address", "n_gpus"),
+    "Limits": ("max_queue", "timeout", "n_tokens_max", "max_body", "grace", "n_retries"),
+    "Measurement": (
+        *("n_runs", "runs", "n_warm_up", "depth", "n_most", "alpha", "near_tie", "forgets"),
+        *("against", "llama_bin", "compare"),
+    ),
+    "Output": (
+        *("form", "json_path", "resume", "retry_failed", "plot_path", "record", "speed", "color"),
+        *("as_json", "verbose", "help"),
+    ),
+}
 _SHORTER: Final = {
     "INTEGER RANGE": "N",
     "FLOAT RANGE": "X",
@@ -33,10 +71,10 @@ class SectionedCommand(click.Command):
             with formatter.section("Options"):
                 formatter.write_dl(list(records.values()))
             return
-        sections = read_toml(Path(__file__).with_suffix(".toml"))
-        for title, names in sections.items():
+        for title, names in _SECTIONS.items():
+            is_last = title == list(_SECTIONS)[-1]
             listed = [records.pop(name) for name in names if name in records]
-            listed += records.values() if title == list(sections)[-1] else []
+            listed += records.values() if is_last else []
             if listed:
                 with formatter.section(title):
                     formatter.write_dl(listed)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ggufspec.common.toml import read_toml
 from ggufspec.models.header import Header, layer_of
 from ggufspec.models.registry import Dimensions
 from ggufspec.models.tensors import TYPES, Tensor
@@ -32,10 +30,17 @@ class Architecture:
     has_post_norms: bool = False  # after attention and after the feed-forward network
 
 
-_TABLES = read_toml(Path(__file__).with_suffix(".toml"))
-ARCHITECTURES = {name: Architecture(**how) for name, how in _TABLES["architectures"].items()}
-# Names of quantizations: llama_ftype, and the type of most tensors.
-FILE_TYPES: Mapping[str, tuple[int, str]] = _TABLES["file_types"]
+# Stand-ins of each of them are loaded and run by the tests.
+ARCHITECTURES = {
+    "llama": Architecture(),
+    "qwen2": Architecture(has_query_biases=True),
+    "qwen3": Architecture(has_query_norms=True),
+    "qwen3moe": Architecture(has_query_norms=True),
+    "gemma2": Architecture(has_post_norms=True),
+    "gemma3": Architecture(has_query_norms=True, has_post_norms=True),
+    "gpt2": Architecture(is_gated=False, has_positions=True),
+    "bloom": Architecture(is_gated=False, has_embedding_norm=True),
+}
 
 
 def shapes_of(of: Dimensions) -> Iterator[_Shaped]:
@@ -103,7 +108,29 @@ def _feed_forward(of: Dimensions, kind: Architecture) -> Iterator[_Shaped]:
         yield "post_ffw_norm.weight", (of.n_embd,)
 
 
+# Names of quantizations: (llama_ftype, the type of most tensors).
+FILE_TYPES = {
+    "F32": (0, "F32"),
+    "F16": (1, "F16"),
+    "BF16": (32, "BF16"),
+    "Q4_0": (2, "Q4_0"),
+    "Q4_1": (3, "Q4_1"),
+    "Q5_0": (8, "Q5_0"),
+    "Q5_1": (9, "Q5_1"),
+    "Q8_0": (7, "Q8_0"),
+    "Q2_K": (10, "Q2_K"),
+    "Q3_K_S": (11, "Q3_K"),
+    "Q3_K_M": (12, "Q3_K"),
+    "Q3_K_L": (13, "Q3_K"),
+    "Q4_K_S": (14, "Q4_K"),
+    "Q4_K_M": (15, "Q4_K"),
+    "Q5_K_S": (16, "Q5_K"),
+    "Q5_K_M": (17, "Q5_K"),
+    "Q6_K": (18, "Q6_K"),
+}
+
 _OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}
+_FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")  # never quantized
 _FEW_EXPERTS = 8  # Mixtral, for which llama-quantize has rules of its own
 _LAYERS_OF_70B = 80
@@ -160,7 +187,7 @@ def _type(name: str, shape: tuple[int, ...], mix: str, of: Dimensions) -> str:
         return base
     kind = _chosen(name, shape[0], mix, base, of)
     if shape[0] % TYPES[kind].n_values:
-        kind = _TABLES["fallbacks"].get(kind, "F16")
+        kind = _FALLBACKS.get(kind, "F16")
     return "F16" if shape[0] % TYPES[kind].n_values else kind
 
 

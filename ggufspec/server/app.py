@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
@@ -23,7 +22,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ggufspec import __version__
-from ggufspec.common.toml import read_toml
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import GgufspecError
 from ggufspec.llama.vocab import Vocab
@@ -47,10 +45,32 @@ _MAX_NAME = 100  # characters of a field's name in an error
 _KEEP_ALIVE = b": waiting\n\n"  # a comment, which clients ignore
 _DONE = b"data: [DONE]\n\n"
 _to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_TABLES = read_toml(Path(__file__).with_name("errors.toml"))
+_NOT_SERVED = {
+    ("/v1/responses", "/v1/messages", "/api/"): (
+        "this server has OpenAI's chat completions and completions only; for this API, put LiteLLM "
+        "in front of it: see the guide"
+    ),
+    ("/v1/embeddings", "/embedding", "/v1/rerank", "/rerank", "/v1/audio", "/v1/images"): (
+        "this server generates text only: it has no embeddings, images or audio"
+    ),
+}
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    int(status) if status.isdigit() else status: {"description": text}
-    for status, text in _TABLES["documented"].items()
+    status: {"description": text}
+    for status, text in (
+        (400, "The request is invalid."),
+        (401, "The API key is missing or wrong."),
+        (403, "Host header not allowed; set --host or an API key to accept other names."),
+        (404, "Not found."),
+        (408, "The body took too long to arrive."),
+        (413, "The body is too large."),
+        (415, "The body is not JSON."),
+        (429, "The queue is full; retry after the seconds in Retry-After."),
+        (500, "Internal error."),
+        (503, "The server is stopping, or its engine worker has failed."),
+        (501, "This API is not supported."),
+        (504, "The request took longer than --timeout."),
+        ("default", "Any other error."),  # also keeps FastAPI from documenting 422, which is 400
+    )
 }
 
 
@@ -308,9 +328,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         if isinstance(error, ApiError):
             return error.response()
-        for other in _TABLES["not_served"]:
-            if error.status_code == 404 and request.url.path.startswith(tuple(other["paths"])):
-                return ApiError(501, other["reason"], code="not_supported").response()
+        for paths, reason in _NOT_SERVED.items():
+            if error.status_code == 404 and request.url.path.startswith(paths):
+                return ApiError(501, reason, code="not_supported").response()
         message = {
             404: "there is nothing at this path; see /openapi.json",
             405: "this path does not support this method; see /openapi.json",
