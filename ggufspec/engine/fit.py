@@ -26,8 +26,8 @@ from ggufspec.placement.plan import (
 )
 from ggufspec.placement.speeds import PassTimes
 
-# Shares of the free memory of GPUs that further attempts plan with. A driver may report as free what
-# other programs use; the last attempt leaves GPUs out.
+# Shares of the free memory of GPUs that further attempts plan with: a driver may report memory as
+# free that other programs use. The last attempt leaves GPUs out.
 _SMALLER = (0.85, 0.6, 0.0)
 _MOST_LAYERS = 2**31
 _MOST_GPUS = 16  # GGML_CUDA_MAX_DEVICES and its like in llama.cpp
