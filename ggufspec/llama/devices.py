@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 
+from ggufspec.llama.log import listening
 from ggufspec.placement.plan import Gpu
 
 POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
@@ -96,9 +97,22 @@ class Device(NamedTuple):
 
     name: str
     description: str
-    kind: int
+    kind: int  # enum ggml_backend_dev_type
     n_free: int
     pointer: int  # of ggml
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether layers can be on it."""
+        return self.kind in (_GPU, _IGPU)
+
+
+@cache
+def look_for_devices() -> None:
+    """Let ggml look for devices, once in a process; what it logs goes to ggufspec's log."""
+    with listening():
+        llama_cpp.llama_backend_init()
+        llama_cpp.llama_print_system_info()  # the first call that needs the list of backends
 
 
 def devices() -> list[Device]:
@@ -125,10 +139,15 @@ def devices() -> list[Device]:
 
 def free_bytes(device: int) -> int:
     """Free bytes of a device, given its pointer; 0 if the library does not export this."""
+    return device_memory(device)[0]
+
+
+def device_memory(device: int) -> tuple[int, int]:
+    """Free bytes of a device, given its pointer, and all of them; 0 if they are unknown."""
     sizes, n_free, n_total = ctypes.POINTER(SIZE), SIZE(), SIZE()
     if library := ggml({"ggml_backend_dev_memory": (None, [POINTER, sizes, sizes])}):
         library.ggml_backend_dev_memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
-    return n_free.value
+    return n_free.value, n_total.value
 
 
 def gpu_names() -> list[str]:
@@ -183,6 +202,7 @@ def libraries() -> list[ctypes.CDLL]:
 
 def ggml(functions: Mapping[str, Signature]) -> ctypes.CDLL | None:
     """The library that has all these functions, with their types set; None if none has."""
+    look_for_devices()
     for library in libraries():
         if all(hasattr(library, name) for name in functions):
             for name, (restype, argtypes) in functions.items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from ggufspec.common import defaults
@@ -15,8 +16,10 @@ from ggufspec.placement.memory import CacheParams, ModelMemory
 from ggufspec.placement.speeds import (
     GPU_BANDWIDTH,
     GPU_EFFICIENCY,
+    GPU_SLOPE,
     HOST_BANDWIDTH,
     HOST_SLOPE,
+    LAYER_SECONDS,
     Bandwidths,
     PassTimes,
     known_bandwidth,
@@ -38,19 +41,32 @@ class Gpu:
     """A device with its own memory. bandwidth: nominal bytes/s; None: by its name.
 
     is_remote: it belongs to an RPC server, and takes layers of the target only. is_shared: its
-    memory is that of the machine.
+    memory is that of the machine. slowness: measured seconds over those predicted by the bandwidth,
+    if any were measured; slope: what each further token of a batch adds to a pass.
     """
 
     name: str
     n_free: int
     bandwidth: float | None = None
     is_remote: bool = False
+    slowness: float = 1.0
+    slope: float = GPU_SLOPE
     is_shared: bool = False
 
     @property
     def nominal(self) -> float:
         """Nominal bytes/s; a guess where they are unknown."""
         return self.bandwidth or known_bandwidth(self.name) or GPU_BANDWIDTH
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its speed was measured."""
+        return self.slowness != 1
+
+    @property
+    def effective(self) -> float:
+        """Bytes/s of small batches."""
+        return self.nominal * GPU_EFFICIENCY / self.slowness
 
 
 @dataclass(frozen=True)
@@ -73,12 +89,17 @@ class Machine:
 
     @property
     def bandwidths(self) -> Bandwidths:
-        """The bandwidths for predictions; several GPUs count as one with their mean bandwidth."""
+        """The speeds for predictions; several GPUs count as one with their mean speed."""
         host = self.host_bandwidth or HOST_BANDWIDTH
         if not self.gpus:
-            return Bandwidths(host=host, host_slope=self.host_slope)
-        mean = sum(gpu.nominal for gpu in self.gpus) / len(self.gpus)
-        return Bandwidths(mean * GPU_EFFICIENCY, host, host_slope=self.host_slope)
+            return Bandwidths(host=host, host_slope=self.host_slope, transfer=0.0)
+        return Bandwidths(
+            fmean(gpu.effective for gpu in self.gpus),
+            host,
+            fmean(gpu.slope for gpu in self.gpus),
+            self.host_slope,
+            LAYER_SECONDS * fmean(gpu.slowness for gpu in self.gpus),
+        )
 
 
 @dataclass(frozen=True)
@@ -260,7 +281,8 @@ def _best(
         return plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)
 
     best = max(_plans(target, draft, machine, options, caches, offloads=True), key=rank)
-    if best.fits or not machine.gpus:
+    pays = PassTimes(target, machine.bandwidths).copying_pays(caches.n_batch)
+    if not machine.gpus or (best.fits and pays):
         return best
     alone = _plans(target, draft, machine, options, caches, offloads=False)
     return max([best, *alone], key=rank)

@@ -37,6 +37,35 @@ def test_without_a_gpu_nothing_is_decided(target: Path) -> None:
         assert engine.placement is None
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"n_gpu_layers": 99},
+        {"n_gpu_layers": 0, "n_gpu_layers_draft": -1},
+        {"tensor_split": [3, 1]},
+        {"main_gpu": 0},
+    ],
+)
+def test_options_for_gpus_without_one_are_answered_by_a_note(
+    asked: dict[str, Any], target: Path, draft: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus()
+    with ggufspec.load(target, draft, n_threads=1, **asked) as engine:
+        (note,) = engine.notes
+        assert engine.generate("a", max_tokens=2).text
+    assert note.startswith("no layers were offloaded: ")
+    assert note.endswith("; see `ggufspec devices`")
+
+
+@pytest.mark.parametrize("n_layers", [0, "auto"])
+def test_without_a_gpu_no_layers_and_automatic_ones_need_no_note(
+    n_layers: int | str, target: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus()
+    with ggufspec.load(target, n_gpu_layers=n_layers, n_threads=1) as engine:
+        assert engine.notes == []
+
+
 def test_the_placement_is_one_line(tmp_path: Path, has_gpus: Callable[..., None]) -> None:
     has_gpus(1000 * MIB)
     target = tiny.write_llama(tmp_path / "larger.gguf", n_embd=512)  # starting kernels takes time
@@ -212,16 +241,6 @@ def test_headers_that_cannot_be_true_are_refused_before_llama_cpp_sees_them(
     short.write_bytes(data[: len(data) // 2])
     with pytest.raises(ModelError, match="truncated"):
         ggufspec.load(short)
-
-
-def test_the_speed_of_memory_is_known_from_the_largest_pair_that_ran_here(target: Path) -> None:
-    assert fit.measured_host() is None
-    with ggufspec.load(target, n_threads=1) as engine:
-        engine.generate("the", max_tokens=60, ignore_eos=True, drafter="ngram")
-    found = fit.measured_host()
-    assert found is not None
-    assert found.bandwidth > 0
-    assert found.slope >= 0
 
 
 def test_a_context_that_fits_is_chosen_by_what_is_free(

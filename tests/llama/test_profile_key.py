@@ -16,7 +16,7 @@ import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
 from ggufspec.llama import devices
-from ggufspec.llama.profile_key import profile_key
+from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.placement.plan import Gpu
 
 
@@ -90,6 +90,31 @@ def test_without_a_gpu_it_does_not_matter_how_many_layers_were_meant_for_one(
     for n_layers in (-1, 3, 99):
         with ggufspec.load(target, n_threads=1, n_gpu_layers=n_layers) as engine:
             assert engine.target.model.n_gpu_layers == 3, "two, and the output"
+
+
+def test_devices_make_another_key_where_they_compute(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = Library((b"CUDA0", b"NVIDIA H200", 1), (b"CUDA1", b"NVIDIA H200", 1))
+    monkeypatch.setattr(fit, "gpus", lambda: (Gpu("NVIDIA H200", 2**30),) * 2)
+
+    def keys(of_target: int, of_draft: int, **options: Any) -> tuple[str, str]:
+        layers = {"n_gpu_layers": of_target, "n_gpu_layers_draft": of_draft}
+        loaded = ggufspec.load(target, draft, n_threads=1, tuned=False, **layers, **options)
+        with loaded as engine, monkeypatch.context() as patch:
+            assert engine.draft is not None
+            patch.setattr(devices, "libraries", lambda: [gpus])
+            models = engine.target.model, engine.draft.model
+            pair = pair_key(*models, engine.target.options)
+            return profile_store.key(profile_key(engine.target, engine.draft)), str(pair)
+
+    found = [keys(*layers) for layers in ((0, 0), (1, 0), (-1, 0), (0, -1), (-1, -1), (-1, 1))]
+    found += [keys(-1, -1, main_gpu=i) for i in (0, 1)]
+    found += [keys(-1, 0, tensor_split=split) for split in ((3, 1), (1, 3))]
+    for each in map(list, zip(*found, strict=True)):
+        assert len(set(each)) == len(each)
+    assert keys(0, 0, main_gpu=1, tensor_split=(3, 1)) == found[0], "no layer is on a device"
+    assert keys(-1, 0, main_gpu=1) == found[2], "of the draft, which has none there"
 
 
 def test_a_file_that_is_gone_meanwhile(target: Path) -> None:
