@@ -256,18 +256,20 @@ class CostModel:
             slope = max((seconds[-1] - one) / (at[last] - 1), 0.0)
         if first > 1:
             sizes, seconds = [1, *sizes], [one, *seconds]
-        curve = []
-        for i, left in enumerate(sizes[:-1]):
-            right, base, rise = sizes[i + 1], seconds[i], seconds[i + 1] - seconds[i]
+        curve, right = [], 1
+        for i in range(len(sizes) - 1):
+            left, right = right, sizes[i + 1]
+            below, rise = seconds[i], seconds[i + 1] - seconds[i]
             start, width = at[left], at[right] - at[left]
-            curve += [base + (here - start) / width * rise for here in at[left:right]]
+            for n in range(left, right):
+                curve.append(below + (at[n] - start) / width * rise)
         curve += [seconds[-1] + slope * (here - at[last]) for here in at[last:]]
         measured, rows = self._measured, constants.KERNEL_ROWS
         for n in range(rows, len(curve) + 1, rows):
             if n not in measured:
-                below = [curve[k - 1] for k in range(n - rows + 2, n) if k in measured]
-                if below:
-                    curve[n - 1] = min(curve[n - 1], max(below))
+                known = [curve[k - 1] for k in range(n - rows + 2, n) if k in measured]
+                if known:
+                    curve[n - 1] = min(curve[n - 1], max(known))
         return curve
 
 
