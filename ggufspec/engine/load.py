@@ -96,7 +96,7 @@ def load(
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
     many these are.
 
-    If memory runs out, loading is tried once more with smaller values of what was not given. The
+    If memory runs out, loading is tried again with smaller values of what was not given. The
     engine's `placement` says what was chosen.
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError, RpcError.
@@ -134,14 +134,15 @@ def load(
     servers = RpcConnections(addresses("rpc", rpc))
     try:
         places.add(servers.gpus())
-        first = places.first()
-        try:
-            return _load(first, servers, places, progress)
-        except OutOfMemoryError:
-            smaller = places.smaller(first)
-            if smaller is None:
-                raise
-        return _load(smaller, servers, places, progress)
+        placed = places.first()
+        while True:
+            try:
+                return _load(placed, servers, places, progress)
+            except OutOfMemoryError:
+                smaller = places.smaller(placed)
+                if smaller is None:
+                    raise
+            placed = smaller
     except BaseException:
         servers.close()
         raise
