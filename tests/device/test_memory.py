@@ -126,12 +126,14 @@ def test_memory_of_a_real_model(taken: Taken, name: str, device: Device) -> None
             check(taken, path, n_gpu_layers, caches, 0.1 if n_gpu_layers else 0.25)
 
 
-@pytest.mark.parametrize("n_gpu_layers", [0, 12, 24, 32, 33])
-def test_buffers_of_a_model_of_7_b(
-    taken: Taken, n_gpu_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "n_gpu_layers"), [("LLAMA_3_8B", 0), *(("CODELLAMA_7B", n) for n in (0, 12, 32, 33))]
+)
+def test_buffers_of_larger_models(
+    taken: Taken, name: str, n_gpu_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With its size, as llama.cpp plans them; nothing is allocated."""
-    path = paper.write(tmp_path / "7b.gguf", paper.CODELLAMA_7B)
+    """With their size, as llama.cpp plans them; nothing is allocated."""
+    path = paper.write(tmp_path / "model.gguf", getattr(paper, name))
     real = llama_cpp.llama_model_default_params
 
     def without_memory() -> llama_cpp.llama_model_params:
@@ -150,6 +152,8 @@ def test_buffers_of_a_model_of_7_b(
             replace(usual, type_k="q8_0", type_v="q8_0"),
             replace(usual, n_slots=2),
         ):
+            if name == "LLAMA_3_8B" and caches.n_slots > 1:
+                continue  # the software device takes no matrix of the size of its output
             with taken.listen(), closing(open_context(model, caches)):
                 found = taken.use
             memory = ModelMemory(shape_of(read_header(path)), caches)
