@@ -32,6 +32,7 @@ from ggufspec.audit.statistics import Floats, Test
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.toml import read_toml
 from ggufspec.decoding import verify as rules
+from ggufspec.decoding.tree import n_equal
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import n_leaves
@@ -145,10 +146,9 @@ class _Audit:
                 self._generate(prompt, _TextSet(), drafter, 0, greedy=True)
                 for drafter in (_PLAIN, settings.drafter)
             )
-            pairs = zip(plain, speculative, strict=False)
-            at = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
+            at = n_equal(plain, speculative)
             texts.append(plain)
-            if at is not None:
+            if at < min(len(plain), len(speculative)):
                 tokens = (plain[at], speculative[at])
                 before = [*prompt, *plain[:at]]
                 (rows,) = scoring.logits(self._engine, before, [tokens[0]], whose="target")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -64,7 +63,7 @@ class CostModel:
         """A pass over `n_tokens` took that long, verification included."""
         if self.is_frozen or not 1 <= n_tokens <= self._n_largest or not seconds > 0:
             return
-        if self._is_first(n_tokens):
+        if self.start is not None and self._is_first(n_tokens):
             return
         count = self._counts.get(n_tokens, 0)
         if not count:
@@ -97,7 +96,9 @@ class CostModel:
 
         The first of them has read `n_further` tokens besides its own.
         """
-        if self.is_frozen or n_steps < 1 or not seconds > 0 or self._is_first(0):
+        if self.is_frozen or n_steps < 1 or not seconds > 0:
+            return
+        if self.start is not None and self._is_first(0):
             return
         if not self._n_steps:  # divided by what is usual
             self._step = seconds / (n_steps + self._usual_read * n_further)
@@ -114,10 +115,9 @@ class CostModel:
 
     def _is_first(self, n_tokens: int) -> bool:
         """Whether a device had no such pass before."""
-        if self.start is None or n_tokens in self._warm:
-            return False
+        is_first = n_tokens not in self._warm
         self._warm.add(n_tokens)
-        return True
+        return is_first
 
     # Queries.
 
@@ -256,19 +256,20 @@ class CostModel:
             slope = max((seconds[-1] - one) / (at[last] - 1), 0.0)
         if first > 1:
             sizes, seconds = [1, *sizes], [one, *seconds]
-        curve = []
-        for n in range(1, self._n_largest + 1):
-            if n >= last:
-                curve.append(seconds[-1] + slope * (at[n] - at[last]))
-                continue
-            i = bisect_right(sizes, n) - 1
-            share = (at[n] - at[sizes[i]]) / (at[sizes[i + 1]] - at[sizes[i]])
-            curve.append(seconds[i] + share * (seconds[i + 1] - seconds[i]))
-        rows = constants.KERNEL_ROWS
-        for n in range(rows, self._n_largest + 1, rows):
-            below = [curve[k - 1] for k in range(n - rows + 2, n) if k in self._measured]
-            if below and n not in self._measured:
-                curve[n - 1] = min(curve[n - 1], max(below))
+        curve, right = [], 1
+        for i in range(len(sizes) - 1):
+            left, right = right, sizes[i + 1]
+            below, rise = seconds[i], seconds[i + 1] - seconds[i]
+            start, width = at[left], at[right] - at[left]
+            for n in range(left, right):
+                curve.append(below + (at[n] - start) / width * rise)
+        curve += [seconds[-1] + slope * (here - at[last]) for here in at[last:]]
+        measured, rows = self._measured, constants.KERNEL_ROWS
+        for n in range(rows, len(curve) + 1, rows):
+            if n not in measured:
+                known = [curve[k - 1] for k in range(n - rows + 2, n) if k in measured]
+                if known:
+                    curve[n - 1] = min(curve[n - 1], max(known))
         return curve
 
 
@@ -278,7 +279,7 @@ def _positions(start: Start | None, n_largest: int) -> Sequence[float]:
     The numbers themselves; with a `start`, so that its proportions are those of a line.
     """
     if start is None:
-        return range(n_largest + 1)
+        return list(range(n_largest + 1))
     found = [0.0, 1.0]
     for seconds in start.target[1:n_largest]:
         more = (seconds / start.target[0] - 1) / constants.UNMEASURED_SLOPE

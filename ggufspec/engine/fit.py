@@ -24,8 +24,11 @@ from ggufspec.placement.plan import (
     longest_context,
     plan_offload,
 )
+from ggufspec.placement.speeds import PassTimes
 
-_SMALLER = 0.85  # share of the free memory of GPUs that a second attempt plans with
+# Shares of the free memory of GPUs that further attempts plan with: a driver may report memory as
+# free that other programs use. The last attempt leaves GPUs out.
+_SMALLER = (0.85, 0.6, 0.0)
 _MOST_LAYERS = 2**31
 _MOST_GPUS = 16  # GGML_CUDA_MAX_DEVICES and its like in llama.cpp
 _LIMITS = {
@@ -104,6 +107,7 @@ class Fit:
         options = replace(options, n_rollback=n_kept)
         self._options = options
         self._gpus = gpus()
+        self._shares, self._is_shorter = list(_SMALLER), False  # of further attempts
         for which, type_ in (("K", options.type_k), ("V", options.type_v)):
             if type_ not in defaults.KV_TYPES:
                 raise OptionError(
@@ -174,20 +178,28 @@ class Fit:
         return f"no layers were offloaded: {why_no_gpu()}; see `ggufspec devices`"
 
     def smaller(self, used: LoadOptions) -> LoadOptions | None:
-        """Options that take less memory than those used; None where the user left no choice."""
-        if self._is_open:
-            found = self._planned(self._machine(_SMALLER))
-            if found != used:
+        """Options that take less memory than those used; None where there is no choice left."""
+        while self._is_open and self._shares:
+            found = self._planned(self._machine(self._shares.pop(0)))
+            if replace(found, placement=used.placement) != used:
                 return found
-        if self._options.n_ctx is not None:
+        if used.offloads and self._gpus and used.n_gpu_layers == used.n_gpu_layers_draft == 0:
+            return replace(used, offloads=False)
+        if self._options.n_ctx is not None or self._is_shorter:
             return None
-        n_ctx = self._default_n_ctx() // 2
+        self._is_shorter = True
+        n_ctx = (used.n_ctx or self._default_n_ctx()) // 2
         why = f"a context of {n_ctx:,} tokens: there was no memory for twice as many"
         return replace(
             used,
             n_ctx=max(n_ctx, 1),
             placement="; ".join(filter(None, (self._unused, why))),
         )
+
+    def offloads(self, n_batch: int) -> bool:
+        """Whether a GPU reads prompts with the host's layers, too: not if measured slower."""
+        machine = self._machine(1.0)
+        return not machine.gpus or PassTimes(self._target, machine.bandwidths).copying_pays(n_batch)
 
     def predicted(self, n_gpu_layers: int, n_gpu_layers_draft: int, n_most: int) -> Predicted:
         """The costs of the pair with so many layers on GPUs, for passes of `n_most` tokens."""

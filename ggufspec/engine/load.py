@@ -96,7 +96,7 @@ def load(
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
     many these are.
 
-    If memory runs out, loading is tried once more with smaller values of what was not given. The
+    If memory runs out, loading is tried again with smaller values of what was not given. The
     engine's `placement` says what was chosen.
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError, RpcError.
@@ -134,14 +134,15 @@ def load(
     servers = RpcConnections(addresses("rpc", rpc))
     try:
         places.add(servers.gpus())
-        first = places.first()
-        try:
-            return _load(first, servers, places, progress)
-        except OutOfMemoryError:
-            smaller = places.smaller(first)
-            if smaller is None:
-                raise
-        return _load(smaller, servers, places, progress)
+        placed = places.first()
+        while True:
+            try:
+                return _load(placed, servers, places, progress)
+            except OutOfMemoryError:
+                smaller = places.smaller(placed)
+                if smaller is None:
+                    raise
+            placed = smaller
     except BaseException:
         servers.close()
         raise
@@ -205,13 +206,13 @@ def _load(
             flash_attention=options.flash_attention,
             type_k=options.type_k,
             type_v=options.type_v,
-            offloads=options.offloads,
         )
         found, attention = profile_store.TunedSettings(), Attention()
         if options.tuned:
             found = profile_store.settings(pair_key(target_model, draft_model, shared))
         n_batch = options.n_batch or found.n_batch or defaults.N_BATCH
-        shared = replace(shared, n_batch=n_batch)
+        offloads = options.offloads and places.offloads(n_batch)
+        shared = replace(shared, n_batch=n_batch, offloads=offloads)
         if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
             if found.flash_attention:
                 attention = Attention(found.flash_attention)

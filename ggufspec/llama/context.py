@@ -161,10 +161,8 @@ class Context:
         params.n_batch = params.n_ubatch = self.n_batch
         params.n_seq_max = options.n_sequences * self.n_leaves
         params.kv_unified = self.can_share_passes or self.n_leaves > 1
-        params.n_outputs_max, params.op_offload = (
-            options.n_rows * options.n_sequences,
-            options.offloads,
-        )
+        params.n_outputs_max = options.n_rows * options.n_sequences
+        params.op_offload = options.offloads
         # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.
         params.n_rs_seq = max(min(options.n_rollback, self.n_batch - 2), 0)
         params.n_threads, params.n_threads_batch = self.n_threads, self._n_threads_batch

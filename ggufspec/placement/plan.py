@@ -281,7 +281,8 @@ def _best(
         return plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)
 
     best = max(_plans(target, draft, machine, options, caches, offloads=True), key=rank)
-    if best.fits or not machine.gpus:
+    pays = PassTimes(target, machine.bandwidths).copying_pays(caches.n_batch)
+    if not machine.gpus or (best.fits and pays):
         return best
     alone = _plans(target, draft, machine, options, caches, offloads=False)
     return max([best, *alone], key=rank)

@@ -97,13 +97,21 @@ class PassTimes:
         moved = 0.0
         if n_gpu_layers and at.transfer:
             moved = n_tokens * self._n_moved / at.transfer
-        if n_tokens >= _N_COPIED and at.transfer:
+        if n_tokens >= _N_COPIED and self.copying_pays(n_tokens):
             n_copied = self._sums[-1] - self._sums[n_gpu_layers]
             gpu += n_copied / at.gpu
             moved += n_copied / at.transfer
             host = 0.0
         of_gpu, of_host = (self._times(n_tokens, slope) for slope in (at.gpu_slope, at.host_slope))
         return gpu * of_gpu + host * of_host + moved
+
+    def copying_pays(self, n_tokens: int) -> bool:
+        """Whether layers on the CPU are faster on a GPU in such a pass, weights copied."""
+        at = self._bandwidths
+        if not at.transfer:
+            return False
+        gpu = 1 / at.transfer + self._times(n_tokens, at.gpu_slope) / at.gpu
+        return gpu < self._times(n_tokens, at.host_slope) / self._host
 
     def _times(self, n_tokens: int, slope: float) -> float:
         """The factor over a single token: more to compute, and more experts to read."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from ggufspec.decoding.tree import n_equal
 from ggufspec.server.formats.deltas import Deltas
 from ggufspec.server.formats.reader import (
     MAX_NAME,
@@ -15,7 +16,6 @@ from ggufspec.server.formats.reader import (
     Steps,
     Write,
     decoded,
-    n_common,
 )
 from ggufspec.server.formats.syntax import (
     ID,
@@ -236,8 +236,7 @@ class CallParser:
                 yield from reader.next_word(word)
             is_string = None
         else:
-            n = n_common(string, other)
-            n_end = n_common(string[::-1], other[::-1])
+            n, n_end = n_equal(string, other), n_equal(string[::-1], other[::-1])
             key = yield from reader.bounded(string[:n])
             kind = yield from reader.bounded(string[len(string) - n_end :])
             is_string = kind == string[n : len(string) - n_end]

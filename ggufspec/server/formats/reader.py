@@ -206,9 +206,3 @@ def decoded(raw: str) -> str:
     except ValueError:
         return raw
     return str(found)
-
-
-def n_common(a: str, b: str) -> int:
-    """How many characters two texts have in common at their beginning."""
-    pairs = zip(a, b, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))

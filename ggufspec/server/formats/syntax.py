@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
+from ggufspec.decoding.tree import n_equal
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
@@ -169,8 +169,8 @@ def _answer_in(text: str | None) -> str:
 
 def _common(a: str, b: str) -> str:
     """What two texts begin with, up to the end of a tag or of a word."""
-    pairs = zip(_TOKENS.findall(a), _TOKENS.findall(b), strict=False)
-    return "".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    tokens = _TOKENS.findall(a)
+    return "".join(tokens[: n_equal(tokens, _TOKENS.findall(b))])
 
 
 def _after(text: str, header: str) -> str:
@@ -186,8 +186,7 @@ def _without_end(text: str, end: str) -> str:
     if end and text.endswith(end):
         return text.removesuffix(end)
     tokens = _spaced_words(text)
-    pairs = zip(reversed(tokens), reversed(_spaced_words(end)), strict=False)
-    n_common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    n_common = n_equal(reversed(tokens), reversed(_spaced_words(end)))
     return "".join(tokens[: len(tokens) - n_common])
 
 
