@@ -33,7 +33,7 @@ def test_the_document_has_the_same(command: Command) -> None:
     document = command("devices", "--json").document
     (processor,) = (each for each in document["devices"] if each["type"] == "CPU")
     assert processor["description"]
-    assert 0 < processor["n_free"] <= processor["n_total"]
+    assert 0 < processor["n_free"] < processor["n_total"], "this process takes some"
     assert document["backends"]["CPU"] == 1
     assert document["versions"]["llama-cpp-python"] == llama_cpp.__version__
 
