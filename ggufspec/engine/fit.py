@@ -181,8 +181,10 @@ class Fit:
         """Options that take less memory than those used; None where there is no choice left."""
         while self._is_open and self._shares:
             found = self._planned(self._machine(self._shares.pop(0)))
-            if found != used:
+            if replace(found, placement=used.placement) != used:
                 return found
+        if used.offloads and self._gpus and used.n_gpu_layers == used.n_gpu_layers_draft == 0:
+            return replace(used, offloads=False)
         if self._options.n_ctx is not None or self._is_shorter:
             return None
         self._is_shorter = True

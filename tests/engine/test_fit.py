@@ -164,6 +164,30 @@ def test_where_memory_runs_out_it_is_tried_once_with_a_smaller_context(
     assert tried == [256, 128, 200], "what was asked for is not changed"
 
 
+@pytest.mark.parametrize("layers", ["auto", 0])
+def test_where_memory_of_a_gpu_runs_out_it_is_left_out_at_last(
+    layers: int | str,
+    target: Path,
+    has_gpus: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[bool] = []
+
+    class Full(Context):
+        def __init__(self, model: object, options: object) -> None:
+            tried.append(options.offloads)  # type: ignore[attr-defined]
+            if options.offloads:  # type: ignore[attr-defined]
+                raise OutOfMemoryError("too large")
+            super().__init__(model, options)  # type: ignore[arg-type]
+
+    has_gpus(1000 * MIB)
+    monkeypatch.setattr(load, "Context", Full)
+    how: dict[str, Any] = {"n_gpu_layers": layers, "n_gpu_layers_draft": layers, "n_threads": 1}
+    with ggufspec.load(target, n_ctx=200, **how) as engine:
+        assert layers == 0 or str(engine.placement).startswith("0 of 3 layers")
+    assert tried == [True, False]
+
+
 def test_an_engine_that_cannot_be_made_frees_its_models(
     target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
