@@ -12,6 +12,7 @@ from ggufspec.drafting import constants
 class Start(NamedTuple):
     """Predicted seconds, of which the proportions hold for what is not measured yet.
 
+    But no more than is usual on processors: what is predicted to be too slow would never be tried.
     target: passes over 1, 2 ... tokens, as many as a pass may have. step: a draft step. read: each
     further token that the draft model reads in a batch.
     """
@@ -165,8 +166,8 @@ class CostModel:
     def step(self) -> float:
         """Seconds of a draft step: one more token, one more distribution."""
         if not self._n_steps:
-            share = self.start.step / self.start.target[0] if self.start else None
-            return (share or constants.UNMEASURED_STEP) * self.curve[0]
+            share = self.start.step / self.start.target[0] if self.start else math.inf
+            return min(share, constants.UNMEASURED_STEP) * self.curve[0]
         return self._step * _discount(self.n_passes - self._step_at, self._n_steps)
 
     @property
@@ -281,9 +282,9 @@ def _positions(start: Start | None, n_largest: int) -> Sequence[float]:
     if start is None:
         return list(range(n_largest + 1))
     found = [0.0, 1.0]
-    for seconds in start.target[1:n_largest]:
+    for n, seconds in enumerate(start.target[1:n_largest], 2):
         more = (seconds / start.target[0] - 1) / constants.UNMEASURED_SLOPE
-        found.append(max(1 + more, found[-1] + constants.LEAST_DISTANCE))
+        found.append(max(min(1 + more, n), found[-1] + constants.LEAST_DISTANCE))
     return found
 
 

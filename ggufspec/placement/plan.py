@@ -240,6 +240,8 @@ def describe(
         where += f" on {' and '.join(places)}"
         free = sum(gpu.n_free for gpu in machine.gpus)
         where += f" ({format_bytes(sum(plan.gpu_bytes))} of {format_bytes(free)} free)"
+        if not plan.n_gpu_layers and any(gpu.is_measured for gpu in machine.gpus):
+            where += ", by what earlier runs measured"
     else:
         where = f"all layers on the CPU ({format_bytes(plan.host_bytes)}): there is no GPU"
     speed = f"about {plan.tokens_per_second:.2g} tokens/s predicted"

@@ -248,18 +248,27 @@ def test_the_first_pass_of_each_size_on_a_device_is_not_measured() -> None:
 
 
 def test_what_is_not_measured_has_the_predicted_proportions() -> None:
-    predicted = (1.0, 1.1, 1.2, 1.3, 1.4, 5.0, 5.1, 5.2)
-    costs = on_a_device(*predicted, step=0.1, read=0.02)
+    predicted = (1.0, 1.1, 1.2, 1.3, 1.4, 2.0, 2.1, 2.2)
+    costs = on_a_device(*predicted, step=0.05, read=0.01)
     costs.observe_target(1, 0.01)
     assert list(costs.curve) == pytest.approx([0.01 * each for each in predicted])
-    assert (costs.step, costs.read) == pytest.approx((0.001, 0.0002))
+    assert (costs.step, costs.read) == pytest.approx((0.0005, 0.0001))
     costs.observe_target(3, 99.0)
     costs.observe_target(3, 0.014)
-    assert list(costs.curve[:4]) == pytest.approx([0.01, 0.012, 0.014, 0.014])
-    assert list(costs.curve[4:]) == pytest.approx([0.018, 0.09, 0.092, 0.094])
+    assert list(costs.curve[:4]) == pytest.approx([0.01, 0.012, 0.014, 0.014]), "four rows"
+    assert list(costs.curve[4:]) == pytest.approx([0.018, 0.03, 0.032, 0.034])
     for size in (8, 8):
-        costs.observe_target(size, 0.05)
-    assert list(costs.curve[4:7]) == pytest.approx([0.0158, 0.0482, 0.0491])
+        costs.observe_target(size, 0.024)
+    assert list(costs.curve[4:7]) == pytest.approx([0.016, 0.022, 0.023])
+
+
+def test_nothing_is_predicted_to_be_slower_than_on_a_processor() -> None:
+    """It would never be tried."""
+    usual, predicted = CostModel(8), on_a_device(*[9.0**n for n in range(8)], step=50.0)
+    for costs in (usual, predicted):
+        costs.observe_target(1, 0.01)
+    assert list(predicted.curve) == pytest.approx(list(usual.curve))
+    assert predicted.step == pytest.approx(usual.step)
 
 
 def test_a_device_may_take_no_longer_for_more_tokens() -> None:

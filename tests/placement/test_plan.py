@@ -317,6 +317,8 @@ def test_a_device_measured_slower_than_the_processor_gets_no_layers(
     found = plan_offload(target, draft, slow, PlacementOptions())
     assert (found.n_gpu_layers, found.n_gpu_layers_draft, sum(found.gpu_bytes)) == (0, 0, 0)
     assert not found.offloads
+    assert "0 of 33 layers of the target" in (line := describe(found, target, draft, slow))
+    assert "by what earlier runs measured" in line
     alone = plan_offload(target, draft, replace(fast, gpus=()), PlacementOptions())
     assert found.tokens_per_second == pytest.approx(alone.tokens_per_second)
 
