@@ -80,6 +80,7 @@ def test_a_gpu_without_room_gets_nothing(target: Path, has_gpus: Callable[..., N
     with ggufspec.load(target, n_threads=1) as engine:
         assert engine.placement is not None
         assert engine.placement.startswith("0 of 3 layers")
+        assert not engine.target.options.offloads, "nor does it read prompts"
 
 
 def test_layers_that_were_asked_for_are_not_decided(
