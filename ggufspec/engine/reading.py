@@ -9,7 +9,9 @@ from ggufspec.common.progress import NamedProgress
 from ggufspec.engine.slots import DraftSession
 from ggufspec.llama.beside import decode_beside
 from ggufspec.llama.context import BatchPart
-from ggufspec.llama.session import Pieces
+from ggufspec.llama.head import HeadSession
+from ggufspec.llama.mapped_session import MappedSession
+from ggufspec.llama.session import LlamaSession, Pieces
 
 
 def reading(
@@ -23,16 +25,19 @@ def reading(
     """Feed `tokens` to sessions, by name, piece by piece: the "target", the "draft" and others.
 
     progress, n_most: see LlamaSession.pieces. together: target and draft decode each piece at the
-    same time.
+    same time; but a head reads what the target computes.
     """
     left = {
         name: session.pieces(tokens, progress and partial(progress, name), n_most)
         for name, session in sessions.items()
+        if isinstance(session, (LlamaSession, MappedSession))
     }
     if together and "draft" in left:
         yield from _feeding(left.pop("target"), left.pop("draft"))
     for pieces in left.values():
         yield from _feeding(pieces)
+    if isinstance(head := sessions.get("draft"), HeadSession):
+        head.read(tokens)
 
 
 def _feeding(*sessions: Pieces) -> Iterator[None]:

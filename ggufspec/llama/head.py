@@ -6,7 +6,7 @@ MTP: DeepSeek-V3, https://arxiv.org/abs/2412.19437; EAGLE-3: https://arxiv.org/a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,6 @@ from ggufspec.llama import extension
 from ggufspec.llama.context import BatchPart, Context, HeadLink
 from ggufspec.llama.extension import Hidden
 from ggufspec.llama.log import listening
-from ggufspec.llama.session import Pieces
 from ggufspec.llama.shared_head import SharedCacheSession
 from ggufspec.models.heads import EAGLE3, EAGLE3_ROWS, MTP
 
@@ -208,16 +207,10 @@ class HeadSession:
         self._context.pointer  # noqa: B018  (raises)
         return min(n_same(token_array(tokens), self._text), self._n_true)
 
-    def pieces(
-        self,
-        tokens: Sequence[int],
-        progress: Callable[[int, int], None] | None = None,
-        n_most: Callable[[], int | None] = lambda: None,
-    ) -> Pieces:
+    def read(self, tokens: Sequence[int]) -> None:
         """Read what the target has read of `tokens` last; the rest was read along with it."""
         self.follow(tokens)
         self._read_unread()
-        yield from ()
 
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""

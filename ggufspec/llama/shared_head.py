@@ -6,7 +6,7 @@ https://github.com/huggingface/transformers/blob/main/docs/source/en/model_doc/g
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from ggufspec.errors import NoRoomError
 from ggufspec.llama import extension
 from ggufspec.llama.context import BatchPart, Context
 from ggufspec.llama.extension import Hidden
-from ggufspec.llama.session import Pieces
 
 # Hidden states of the last tokens of a batch that are kept: those of a round, of which some may be
 # rejected.
@@ -83,15 +82,6 @@ class SharedCacheSession:
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the target's cache holds. Raises ClosedError."""
         return self._target.n_common(token_array(tokens), self.sequence)
-
-    def pieces(
-        self,
-        tokens: Sequence[int],
-        progress: Callable[[int, int], None] | None = None,
-        n_most: Callable[[], int | None] = lambda: None,
-    ) -> Pieces:
-        """Nothing to do: the target reads the prompt."""
-        yield from ()
 
     def forget(self) -> None:
         """Drop what it knows of a text. Raises ClosedError."""
