@@ -15,8 +15,8 @@ from ggufspec.placement.plan import Gpu, Machine
 from ggufspec.placement.speeds import GPU_SLOPE, HOST_BANDWIDTH, HOST_SLOPE, PassTimes
 
 _FEW = 8  # tokens of a pass that verifies a short draft
-# A model of fewer bytes than this share of another one does not tell how fast a GPU computes that:
-# of small ones, most of the time is not that of their bytes.
+# What a smaller model measured of a GPU is used if it has at least this share of the bytes: passes
+# of small models spend most of their time on starting kernels, not on reading weights.
 _SIMILAR = 1 / 4
 _CPU = "CPU"
 
@@ -31,9 +31,6 @@ class Predicted(NamedTuple):
 
     start: Start | None
     assumed: Mapping[str, object]
-
-
-UNPREDICTED = Predicted(None, {})
 
 
 def predicted(
