@@ -10,6 +10,7 @@ __all__ = [
     "DecodeError",
     "DownloadError",
     "GgufspecError",
+    "LibraryError",
     "ModelError",
     "NoRoomError",
     "OptionError",
@@ -75,6 +76,10 @@ class ClusterError(GgufspecError):
 
 class RpcError(GgufspecError):
     """An RPC server is missing, in use, or not a compatible llama.cpp server."""
+
+
+class LibraryError(GgufspecError, ImportError):
+    """llama.cpp's library cannot be loaded: it, or one that it needs, is missing."""
 
 
 class CacheError(GgufspecError):

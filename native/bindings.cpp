@@ -313,7 +313,7 @@ unsigned long main_thread() {
 }
 
 // Runs the batch without the GIL. In the main thread, signal handlers of Python run within it; what one raises ends it.
-template <typename Add> int32_t run_batch(ggufspec::Context & self, const Add & add) {
+template <typename Add, typename Run> int32_t run_batch(ggufspec::Context & self, const Add & add, const Run & run) {
     std::exception_ptr raised;
     std::function<bool()> is_interrupted;
     if (PyThread_get_thread_ident() == main_thread()) {
@@ -329,10 +329,14 @@ template <typename Add> int32_t run_batch(ggufspec::Context & self, const Add & 
         nb::gil_scoped_release release;
         self.begin();
         add();
-        result = self.run(is_interrupted);
+        result = run(is_interrupted);
     }
     if (raised) std::rethrow_exception(raised);
     return result;
+}
+
+template <typename Add> int32_t run_batch(ggufspec::Context & self, const Add & add) {
+    return run_batch(self, add, [&self](const std::function<bool()> & is_interrupted) { return self.run(is_interrupted); });
 }
 
 size_t n_leaves_of(const Tokens & parents) {
@@ -343,7 +347,9 @@ size_t n_leaves_of(const Tokens & parents) {
     return std::count(is_leaf.begin(), is_leaf.end(), true);
 }
 
-int32_t decode(ggufspec::Context & self, const std::vector<std::tuple<size_t, Tokens, size_t, Tokens>> & parts) {
+using Parts = std::vector<std::tuple<size_t, Tokens, size_t, Tokens>>;
+
+void require_parts(const ggufspec::Context & self, const Parts & parts) {
     size_t n_tokens = 0;
     std::vector<bool> is_there(self.n_sequences());
     for (const auto & [sequence, tokens, n_rows, parents] : parts) {
@@ -357,11 +363,31 @@ int32_t decode(ggufspec::Context & self, const std::vector<std::tuple<size_t, To
         n_tokens += tokens.size();
     }
     require(n_tokens >= 1 && n_tokens <= self.n_batch(), "decode: needs 1 to n_batch tokens");
-    return run_batch(self, [&] {
-        for (const auto & [sequence, tokens, n_rows, parents] : parts) {
-            self.add(sequence, tokens.data(), tokens.size(), n_rows, nullptr, parents.data(), parents.size());
-        }
+}
+
+void add_parts(ggufspec::Context & self, const Parts & parts) {
+    for (const auto & [sequence, tokens, n_rows, parents] : parts) {
+        self.add(sequence, tokens.data(), tokens.size(), n_rows, nullptr, parents.data(), parents.size());
+    }
+}
+
+int32_t decode(ggufspec::Context & self, const Parts & parts) {
+    require_parts(self, parts);
+    return run_batch(self, [&] { add_parts(self, parts); });
+}
+
+std::pair<int32_t, int32_t> decode_beside(ggufspec::Context & self, const Parts & parts, ggufspec::Context & other, const Parts & others) {
+    require(&self != &other, "decode_beside: needs another context");
+    require_parts(self, parts);
+    require_parts(other, others);
+    std::pair<int32_t, int32_t> results;
+    run_batch(self, [&] { add_parts(self, parts); }, [&](const std::function<bool()> & is_interrupted) {
+        other.begin();
+        add_parts(other, others);
+        results = ggufspec::run_beside(self, other, is_interrupted);
+        return results.first;
     });
+    return results;
 }
 
 int32_t decode_hidden(ggufspec::Context & self, size_t sequence, TokenRow tokens, ConstMatrix hidden, size_t n_rows) {
@@ -620,6 +646,9 @@ NB_MODULE(_native, m) {
              "keep logits of the last n_rows; returns llama_decode's code.\n\n"
              "parents: of each node of the tree at the end of the tokens, -1 for the token before it; empty for a chain.\n\n"
              "On a CPU, raises in the middle of a long batch what a signal handler raises; none of the tokens is then held.")
+        .def("decode_beside", &decode_beside, "parts"_a, "other"_a, "parts_of_other"_a,
+             "decode, and at the same time, in another thread, that of another context; returns both codes.\n\n"
+             "What a signal handler raises ends both.")
         .def("decode_hidden", &decode_hidden, "sequence"_a, "tokens"_a.noconvert(), "hidden"_a.noconvert(), "n_rows"_a,
              "decode of one sequence, with a hidden state (n_tokens, n_hidden) beside each token.")
         .def("copy_prefix", &copy_prefix, "source"_a, "sequence"_a, "tokens"_a.noconvert(),

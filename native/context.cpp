@@ -1,6 +1,8 @@
 #include "context.h"
 
 #include <algorithm>
+#include <atomic>
+#include <future>
 #include <numeric>
 #include <utility>
 
@@ -255,5 +257,17 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
 }
 
 const float * Context::logits(int32_t i) const { return functions_.get_logits_ith(context_, i); }
+
+std::pair<int32_t, int32_t> run_beside(Context & first, Context & second, const std::function<bool()> & is_interrupted) {
+    std::atomic<bool> is_stopped{false};
+    const auto stops = [&] {
+        if (is_interrupted && is_interrupted()) is_stopped = true;
+        return is_stopped.load();
+    };
+    auto beside = std::async(std::launch::async, [&] { return second.run([&] { return is_stopped.load(); }); });
+    const int32_t result = first.run(stops);
+    while (beside.wait_for(kCheckInterval) != std::future_status::ready) stops();
+    return {result, beside.get()};
+}
 
 }  // namespace ggufspec

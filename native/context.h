@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 namespace ggufspec {
@@ -150,5 +151,9 @@ private:
     Clock::time_point next_check_;
     size_t n_nodes_ = 0;  // computed so far
 };
+
+// Runs the batches of two contexts at the same time, the second one in a thread of its own. Returns both codes;
+// is_interrupted, called in this thread, ends both, as far as they are computed on CPU backends.
+std::pair<int32_t, int32_t> run_beside(Context & first, Context & second, const std::function<bool()> & is_interrupted);
 
 }  // namespace ggufspec

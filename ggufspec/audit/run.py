@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -29,23 +30,16 @@ from ggufspec.audit.report import (
 )
 from ggufspec.audit.statistics import Floats, Test
 from ggufspec.common.progress import NamedProgress
+from ggufspec.common.toml import read_toml
 from ggufspec.decoding import verify as rules
+from ggufspec.decoding.tree import n_equal
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import n_leaves
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import DecodeError, OptionError, PromptError
 
-PROMPTS = (  # of an audit that is given none
-    "The old house at the end of the road had been empty for years, until",
-    "Dear Sir,\n\nI am writing to you because",
-    "The three most important things to know about water are",
-    '"Where have you been?" she asked. He',
-    "def fibonacci(n):\n",
-    "Q: Why is the sky blue?\nA:",
-    "1. Wash the potatoes.\n2.",
-    "In the year 1815, after the battle of",
-)
+PROMPTS: Sequence[str] = read_toml(Path(__file__).with_name("prompts.toml"))["prompts"]
 
 _Pair = tuple[Distribution, Distribution]  # of the target and of the draft, at one position
 
@@ -131,7 +125,7 @@ class _Audit:
         self._engine = engine
         self._prompts = prompts
         self._settings = settings
-        self._progress = progress
+        self._report: NamedProgress = progress or (lambda what, done, of: None)
         assert settings.seed is not None
         seeds, uniforms, choices, labels = np.random.SeedSequence(settings.seed).spawn(4)
         self._seeds = seeds.generate_state(2 * settings.n_runs).tolist()
@@ -152,10 +146,9 @@ class _Audit:
                 self._generate(prompt, _TextSet(), drafter, 0, greedy=True)
                 for drafter in (_PLAIN, settings.drafter)
             )
-            pairs = zip(plain, speculative, strict=False)
-            at = next((k for k, (a, b) in enumerate(pairs) if a != b), None)
+            at = n_equal(plain, speculative)
             texts.append(plain)
-            if at is not None:
+            if at < min(len(plain), len(speculative)):
                 tokens = (plain[at], speculative[at])
                 before = [*prompt, *plain[:at]]
                 (rows,) = scoring.logits(self._engine, before, [tokens[0]], whose="target")
@@ -331,7 +324,3 @@ class _Audit:
             smallest_shift=statistics.smallest_shift(*n_tokens, alpha, n_tests),
             tests=statistics.holm(tests),
         )
-
-    def _report(self, what: str, done: int, of: int) -> None:
-        if self._progress is not None:
-            self._progress(what, done, of)

@@ -71,14 +71,12 @@ def answer(
             completions.append(completion)
     except GgufspecError as failure:
         error = str(failure)
-    except _TimedOut:
-        error = timeout_error(task["timeout"])
     record: dict[str, Any] = {prompt.id_name: prompt.id} if prompt.id is not None else {}
-    if error is None and prompt.kind == "turns":
-        record["choices"] = [_as_choice(completions)]
-    elif error is None:
-        record["text"] = completions[0].text
     if error is None:
+        if prompt.kind == "turns":
+            record["choices"] = [_as_choice(completions)]
+        else:
+            record["text"] = completions[0].text
         record["finish_reason"] = completions[-1].finish_reason
     return {
         **record,
@@ -89,7 +87,7 @@ def answer(
     }
 
 
-class _TimedOut(Exception):
+class _TimedOut(GgufspecError):
     """The prompt took longer than its timeout."""
 
 
@@ -101,7 +99,7 @@ def _generate(
 
     def check_time(*_: object) -> None:
         if deadline is not None and perf_counter() > deadline:
-            raise _TimedOut
+            raise _TimedOut(timeout_error(task["timeout"]))
 
     engine.forget()
     turns: list[str] = []  # of the user and of the target, alternating

@@ -90,34 +90,24 @@ def _verdict(ratio: Speedup | None) -> str:
 
 
 def _cells(change: Change) -> list[str]:
-    before, after = change.before, change.after
-    return [
-        after.contender.name,
-        f"{before.median:.2f}",
-        f"{after.median:.2f}",
-        f"{change.ratio.ratio:.{_N_DECIMALS}f}" if change.ratio else NONE,
-        interval(change.ratio, _N_DECIMALS),
-        f"{change.relative.ratio:.{_N_DECIMALS}f}" if change.relative else NONE,
-        interval(change.relative, _N_DECIMALS),
-        acceptance_cell(before),
-        acceptance_cell(after),
-        change.verdict,
-    ]
+    both = change.before, change.after
+    cells = [change.after.contender.name, *(f"{row.median:.2f}" for row in both)]
+    for ratio in (change.ratio, change.relative):
+        cells.append(f"{ratio.ratio:.{_N_DECIMALS}f}" if ratio else NONE)
+        cells.append(interval(ratio, _N_DECIMALS))
+    return [*cells, *map(acceptance_cell, both), change.verdict]
 
 
 def _absent(before: BenchResults, after: BenchResults, found: Sequence[Change]) -> Iterator[str]:
     shared = {change.after.contender.name for change in found}
     for when, results in (("before", before), ("after", after)):
-        alone = [
-            row.contender.name for row in summarize(results) if row.contender.name not in shared
-        ]
-        if alone:
+        names = (row.contender.name for row in summarize(results))
+        if alone := [name for name in names if name not in shared]:
             yield f"only {when}: {', '.join(alone)}"
     options = {each.name: each.options for each in before.contenders}
     for contender in after.contenders:
         if contender.name in shared:
-            then, now = options[contender.name], contender.options
-            for change in differences(then, now):
+            for change in differences(options[contender.name], contender.options):
                 yield f"options of {contender.name} differ: {change}"
 
 

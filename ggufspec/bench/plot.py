@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ggufspec.bench import plot_data, subplots
 from ggufspec.bench.records import BenchResults
-from ggufspec.bench.subplots import COLOURS, DASHES, FAINT, INK, MARKERS, N_BAR, QUIET, short
+from ggufspec.bench.subplots import COLOURS, DASHES, MARKERS, N_BAR, QUIET, short
 from ggufspec.common.facts import counted
 from ggufspec.common.files import check_writable, write_file
 from ggufspec.errors import OptionError
@@ -24,32 +24,7 @@ _WIDTH = 9.0  # inches
 _DPI = 200
 _N_COLUMNS = 4  # of the legend
 _N_NAME = 44  # characters of a model's name
-_STYLE = {
-    "axes.edgecolor": "#AAAAAA",
-    "axes.grid": True,
-    "axes.labelcolor": QUIET,
-    "axes.labelsize": 8.5,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.axisbelow": True,
-    "figure.facecolor": "white",
-    "font.size": 8.5,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-    "svg.fonttype": "path",
-    "svg.hashsalt": "ggufspec",  # for identical files
-    "text.color": INK,
-    "text.parse_math": False,  # a name may contain any character
-    "xtick.color": QUIET,
-    "xtick.labelsize": 8,
-    "ytick.color": QUIET,
-    "ytick.labelsize": 8,
-}
+_STYLE = Path(__file__).with_suffix(".mplstyle")
 
 
 def check(path: Path) -> None:

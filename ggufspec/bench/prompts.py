@@ -2,31 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ggufspec.common.prompts import Prompt
+from ggufspec.common.toml import read_toml
 
-OPEN = (
-    "The coach left the village before it was light, and nobody but the old miller saw who sat in",
-    "My uncle never spoke of the summer when the river rose, but one evening after supper he",
-    '"You are late," said the countess without turning from the window. The young man',
-)
-
-_COUNTRY = "and I have been in the country, "
-_CONTENTS = "1. . . . 2. . . . 3. . . .\n"
-_FUNCTION = (
-    "def add(first, second):\n    total = first + second\n    print(total)\n    return total\n\n"
-)
-
-# Short, since the embedded pair was trained on windows of 256 tokens. It continues the first two at
-# temperature 0, and the second also at 0.7, but not the code.
-REPETITIVE = (
-    f"I have been in the house, {4 * _COUNTRY}and I",
-    3 * _CONTENTS + "1.",
-    2 * _FUNCTION + "def add(first, second):\n    total =",
-)
-
-KINDS = {"open": OPEN, "repetitive": REPETITIVE}
+_TEXTS = read_toml(Path(__file__).with_suffix(".toml"))
+KINDS: Mapping[str, Sequence[str]] = {kind: _TEXTS[kind] for kind in ("open", "repetitive")}
+# Of each half of the texts of `trim`: kinds, and what a target continues.
+REFERENCE: Sequence[Sequence[tuple[str, str]]] = _TEXTS["reference"]
 
 
 def own_prompts() -> list[Prompt]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ggufspec.decoding.stats import Stats
+from ggufspec.decoding.tree import n_equal
 
 PLAIN, SPECULATIVE, N_GRAMS = "plain", "speculative", "n-grams"  # names of lanes
 
@@ -103,10 +104,8 @@ def state_at(lane: Lane, seconds: float) -> LaneState:
 
 def first_difference(first: Sequence[int], second: Sequence[int]) -> int | None:
     """The index of the first difference of two sequences; None if they are equal."""
-    if list(first) == list(second):
-        return None
-    pairs = zip(first, second, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+    n = n_equal(first, second)
+    return None if n == len(first) == len(second) else n
 
 
 def verdict(race: Race) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec.bench.prompts import REFERENCE
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding.types import Logits
 from ggufspec.engine.engine import Engine
@@ -24,8 +25,8 @@ from ggufspec.llama.timing import measured
 TEMPERATURE = 0.7  # of the distributions that are compared
 N_DRAFT = 7  # the longest draft that is predicted
 N_CTX = 384  # of a text: a prompt in a chat template, and N_COUNTED tokens
-# How to load a target: for the texts of half of PROMPTS together. Mapped files would stay in memory
-# beside the weights that llama.cpp rearranges.
+# How to load a target: for the texts of half of the prompts together. Mapped files would stay in
+# memory beside the weights that llama.cpp rearranges.
 LOAD = {"n_ctx": N_CTX, "n_slots": 4, "n_draft_max": N_DRAFT, "mmap": False}
 N_COUNTED = 64  # tokens of a text at which predictions are compared
 _N_GIVEN = 32  # tokens before them, in a text of the user's
@@ -34,21 +35,8 @@ _N_TEXTS = 8
 _N_PROBS = 256  # most probable tokens of the target that an overlap is summed over
 _SIZES = (1, 2, 3, 4, 6, 8)  # tokens of the passes that are measured
 
-PROMPTS = (  # of each half of the texts: two of code, two of prose
-    (
-        ("code", 'def merge_intervals(intervals):\n    """Merge overlapping intervals."""\n'),
-        ("prose", "The history of the bicycle began in the early nineteenth century, when"),
-        ("code", "// Fetch the list of users and show their names.\nasync function showUsers("),
-        ("prose", "Dear Anna,\n\nthank you for your long letter. Since we last met,"),
-    ),
-    (
-        ("code", "#include <stdio.h>\n\n/* Count the words of a file. */\nint main(int argc,"),
-        ("prose", "To bake bread at home, you need flour, water, salt and yeast. First,"),
-        ("code", "class Cache:\n    def __init__(self, capacity):\n        self.capacity ="),
-        ("prose", "The old lighthouse keeper looked out over the sea and"),
-    ),
-)
 _ASKED = "Continue this text:\n\n"
+Counts = tuple[Counter[int], Counter[int]]  # of tokens, in each half of the texts
 
 
 class Excerpt(NamedTuple):
@@ -92,7 +80,7 @@ class Reference:
     """
 
     texts: tuple[ReferenceText, ...]
-    counts: tuple[Counter[int], Counter[int]]
+    counts: Counts
     passes: tuple[float, ...]
 
 
@@ -146,22 +134,18 @@ def weights_of(logits: Logits) -> NDArray[np.float32]:
     return found
 
 
-def _written(
-    engine: Engine, tell: NamedProgress
-) -> tuple[list[Excerpt], tuple[Counter[int], Counter[int]]]:
+def _written(engine: Engine, tell: NamedProgress) -> tuple[list[Excerpt], Counts]:
     """Greedy text of the target, after the built-in prompts."""
     excerpts, counts = [], (Counter[int](), Counter[int]())
-    for half, prompts in enumerate(PROMPTS):
+    for half, prompts in enumerate(REFERENCE):
         asked = [_asked(engine, prompt) for _, prompt in prompts]
-        completions = engine.generate_batch(
-            asked, max_tokens=N_COUNTED, temperature=0, drafter="none"
-        )
-        for (kind, _), before, completion in zip(prompts, asked, completions, strict=True):
+        written = engine.generate_batch(asked, max_tokens=N_COUNTED, temperature=0, drafter="none")
+        for (kind, _), before, completion in zip(prompts, asked, written, strict=True):
             tokens = [*before, *completion.tokens]
             counts[half].update(tokens)
             if len(completion.tokens) >= _N_LEAST:
                 excerpts.append(Excerpt(kind, half, tokens, len(before)))
-        tell("Writing text with the target", half + 1, len(PROMPTS))
+        tell("Writing text with the target", half + 1, len(REFERENCE))
     if {excerpt.half for excerpt in excerpts} != {0, 1}:
         raise OptionError(
             "the target hardly writes text by itself; give text that it should write (--text FILE)"
@@ -176,9 +160,7 @@ def _asked(engine: Engine, prompt: str) -> list[int]:
     return engine.render([{"role": "user", "content": _ASKED + prompt}])[N_COUNTED - N_CTX :]
 
 
-def _taken(
-    engine: Engine, given: Sequence[str]
-) -> tuple[list[Excerpt], tuple[Counter[int], Counter[int]]]:
+def _taken(engine: Engine, given: Sequence[str]) -> tuple[list[Excerpt], Counts]:
     """Excerpts from everywhere in texts; the first half of them and the second."""
     tokens: list[int] = []
     for text in given:

@@ -33,7 +33,6 @@ OnTokens = Callable[[int, int, str], None]  # tokens generated, in all, what is 
 Warn = Callable[[str], None]  # why something is left out
 
 _N_DIVERGENCES = 3  # of a contender, whose logits are compared
-
 _Timed = tuple[str, Measurement]  # a reply
 
 
@@ -81,14 +80,9 @@ def measure(
 
     Each text starts with an empty cache, so the time to first token includes the whole prompt.
     A prompt that is too long is left out, and one that a baseline tokenizes differently is left out
-    for that baseline; so is the draft alone where it is a head. `warn` gets the reason.
-    Raises GgufspecError, and PromptError if no prompt
+    for that baseline; `warn` gets the reason. Raises GgufspecError, and PromptError if no prompt
     can be used.
     """
-    if engine.head is not None and any(each.model == "draft" for each in experiment.contenders):
-        warn("the draft alone is left out: a head writes no text without its target")
-        with_target = [each for each in experiment.contenders if each.model != "draft"]
-        experiment = replace(experiment, contenders=with_target)
     contenders = {each.name: each for each in experiment.contenders}
     prompts = {each.name: each for each in experiment.prompts}
     left = [key for key in experiment.order() if key not in done]
@@ -142,7 +136,7 @@ class _Writer:
             self._engines["draft"] = scoring.draft_alone(engine)
         self._baselines = {baseline.name: baseline for baseline in baselines}
         self._experiment = experiment
-        self._progress = progress
+        self._progress: OnTokens = progress or (lambda n_done, n_in_all, label: None)
         self._n_done = 0
         self.n_tokens_in_all = 1
         self._meter = EnergyMeter()
@@ -203,12 +197,8 @@ class _Writer:
         seed = crc32(f"{self._experiment.seed} {label}".encode())
         if contender.program is None:
             return self._by_engine(contender, tokens, n_tokens, label, seed)
-        self._report(0, label)
+        self._progress(self._n_done, self.n_tokens_in_all, label)
         return self._by_baseline(contender, tokens, n_tokens, seed)
-
-    def _report(self, n_tokens: int, label: str) -> None:
-        if self._progress is not None:
-            self._progress(self._n_done + n_tokens, self.n_tokens_in_all, label)
 
     def _by_engine(
         self, contender: Contender, tokens: list[int], n_tokens: int, label: str, seed: int
@@ -228,7 +218,7 @@ class _Writer:
         for chunk in stream:
             first = perf_counter() - started if first is None else first
             n_written += len(chunk.tokens)
-            self._report(n_written, label)
+            self._progress(self._n_done + n_written, self.n_tokens_in_all, label)
         done = stream.completion
         measured = replace(
             Measurement.of_stats(done.stats, contender.name, label),
@@ -258,13 +248,8 @@ class _Writer:
             n_tokens=n_tokens,
             seed=seed,
         )
-        pieces = b"".join(self._engine.vocab.piece(token) for token in done.tokens)
-        measured = Measurement(
-            contender=contender.name,
-            n_rounds=done.n_rounds,
-            **vars(done),
-        )
-        return pieces.decode("utf-8", "replace"), measured
+        text = b"".join(map(self._engine.vocab.piece, done.tokens)).decode("utf-8", "replace")
+        return text, Measurement(contender=contender.name, n_rounds=done.n_rounds, **vars(done))
 
     def _engine_of(self, contender: Contender) -> Engine:
         """The engine that writes; for a baseline, the one that tokenizes its prompts."""

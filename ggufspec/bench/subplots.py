@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 # Okabe and Ito's colours without those that are too light on white: https://jfly.uni-koeln.de/color/
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 MARKERS = "osD^vP"
-INK, QUIET, FAINT = "#222222", "#666666", "#DDDDDD"
+INK, QUIET = "#222222", "#666666"
 DASHES = (0, (5, 2))
 N_BAR = 30  # characters of a contender's name
 _TIMES = "\N{MULTIPLICATION SIGN}"

@@ -70,12 +70,9 @@ def summarize(results: BenchResults, category: str | None = None) -> list[Summar
     made = []
     for contender in results.contenders:
         texts = [text for text in results.of(contender.name) if category in (None, text.category)]
-        if not texts:
-            continue
-        plain = None
-        if contender.baseline is not None:
-            plain = ratio_of_texts(log_ratios(texts, results.of(contender.baseline)))
-        made.append(summary_of(contender, texts, plain))
+        if texts:
+            logs = log_ratios(texts, results.of(contender.baseline) if contender.baseline else ())
+            made.append(summary_of(contender, texts, ratio_of_texts(logs)))
     return made
 
 
@@ -182,9 +179,8 @@ def warnings_of(results: BenchResults, n_missing: int | None = None) -> list[str
             "are affected less than tokens/s"
         )
     summaries = summarize(results)
-    uncertain = [each for each in summaries if each.speedup and each.speedup.is_uncertain]
-    if uncertain:
-        names = ", ".join(each.contender.name for each in uncertain)
+    uncertain = (each for each in summaries if each.speedup and each.speedup.is_uncertain)
+    if names := ", ".join(each.contender.name for each in uncertain):
         found.append(f"not shown to be faster than plain: {names} (the interval includes 1)")
     if any(each.speedup and each.speedup.low is None for each in summaries):
         found.append(

@@ -105,13 +105,10 @@ def by_category(results: BenchResults) -> Table | None:
     found = {name: {row.contender.name: row for row in summarize(results, name)} for name in names}
     cells = []
     for contender in compared:
-        ratios = [
-            row.speedup.ratio
-            for name in names
-            if (row := found[name].get(contender)) and row.speedup
-        ]
-        each = [speedup_cell(found[name].get(contender)) for name in names]
-        cells.append([contender, *each, f"{geometric_mean(ratios):.2f}" if ratios else NONE])
+        rows = [found[name].get(contender) for name in names]
+        ratios = [row.speedup.ratio for row in rows if row and row.speedup]
+        mean = f"{geometric_mean(ratios):.2f}" if ratios else NONE
+        cells.append([contender, *map(speedup_cell, rows), mean])
     return Table("Speed-up by category", ["", *names, "geometric mean"], cells)
 
 

@@ -164,9 +164,13 @@ def trim(
     tell: NamedProgress = progress or (lambda what, done, of: None)
     with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="ggufspec-trim-") as folder:
         trimmer = _Trimmer(engine, source, reference, wanted, Path(folder), tell)
-        trimmer.measure(trimmer.vocabulary_cuts(), is_asked=wanted.n_tokens != "auto")
+        trimmer.measure(trimmer.vocabulary_cuts, is_asked=wanted.n_tokens != "auto")
         trimmer.measure(trimmer.layer_cuts(wanted.layers), is_asked=wanted.layers != "auto")
-        trimmer.measure(trimmer.type_cuts(wanted.type), is_asked=wanted.type != "auto")
+        if wanted.type is not None:
+            cut = replace(
+                trimmer.best.cut, type=_AUTO_TYPE if wanted.type == "auto" else wanted.type
+            )
+            trimmer.measure([cut], is_asked=wanted.type != "auto")
         n_counted = sum(len(text.best) for text in trimmer.texts)
         result = TrimResult(tuple(trimmer.results), trimmer.best, n_counted)
         if path is not None and result.is_cut:
@@ -200,13 +204,11 @@ class _Trimmer:
         self._filled = FilledContext(engine.target, depth=_DEPTH, n_most=1)
         as_it_is = DraftCut(None, tuple(range(source.n_layers)))
         self._as_it_is, self._step = as_it_is, min(self._seconds(self._filled)[1])
+        self.vocabulary_cuts = [replace(as_it_is, n_tokens=n) for n in self._sizes[1:]]
         self.best = self._measured(as_it_is)
         self.results = [self.best]
 
     # What to try.
-
-    def vocabulary_cuts(self) -> list[DraftCut]:
-        return [replace(self._as_it_is, n_tokens=n) for n in self._sizes[1:]]
 
     def _vocabularies(self, wanted: int | str | None) -> list[int]:
         """The numbers of tokens to try."""
@@ -269,12 +271,6 @@ class _Trimmer:
                 seconds=SEARCH_SECONDS,
                 progress=partial(self._tell, "Choosing layers"),
             )
-
-    def type_cuts(self, wanted: str | None) -> list[DraftCut]:
-        """Cuts with other types, besides the best cut so far."""
-        if wanted is None:
-            return []
-        return [replace(self.best.cut, type=_AUTO_TYPE if wanted == "auto" else wanted)]
 
     # Measuring.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
@@ -70,6 +71,7 @@ class Tuned:
     reading: Pass | None
     attention: str | None  # the choice of flash attention and its reason, if it was measured
     facts: dict[str, Any]
+    assumed: Mapping[str, object]  # see engine.speeds.Predicted
 
     @property
     def costs(self) -> CostModel:
@@ -166,6 +168,7 @@ def tune(
             reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),
+            assumed=engine.predicted.assumed,
         )
 
 
@@ -179,6 +182,7 @@ def keep(tuned: Tuned) -> bool:
         **(known.to_document() if known else {}),
         "costs": tuned.costs.to_document(),
         "settled_costs": tuned.costs.to_document(),
+        "assumed_seconds": tuned.assumed,
         "settings": asdict(tuned.chosen),
         "measured": "tune",
     }
@@ -227,11 +231,8 @@ def break_even_acceptance(costs: CostModel, n_draft: int) -> float | None:
     """The acceptance rate above which this draft length is faster than plain; None: never."""
     if speedup(costs, 1.0, n_draft) <= 1:
         return None
-    low, high = 0.0, 1.0
-    while high - low > 1e-4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if speedup(costs, middle, n_draft) > 1 else (middle, high)
-    return high
+    shares = range(10_001)
+    return bisect_left(shares, True, key=lambda n: speedup(costs, n / 1e4, n_draft) > 1) / 1e4
 
 
 @dataclass

@@ -80,15 +80,10 @@ class BenchOptions:
 
     def of_experiment(self) -> dict[str, Any]:
         """The fields of an Experiment that were given."""
-        fields = {
-            "prompts": _prompts(self),
-            "n_runs": self.n_runs,
-            "n_tokens": self.n_tokens,
-            "n_warm_up": _N_WARM_UP if self.n_warm_up is None else self.n_warm_up,
-            "ignore_eos": self.ignore_eos,
-            "chat": self.chat,
-            "seed": self.seed,
-        }
+        names = ("n_runs", "n_tokens", "ignore_eos", "chat", "seed")
+        n_warm_up = _N_WARM_UP if self.n_warm_up is None else self.n_warm_up
+        fields = {"prompts": _prompts(self), "n_warm_up": n_warm_up}
+        fields |= {name: getattr(self, name) for name in names}
         return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -109,16 +104,13 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
         )
     jobs, title = _jobs_of_pair(options) if options.preset is None else _jobs_of_preset(options)
     experiment = jobs[0].experiment
+    fields = ("n_tokens", "n_runs", "ignore_eos", "chat", "seed")
     settings = {
         "preset": options.preset,
         "models": [[str(job.target), job.draft and str(job.draft)] for job in jobs],
         "load": {name: value for name, value in jobs[0].load.items() if value is not None},
         "prompts": [[each.name, list(each.turns)] for each in experiment.prompts],
-        "n_tokens": experiment.n_tokens,
-        "n_runs": experiment.n_runs,
-        "ignore_eos": experiment.ignore_eos,
-        "chat": experiment.chat,
-        "seed": options.seed,
+        **{name: getattr(experiment, name) for name in fields},
     }
     return jobs, title, plain(settings)
 
@@ -177,7 +169,7 @@ def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
         title = what[0].upper() + what[1:]
     else:
         title = plain(" with ".join(filter(None, (pair.target, pair.draft))))
-    load = {**options.load_settings, **_room(experiment, options.load_settings), **pair.further}
+    load = {**options.load_settings, **pair.further, **_room(experiment, options)}
     jobs = [
         PairBenchmark(*paths, _able(experiment.of_pair(name), paths), name, load=load)
         for name, paths in pairs.items()
@@ -240,7 +232,10 @@ def _check_needs_no_draft(options: BenchOptions) -> None:
 def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     name = options.preset or ""
     files = [f"{each}_file" for each in options.sampling]  # that a constraint may come from
-    _refuse_with_preset(name, [*_OF_CONTENDERS, *options.sampling, *files])
+    for given_name in filter(was_given, [*_OF_CONTENDERS, *options.sampling, *files]):
+        raise click.UsageError(
+            f"--preset {name} sets {flag_of(given_name)} itself; leave one of them out"
+        )
     chosen = PRESETS[name]
     given = options.of_experiment()
     # What the user gives replaces the preset's settings.
@@ -250,12 +245,7 @@ def _jobs_of_preset(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     def job(paths: tuple[Path, DraftFile | None], labels: tuple[str, str]) -> PairBenchmark:
         pair = " / ".join(filter(None, labels))
         experiment = replace(chosen.experiment.of_pair(pair), **given)
-        load = {
-            **options.load_settings,
-            **preset_load,
-            **_room(experiment, options.load_settings),
-            **further,
-        }
+        load = {**options.load_settings, **preset_load, **further, **_room(experiment, options)}
         return PairBenchmark(*paths, _able(experiment, paths), pair, *labels, load=load)
 
     if options.pair.target is not None:
@@ -303,13 +293,6 @@ def _report_missing(chosen: Preset, pairs: Sequence[PresetPair]) -> None:
         )
 
 
-def _refuse_with_preset(preset_name: str, names: Sequence[str]) -> None:
-    for name in filter(was_given, names):
-        raise click.UsageError(
-            f"--preset {preset_name} sets {flag_of(name)} itself; leave one of them out"
-        )
-
-
 def _about_stand_in(pair: PairOptions) -> str:
     return _STAND_IN.format(padded_file(parse_size(pair.size)).n_params / 1e6)
 
@@ -331,8 +314,9 @@ def _prompts(options: BenchOptions) -> list[Prompt] | None:
     return spread(known, options.n_prompts)
 
 
-def _room(experiment: Experiment, load_settings: dict[str, Any]) -> dict[str, Any]:
+def _room(experiment: Experiment, options: BenchOptions) -> dict[str, Any]:
     lengths = [each.options.get("n_draft") for each in experiment.contenders]
     longest = max((n for n in lengths if isinstance(n, int)), default=0)
-    least = defaults.N_DRAFT_FIXED if load_settings["exact"] else defaults.N_DRAFT_MAX
+    is_exact = options.load_settings["exact"]
+    least = defaults.N_DRAFT_FIXED if is_exact else defaults.N_DRAFT_MAX
     return {"n_draft_max": max(longest, least)}

@@ -22,6 +22,7 @@ _COMMANDS = {
     "bench": "Measure plain and speculative decoding in alternation.",
     "compare": "Watch plain and speculative decoding side by side.",
     "demo": "Watch a large model generate faster, without a download.",
+    "devices": "Show what llama.cpp can run on, and what it was built with.",
     "models": "List, show, download, verify and remove models.",
     "plan": "Predict where the layers of a pair go, and how fast it is.",
     "run": "Continue or answer a prompt with a target and a draft model.",

@@ -113,7 +113,8 @@ def command(
 
     A draft on the GPU is faster, but takes memory from layers of the target. The first row is what
     `-ngl auto -ngld auto` chooses, or the target alone if that is faster. Predictions come from
-    bytes and bandwidths: they rank placements better than they predict speeds.
+    bytes and bandwidths: they rank placements better than they predict speeds. `ggufspec devices`
+    lists the GPUs of this machine.
 
     \b
       ggufspec plan --target 70B-Q3_K_S --draft 8B-Q3_K_L --vram 24GiB --ram 64GiB
@@ -139,7 +140,7 @@ def command(
             f"the target has {shape.n_vocab:,} tokens, the draft {shape_draft.n_vocab:,}: it "
             "drafts only tokens that both have, so fewer are accepted (--acceptance)"
         )
-    machine = _machine(**hardware)
+    machine = _machine(shape.n_bytes, **hardware)
     wishes = PlacementOptions(
         n_ctx=n_ctx or (0 if n_ctx is None else shape.n_ctx_train),
         type_k=type_k,
@@ -179,13 +180,14 @@ def _named(
 
 
 def _machine(
+    n_bytes: int,
     vram: list[int] | None,
     ram: int | None,
     gpu_bandwidth: int | None,
     ram_bandwidth: int | None,
     rpc: tuple[str, ...],
 ) -> Machine:
-    from ggufspec.engine.fit import measured_host
+    from ggufspec.engine.speeds import measured
     from ggufspec.llama.devices import free_memory, gpus
     from ggufspec.llama.rpc import RpcConnections
     from ggufspec.placement import rpc_address as servers
@@ -199,10 +201,8 @@ def _machine(
         found = tuple(replace(gpu, bandwidth=float(gpu_bandwidth)) for gpu in found)
     if ram is None and vram is None:
         ram = free_memory()
-    if ram_bandwidth:
-        return Machine(found, ram, float(ram_bandwidth))
-    is_here = vram is None
-    return Machine(found, ram, *((is_here and measured_host()) or ()))
+    machine = Machine(found, ram, float(ram_bandwidth) if ram_bandwidth else None)
+    return measured(machine, n_bytes) if vram is None else machine
 
 
 def _print(
@@ -224,9 +224,10 @@ def _print(
     bandwidths = machine.bandwidths
     for gpu in machine.gpus:
         known = "nominal" if gpu.bandwidth or not gpu.is_remote else "assumed (--gpu-bandwidth)"
-        render.echo(
-            f"{gpu.name}: {format_bytes(gpu.n_free)} free, {_bytes_rate(gpu.nominal)} {known}"
-        )
+        speed = f"{_bytes_rate(gpu.nominal)} {known}"
+        if gpu.is_measured:
+            speed = f"{_bytes_rate(gpu.effective)} measured"
+        render.echo(f"{gpu.name}: {format_bytes(gpu.n_free)} free, {speed}")
     ram = "" if machine.n_host_free is None else f"{format_bytes(machine.n_host_free)} free, "
     measured = "" if machine.host_bandwidth else " assumed (--ram-bandwidth)"
     render.echo(f"CPU: {ram}{_bytes_rate(bandwidths.host)}{measured}")

@@ -146,14 +146,14 @@ def command(
     _show_own_log(verbose)
     from ggufspec.server.app import make_app, make_service
     from ggufspec.server.options import ServerOptions
-    from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, Watchdog, bind
+    from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, bind, watchdog
 
     load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further, "n_slots": n_slots}
     is_fitted = load_settings["n_ctx"] is None
     if is_fitted:
         load_settings["n_ctx"] = "fit"
     load_settings["chat_template"] = chat_template
-    watchdog = Watchdog(grace + 2 * AFTER_GRACE_SECONDS)
+    last_resort = watchdog(grace + 2 * AFTER_GRACE_SECONDS)
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:
@@ -178,7 +178,7 @@ def command(
                 service.worker,
                 grace=grace,
                 on_listening=click.echo,
-                on_signal=watchdog.start,
+                on_signal=last_resort.start,
                 log_requests=verbose,
             )
             if host not in _LOOPBACK and not api_keys:
@@ -189,7 +189,7 @@ def command(
             render.note(f"serving {service.options.alias}; press Ctrl-C to stop")
             server.run(sockets=[listening])
             service.worker.join()
-    watchdog.stop()
+    last_resort.cancel()
     return INTERRUPTED if server.stopped_by == signal.SIGINT else 0
 
 

@@ -38,10 +38,9 @@ def _biases(context: click.Context, option: click.Parameter, given: tuple[str, .
 
 
 def _names(context: click.Context, option: click.Parameter, text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(";") if name.strip())
-    if not names:
-        raise click.BadParameter("no sampler is named; give at least 'temperature'")
-    return names
+    if names := tuple(name.strip() for name in text.split(";") if name.strip()):
+        return names
+    raise click.BadParameter("no sampler is named; give at least 'temperature'")
 
 
 def _breakers(
@@ -86,79 +85,54 @@ _SHARE = click.FloatRange(min=0, max=1, min_open=True)
 _WINDOW = click.IntRange(min=-1)
 
 
-def _number(names: str, help_text: str, kind: click.ParamType[Any], default: float) -> Option:
-    return option(names, help_text, type=kind, default=default)
+def _sampler(names: str, kind: click.ParamType[Any], help_text: str) -> Option:
+    name = names.split()[-1].lstrip("-").replace("-", "_")
+    return option(names, help_text, type=kind, default=getattr(defaults, name.upper()))
 
 
-_TEMPERATURE = _number(
+_TEMPERATURE = _sampler(
     "--temp temperature",
+    NOT_NEGATIVE,
     "Temperature; 0: greedy. Sampling options that are not given come from the target's file if "
     "it has them.",
-    NOT_NEGATIVE,
-    defaults.TEMPERATURE,
 )
 _SAMPLERS = (
-    _number("--top-k", "Keep the k most likely tokens; 0: off.", COUNT, defaults.TOP_K),
-    _number(
-        "--top-p",
-        "Keep the most likely tokens up to this total probability; 1: off.",
-        _SHARE,
-        defaults.TOP_P,
+    _sampler("--top-k", COUNT, "Keep the k most likely tokens; 0: off."),
+    _sampler(
+        "--top-p", _SHARE, "Keep the most likely tokens up to this total probability; 1: off."
     ),
-    _number(
+    _sampler(
         "--min-p",
-        "Keep tokens with this probability relative to the most likely one; 0: off.",
         click.FloatRange(min=0, max=1),
-        defaults.MIN_P,
+        "Keep tokens with this probability relative to the most likely one; 0: off.",
     ),
-    _number(
+    _sampler(
         "--typical --typical-p typical_p",
-        "Keep the most typical tokens up to this total probability; 1: off.",
         _SHARE,
-        1.0,
+        "Keep the most typical tokens up to this total probability; 1: off.",
     ),
-    _number(
+    _sampler(
         "--top-nsigma --top-n-sigma top_n_sigma",
+        click.FLOAT,
         "Keep tokens within this many standard deviations of the largest logit; 0: off.",
-        click.FLOAT,
-        0.0,
     ),
-    _number(
-        "--repeat-last-n",
-        "Number of last tokens that are penalized; 0: off, -1: all.",
-        _WINDOW,
-        defaults.REPEAT_LAST_N,
+    _sampler(
+        "--repeat-last-n", _WINDOW, "Number of last tokens that are penalized; 0: off, -1: all."
     ),
-    _number("--repeat-penalty", "Penalty factor for repeated tokens; 1: off.", POSITIVE, 1.0),
-    _number(
-        "--presence-penalty", "Subtracted once from logits of repeated tokens.", click.FLOAT, 0.0
-    ),
-    _number(
+    _sampler("--repeat-penalty", POSITIVE, "Penalty factor for repeated tokens; 1: off."),
+    _sampler("--presence-penalty", click.FLOAT, "Subtracted once from logits of repeated tokens."),
+    _sampler(
         "--frequency-penalty",
-        "Subtracted from logits of repeated tokens, per repetition.",
         click.FLOAT,
-        0.0,
+        "Subtracted from logits of repeated tokens, per repetition.",
     ),
-    _number(
-        "--dry-multiplier", "DRY: penalty for continuing a repetition; 0: off.", NOT_NEGATIVE, 0.0
+    _sampler("--dry-multiplier", NOT_NEGATIVE, "DRY: penalty for continuing a repetition; 0: off."),
+    _sampler(
+        "--dry-base", click.FloatRange(min=1), "DRY: growth of the penalty per repeated token."
     ),
-    _number(
-        "--dry-base",
-        "DRY: growth of the penalty per repeated token.",
-        click.FloatRange(min=1),
-        defaults.DRY_BASE,
-    ),
-    _number(
-        "--dry-allowed-length",
-        "DRY: longest repetition without a penalty.",
-        COUNT,
-        defaults.DRY_ALLOWED_LENGTH,
-    ),
-    _number(
-        "--dry-penalty-last-n",
-        "DRY: number of last tokens to search; 0: off, -1: all.",
-        _WINDOW,
-        defaults.DRY_PENALTY_LAST_N,
+    _sampler("--dry-allowed-length", COUNT, "DRY: longest repetition without a penalty."),
+    _sampler(
+        "--dry-penalty-last-n", _WINDOW, "DRY: number of last tokens to search; 0: off, -1: all."
     ),
     option(
         "--dry-sequence-breaker dry_sequence_breakers",
@@ -223,8 +197,6 @@ def _to_generate(**sampling: Any) -> dict[str, Any]:
 
 _OF_DRAFT_MODELS = ("draft_temperature", "n_threads_draft", "n_gpu_layers_draft")
 _OF_DRAFTS = ("n_draft", "tree", "verify")  # of n-gram lookup too
-
-
 _BESIDE_TEMPERATURE = (*_SAMPLERS, *_CONSTRAINTS, *_REFUSED)
 _SAMPLING = (_TEMPERATURE, *_BESIDE_TEMPERATURE)
 sampling_options_beside_temperature = gathered("sampling", *_BESIDE_TEMPERATURE, make=_to_generate)

@@ -42,7 +42,10 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator
     """What differs between two JSON objects, such as 'n_tokens was 64, is 96'."""
     then, now = dict(_flat(before)), dict(_flat(after))
     for name in dict.fromkeys([*then, *now]):
-        old, new = (_shown(each, name) for each in (then, now))
+        old, new = (
+            json.dumps(each[name], ensure_ascii=False) if name in each else "not given"
+            for each in (then, now)
+        )
         if old != new:
             yield f"{name} was {_short(old)}, is {_short(new)}"
 
@@ -54,10 +57,6 @@ def _flat(facts: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{above}{name}.")
         else:
             yield f"{above}{name}", value
-
-
-def _shown(facts: Mapping[str, Any], name: str) -> str:
-    return json.dumps(facts[name], ensure_ascii=False) if name in facts else "not given"
 
 
 def _short(text: str) -> str:

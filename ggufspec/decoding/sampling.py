@@ -44,11 +44,9 @@ _RANGES = {
     "dry_penalty_last_n": (-1, _INT32, "-1 (all), 0 (off) or more"),
 }
 _NATIVE = {"repeat_last_n": "penalty_last_n", "dry_penalty_last_n": "dry_last_n"}
-_CHECKS: dict[str, Callable[[str, object], object]] = {
+_CHECKS: dict[str, Callable[[str, object], object]] = {  # by type or by name
     "float": validate.number32,
     "int": validate.whole,
-}
-_BY_NAME: dict[str, Callable[[str, object], object]] = {
     "logit_bias": validate.biases,
     "samplers": validate.texts,
 }
@@ -92,13 +90,13 @@ class Sampling:
     top_k: int = defaults.TOP_K
     top_p: float = defaults.TOP_P
     min_p: float = defaults.MIN_P
-    typical_p: float = 1.0
-    top_n_sigma: float = 0.0
+    typical_p: float = defaults.TYPICAL_P
+    top_n_sigma: float = defaults.TOP_N_SIGMA
     repeat_last_n: int = defaults.REPEAT_LAST_N
-    repeat_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    dry_multiplier: float = 0.0
+    repeat_penalty: float = defaults.REPEAT_PENALTY
+    frequency_penalty: float = defaults.FREQUENCY_PENALTY
+    presence_penalty: float = defaults.PRESENCE_PENALTY
+    dry_multiplier: float = defaults.DRY_MULTIPLIER
     dry_base: float = defaults.DRY_BASE
     dry_allowed_length: int = defaults.DRY_ALLOWED_LENGTH
     dry_penalty_last_n: int = defaults.DRY_PENALTY_LAST_N
@@ -111,7 +109,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for field_ in fields(self):
-            check = _CHECKS.get(str(field_.type), _BY_NAME.get(field_.name))
+            check = _CHECKS.get(str(field_.type), _CHECKS.get(field_.name))
             if check is not None:
                 checked = check(field_.name, getattr(self, field_.name))
                 object.__setattr__(self, field_.name, checked)

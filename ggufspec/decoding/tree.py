@@ -41,6 +41,6 @@ def path_along(parents: Sequence[int], tokens: Sequence[int], text: Sequence[int
     return found
 
 
-def n_equal(a: Iterable[int], b: Iterable[int]) -> int:
-    """How many nodes or tokens at the start are equal; for arrays, types.n_same is faster."""
+def n_equal(a: Iterable[object], b: Iterable[object]) -> int:
+    """How many members at the start are equal; for arrays of tokens, types.n_same is faster."""
     return sum(takewhile(bool, map(eq, a, b)))

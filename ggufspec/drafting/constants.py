@@ -89,6 +89,8 @@ OUTLIER: Final = 1.7
 DRIFT_SHARE: Final = 0.5  # exponent: a change of one size holds for the others so far [insensitive]
 # The cost of another token in a batch, over that of one [simulated: 1.01, 1.07].
 UNMEASURED_SLOPE: Final = 0.3
+# Between two sizes that a device is predicted to compute equally fast, in tokens [limit].
+LEAST_DISTANCE: Final = 0.01
 UNMEASURED_STEP: Final = 0.08  # a draft step, in target passes [insensitive]
 UNMEASURED_READ: Final = 0.25  # a token that the draft model reads in a batch, in steps [judgement]
 # Rows that processors' kernels compute at a time: batches of 4, 8, 12 are cheap [measured: Q4_0 on

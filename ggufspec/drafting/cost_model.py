@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from ggufspec.drafting import constants
+
+
+class Start(NamedTuple):
+    """Predicted seconds, of which the proportions hold for what is not measured yet.
+
+    But no more than is usual on processors: what is predicted to be too slow would never be tried.
+    target: passes over 1, 2 ... tokens, as many as a pass may have. step: a draft step. read: each
+    further token that the draft model reads in a batch.
+    """
+
+    target: Sequence[float]
+    step: float
+    read: float
 
 
 class CostModel:
@@ -18,10 +31,17 @@ class CostModel:
     time.
     """
 
-    def __init__(self, n_most: int, n_sharers: int = 1) -> None:
-        """`n_sharers`: the most texts that share a pass, each with at most `n_most` tokens."""
+    def __init__(self, n_most: int, n_sharers: int = 1, start: Start | None = None) -> None:
+        """`n_sharers`: the most texts that share a pass, each with at most `n_most` tokens.
+
+        `start`: where a device takes part; its first pass of each size, for which the device's
+        program may be compiled, is then not measured. None: what is usual on processors.
+        """
         self.n_most = n_most
         self.n_sharers = n_sharers
+        self.start = start
+        self._warm: set[int] = set()  # sizes of passes that the device had; 0: a draft step
+        self._positions = _positions(start, n_most * n_sharers)
         self.is_frozen = False  # if so, measurements are ignored
         self.n_passes = 0  # measured
         # Seconds by number of tokens, divided by a scale: a drift of the machine changes only that.
@@ -43,6 +63,8 @@ class CostModel:
     def observe_target(self, n_tokens: int, seconds: float) -> None:
         """A pass over `n_tokens` took that long, verification included."""
         if self.is_frozen or not 1 <= n_tokens <= self._n_largest or not seconds > 0:
+            return
+        if self.start is not None and self._is_first(n_tokens):
             return
         count = self._counts.get(n_tokens, 0)
         if not count:
@@ -77,8 +99,10 @@ class CostModel:
         """
         if self.is_frozen or n_steps < 1 or not seconds > 0:
             return
+        if self.start is not None and self._is_first(0):
+            return
         if not self._n_steps:  # divided by what is usual
-            self._step = seconds / (n_steps + constants.UNMEASURED_READ * n_further)
+            self._step = seconds / (n_steps + self._usual_read * n_further)
         if n_further:
             read = max(seconds - n_steps * self._step, 0.0) / n_further
             read = min(read, self._step)
@@ -89,6 +113,12 @@ class CostModel:
             self._step = _updated(self._step, each, self._n_steps)
         self._n_steps += 1
         self._step_at = self.n_passes
+
+    def _is_first(self, n_tokens: int) -> bool:
+        """Whether a device had no such pass before."""
+        is_first = n_tokens not in self._warm
+        self._warm.add(n_tokens)
+        return is_first
 
     # Queries.
 
@@ -136,13 +166,20 @@ class CostModel:
     def step(self) -> float:
         """Seconds of a draft step: one more token, one more distribution."""
         if not self._n_steps:
-            return constants.UNMEASURED_STEP * self.curve[0]
+            share = self.start.step / self.start.target[0] if self.start else math.inf
+            return min(share, constants.UNMEASURED_STEP) * self.curve[0]
         return self._step * _discount(self.n_passes - self._step_at, self._n_steps)
 
     @property
     def read(self) -> float:
         """Seconds that the draft model takes for each token that it reads in a batch."""
-        return self._read or constants.UNMEASURED_READ * self.step
+        return self._read or self._usual_read * self.step
+
+    @property
+    def _usual_read(self) -> float:
+        """The same in draft steps, before it is measured."""
+        start = self.start
+        return start.read / start.step if start and start.step else constants.UNMEASURED_READ
 
     @property
     def draft_cannot_pay(self) -> bool:
@@ -152,9 +189,10 @@ class CostModel:
 
     # Copies.
 
-    def resized(self, n_most: int, n_sharers: int = 1) -> CostModel:
+    def resized(self, n_most: int, n_sharers: int = 1, start: Start | None = None) -> CostModel:
         """A copy for other passes: with the measurements of sizes that it covers."""
-        made = CostModel(n_most, n_sharers)
+        made = CostModel(n_most, n_sharers, start)
+        made._warm = self._warm
         for n, seconds in self._measured.items():
             if n <= made._n_largest:
                 made._measured[n], made._counts[n] = self._scale * seconds, self._counts[n]
@@ -177,7 +215,12 @@ class CostModel:
         }
 
     @staticmethod
-    def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> CostModel:
+    def of_document(
+        document: Mapping[str, object],
+        n_most: int,
+        n_sharers: int = 1,
+        start: Start | None = None,
+    ) -> CostModel:
         """The costs of a document. Raises ValueError if it is not one."""
         measured = document.get("target_seconds")
         if not isinstance(measured, Mapping) or not measured:
@@ -193,7 +236,7 @@ class CostModel:
         costs._step = _checked(document.get("draft_seconds"), or_zero=True)
         costs._n_steps = 2 if costs._step else 0
         costs._read = _checked(document.get("draft_read_seconds"), or_zero=True)
-        return costs.resized(n_most, n_sharers)
+        return costs.resized(n_most, n_sharers, start)
 
     # Interpolation.
 
@@ -207,27 +250,42 @@ class CostModel:
                 self._scale * self._measured[n] * _discount(age, self._counts[n])
                 for n, age in zip(sizes, ages, strict=True)
             ]
-        first, last = sizes[0], sizes[-1]
-        one = seconds[0] / (1 + constants.UNMEASURED_SLOPE * (first - 1))
+        first, last, at = sizes[0], sizes[-1], self._positions
+        one = seconds[0] / (1 + constants.UNMEASURED_SLOPE * (at[first] - 1))
         slope = constants.UNMEASURED_SLOPE * one
         if last > 1:
-            slope = max((seconds[-1] - one) / (last - 1), 0.0)
+            slope = max((seconds[-1] - one) / (at[last] - 1), 0.0)
         if first > 1:
             sizes, seconds = [1, *sizes], [one, *seconds]
-        curve = []
-        for n in range(1, self._n_largest + 1):
-            if n >= last:
-                curve.append(seconds[-1] + slope * (n - last))
-                continue
-            i = bisect_right(sizes, n) - 1
-            share = (n - sizes[i]) / (sizes[i + 1] - sizes[i])
-            curve.append(seconds[i] + share * (seconds[i + 1] - seconds[i]))
-        rows = constants.KERNEL_ROWS
-        for n in range(rows, self._n_largest + 1, rows):
-            below = [curve[k - 1] for k in range(n - rows + 2, n) if k in self._measured]
-            if below and n not in self._measured:
-                curve[n - 1] = min(curve[n - 1], max(below))
+        curve, right = [], 1
+        for i in range(len(sizes) - 1):
+            left, right = right, sizes[i + 1]
+            below, rise = seconds[i], seconds[i + 1] - seconds[i]
+            start, width = at[left], at[right] - at[left]
+            for n in range(left, right):
+                curve.append(below + (at[n] - start) / width * rise)
+        curve += [seconds[-1] + slope * (here - at[last]) for here in at[last:]]
+        measured, rows = self._measured, constants.KERNEL_ROWS
+        for n in range(rows, len(curve) + 1, rows):
+            if n not in measured:
+                known = [curve[k - 1] for k in range(n - rows + 2, n) if k in measured]
+                if known:
+                    curve[n - 1] = min(curve[n - 1], max(known))
         return curve
+
+
+def _positions(start: Start | None, n_largest: int) -> Sequence[float]:
+    """Where each number of tokens lies on the line on which seconds are interpolated; it rises.
+
+    The numbers themselves; with a `start`, so that its proportions are those of a line.
+    """
+    if start is None:
+        return list(range(n_largest + 1))
+    found = [0.0, 1.0]
+    for n, seconds in enumerate(start.target[1:n_largest], 2):
+        more = (seconds / start.target[0] - 1) / constants.UNMEASURED_SLOPE
+        found.append(max(min(1 + more, n), found[-1] + constants.LEAST_DISTANCE))
+    return found
 
 
 def _discount(age: int, count: int) -> float:

@@ -7,7 +7,7 @@ from types import NoneType
 
 from ggufspec.drafting import constants, profile_store
 from ggufspec.drafting.acceptance import Acceptance, Coefficients
-from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.cost_model import CostModel, Start
 from ggufspec.drafting.draft_length import AutoLength
 from ggufspec.drafting.fixed_length import FixedLength
 
@@ -59,10 +59,11 @@ class PairProfile:
 
         They may cover fewer tokens, and fewer texts a pass, than this profile's costs do.
         """
-        self._settled = measured.resized(self.costs.n_most, self.costs.n_sharers)
+        costs = self.costs
+        self._settled = measured.resized(costs.n_most, costs.n_sharers)
         self._is_settled_anew = True
-        if not self.costs.n_measured(1):
-            self.costs = _copy(self._settled)
+        if not costs.n_measured(1):
+            self.costs = measured.resized(costs.n_most, costs.n_sharers, costs.start)
 
     def policy(
         self, temperature: float, *, repeats: bool, in_blocks: bool, has_model: bool = True
@@ -101,8 +102,13 @@ class PairProfile:
         }
 
     @staticmethod
-    def of_document(document: Mapping[str, object], n_most: int, n_sharers: int = 1) -> PairProfile:
-        """Raises ValueError if it is not one. n_most, n_sharers: see CostModel."""
+    def of_document(
+        document: Mapping[str, object],
+        n_most: int,
+        n_sharers: int = 1,
+        start: Start | None = None,
+    ) -> PairProfile:
+        """Raises ValueError if it is not one. n_most, n_sharers, start: see CostModel."""
         costs, acceptance = document.get("costs"), document.get("acceptance", {})
         settled = document.get("settled_costs")
         if not (
@@ -112,7 +118,7 @@ class PairProfile:
         ):
             raise ValueError("it needs the objects costs and acceptance")
         return PairProfile(
-            CostModel.of_document(costs, n_most, n_sharers),
+            CostModel.of_document(costs, n_most, n_sharers, start),
             {str(key): _acceptance(each) for key, each in acceptance.items()},
             None if settled is None else CostModel.of_document(settled, n_most, n_sharers),
         )
@@ -124,22 +130,25 @@ class StoredProfile:
     def __init__(self, facts: Mapping[str, object]) -> None:
         self._facts = facts
 
-    def recall(self, n_most: int, n_sharers: int = 1) -> PairProfile | None:
+    def recall(
+        self, n_most: int, n_sharers: int = 1, start: Start | None = None
+    ) -> PairProfile | None:
         """The stored profile, for passes as CostModel has them; None if there is none."""
         document = profile_store.recall(self._facts)
         if document is None:
             return None
         try:
-            return PairProfile.of_document(document, n_most, n_sharers)
+            return PairProfile.of_document(document, n_most, n_sharers, start)
         except ValueError:
             return None
 
-    def remember(self, profile: PairProfile) -> None:
-        """Store it, if possible. Settled costs stay as they were stored first.
+    def remember(self, profile: PairProfile, assumed: Mapping[str, object]) -> None:
+        """Store it, if possible, beside the seconds that were `assumed` before any measurement.
 
-        So a seed gives the same text in the next process, and in the one after it.
+        Settled costs stay as they were stored first: so a seed gives the same text in the next
+        process, and in the one after it.
         """
-        document = profile.to_document()
+        document = {**profile.to_document(), "assumed_seconds": assumed}
         known = self.recall(constants.MAX_STORED_SIZE)
         if known is not None and known.is_settled:
             document["settled_costs"] = known.to_document()["settled_costs"]
@@ -162,7 +171,7 @@ def _bonus(temperature: float, in_blocks: bool) -> float:
 
 
 def _copy(costs: CostModel) -> CostModel:
-    return costs.resized(costs.n_most, costs.n_sharers)
+    return costs.resized(costs.n_most, costs.n_sharers, costs.start)
 
 
 def _faded(known: Coefficients, new: Coefficients) -> Coefficients:

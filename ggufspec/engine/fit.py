@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from ggufspec.common import defaults, validate
-from ggufspec.drafting import profile_store
-from ggufspec.drafting.cost_model import CostModel
 from ggufspec.engine.file_sampling import file_sampling
+from ggufspec.engine.speeds import Predicted, measured, predicted
 from ggufspec.errors import OptionError
-from ggufspec.llama.devices import free_memory, gpus, machine
+from ggufspec.llama.build import why_no_gpu
+from ggufspec.llama.devices import free_memory, gpus
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
 from ggufspec.models.shape import ModelShape, draft_shape, shape_of
@@ -26,9 +24,11 @@ from ggufspec.placement.plan import (
     longest_context,
     plan_offload,
 )
-from ggufspec.placement.speeds import HOST_SLOPE, host_bandwidth
+from ggufspec.placement.speeds import PassTimes
 
-_SMALLER = 0.85  # share of the free memory of GPUs that a second attempt plans with
+# Shares of the free memory of GPUs that further attempts plan with: a driver may report memory as
+# free that other programs use. The last attempt leaves GPUs out.
+_SMALLER = (0.85, 0.6, 0.0)
 _MOST_LAYERS = 2**31
 _MOST_GPUS = 16  # GGML_CUDA_MAX_DEVICES and its like in llama.cpp
 _LIMITS = {
@@ -39,7 +39,6 @@ _LIMITS = {
     "n_threads": 512,  # as in llama.cpp
     "n_threads_draft": 512,
 }
-_FEW = 8  # tokens of a pass that verifies a short draft
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,7 @@ class LoadOptions:
     tuned: bool = True
     chat_template: str | None = None
     n_rollback: int = 0  # of the target's context
+    offloads: bool = True  # see ContextOptions
     placement: str | None = None  # what was chosen for the user, in a line; None: nothing
 
     def __post_init__(self) -> None:
@@ -107,6 +107,7 @@ class Fit:
         options = replace(options, n_rollback=n_kept)
         self._options = options
         self._gpus = gpus()
+        self._shares, self._is_shorter = list(_SMALLER), False  # of further attempts
         for which, type_ in (("K", options.type_k), ("V", options.type_v)):
             if type_ not in defaults.KV_TYPES:
                 raise OptionError(
@@ -163,22 +164,54 @@ class Fit:
         if self._options.n_ctx_usual is None:
             n_ctx = longest_context(self._target, self._draft, self._machine(1.0), self._wishes())
             self._options = replace(self._options, n_ctx_usual=n_ctx)
-        return self._planned(self._machine(1.0)) if self._is_open else self._options
+        if self._is_open:
+            return self._planned(self._machine(1.0))
+        return replace(self._options, placement=self._unused)
+
+    @property
+    def _unused(self) -> str | None:
+        """Why options for GPUs have no effect; None if they have one, or none was given."""
+        options = self._options
+        asked = options.n_gpu_layers or options.n_gpu_layers_draft
+        if self._gpus or not (asked or options.tensor_split or options.main_gpu is not None):
+            return None
+        return f"no layers were offloaded: {why_no_gpu()}; see `ggufspec devices`"
 
     def smaller(self, used: LoadOptions) -> LoadOptions | None:
-        """Options that take less memory than those used; None where the user left no choice."""
-        if self._is_open:
-            found = self._planned(self._machine(_SMALLER))
-            if found != used:
+        """Options that take less memory than those used; None where there is no choice left."""
+        while self._is_open and self._shares:
+            found = self._planned(self._machine(self._shares.pop(0)))
+            if replace(found, placement=used.placement) != used:
                 return found
-        if self._options.n_ctx is not None:
+        if used.offloads and self._gpus and used.n_gpu_layers == used.n_gpu_layers_draft == 0:
+            return replace(used, offloads=False)
+        if self._options.n_ctx is not None or self._is_shorter:
             return None
-        n_ctx = self._default_n_ctx() // 2
+        self._is_shorter = True
+        n_ctx = (used.n_ctx or self._default_n_ctx()) // 2
+        why = f"a context of {n_ctx:,} tokens: there was no memory for twice as many"
         return replace(
             used,
             n_ctx=max(n_ctx, 1),
-            placement=f"a context of {n_ctx:,} tokens: there was no memory for twice as many",
+            placement="; ".join(filter(None, (self._unused, why))),
         )
+
+    def offloads(self, n_batch: int) -> bool:
+        """Whether a GPU reads prompts with the host's layers, too: not if measured slower."""
+        machine = self._machine(1.0)
+        return not machine.gpus or PassTimes(self._target, machine.bandwidths).copying_pays(n_batch)
+
+    def predicted(self, n_gpu_layers: int, n_gpu_layers_draft: int, n_most: int) -> Predicted:
+        """The costs of the pair with so many layers on GPUs, for passes of `n_most` tokens."""
+        draft = (self._draft, n_gpu_layers_draft) if self._draft else None
+        return predicted((self._target, n_gpu_layers), draft, self._machine(1.0), n_most)
+
+    def predicted_of_draft(self, n_gpu_layers: int, n_most: int) -> Predicted:
+        """The same of the draft and its own draft, which is where the draft is."""
+        assert self._draft is not None
+        below = self._draft_of_draft
+        draft = (below, below.n_layers + 1 if n_gpu_layers else 0) if below else None
+        return predicted((self._draft, n_gpu_layers), draft, self._machine(1.0), n_most)
 
     def _default_n_ctx(self) -> int:
         usual = self._options.n_ctx_usual or defaults.N_CTX
@@ -186,7 +219,9 @@ class Fit:
 
     def _machine(self, share: float) -> Machine:
         left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._gpus)
-        return Machine(left, free_memory())
+        machine = Machine(left, free_memory())
+        is_known = bool(self._gpus) and self._options.tuned
+        return measured(machine, self._target.n_bytes) if is_known else machine
 
     def _wishes(self) -> PlacementOptions:
         options = self._options
@@ -221,6 +256,7 @@ class Fit:
             type_v=plan.caches.type_v,
             tensor_split=options.tensor_split or (plan.split if is_split else ()),
             main_gpu=gpu_draft if options.main_gpu is None else options.main_gpu,
+            offloads=plan.offloads,
             placement=describe(plan, self._target, self._draft, machine),
         )
 
@@ -235,42 +271,3 @@ def layers(name: str, value: int | str) -> int | None:
     if abs(found) >= _MOST_LAYERS:
         raise OptionError(f"{name} is {value}; no model has so many layers (-1: all)")
     return found
-
-
-class HostSpeed(NamedTuple):
-    """Measured speed of this machine's memory: see Machine."""
-
-    bandwidth: float
-    slope: float
-
-
-def measured_host() -> HostSpeed | None:
-    """The speed in the stored profile of the pair with the largest target; None without one.
-
-    The largest, because small models fit into the processor's caches.
-    """
-    found: dict[int, HostSpeed] = {}  # by bytes of the target
-    here = machine()
-    for record in profile_store.records():
-        pair = record.facts.get("pair", {})
-        target, seconds = pair.get("target", {}), _pass_seconds(record.document)
-        n_bytes, n_params = target.get("n_bytes", 0), target.get("n_params", 0)
-        is_of_here = pair.get("machine") == here and not target.get("n_gpu_layers") and n_params
-        if not is_of_here or 1 not in seconds:
-            continue
-        one = seconds.pop(1)
-        slopes = [(of / one - 1) / (n - 1) for n, of in seconds.items() if 2 <= n <= _FEW]
-        slope = statistics.median(slopes) if slopes else HOST_SLOPE
-        bandwidth = host_bandwidth(n_bytes, 8 * n_bytes / n_params, one)
-        found.setdefault(n_bytes, HostSpeed(bandwidth, max(slope, 0.0)))
-    return found[max(found)] if found else None
-
-
-def _pass_seconds(document: Mapping[str, Any]) -> dict[int, float]:
-    """Seconds by tokens of a pass, from a stored profile; empty where it is damaged."""
-    try:
-        costs = CostModel.of_document(document["costs"], _FEW)
-    except (KeyError, TypeError, ValueError):
-        return {}
-    found = {n: costs.curve[n - 1] for n in range(2, _FEW + 1) if costs.n_measured(n)}
-    return {1: costs.plain, **found}

@@ -27,7 +27,8 @@ from ggufspec.engine.calibration import calibrate, calibrate_draft
 from ggufspec.engine.completion import Chunk, Completion, FinishReason
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.engine.slots import SlotLease
+from ggufspec.engine.reading import reading
+from ggufspec.engine.slots import DraftSession, SlotLease
 from ggufspec.engine.text import TextStream
 from ggufspec.errors import OptionError
 from ggufspec.llama.session import LlamaSession
@@ -319,18 +320,17 @@ class Generation:
         """Process the prompt but for its last token, yielding after each piece."""
         if not self.has_begun:
             self._begin()
-        slot, progress = self._lease.slot, self.lock.callback(self._progress)
-        tokens = self._prompt[:-1]
-        heard = progress and partial(progress, "target")
-        yield from slot.target.feeding(tokens, heard, lambda: self._n_piece)
-        if self._draft_reads_ahead:  # last: a head reads what the target gives
-            for session, is_used, whose in (
-                (slot.draft, self._has_model, "draft"),
-                (slot.draft_of_draft, self._has_third_model, "draft of the draft"),
-            ):
-                if session is not None and is_used:
-                    heard = progress and partial(progress, whose)
-                    yield from session.feeding(tokens, heard, lambda: self._n_piece)
+        slot, reads_ahead = self._lease.slot, self._draft_reads_ahead
+        sessions: dict[str, DraftSession] = {"target": slot.target}
+        if slot.draft is not None and reads_ahead and self._has_model:
+            sessions["draft"] = slot.draft
+        if slot.draft_of_draft is not None and reads_ahead and self._has_third_model:
+            sessions["draft of the draft"] = slot.draft_of_draft
+        progress = self.lock.callback(self._progress)
+        together = self._engine.are_apart
+        yield from reading(
+            self._prompt[:-1], sessions, progress, lambda: self._n_piece, together=together
+        )
         self._end_reading()
 
     def _begin(self) -> None:

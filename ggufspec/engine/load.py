@@ -14,8 +14,8 @@ from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine import fit
 from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import DraftOfDraft, Engine
-from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.fit import Fit, LoadOptions
+from ggufspec.engine.speeds import UNPREDICTED
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
@@ -26,7 +26,7 @@ from ggufspec.llama.model import Model
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.llama.rpc import RpcConnections
 from ggufspec.llama.vocab_map import map_of
-from ggufspec.models.heads import MTP, HeadFacts
+from ggufspec.models.heads import MTP
 from ggufspec.placement.memory import n_leaves
 from ggufspec.placement.rpc_address import addresses
 
@@ -96,7 +96,7 @@ def load(
     A draft of another vocabulary drafts the tokens that both have: the engine's `notes` say how
     many these are.
 
-    If memory runs out, loading is tried once more with smaller values of what was not given. The
+    If memory runs out, loading is tried again with smaller values of what was not given. The
     engine's `placement` says what was chosen.
 
     Raises ModelError, VocabError, OptionError, OutOfMemoryError, RpcError.
@@ -134,14 +134,15 @@ def load(
     servers = RpcConnections(addresses("rpc", rpc))
     try:
         places.add(servers.gpus())
-        first = places.first()
-        try:
-            return _load(first, servers, places.file_sampling, places.head, progress)
-        except OutOfMemoryError:
-            smaller = places.smaller(first)
-            if smaller is None:
-                raise
-        return _load(smaller, servers, places.file_sampling, places.head, progress)
+        placed = places.first()
+        while True:
+            try:
+                return _load(placed, servers, places, progress)
+            except OutOfMemoryError:
+                smaller = places.smaller(placed)
+                if smaller is None:
+                    raise
+            placed = smaller
     except BaseException:
         servers.close()
         raise
@@ -150,11 +151,11 @@ def load(
 def _load(
     options: LoadOptions,
     servers: RpcConnections,
-    sampling: FileSampling,
-    head: HeadFacts | None,
+    places: Fit,
     progress: LoadProgress | None,
 ) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
+    head = places.head
     with ExitStack() as stack:
         target_model = Model(
             options.target,
@@ -210,7 +211,8 @@ def _load(
         if options.tuned:
             found = profile_store.settings(pair_key(target_model, draft_model, shared))
         n_batch = options.n_batch or found.n_batch or defaults.N_BATCH
-        shared = replace(shared, n_batch=n_batch)
+        offloads = options.offloads and places.offloads(n_batch)
+        shared = replace(shared, n_batch=n_batch, offloads=offloads)
         if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
             if found.flash_attention:
                 attention = Attention(found.flash_attention)
@@ -254,6 +256,12 @@ def _load(
             stored = StoredProfile(profile_key(target_context, draft_context, context_below))
             if draft_context is not None and head is None:
                 stored_of_draft = StoredProfile(profile_key(draft_context, context_below))
+        n_gpu_layers_draft = draft_model.n_gpu_layers if draft_model else 0
+        n_most = (options.n_draft_max + 1) * options.n_slots
+        predicted = places.predicted(target_model.n_gpu_layers, n_gpu_layers_draft, n_most)
+        predicted_of_draft = UNPREDICTED
+        if below is not None:
+            predicted_of_draft = places.predicted_of_draft(n_gpu_layers_draft, of_draft.n_rows)
         engine = Engine(
             target_context,
             Head(link, draft_context) if link and draft_context else draft_context,
@@ -262,10 +270,12 @@ def _load(
             draft_of_draft=below,
             stored_profile=stored,
             stored_profile_of_draft=stored_of_draft,
+            predicted=predicted,
+            predicted_of_draft=predicted_of_draft,
             placement=options.placement,
             attention=attention.reason,
             resources=resources,
-            file_sampling=sampling,
+            file_sampling=places.file_sampling,
             chat_template=options.chat_template,
         )
         resources.callback(servers.close)

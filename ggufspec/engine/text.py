@@ -55,21 +55,16 @@ class TextStream:
             self.stopped = True
             self._held = ""
             return text[:first]
-        n_held = self._n_uncertain(text)
+        n_held = n_begun(text, self._stop, self._n_longest - 1)
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held]
 
-    def _n_uncertain(self, text: str) -> int:
-        """How many characters at the end of `text` may be the start of a stop string."""
-        for n in range(min(len(text), self._n_longest - 1), 0, -1):
-            end = text[-n:]
-            i = bisect_left(self._stop, end)  # the first that starts with it, if one does
-            if i < len(self._stop) and self._stop[i].startswith(end):
-                return n
-        return 0
 
-
-def overlap(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are the start of `stop`."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+def n_begun(text: str, words: Sequence[str], n_most: int) -> int:
+    """How many characters at the end of `text`, up to n_most, may begin one of sorted `words`."""
+    for n in range(min(len(text), n_most), 0, -1):
+        end = text[-n:]
+        i = bisect_left(words, end)  # the first that starts with it, if one does
+        if i < len(words) and words[i].startswith(end):
+            return n
+    return 0

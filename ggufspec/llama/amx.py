@@ -10,13 +10,13 @@ from functools import cache
 from os import environ
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 
+from ggufspec.common import child
 from ggufspec.drafting import profile_store
-from ggufspec.llama import child, devices
+from ggufspec.llama import devices
 from ggufspec.llama.devices import POINTER, TEXT
-from ggufspec.llama.log import listening, logger
+from ggufspec.llama.log import logger
 
 VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
 BUFFER_TYPE = "AMX"  # its name in ggml
@@ -134,8 +134,6 @@ def _find(name: str) -> tuple[ctypes._Pointer[ctypes.c_void_p], int] | None:
 
     llama.cpp reads the list for each model, and takes the first type that supports a tensor.
     """
-    with listening():
-        llama_cpp.llama_backend_init()
     get_types = devices.backend_function(
         *("CPU", "ggml_backend_dev_get_extra_bufts", ctypes.POINTER(POINTER), POINTER)
     )

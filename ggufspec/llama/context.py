@@ -17,6 +17,7 @@ from ggufspec.decoding.types import Logits, first_rows
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
 from ggufspec.llama.devices import address_of, n_threads_default, physical_memory
+from ggufspec.llama.functions import addresses
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
@@ -25,16 +26,6 @@ from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, MTP, HeadFa
 from ggufspec.models.shape import shape_of
 from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
 
-_FUNCTIONS = (  # called by the extension
-    "llama_decode",
-    "llama_synchronize",
-    "llama_get_logits_ith",
-    "llama_memory_seq_rm",
-    "llama_memory_seq_cp",
-    "llama_memory_seq_pos_max",
-    "llama_set_abort_callback",
-)
-_BATCH_FIELDS = ["n_tokens", "token", "embd", "pos", "n_seq_id", "seq_id", "logits"]
 _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
 _processes: set[int] = set()  # this one, if it has computed with several threads, or its parent
@@ -53,6 +44,9 @@ class BatchPart(NamedTuple):
     tokens: Sequence[int]
     n_rows: int
     parents: Sequence[int] = ()
+
+
+Parts = Sequence[BatchPart]
 
 
 class Follower(Protocol):
@@ -150,7 +144,7 @@ class Context:
                     self.n_hidden,
                     n_rollback,
                     link is not None and link.facts.shares_cache,
-                    **_addresses(),
+                    **addresses(),
                 )
         except BaseException:
             self.close()
@@ -168,6 +162,7 @@ class Context:
         params.n_seq_max = options.n_sequences * self.n_leaves
         params.kv_unified = self.can_share_passes or self.n_leaves > 1
         params.n_outputs_max = options.n_rows * options.n_sequences
+        params.op_offload = options.offloads
         # llama.cpp aborts the process unless a batch holds more than n_rs_seq + 1 tokens.
         params.n_rs_seq = max(min(options.n_rollback, self.n_batch - 2), 0)
         params.n_threads, params.n_threads_batch = self.n_threads, self._n_threads_batch
@@ -202,18 +197,14 @@ class Context:
 
     def _check_fits(self, options: ContextOptions) -> None:
         """Refuse caches larger than the memory: the operating system would end the process."""
-        memory = physical_memory()
-        if memory is None or self.model.n_gpu_layers:
+        if (memory := physical_memory()) is None or self.model.n_gpu_layers:
             return
         if self.model.can_drop_tail:
             n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
             needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
         else:  # llama.cpp does not report which layers have a state
             caches = CacheParams(
-                options.n_ctx,
-                self.n_batch,
-                options.type_k,
-                options.type_v,
+                *(options.n_ctx, self.n_batch, options.type_k, options.type_v),
                 n_slots=options.n_sequences,
                 n_draft_max=options.n_rollback,
             )
@@ -275,7 +266,25 @@ class Context:
         """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
         self._run(parts)
 
-    def _run(self, parts: Sequence[BatchPart], hidden: NDArray[np.float32] | None = None) -> None:
+    def _run(self, parts: Parts, hidden: NDArray[np.float32] | None = None) -> None:
+        native = self.checked(parts)
+        positions = [native.n_cells(part.sequence) for part in parts] if self.follower else ()
+        log.inside += 1
+        try:
+            if hidden is None:
+                result = native.decode(parts)
+            else:
+                (sequence, tokens, n_rows, _), *_ = parts
+                result = native.decode_hidden(sequence, tokens, hidden, n_rows)  # type: ignore[arg-type]
+        finally:
+            log.inside -= 1
+        if result or self._layer_skip is not None:
+            self.finish(parts, result)
+        if self.follower is not None:
+            self.follower.after_decode(parts, positions)
+
+    def checked(self, parts: Parts) -> _native.Context:
+        """The native context, which may decode `parts`. Raises DecodeError."""
         native = self._open()
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self.n_outputs:
             raise DecodeError(f"the context keeps {self.n_outputs} rows of logits, not {n_rows}")
@@ -287,16 +296,10 @@ class Context:
                     "which do not exist here: llama.cpp would wait forever. Start processes by "
                     "multiprocessing's spawn method, or use one thread here (n_threads, -t)"
                 )
-        positions = [native.n_cells(part.sequence) for part in parts] if self.follower else ()
-        log.inside += 1
-        try:
-            if hidden is None:
-                result = native.decode(parts)
-            else:
-                (sequence, tokens, n_rows, _), *_ = parts
-                result = native.decode_hidden(sequence, tokens, hidden, n_rows)  # type: ignore[arg-type]
-        finally:
-            log.inside -= 1
+        return native
+
+    def finish(self, parts: Parts, result: int) -> None:
+        """Raise what went wrong in decoding `parts`, by llama_decode's code."""
         if self._layer_skip is not None:
             self._layer_skip.check()
         if result:
@@ -307,8 +310,6 @@ class Context:
             what = f"{n_tokens} tokens {where} (code {result}).\n{log.complaints()}"
             log.clear()
             raise DecodeError(f"llama.cpp could not decode {what}")
-        if self.follower is not None:
-            self.follower.after_decode(parts, positions)
 
     def rows(self, first: int, n_rows: int) -> Logits:
         """Logits (n_rows, n_vocab) of the last batch, from its token `first` on.
@@ -384,16 +385,6 @@ class Context:
             with listening():
                 llama_cpp.llama_free(self._pointer)
             self._pointer = None
-
-
-def _addresses() -> dict[str, int]:
-    fields = [name for name, _ in llama_cpp.llama_batch._fields_]
-    if fields != _BATCH_FIELDS:
-        raise ModelError(
-            f"this llama-cpp-python has another llama_batch ({', '.join(fields)}) than ggufspec "
-            f"was built for ({', '.join(_BATCH_FIELDS)}); install a version that ggufspec supports"
-        )
-    return {name: address_of(getattr(llama_cpp.llama_cpp._lib, name)) for name in _FUNCTIONS}
 
 
 def _bytes_of(array: Checkpoint) -> ctypes.Array[ctypes.c_uint8]:

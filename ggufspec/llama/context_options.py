@@ -29,7 +29,8 @@ class ContextOptions:
     decode. n_rollback: recurrent states to keep of each sequence, so that as many tokens at the end
     of the last decode can be dropped; each takes as much memory as the state. n_leaves: the most
     leaves of a tree; see Context.n_leaves for what a model can read. is_exact: every pass with
-    logits is padded to n_rows tokens, in a sequence of its own.
+    logits is padded to n_rows tokens, in a sequence of its own. offloads: a GPU reads prompts with
+    the layers of the host, too.
     """
 
     n_ctx: int
@@ -43,6 +44,7 @@ class ContextOptions:
     n_rollback: int = 0
     n_leaves: int = 1
     is_exact: bool = False
+    offloads: bool = True
 
     @property
     def n_cells(self) -> int:

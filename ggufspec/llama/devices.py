@@ -14,12 +14,15 @@ from typing import Any, NamedTuple
 
 import llama_cpp
 
+from ggufspec.llama.log import listening
 from ggufspec.placement.plan import Gpu
 
 POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 Signature = tuple[Any, list[Any]]  # the types of a C function: result, arguments
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
+# Apple's processors: llama.cpp calls their GPU one with memory of its own.
+_IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"
 
 
 def n_threads_default() -> int:
@@ -94,9 +97,22 @@ class Device(NamedTuple):
 
     name: str
     description: str
-    kind: int
+    kind: int  # enum ggml_backend_dev_type
     n_free: int
     pointer: int  # of ggml
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether layers can be on it."""
+        return self.kind in (_GPU, _IGPU)
+
+
+@cache
+def look_for_devices() -> None:
+    """Let ggml look for devices, once in a process; what it logs goes to ggufspec's log."""
+    with listening():
+        llama_cpp.llama_backend_init()
+        llama_cpp.llama_print_system_info()  # the first call that needs the list of backends
 
 
 def devices() -> list[Device]:
@@ -123,10 +139,15 @@ def devices() -> list[Device]:
 
 def free_bytes(device: int) -> int:
     """Free bytes of a device, given its pointer; 0 if the library does not export this."""
+    return device_memory(device)[0]
+
+
+def device_memory(device: int) -> tuple[int, int]:
+    """Free bytes of a device, given its pointer, and all of them; 0 if they are unknown."""
     sizes, n_free, n_total = ctypes.POINTER(SIZE), SIZE(), SIZE()
     if library := ggml({"ggml_backend_dev_memory": (None, [POINTER, sizes, sizes])}):
         library.ggml_backend_dev_memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
-    return n_free.value
+    return n_free.value, n_total.value
 
 
 def gpu_names() -> list[str]:
@@ -142,7 +163,10 @@ def offload_devices() -> list[Device]:
 
 def gpus() -> tuple[Gpu, ...]:
     """The same devices, for placement plans."""
-    return tuple(Gpu(at.description or at.name, at.n_free) for at in offload_devices())
+    return tuple(
+        Gpu(at.description or at.name, at.n_free, is_shared=at.kind == _IGPU or _IS_UNIFIED)
+        for at in offload_devices()
+    )
 
 
 def free_memory() -> int | None:
@@ -178,6 +202,7 @@ def libraries() -> list[ctypes.CDLL]:
 
 def ggml(functions: Mapping[str, Signature]) -> ctypes.CDLL | None:
     """The library that has all these functions, with their types set; None if none has."""
+    look_for_devices()
     for library in libraries():
         if all(hasattr(library, name) for name in functions):
             for name, (restype, argtypes) in functions.items():

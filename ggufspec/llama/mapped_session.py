@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Sequence
 
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
-from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.session import LlamaSession, Pieces
 from ggufspec.llama.vocab_map import VocabMap
 
 
@@ -90,10 +90,16 @@ class MappedSession:
         n_most: Callable[[], int | None] = lambda: None,
     ) -> Generator[None, None, int]:
         """See LlamaSession.feeding; counts tokens of the draft. Reads nothing without room."""
-        read = self._reading(tokens)[:]  # a copy: other texts may be read between two pieces
-        if len(read) >= self._session.n_ctx:
-            return 0
-        return (yield from self._session.feeding(read, progress, n_most))
+        return self._session.feeding(self._prompt(tokens), progress, n_most)
+
+    def pieces(
+        self,
+        tokens: Sequence[int],
+        progress: Callable[[int, int], None] | None = None,
+        n_most: Callable[[], int | None] = lambda: None,
+    ) -> Pieces:
+        """The same of LlamaSession.pieces."""
+        return self._session.pieces(self._prompt(tokens), progress, n_most)
 
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""
@@ -103,6 +109,12 @@ class MappedSession:
     def borrow(self, sequence: int, tokens: Sequence[int]) -> None:
         """See LlamaSession.borrow."""
         self._session.borrow(sequence, self._reading(tokens))
+
+    def _prompt(self, tokens: Sequence[int]) -> Sequence[int]:
+        """What the draft reads of a prompt; nothing where that does not fit."""
+        read = self._reading(tokens)
+        # A copy: other texts may be read between two pieces.
+        return read[:] if len(read) < self._session.n_ctx else ()
 
     def _reading(self, tokens: Sequence[int]) -> array[int]:
         """The draft's tokens for a text; valid until the next text."""

@@ -56,6 +56,7 @@ class Model:
         self.path = Path(path)
         self._n_gpu_layers = n_gpu_layers
         self.rpc = tuple(device.name for device in rpc)
+        self._gpu = gpu
         self.tensor_split = tuple(tensor_split)
         with open_gguf(self.path):
             pass  # its errors are clearer than those of llama.cpp
@@ -216,6 +217,22 @@ class Model:
         if not (self.rpc or offload_devices()):
             return 0
         return min(self._n_gpu_layers, n_all) if self._n_gpu_layers >= 0 else n_all
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the devices that its layers are on; the CPU, which may have some, has none.
+
+        Several share them by `tensor_split`, or by the memory that was free.
+        """
+        local = [at.name for at in offload_devices()]
+        chosen = local if self._gpu is None else local[self._gpu : self._gpu + 1]
+        return (*self.rpc, *chosen) if self.n_gpu_layers else ()
+
+    @property
+    def places(self) -> frozenset[str]:
+        """Where its layers are: its devices, and the CPU if not all are on them."""
+        is_whole = self.n_gpu_layers > self.n_layers
+        return frozenset(self.devices if is_whole else (*self.devices, "CPU"))
 
     def _number(self, key: str, default: int) -> int:
         """A whole number of the file's header, whose key begins with the architecture."""

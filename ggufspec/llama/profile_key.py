@@ -50,6 +50,8 @@ def _model_key(model: Model) -> dict[str, object]:
         "fingerprint": fingerprint(model.path),
         "n_gpu_layers": model.n_gpu_layers,
     }
-    if model.rpc:
-        found["rpc"] = {"devices": [*model.rpc], "split": [*model.tensor_split]}
+    if devices := model.devices:
+        found["devices"] = [*devices]
+        if len(devices) > 1:
+            found["split"] = [*model.tensor_split]  # none: by free memory
     return found

@@ -12,9 +12,12 @@ from typing import NamedTuple
 
 import llama_cpp
 
+from ggufspec.common import child
 from ggufspec.errors import OptionError, RpcError
-from ggufspec.llama import child, devices
+from ggufspec.llama import devices
+from ggufspec.llama.build import backends
 from ggufspec.llama.devices import POINTER, SIZE, TEXT
+from ggufspec.llama.install import build_command
 from ggufspec.llama.log import listening
 from ggufspec.placement.plan import Gpu
 from ggufspec.placement.rpc_address import Address, greet, resolved
@@ -43,10 +46,7 @@ class RpcConnections:
         if addresses and not is_built():
             raise OptionError(
                 "rpc needs llama.cpp's RPC backend, and this build of llama-cpp-python has none. "
-                "Build it again, with the options of your build (such as -DGGML_CUDA=on) added:\n"
-                '  CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-deps '
-                "--no-cache-dir --no-binary llama-cpp-python "
-                f"llama-cpp-python=={llama_cpp.__version__}"
+                f"Build it again, with what it has:\n  {build_command([*backends(), 'RPC'])}"
             )
         try:
             for address in addresses:
@@ -94,8 +94,7 @@ class RpcConnections:
 
 def is_built() -> bool:
     """Whether this llama.cpp has the RPC backend."""
-    with listening():
-        llama_cpp.llama_backend_init()
+    devices.look_for_devices()
     return bool(llama_cpp.llama_supports_rpc())
 
 

@@ -36,6 +36,17 @@ class PreparedScore(NamedTuple):
     parents: Sequence[int] = ()
 
 
+class Piece(NamedTuple):
+    """Tokens of a prompt that a sequence of a context has to decode next, without logits."""
+
+    context: Context
+    sequence: int
+    tokens: Sequence[int]
+
+
+Pieces = Generator[Piece | None, None, int]
+
+
 class LlamaSession:
     """One sequence of a context; see decoding.types.Session."""
 
@@ -135,6 +146,28 @@ class LlamaSession:
         `n_most()`: the most tokens for the next piece; None: as many as a quick batch takes.
         The pieces of an exact context do not depend on it.
         """
+        pieces = self.pieces(tokens, progress, n_most)
+        while True:
+            try:
+                piece = next(pieces)
+            except StopIteration as end:
+                n_known: int = end.value
+                return n_known
+            if piece is None:
+                yield
+            else:
+                piece.context.decode(piece.tokens, 0, piece.sequence)
+
+    def pieces(
+        self,
+        tokens: Sequence[int],
+        progress: Callable[[int, int], None] | None = None,
+        n_most: Callable[[], int | None] = lambda: None,
+    ) -> Pieces:
+        """`feeding` without decoding: yields a piece, which the caller decodes, then None.
+
+        The session may be used otherwise after None.
+        """
         tokens = token_array(tokens)
         if not (unread := self.unread(tokens)):
             return len(tokens)
@@ -144,11 +177,14 @@ class LlamaSession:
             n = min(piece, len(tokens) - known)
             if not self._n_exact:
                 n = min(n, n_most() or n)
-            piece = self._decode(tokens[known : known + n], piece)
+            before = self._context.decode_seconds
+            yield Piece(self._context, self.sequence, tokens[known : known + n])
+            if self._context.decode_seconds - before > _SLOW_PIECE_SECONDS and not self._n_exact:
+                piece = max(piece // 2, min(_MIN_PIECE, piece))
             self._n_prompt = known + n
             if progress is not None:
                 progress(max(known + n - first, 0), len(tokens) - first)
-            yield
+            yield None
             known = self._resume(tokens, self._n_usable(tokens))
         return first
 
@@ -237,15 +273,6 @@ class LlamaSession:
             self._checkpoints.pop()
         self._context.truncate(0, self.sequence)
         return 0
-
-    def _decode(self, tokens: Sequence[int], piece: int) -> int:
-        """Decode without logits; returns the length of the next piece, given that of this one."""
-        before = self._context.decode_seconds
-        self._context.decode(tokens, 0, self.sequence)
-        is_slow = self._context.decode_seconds - before > _SLOW_PIECE_SECONDS
-        if is_slow and not self._n_exact:
-            return max(piece // 2, min(_MIN_PIECE, piece))
-        return piece
 
     def _needs_checkpoint(self, n_draft: int) -> bool:
         """Whether the next decode may have to be undone by a checkpoint of the present state."""

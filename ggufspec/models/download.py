@@ -51,7 +51,10 @@ def fetch(files: Sequence[RemoteFile], progress: NamedProgress | None = None) ->
 
 def _check_room(missing: Sequence[RemoteFile]) -> None:
     """Raise CacheError now rather than after gigabytes."""
-    n_needed = sum(max(file.size - _size_of(_part(file)), 0) for file in missing)
+    parts = ((file.size, _part(file)) for file in missing)
+    n_needed = sum(
+        max(size - part.stat().st_size, 0) if part.is_file() else size for size, part in parts
+    )
     folder = local.hub_cache()
     n_free = free_bytes(folder)
     if n_free is not None and n_free < n_needed:
@@ -285,7 +288,3 @@ def _snapshot_file(file: RemoteFile) -> Path | None:
     folder = local.repo_folder(file.repo) / "snapshots" / file.commit
     path = folder.joinpath(*file.path.split("/"))
     return path if path.is_file() else None
-
-
-def _size_of(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0

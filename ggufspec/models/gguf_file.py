@@ -16,7 +16,8 @@ from ggufspec.models.tensors import TYPES, Tensor
 
 _ALIGNMENT = 32
 # gguf_metadata_value_type; SCALARS has the codes of `struct` of those with a fixed size
-_UINT32, _INT32, _FLOAT32, _BOOL, STRING, ARRAY = 4, 5, 6, 7, 8, 9
+_UINT32, STRING, ARRAY = 4, 8, 9
+_KINDS = {int: 5, float: 6, bool: 7}  # of arrays: INT32, FLOAT32, BOOL
 SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 
 Chunk = bytes | memoryview
@@ -167,22 +168,18 @@ def _aligned(n_bytes: int) -> int:
 def _value(value: Any) -> bytes:
     if isinstance(value, Encoded):
         return value
-    if isinstance(value, bool):
-        return struct.pack("<I?", _BOOL, value)
-    if isinstance(value, int):
-        return struct.pack("<II", _UINT32, value & 0xFFFFFFFF)
-    if isinstance(value, float):
-        return struct.pack("<If", _FLOAT32, value)
     if isinstance(value, str):
         return struct.pack("<I", STRING) + _text(value.encode())
-    n = len(value)
-    if not value or isinstance(value[0], bytes):
-        return struct.pack("<IIQ", ARRAY, STRING, n) + b"".join(map(_text, value))
-    if isinstance(value[0], bool):
-        return struct.pack(f"<IIQ{n}?", ARRAY, _BOOL, n, *value)
-    if isinstance(value[0], float):
-        return struct.pack(f"<IIQ{n}f", ARRAY, _FLOAT32, n, *value)
-    return struct.pack(f"<IIQ{n}i", ARRAY, _INT32, n, *value)
+    if type(value) is int:
+        return struct.pack("<II", _UINT32, value & 0xFFFFFFFF)
+    if not isinstance(value, (bool, float)):
+        n = len(value)
+        if not value or isinstance(value[0], bytes):
+            return struct.pack("<IIQ", ARRAY, STRING, n) + b"".join(map(_text, value))
+        kind = _KINDS[type(value[0])]
+        return struct.pack(f"<IIQ{n}{SCALARS[kind]}", ARRAY, kind, n, *value)
+    kind = _KINDS[type(value)]
+    return struct.pack(f"<I{SCALARS[kind]}", kind, value)
 
 
 def _text(data: bytes) -> bytes:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from ggufspec.common.facts import counted
+from ggufspec.common.toml import read_toml
 from ggufspec.errors import ModelError, VocabError
 from ggufspec.models.header import Header, open_gguf, read_header
 from ggufspec.models.vocabulary_overlap import has_same_tokens
@@ -16,27 +19,6 @@ MTP: Final = "mtp"  # as a draft: the head in the target's own file (a file: ./m
 EAGLE3, _ASSISTANT, _DFLASH = "eagle3", "gemma4-assistant", "dflash"  # architectures
 DraftFile = Path | Literal["mtp"]
 
-# From the source of llama.cpp as vendored in llama-cpp-python 0.3.36 (src/models/). A newer one may
-# have more; one that is listed wrongly ends the process.
-# Graphs of LLM_GRAPH_TYPE_DECODER_MTP; glm5-next throws "not implemented yet".
-_MTP_ARCHITECTURES = (
-    *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe"),
-    *("hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
-)
-# What some of these graphs assert beside nextn.eh_proj; the loader takes others too.
-_ASSERTED = {"mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down")}
-_SEVERAL_LAYERS = ("hy_v3", "mimo2", "step35")  # others assert n_layer_nextn == 1
-# Graphs that set t_layer_inp in every layer, of the model's width (qwen4exp: of several).
-_LAYER_INPUTS = (
-    *("bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2"),
-    *("lfm2moe", "llama", "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige"),
-    *("nemotron_h", "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
-)
-# Graphs among them that set t_h_nextn, of that width too: the input of one more layer.
-_FINAL_STATES = (
-    *("bailingmoe3", "gemma4", "gpt-oss", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35"),
-    *("qwen35moe", "qwen3next"),
-)
 _N_TARGET_LAYERS = 3
 # llama.cpp computes logits of each token of an EAGLE-3 head's batch, and has room for those of each
 # row of hidden states that it encodes.
@@ -47,6 +29,12 @@ _KINDS = {
     _ASSISTANT: "a Gemma 4 assistant",
     _DFLASH: "a DFlash draft",
 }
+
+
+@cache
+def _architectures() -> Mapping[str, Any]:
+    """Which architectures llama.cpp can run with which heads."""
+    return read_toml(Path(__file__).with_name("architectures.toml"))["heads"]  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -152,13 +140,12 @@ def _why_no_mtp(header: Header) -> str:
     needed = {f"blk.{i}.nextn.eh_proj.weight" for i in header.mtp_layers}
     if not n or not needed <= header.tensor_names:
         return "has no MTP head (its conversion left it out, or the model has none)"
-    if of not in _MTP_ARCHITECTURES:
+    if of not in _architectures()["mtp"]:
         return f"has an MTP head, but llama.cpp runs none of the architecture {of}"
-    if n > 1 and of not in _SEVERAL_LAYERS:
+    if n > 1 and of not in _architectures()["several_layers"]:
         return f"has an MTP head of {n} layers; llama.cpp runs one of 1 layer for {of}"
-    asserted = {
-        f"blk.{i}.{name}.weight" for i in header.mtp_layers for name in _ASSERTED.get(of, ())
-    }
+    names = _architectures()["asserted"].get(of, ())
+    asserted = {f"blk.{i}.{name}.weight" for i in header.mtp_layers for name in names}
     if missing := sorted(asserted - header.tensor_names):
         return f"has an MTP head without {missing[0]}, which llama.cpp needs for {of}"
     return ""
@@ -246,7 +233,7 @@ def _shown(cells: tuple[int, int, int]) -> str:
 
 def _eagle3(target: Header, draft: Header) -> HeadFacts:
     """Checks everything on which llama.cpp would end the process, or load another head."""
-    if target.architecture not in _LAYER_INPUTS:
+    if target.architecture not in _architectures()["layer_inputs"]:
         raise ModelError(
             f"{draft.paths[0]} is an EAGLE-3 head. It needs inputs of the target's layers, which "
             f"llama.cpp does not give for the architecture {target.architecture}. Use another draft"
@@ -259,7 +246,7 @@ def _eagle3(target: Header, draft: Header) -> HeadFacts:
     if len(layers) != _N_TARGET_LAYERS or not all(isinstance(each, int) for each in layers):
         raise _damaged(draft, f"its target_layers are {found}; they must be three layers")
     n = target.n_layers - target.n_mtp_layers
-    last = n if target.architecture in _FINAL_STATES else n - 1
+    last = n if target.architecture in _architectures()["final_states"] else n - 1
     if not all(0 <= each <= last for each in layers):
         shown = ", ".join(map(str, layers))
         raise _misfit(draft, f"made for layers {shown}, and the target has layers 0 to {last}")

@@ -206,15 +206,12 @@ def _refusal(what: str, repo: str, response: object) -> DownloadError:
         )
     if status == 429:
         when = "in some minutes" if wait is None else f"in {wait:.0f} seconds"
+        message = f"the hub allows no more requests for now (429): try again {when}; {KEPT}"
         # Without a time, retries would only prolong it.
-        return Transient(
-            f"the hub allows no more requests for now (429): try again {when}; {KEPT}",
-            wait if wait is not None else 2 * LONGEST_WAIT,
-        )
+        return Transient(message, 2 * LONGEST_WAIT if wait is None else wait)
     if status >= 500 or status == 408:
-        return Transient(
-            f"the hub failed (status {status} for {what}): try again later; {KEPT}", wait
-        )
+        message = f"the hub failed (status {status} for {what}): try again later; {KEPT}"
+        return Transient(message, wait)
     return DownloadError(f"the hub refused {what} with status {status}")
 
 

@@ -128,9 +128,9 @@ class Registry:
 
     def find(self, alias: str) -> ModelEntry:
         """The model of that name. Raises ModelError, which suggests similar ones."""
-        if (entry := self.get(alias)) is not None:
-            return entry
-        raise ModelError(self.unknown(alias))
+        if (entry := self.get(alias)) is None:
+            raise ModelError(self.unknown(alias))
+        return entry
 
     def unknown(self, alias: str) -> str:
         """The message for a name that is not registered, with similar ones."""
@@ -248,7 +248,7 @@ def _entry(name: str, table: _Table, shapes: Mapping[str, Dimensions]) -> ModelE
     return entry
 
 
-def _trim(name: str, table: _Table, models: Mapping[str, ModelEntry]) -> TrimEntry:
+def _trim(name: str, table: _Table, models: Iterable[str]) -> TrimEntry:
     _check_name(name, table)
     trim: TrimEntry = table.fill(TrimEntry, alias=name)
     if trim.vocab is None and trim.layers is None:
@@ -275,16 +275,11 @@ def _known(alias: str, table: _Table, entries: Iterable[str]) -> str:
 _SETTINGS = {"draft_n", "temp", "ctx_size", "gpu_layers", "gpu_layers_draft"}
 
 
-def _pair(
-    name: str,
-    table: _Table,
-    models: Mapping[str, ModelEntry],
-    trims: Mapping[str, TrimEntry],
-) -> ModelPair:
+def _pair(name: str, table: _Table, models: Iterable[str], trims: Iterable[str]) -> ModelPair:
     settings = table.take("settings", dict, required=False) or {}
     _Table(table.file, f"{table.key}.settings", settings).check_keys(_SETTINGS)
     for option, value in settings.items():
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if type(value) not in (int, float):
             raise table.wrong(f"settings.{option} is {value!r}; it must be a number")
     pair: ModelPair = table.fill(ModelPair, name=name, settings=MappingProxyType(settings))
     target = _known(pair.target, table, models)

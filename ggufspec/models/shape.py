@@ -65,6 +65,7 @@ class ModelShape:
     file, and on the target's devices.
     n_recurrent: numbers that enter the convolution and leave the state of a recurrent layer, for a
     token. can_roll_back: llama.cpp can keep earlier states.
+    n_matrix_bytes: the largest matrix of a layer. has_windows: some layers have sliding windows.
     """
 
     name: str
@@ -87,6 +88,8 @@ class ModelShape:
     is_inside: bool = False
     n_recurrent: int = 0
     can_roll_back: bool = False
+    n_matrix_bytes: int = 0
+    has_windows: bool = False
 
     @property
     def n_layers(self) -> int:
@@ -125,10 +128,12 @@ def shape_of(header: Header) -> ModelShape:
     n_heads = max(header.numbers("attention.head_count", 0))
     is_tied = header.is_tied and header.architecture != EAGLE3
     used = header.mtp_layers if is_mtp_alone(header) else range(header.mtp_layers.start)
-    n_input = n_output = n_params = 0
+    n_input = n_output = n_params = n_matrix = 0
     for tensor in header.tensors:
         if (layer := layer_of(tensor.name)) is not None:
-            n_params += tensor.n_values if layer in used else 0
+            if layer in used:
+                n_params += tensor.n_values
+                n_matrix = max(n_matrix, tensor.n_bytes)
             continue
         n_params += tensor.n_values
         if tensor.name.startswith(_INPUT):
@@ -153,6 +158,8 @@ def shape_of(header: Header) -> ModelShape:
         is_tied=is_tied,
         n_recurrent=header.number("ssm.inner_size", 0) + _n_convolved(header),
         can_roll_back=header.architecture in _ROLLED_BACK,
+        n_matrix_bytes=n_matrix,
+        has_windows=header.number("attention.sliding_window", 0) > 0,
     )
 
 

@@ -58,7 +58,7 @@ def required_tokens(source: Header, values: dict[str, Encoded]) -> list[int]:
     for key, value in values.items():
         if key.endswith(_LISTS[0]) and value.is_numbers:
             required.update(i for i in value.numbers if 0 <= i < len(tokens))
-    is_byte = _is_letter if tokenizer == "gpt2" else _is_byte_name
+    is_byte = _is_letter if tokenizer == "gpt2" else _BYTE_NAME.fullmatch
     n_bytes = 0
     for i, text in enumerate(tokens):
         if is_byte(text):
@@ -118,10 +118,6 @@ def _special_tokens(source: Header) -> dict[str, int]:
 def _is_letter(text: bytes) -> bool:
     """Whether a token of byte-level BPE is a single byte, which is written as a letter."""
     return len(text) <= 2 and len(text.decode("utf-8", "replace")) == 1
-
-
-def _is_byte_name(text: bytes) -> bool:
-    return _BYTE_NAME.fullmatch(text) is not None
 
 
 def _kept_merges(source: Header, kept: Sequence[int]) -> list[bytes]:

@@ -18,13 +18,22 @@ VALUE_BYTES = {
     name: TYPES[name.upper()].n_bytes / TYPES[name.upper()].n_values for name in defaults.KV_TYPES
 }
 _CELLS = 256  # the size of a cache is a multiple of this
-# How many vectors of n_ff and of n_embd numbers a graph holds for each token of a batch: fitted to
-# the buffers that llama.cpp reports for dense models of 7 to 70 B with flash attention, within 1 %.
-_N_FF, _N_EMBD = 3, 4
+# How many vectors of n_ff and of n_embd numbers a graph holds for each token of a batch, and its
+# inputs, on the host, of n_embd numbers: fitted to the buffers that llama.cpp reports for dense
+# models of 0.1 to 70 B with flash attention, within 1 %.
+_N_FF, _N_EMBD, _N_EMBD_INPUT = 3, 2, 2
 # Of n_recurrent, in a layer with a state: fitted to Qwen 3.5 of 0.8, 4 and 27 B, within 2 %.
 _N_RECURRENT = 3
 _N_EMBD_EAGLE3 = 6  # beside the logits of each token, in an EAGLE-3 head: fitted within 5 %
-_N_EMBD_UNFUSED = 5  # without flash attention, besides keys, values and attention scores
+_N_EMBD_UNFUSED = 1  # on the host without flash attention, in addition
+# Passes over as many tokens are computed on a GPU, layers of the host too: it gets a copy of their
+# weights and of their KV cache, one layer after the other (offload_op in ggml-backend.cpp).
+_OFFLOADED = 32
+# What the copies of the cache of a layer take, of 1 to 1.5 times its size: those of two layers
+# overlap, as far as ggml's allocator finds gaps. Beside them are vectors of n_embd numbers.
+_CACHE_COPIES, _N_EMBD_COPIES = 1.25, 4
+# Several GPUs that hold all layers compute batches at the same time, each with its own inputs.
+_COPIES = 3  # GGML_SCHED_MAX_COPIES - 1
 # A draft that is longer than the states that are kept for roll-back costs a checkpoint; those of
 # n-grams are, and most of their tokens are accepted. On a core, keeping 8 states of a hybrid of
 # 0.5 B made each pass over one token 2 % slower, 16 made it 7 % slower.
@@ -43,6 +52,7 @@ class CacheParams:
     """The parameters of a context that decide how large its KV cache and its buffers are.
 
     n_draft_max: the longest draft that the context of a target verifies; 0 for that of a draft.
+    n_rows: the most rows of logits of a slot in a pass; 0: one more than n_draft_max.
     """
 
     n_ctx: int  # of each slot
@@ -52,6 +62,12 @@ class CacheParams:
     flash_attention: bool = True
     n_slots: int = 1  # texts at the same time
     n_draft_max: int = 0
+    n_rows: int = 0
+
+    @property
+    def n_outputs(self) -> int:
+        """Rows of logits in a pass of all slots."""
+        return self.n_slots * (self.n_rows or self.n_draft_max + 1)
 
     @property
     def n_cells(self) -> int:
@@ -66,13 +82,29 @@ class MemoryUse(NamedTuple):
     host: int
 
 
+class Buffers(NamedTuple):
+    """Bytes of the compute buffers of a context.
+
+    alone: on the host of a machine without a GPU; host: on that with one. On each GPU: whole, where
+    GPUs hold all layers; part, where the host holds some; none, where it holds the output too.
+    copies: on each place, where several GPUs hold all layers.
+    """
+
+    alone: int
+    host: int
+    whole: int
+    part: int
+    none: int
+    copies: int
+
+
 class ModelMemory:
     """The memory of a model for every number of GPU layers, computed once."""
 
     def __init__(self, shape: ModelShape, caches: CacheParams) -> None:
         self.shape = shape
         self.n_units = shape.n_layers + 1  # the output is one more
-        self.compute = compute_bytes(shape, caches)
+        self.buffers = compute_bytes(shape, caches)
         cached = cache_bytes(shape, caches)
         # Bytes of each layer and its cache, the last first, since llama.cpp offloads those first.
         self.units = (
@@ -80,7 +112,10 @@ class ModelMemory:
             *(at.n_bytes + n for at, n in zip(shape.layers[::-1], cached[::-1], strict=True)),
         )
         self._sums = [0, *accumulate(self.units)]
+        # Rows of logits, and of hidden states for a head, that are on the host until they are read.
+        n_rows = max(caches.n_outputs, _n_sequences(shape, caches))
         self._rows = 4 * shape.n_row_values * min(caches.n_batch, caches.n_ctx)
+        self._rows += 4 * shape.n_vocab * n_rows
 
     def counts(self, asked: int | None) -> list[int]:
         """The number of GPU layers that the user asked for, negative for all; none for None."""
@@ -88,12 +123,24 @@ class ModelMemory:
             return []
         return [self.n_units if asked < 0 else min(asked, self.n_units)]
 
-    def use(self, n_gpu_layers: int) -> MemoryUse:
-        """The memory with `n_gpu_layers` layers on one GPU."""
+    def gpu_buffers(self, n_gpu_layers: int, n_gpus: int = 1) -> int:
+        """The buffers on each of `n_gpus` GPUs that have a part in passes."""
+        if n_gpu_layers < self.n_units:
+            return self.buffers.part if n_gpu_layers else self.buffers.none
+        return self.buffers.whole + (self.buffers.copies if n_gpus > 1 else 0)
+
+    def use(self, n_gpu_layers: int, has_gpu: bool = False) -> MemoryUse:
+        """The memory with `n_gpu_layers` layers on one GPU.
+
+        has_gpu: there is one that computes prompts even if it holds no layers.
+        """
         on_gpu = self._sums[n_gpu_layers]
-        buffers = self.compute if n_gpu_layers else 0
-        host = self.shape.n_input_bytes + self._sums[-1] - on_gpu + self.compute + self._rows
-        return MemoryUse(on_gpu + buffers, host)
+        host = self._sums[-1] - on_gpu + self._rows
+        if n_gpu_layers or not self.shape.is_tied:  # else the output on the host is the input too
+            host += self.shape.n_input_bytes
+        if not n_gpu_layers and not has_gpu:
+            return MemoryUse(0, host + self.buffers.alone)
+        return MemoryUse(on_gpu + self.gpu_buffers(n_gpu_layers), host + self.buffers.host)
 
     def split(self, n_gpu_layers: int, rooms: Sequence[int], n_remote: int = 0) -> list[int] | None:
         """How many of `n_gpu_layers` layers each GPU takes; None: they do not fit.
@@ -106,8 +153,11 @@ class ModelMemory:
             return self._split_with_remote(n_gpu_layers, rooms, n_remote)
         counts = [0] * len(rooms)
         left = n_gpu_layers
+        buffers = self.gpu_buffers(n_gpu_layers, len(rooms))
+        if n_gpu_layers < self.n_units and rooms and rooms[0] < buffers:
+            return None  # the first GPU computes the prompts for the host
         for i, room in enumerate(rooms):
-            room -= self.compute
+            room -= buffers
             while left and room >= self.units[left - 1]:
                 room -= self.units[left - 1]
                 counts[i] += 1
@@ -119,7 +169,8 @@ class ModelMemory:
     ) -> list[int] | None:
         """Split in proportion, since a server without a GPU reports all memory as free."""
         counts = [0] * len(rooms)
-        rooms = [max(room - self.compute, 0) for room in rooms]
+        buffers = self.gpu_buffers(n_gpu_layers)
+        rooms = [max(room - buffers, 0) for room in rooms]
         n = 0  # layers that are placed, from the end
         for i in reversed(range(len(rooms))):
             left = self._sums[n_gpu_layers] - self._sums[n]
@@ -134,7 +185,9 @@ class ModelMemory:
 
     def n_fitting(self, rooms: Sequence[int], n_remote: int = 0) -> int:
         """The largest number of layers that fits on GPUs with so many free bytes."""
-        counts = range(1, self.n_units + 1)
+        if self.split(self.n_units, rooms, n_remote):
+            return self.n_units  # with smaller buffers than one layer less
+        counts = range(1, self.n_units)
         return bisect_left(counts, True, key=lambda n: self.split(n, rooms, n_remote) is None)
 
 
@@ -162,25 +215,55 @@ def cache_bytes(shape: ModelShape, caches: CacheParams) -> tuple[int, ...]:
     )
 
 
-def compute_bytes(shape: ModelShape, caches: CacheParams) -> int:
-    """Bytes of the compute buffers on each device that computes a part of the graph."""
+def compute_bytes(shape: ModelShape, caches: CacheParams) -> Buffers:
+    """The compute buffers of a context: those of prompts, which are the largest."""
     n_state = max(layer.n_state_bytes for layer in shape.layers)
-    # Slots of models with a state share no passes, so attention reads the cells of one slot.
+    # Slots of models with a state or with windows have caches of their own, and read only those.
     n_batch, n_ctx = min(caches.n_batch, caches.n_ctx), caches.n_cells
+    if n_state or shape.has_windows:
+        n_ctx //= caches.n_slots
     if not n_state:  # llama.cpp rounds up to a multiple of the sequences
-        n_sequences = caches.n_slots * n_leaves(caches.n_slots, caches.n_draft_max)
+        n_sequences = _n_sequences(shape, caches)
         n_batch = -(-n_batch // n_sequences) * n_sequences
-    n_ctx //= caches.n_slots if n_state else 1
     if shape.n_logits:
         n_numbers = shape.n_logits + _N_EMBD_EAGLE3 * shape.n_embd
-        return min(n_batch, EAGLE3_BATCH) * (4 * n_numbers + 2 * n_ctx)
-    n_ff = _N_FF * shape.n_ff + _N_EMBD * shape.n_embd
+        n_bytes = min(n_batch, EAGLE3_BATCH) * (4 * n_numbers + 2 * n_ctx)
+        return Buffers(*(n_bytes,) * 5, copies=0)
+    n_kv = max(layer.n_kv_values for layer in shape.layers)
+    vector, keys = 4 * n_batch * shape.n_embd, 4 * n_batch * n_kv
+    mask = n_batch * n_ctx * (2 if shape.has_windows else 1)  # one for windows, one for the others
+    inputs = _N_EMBD_INPUT * vector
     if caches.flash_attention:
-        n_bytes = n_batch * (4 * n_ff + 2 * n_ctx)
+        mask *= 2
+        of_layer = alone = 4 * n_batch * _N_FF * shape.n_ff
+        host = max(inputs, vector + keys) + mask
     else:
-        n_kv = max(layer.n_kv_values for layer in shape.layers)
-        n_numbers = shape.n_heads * n_ctx + _N_EMBD_UNFUSED * shape.n_embd + n_kv
-        n_bytes = n_batch * 4 * (max(n_numbers, n_ff) + n_ctx)
+        mask *= 4
+        scores = 4 * n_batch * shape.n_heads * n_ctx
+        of_layer = max(4 * n_batch * _N_FF * shape.n_ff, scores + keys)
+        alone = of_layer + _N_EMBD_UNFUSED * vector
+        host = inputs + keys + mask
+    logits = 4 * min(n_batch, caches.n_outputs) * (shape.n_vocab + shape.n_embd)
     n_numbers = _N_RECURRENT * shape.n_recurrent + shape.n_embd
     n_states = caches.n_slots * (1 + n_rollback(shape, caches.n_draft_max, caches.n_slots))
-    return max(n_bytes, 4 * n_batch * n_numbers + n_states * n_state)
+    state = 4 * n_batch * n_numbers + n_states * n_state
+    layers = max(of_layer + _N_EMBD * vector + mask, state)
+    whole = max(layers, logits)
+    alone = max(alone + _N_EMBD * vector + inputs + mask, state, logits + vector)
+    part, none = whole, 0
+    if n_batch >= _OFFLOADED:
+        n_cache_bytes = max(cache_bytes(shape, caches)) * _CACHE_COPIES
+        attention = round(n_cache_bytes) + mask + _N_EMBD_COPIES * vector
+        none = max(layers + shape.n_matrix_bytes, attention)
+        part = max(none, logits)
+        if caches.n_outputs >= _OFFLOADED:
+            none = max(none, shape.n_output_bytes + logits)
+    if caches.n_outputs < _OFFLOADED:
+        host = max(host, logits + vector)  # if it has the output
+    return Buffers(alone, host, whole, part, none, _COPIES * (inputs + mask))
+
+
+def _n_sequences(shape: ModelShape, caches: CacheParams) -> int:
+    """As the context counts them: a leaf of a tree is one."""
+    has_trees = not shape.has_windows and not any(at.n_state_bytes for at in shape.layers)
+    return caches.n_slots * (n_leaves(caches.n_slots, caches.n_draft_max) if has_trees else 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 from ggufspec.common import defaults
@@ -15,8 +16,10 @@ from ggufspec.placement.memory import CacheParams, ModelMemory
 from ggufspec.placement.speeds import (
     GPU_BANDWIDTH,
     GPU_EFFICIENCY,
+    GPU_SLOPE,
     HOST_BANDWIDTH,
     HOST_SLOPE,
+    LAYER_SECONDS,
     Bandwidths,
     PassTimes,
     known_bandwidth,
@@ -37,18 +40,33 @@ _KV_BLOCK = 32  # numbers of a head that a quantized cache packs together
 class Gpu:
     """A device with its own memory. bandwidth: nominal bytes/s; None: by its name.
 
-    is_remote: it belongs to an RPC server, and takes layers of the target only.
+    is_remote: it belongs to an RPC server, and takes layers of the target only. is_shared: its
+    memory is that of the machine. slowness: measured seconds over those predicted by the bandwidth,
+    if any were measured; slope: what each further token of a batch adds to a pass.
     """
 
     name: str
     n_free: int
     bandwidth: float | None = None
     is_remote: bool = False
+    slowness: float = 1.0
+    slope: float = GPU_SLOPE
+    is_shared: bool = False
 
     @property
     def nominal(self) -> float:
         """Nominal bytes/s; a guess where they are unknown."""
         return self.bandwidth or known_bandwidth(self.name) or GPU_BANDWIDTH
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its speed was measured."""
+        return self.slowness != 1
+
+    @property
+    def effective(self) -> float:
+        """Bytes/s of small batches."""
+        return self.nominal * GPU_EFFICIENCY / self.slowness
 
 
 @dataclass(frozen=True)
@@ -71,12 +89,17 @@ class Machine:
 
     @property
     def bandwidths(self) -> Bandwidths:
-        """The bandwidths for predictions; several GPUs count as one with their mean bandwidth."""
+        """The speeds for predictions; several GPUs count as one with their mean speed."""
         host = self.host_bandwidth or HOST_BANDWIDTH
         if not self.gpus:
-            return Bandwidths(host=host, host_slope=self.host_slope)
-        mean = sum(gpu.nominal for gpu in self.gpus) / len(self.gpus)
-        return Bandwidths(mean * GPU_EFFICIENCY, host, host_slope=self.host_slope)
+            return Bandwidths(host=host, host_slope=self.host_slope, transfer=0.0)
+        return Bandwidths(
+            fmean(gpu.effective for gpu in self.gpus),
+            host,
+            fmean(gpu.slope for gpu in self.gpus),
+            self.host_slope,
+            LAYER_SECONDS * fmean(gpu.slowness for gpu in self.gpus),
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +125,8 @@ class OffloadPlan:
     """Where everything goes, and the predicted speed.
 
     Layers are counted as in llama.cpp: the output is one more. split: layers of the target on each
-    GPU; draft_gpu: the GPU of the draft. n_draft: the draft length of the prediction.
+    GPU; draft_gpu: the GPU of the draft. n_draft: the draft length of the prediction. offloads: a
+    GPU reads prompts with the layers of the host, too, for which it needs buffers.
     """
 
     n_gpu_layers: int
@@ -116,6 +140,7 @@ class OffloadPlan:
     tokens_per_second: float
     plain_tokens_per_second: float
     fits: bool
+    offloads: bool = True
 
 
 def plan_offload(
@@ -149,6 +174,9 @@ def longest_context(
     def plan(n_ctx: int, machine: Machine) -> OffloadPlan:
         return _best(target, draft, machine, options, replace(options, n_ctx=n_ctx))
 
+    def places(plan: OffloadPlan) -> tuple[int, int, bool]:
+        return plan.n_gpu_layers, plan.n_gpu_layers_draft, plan.offloads
+
     usual = plan(sizes[0], machine)
     if not usual.fits:
         return sizes[0]
@@ -163,8 +191,7 @@ def longest_context(
 
     def is_too_long(n_ctx: int) -> bool:
         found = plan(n_ctx, smaller)
-        layers = (found.n_gpu_layers, found.n_gpu_layers_draft)
-        return not found.fits or layers != (usual.n_gpu_layers, usual.n_gpu_layers_draft)
+        return not found.fits or places(found) != places(usual)
 
     return sizes[max(bisect_left(sizes, True, key=is_too_long) - 1, 0)]
 
@@ -213,6 +240,8 @@ def describe(
         where += f" on {' and '.join(places)}"
         free = sum(gpu.n_free for gpu in machine.gpus)
         where += f" ({format_bytes(sum(plan.gpu_bytes))} of {format_bytes(free)} free)"
+        if not plan.n_gpu_layers and any(gpu.is_measured for gpu in machine.gpus):
+            where += ", by what earlier runs measured"
     else:
         where = f"all layers on the CPU ({format_bytes(plan.host_bytes)}): there is no GPU"
     speed = f"about {plan.tokens_per_second:.2g} tokens/s predicted"
@@ -249,52 +278,86 @@ def _best(
     caches: CacheParams,
 ) -> OffloadPlan:
     """The fastest plan with these caches that fits; else the fastest."""
-    plans: list[OffloadPlan] = []
+
+    def rank(plan: OffloadPlan) -> tuple[bool, float, int]:
+        return plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)
+
+    best = max(_plans(target, draft, machine, options, caches, offloads=True), key=rank)
+    pays = PassTimes(target, machine.bandwidths).copying_pays(caches.n_batch)
+    if not machine.gpus or (best.fits and pays):
+        return best
+    alone = _plans(target, draft, machine, options, caches, offloads=False)
+    return max([best, *alone], key=rank)
+
+
+def _plans(
+    target: ModelShape,
+    draft: ModelShape | None,
+    machine: Machine,
+    options: PlacementOptions,
+    caches: CacheParams,
+    offloads: bool,
+) -> Iterator[OffloadPlan]:
+    """Plans with these caches; those that offload nothing leave all layers on the host."""
     memory = ModelMemory(target, caches)
-    of_draft = replace(caches, n_draft_max=0)
+    is_head = draft is not None and draft.n_row_values > 0
+    n_rows = 1 if is_head else max(caches.n_draft_max, 2)  # for its own draft
+    of_draft = replace(caches, n_draft_max=0, n_rows=n_rows)
     draft_memory = ModelMemory(draft, of_draft) if draft else None
     below = options.draft_of_draft
-    memory_below = ModelMemory(below, of_draft) if draft and below else None
+    memory_below = ModelMemory(below, replace(of_draft, n_rows=1)) if draft and below else None
     times = PassTimes(target, machine.bandwidths)
     draft_times = PassTimes(draft, machine.bandwidths) if draft else None
+    has_gpu = offloads and len(machine.gpus) > machine.n_remote
     for n_gpu_layers_draft, draft_gpu in _draft_places(draft_memory, machine, options):
-        on_gpu, on_host = draft_memory.use(n_gpu_layers_draft) if draft_memory else (0, 0)
+        if n_gpu_layers_draft and not offloads:
+            continue
+        on_gpu, on_host = 0, 0
+        if draft_memory is not None:
+            on_gpu, on_host = draft_memory.use(n_gpu_layers_draft, has_gpu)
         if memory_below is not None:
-            used = memory_below.use(memory_below.n_units if n_gpu_layers_draft else 0)
+            used = memory_below.use(memory_below.n_units if n_gpu_layers_draft else 0, has_gpu)
             on_gpu, on_host = on_gpu + used.gpu, on_host + used.host
+        prompt_gpu = machine.n_remote if draft_gpu is None else draft_gpu  # of the draft
         rooms = [
-            gpu.n_free - _SPARE - (on_gpu if i == draft_gpu else 0)
+            gpu.n_free - _SPARE - (on_gpu if i == prompt_gpu else 0)
             for i, gpu in enumerate(machine.gpus)
         ]
         for n_gpu_layers in _target_places(memory, rooms, options, machine.n_remote):
             if draft and draft.is_inside and bool(n_gpu_layers) != bool(n_gpu_layers_draft):
                 continue
-            split = memory.split(n_gpu_layers, rooms, machine.n_remote)
-            is_draft_in = draft_gpu is None or rooms[draft_gpu] >= 0
-            fits_gpus = split is not None and is_draft_in
+            if n_gpu_layers and not offloads:
+                continue
+            split = memory.split(n_gpu_layers, rooms, machine.n_remote) if offloads else None
+            is_draft_in = not on_gpu or rooms[prompt_gpu] >= 0
+            fits_gpus = not offloads or (split is not None and is_draft_in)
             if split is None:
                 split = [n_gpu_layers, *[0] * (len(rooms) - 1)] if rooms else []
-            host = memory.use(n_gpu_layers).host + on_host
-            fits_host = machine.n_host_free is None or host <= machine.n_host_free
+            gpu_bytes = _on_gpus(memory, split, machine.n_remote, has_gpu)
+            if gpu_bytes and on_gpu:
+                gpu_bytes[prompt_gpu] += on_gpu
+            host = memory.use(n_gpu_layers, has_gpu).host + on_host
+            shared = zip(gpu_bytes, machine.gpus, strict=True)
+            needed = host + sum(n_bytes for n_bytes, gpu in shared if gpu.is_shared)
+            fits_host = machine.n_host_free is None or needed <= machine.n_host_free
             best = predict_speed(
                 *(times, draft_times, n_gpu_layers, n_gpu_layers_draft),
                 *(options.acceptance, options.n_draft),
             )
-            plan = OffloadPlan(
+            yield OffloadPlan(
                 n_gpu_layers=n_gpu_layers,
                 n_gpu_layers_draft=n_gpu_layers_draft,
                 split=tuple(split),
                 draft_gpu=draft_gpu,
                 caches=caches,
-                gpu_bytes=_on_gpus(memory, split, on_gpu, draft_gpu),
+                gpu_bytes=tuple(gpu_bytes),
                 host_bytes=host,
                 n_draft=best.n_draft,
                 tokens_per_second=best.tokens_per_second,
                 plain_tokens_per_second=1 / times.seconds(n_gpu_layers),
                 fits=fits_gpus and fits_host,
+                offloads=offloads,
             )
-            plans.append(plan)
-    return max(plans, key=lambda plan: (plan.fits, plan.tokens_per_second, -sum(plan.gpu_bytes)))
 
 
 def _draft_places(
@@ -326,13 +389,14 @@ def _target_places(
     return [n_fitting] if n_remote else sorted({0, n_fitting})
 
 
-def _on_gpus(
-    memory: ModelMemory, split: Sequence[int], draft_bytes: int, draft_gpu: int | None
-) -> tuple[int, ...]:
+def _on_gpus(memory: ModelMemory, split: Sequence[int], n_remote: int, has_gpu: bool) -> list[int]:
+    """Bytes of the target on each GPU; the first local one computes prompts for the host."""
     found = []
-    left = sum(split)
+    left = n_layers = sum(split)
+    n_gpus = 1 if n_remote else len(split)
     for i, n in enumerate(split):
-        n_bytes = sum(memory.units[left - n : left]) + (memory.compute if n else 0)
+        is_used = n or (has_gpu and i == n_remote and n_layers < memory.n_units)
+        buffers = memory.gpu_buffers(n_layers, n_gpus) if is_used else 0
+        found.append(sum(memory.units[left - n : left]) + buffers)
         left -= n
-        found.append(n_bytes + (draft_bytes if i == draft_gpu else 0))
-    return tuple(found)
+    return found

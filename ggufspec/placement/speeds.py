@@ -19,7 +19,11 @@ GPU_SLOPE = 0.09  # what each further token of a batch adds, as a share of a pas
 HOST_SLOPE = 0.4
 _PACKED = 0.7  # share of its bandwidth that a CPU gets where weights must be unpacked first
 _PACKED_BITS = 7  # weights of fewer bits are unpacked
-_LAYER_SECONDS = 40e-6  # of a layer on a GPU, however small: kernel launches
+LAYER_SECONDS = 40e-6  # of a layer on a GPU, however small: kernel launches
+TRANSFER_BANDWIDTH = 12e9  # bytes/s between CPU and GPU: half of PCIe 4.0 x16, a judgement
+# From so many tokens on, llama.cpp copies the weights of layers on the CPU to a GPU and computes
+# there (op_offload, GGML_OP_OFFLOAD_MIN_BATCH).
+_N_COPIED = 32
 N_DRAFT_MOST = 16
 # Types that llama.cpp's CPU kernels compute for several tokens at once, as measured: see the guide
 # of models/ (IQ4_NL: by its source).
@@ -29,13 +33,16 @@ BATCHED_TYPES = ("Q4_0", "Q5_0", "IQ4_NL", "F16", "BF16")
 class Bandwidths(NamedTuple):
     """Effective bytes/s of small batches, and what a further token of a batch adds to a pass.
 
-    host: for weights that need no unpacking.
+    host: for weights that need no unpacking. gpu_layer: seconds that each layer on a GPU takes
+    besides. transfer: between CPU and GPU; 0 without a GPU.
     """
 
     gpu: float = GPU_BANDWIDTH * GPU_EFFICIENCY
     host: float = HOST_BANDWIDTH
     gpu_slope: float = GPU_SLOPE
     host_slope: float = HOST_SLOPE
+    gpu_layer: float = LAYER_SECONDS
+    transfer: float = TRANSFER_BANDWIDTH
 
 
 @cache
@@ -55,9 +62,11 @@ def type_note(matrix_type: str) -> str:
     return f"mostly {matrix_type}: on a CPU, {effect}"
 
 
-def host_bandwidth(n_bytes: int, n_bits: float, seconds: float) -> float:
-    """Effective bytes/s, from a pass over one token that read `n_bytes` of weights."""
-    return n_bytes / seconds / _unpacking(n_bits)
+class Shares(NamedTuple):
+    """Seconds of a pass over one token: of its layers on the CPU, and of those on GPUs."""
+
+    host: float
+    gpu: float
 
 
 class PassTimes:
@@ -71,16 +80,38 @@ class PassTimes:
         units = (shape.n_output_bytes, *(at.n_active_bytes for at in reversed(shape.layers)))
         self._sums = list(accumulate(units, initial=0))
         self._n_computed = list(accumulate(map(bool, units), initial=0))
+        # Bytes that cross to a GPU and back for each token: a hidden state, and the logits.
+        self._n_moved = 4 * (shape.n_embd + shape.n_vocab)
+
+    def shares(self, n_gpu_layers: int) -> Shares:
+        """A pass over one token, without transfers."""
+        at = self._bandwidths
+        on_gpu = self._sums[n_gpu_layers]
+        gpu = on_gpu / at.gpu + self._n_computed[n_gpu_layers] * at.gpu_layer
+        return Shares((self._sums[-1] - on_gpu) / self._host, gpu)
 
     def seconds(self, n_gpu_layers: int, n_tokens: int = 1) -> float:
         """The predicted seconds of a pass over `n_tokens` tokens."""
         at = self._bandwidths
-        on_gpu = self._sums[n_gpu_layers]
-        gpu = on_gpu / at.gpu + self._n_computed[n_gpu_layers] * _LAYER_SECONDS
-        host = (self._sums[-1] - on_gpu) / self._host
-        return gpu * self._times(n_tokens, at.gpu_slope) + host * self._times(
-            n_tokens, at.host_slope
-        )
+        host, gpu = self.shares(n_gpu_layers)
+        moved = 0.0
+        if n_gpu_layers and at.transfer:
+            moved = n_tokens * self._n_moved / at.transfer
+        if n_tokens >= _N_COPIED and self.copying_pays(n_tokens):
+            n_copied = self._sums[-1] - self._sums[n_gpu_layers]
+            gpu += n_copied / at.gpu
+            moved += n_copied / at.transfer
+            host = 0.0
+        of_gpu, of_host = (self._times(n_tokens, slope) for slope in (at.gpu_slope, at.host_slope))
+        return gpu * of_gpu + host * of_host + moved
+
+    def copying_pays(self, n_tokens: int) -> bool:
+        """Whether layers on the CPU are faster on a GPU in such a pass, weights copied."""
+        at = self._bandwidths
+        if not at.transfer:
+            return False
+        gpu = 1 / at.transfer + self._times(n_tokens, at.gpu_slope) / at.gpu
+        return gpu < self._times(n_tokens, at.host_slope) / self._host
 
     def _times(self, n_tokens: int, slope: float) -> float:
         """The factor over a single token: more to compute, and more experts to read."""

@@ -169,9 +169,8 @@ def _add_tokenization(router: APIRouter, service: Service) -> None:
             add_special=body.add_special,
             parse_special=body.parse_special,
         )
-        if body.with_pieces:
-            return JSONResponse({"tokens": [_with_piece(vocab, token) for token in tokens]})
-        return JSONResponse({"tokens": tokens})
+        found = [_with_piece(vocab, each) for each in tokens] if body.with_pieces else tokens
+        return JSONResponse({"tokens": found})
 
     @router.get("/tokenizer_info")
     async def tokenizer_info() -> Response:

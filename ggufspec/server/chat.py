@@ -81,8 +81,8 @@ def plan_answer(
         if schema is None or reasoning is None or not reasoning.is_open:
             return AnswerPlan({}, None)  # the text is the answer
         options |= {"json_schema": None}
-        options["grammar"] = chat_format.answer_grammar(
-            of_json_schema(schema), reasoning, specials=specials, ends=vocab.stop_tokens
+        options["grammar"] = chat_format.grammar(
+            (), begun, answer=of_json_schema(schema), specials=specials, ends=vocab.stop_tokens
         )
     parser = partial(chat_format.parser, begun, tools or None, is_parallel=is_parallel)
     return AnswerPlan(options, parser)

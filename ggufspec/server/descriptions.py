@@ -7,6 +7,7 @@ from typing import Any
 
 from ggufspec.decoding.sampling import SamplingOptions
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.requests import default_options
 from ggufspec.server.responses import FINGERPRINT
@@ -42,7 +43,7 @@ def tokenizer(engine: Engine) -> dict[str, Any]:
 def properties(engine: Engine, options: ServerOptions) -> dict[str, Any]:
     """What `/props` of llama.cpp's server returns; no path, but the name of the file."""
     texts = tokenizer(engine)
-    defaults = default_options(engine, options)
+    defaults = CheckedOptions.of(default_options(engine, options))
     sampling = defaults.sampling
     params = {name: getattr(sampling, name) for name in SamplingOptions.__annotations__}
     params["logit_bias"] = [

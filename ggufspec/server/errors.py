@@ -59,7 +59,15 @@ def api_error_of(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLongError):
-        return _context_exceeded(error)
+        # Clients shorten the conversation at this code, or at "maximum context length is".
+        return ApiError(
+            400,
+            f"This model's maximum context length is {error.n_ctx} tokens. However, your prompt "
+            f"has {error.n_prompt} tokens, and at least one must be left for the text. Shorten the "
+            "prompt, or start the server with a larger context (-c)",
+            code="context_length_exceeded",
+            facts={"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx},
+        )
     if isinstance(error, (PromptError, OptionError, ConstraintError)):
         what = "prompt" if isinstance(error, PromptError) else "value"
         return ApiError(400, str(error), code=f"invalid_{what}")
@@ -67,18 +75,6 @@ def api_error_of(error: BaseException) -> ApiError:
         return ApiError(500, str(error), "server_error", code="failed")
     message = "internal error while processing this request; see the server's log"
     return ApiError(500, message, "server_error", code="failed")
-
-
-def _context_exceeded(error: PromptTooLongError) -> ApiError:
-    """Clients shorten the conversation when they find this code, or "maximum context length is"."""
-    return ApiError(
-        400,
-        f"This model's maximum context length is {error.n_ctx} tokens. However, your prompt has "
-        f"{error.n_prompt} tokens, and at least one must be left for the text. Shorten the prompt, "
-        "or start the server with a larger context (-c)",
-        code="context_length_exceeded",
-        facts={"n_prompt_tokens": error.n_prompt, "n_ctx": error.n_ctx},
-    )
 
 
 def log_error(what: str, error: BaseException) -> None:

@@ -1,17 +1,24 @@
-"""Computes log-probabilities of tokens from logits."""
+"""Computes log-probabilities: of tokens from logits, of prompts in pieces between other texts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from array import array
+from collections import deque
+from collections.abc import Generator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ggufspec.decoding.types import n_same
+from ggufspec.engine import scoring
+from ggufspec.engine.engine import Engine
 from ggufspec.llama.vocab import Vocab
 
 _MIN_LOGPROB = -9999.0  # what OpenAI's API returns for a probability of 0
+_N_KEPT = 8  # prompts
+_MOST_KEPT = 20_000  # log-probabilities of a prompt: 5 MB
 
 
 class Logprob(NamedTuple):
@@ -58,9 +65,43 @@ def logprobs_of(logits: NDArray[np.float32], token: int, n_top: int, vocab: Voca
     return TokenLogprobs(entry(token), [entry(i) for i in ordered])
 
 
-def unscored(token: int, vocab: Vocab) -> TokenLogprobs:
-    """The first token of a prompt."""
-    return TokenLogprobs(_entry(token, None, vocab), [])
+class _Scored(NamedTuple):
+    n_top: int
+    tokens: array[int]
+    logprobs: Sequence[TokenLogprobs]
+
+
+class PromptScores:
+    """Scores prompts, and keeps the last results: evaluations ask for prompts that begin alike."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._kept: deque[_Scored] = deque(maxlen=_N_KEPT)
+
+    def of(
+        self, tokens: Sequence[int], n_top: int | None
+    ) -> Generator[None, None, Sequence[TokenLogprobs]]:
+        """One for each token, the first without a value; yields after each pass of the target.
+
+        None if `n_top` is None.
+        """
+        if n_top is None:
+            return ()
+        vocab = self._engine.vocab
+        text = array("i", tokens)
+        found = [TokenLogprobs(_entry(tokens[0], None, vocab), [])]
+        for kept in self._kept:
+            n = n_same(kept.tokens, text)
+            if kept.n_top == n_top and n > len(found):
+                found = list(kept.logprobs[:n])
+        is_new = len(found) < len(text)
+        for rows in scoring.prompt_logits(self._engine, tokens, len(found)):
+            for row in rows:
+                found.append(logprobs_of(row, tokens[len(found)], n_top, vocab))
+            yield
+        if is_new and len(text) * (n_top + 1) <= _MOST_KEPT:
+            self._kept.append(_Scored(n_top, text, found))
+        return found
 
 
 def _entry(token: int, logprob: float | None, vocab: Vocab) -> Logprob:

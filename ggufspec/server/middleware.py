@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import re
+from hashlib import sha256
 from time import monotonic
 
 from starlette.datastructures import Headers
@@ -31,9 +31,8 @@ class RequestMiddleware:
         self._app = app
         self._options = options
         self._metrics = metrics
-        self._key_hashes = [
-            _hash(key.encode("utf-8", "surrogateescape")) for key in options.api_keys
-        ]
+        keys = (key.encode("utf-8", "surrogateescape") for key in options.api_keys)
+        self._key_hashes = [sha256(key).digest() for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,7 +88,7 @@ class RequestMiddleware:
             return
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         key = bearer if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        found = _hash(key.strip().encode("latin-1"))
+        found = sha256(key.strip().encode("latin-1")).digest()
         # All are compared: the time must not depend on which key is right.
         if not sum(hmac.compare_digest(found, right) for right in self._key_hashes):
             raise ApiError(
@@ -167,7 +166,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replay
-
-
-def _hash(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

@@ -11,12 +11,7 @@ from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.chat import AnswerPlan, plan_answer, tools_of
 from ggufspec.server.events import ParsedRequest
 from ggufspec.server.options import ServerOptions
-from ggufspec.server.schema import (
-    ChatRequest,
-    CompletionRequest,
-    GenerationBody,
-    PredictRequest,
-)
+from ggufspec.server.schema import ChatRequest, CompletionRequest, GenerationBody, PredictRequest
 
 # Fields with the name and the meaning of an option of the engine.
 _OPTIONS = (
@@ -35,7 +30,7 @@ def parse_request(
     body: CompletionRequest | ChatRequest | PredictRequest, engine: Engine, server: ServerOptions
 ) -> ParsedRequest:
     """Raises PromptError, OptionError."""
-    n, n_top, plan = body.n or 1, None, AnswerPlan({}, None)
+    n, n_top, echo, plan = body.n or 1, None, None, AnswerPlan({}, None)
     constraint = _constraint_of(body)
     if isinstance(body, ChatRequest):
         tools = tools_of(body, engine)
@@ -51,22 +46,17 @@ def parse_request(
         is_one = isinstance(body.prompt, str) or isinstance(body.prompt[0], int)
         prompts = cast("Sequence[str | Sequence[int]]", [body.prompt] if is_one else body.prompt)
         n_top = body.logprobs
+        if body.echo:
+            echo = [_text_of(prompt, engine) for prompt in prompts]
+        if not body.add_special_tokens:
+            prompts = [_without_bos(prompt, engine) for prompt in prompts]
     else:
         prompts = [body.prompt]
     options = _options_of(body, engine, server, {**constraint, **plan.options})
     # An error of the constraint is the request's, not that of the thread which runs all texts.
     engine.check(options)
-    with_bos = not isinstance(body, CompletionRequest) or body.add_special_tokens
-    tokens = [engine.tokenize(_special(prompt, engine, with_bos)) for prompt in prompts]
+    tokens = [engine.tokenize(prompt) for prompt in prompts]
     seed = options.seed if body.seed in (None, -1) else body.seed
-    echo = None
-    if isinstance(body, CompletionRequest) and body.echo:
-        echo = [
-            prompt
-            if isinstance(prompt, str)
-            else b"".join(map(engine.vocab.piece, prompt)).decode("utf-8", "replace")
-            for prompt in prompts
-        ]
     n_scored = sum(map(len, tokens)) * n * ((n_top or 0) + 1)
     if echo is not None and n_top is not None and n_scored > _MOST_SCORED:
         raise OptionError(
@@ -79,17 +69,19 @@ def parse_request(
     return ParsedRequest(tokens, options, n, seed, n_top, plan.parser, echo, writes)
 
 
-def default_options(engine: Engine, server: ServerOptions) -> CheckedOptions:
+def default_options(engine: Engine, server: ServerOptions) -> GenerateOptions:
     """The options of a request that sets none."""
-    return CheckedOptions.of(_defaults(engine, server))
-
-
-def _defaults(engine: Engine, server: ServerOptions) -> GenerateOptions:
     return {**engine.file_sampling.options, **server.defaults}
 
 
-def _special(prompt: str | Sequence[int], engine: Engine, with_bos: bool) -> str | Sequence[int]:
-    if with_bos or not isinstance(prompt, str):
+def _text_of(prompt: str | Sequence[int], engine: Engine) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return b"".join(map(engine.vocab.piece, prompt)).decode("utf-8", "replace")
+
+
+def _without_bos(prompt: str | Sequence[int], engine: Engine) -> Sequence[int]:
+    if not isinstance(prompt, str):
         return prompt
     return engine.vocab.tokenize(prompt, add_special=False, parse_special=True)
 
@@ -158,7 +150,7 @@ def continues_final_message(body: ChatRequest) -> bool:
 def _options_of(
     body: GenerationBody, engine: Engine, server: ServerOptions, changes: Mapping[str, Any]
 ) -> CheckedOptions:
-    options: dict[str, Any] = {**_defaults(engine, server)}
+    options: dict[str, Any] = {**default_options(engine, server)}
     given = {name: value for name in body.model_fields_set if (value := getattr(body, name))}
     if any(given.get(name) for name in _OF_WHOLE_TEXT):
         options["repeat_last_n"] = -1  # as in OpenAI's and vLLM's servers

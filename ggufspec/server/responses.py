@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ggufspec import __version__
 from ggufspec.decoding.stats import Stats
 from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
-from ggufspec.server.formats import (
-    ChatDelta,
-    ChatParser,
-    ContentDelta,
-    ReasoningDelta,
-)
+from ggufspec.server.formats import ChatDelta, ChatParser, ContentDelta, ReasoningDelta
 from ggufspec.server.logprobs import Logprob, TokenLogprobs
 from ggufspec.server.schema import ChatRequest, GenerationBody
 
@@ -59,11 +54,9 @@ class ResponseBuilder:
     """The response to one request, whole or in chunks."""
 
     def __init__(self, body: GenerationBody, parsed: ParsedRequest, model: str) -> None:
-        is_chat = isinstance(body, ChatRequest)
-        self._is_chat = is_chat
+        self._is_chat = is_chat = isinstance(body, ChatRequest)
         self._with_logprobs = parsed.n_top is not None
-        self._with_drafted = body.report_drafted
-        self._with_tokens = body.return_tokens
+        self._with_drafted, self._with_tokens = body.report_drafted, body.return_tokens
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._n = parsed.n
         self._choices = [
@@ -86,28 +79,29 @@ class ResponseBuilder:
             choice.drafted += event.drafted
             choice.logprobs += event.logprobs
             offset = len(choice.text)
-            deltas = _deltas_of(choice, event)
+            deltas: list[ChatDelta] = [ContentDelta(event.text)] if event.text else []
+            if choice.parser:
+                deltas = choice.parser.push(event.text)
             choice.take(deltas, len(event.tokens))
             if not deltas and (self._with_drafted or self._with_logprobs or self._with_tokens):
                 deltas = [ContentDelta("")]
             # What the tokens say is in the first chunk of several.
-            return [
-                *(self._role_chunks(choice) if deltas else ()),
-                *(
-                    self._chunk(choice, delta, None if i else event, offset)
-                    for i, delta in enumerate(deltas)
-                ),
-            ]
+            chunks = self._role_chunks(choice) if deltas else []
+            for i, delta in enumerate(deltas):
+                chunks.append(self._part_chunk(choice, delta, None if i else event, offset))
+            return chunks
         chunks = self._role_chunks(choice)
         if choice.parser:
             deltas = choice.parser.finish()
             choice.take(deltas)
-            chunks += [self._chunk(choice, delta) for delta in deltas]
+            chunks += [self._part_chunk(choice, delta) for delta in deltas]
         choice.stats = event.completion.stats
         choice.finish_reason = event.completion.finish_reason
         if choice.calls and choice.finish_reason == "stop":
             choice.finish_reason = "tool_calls"
-        return [*chunks, self._last_chunk(choice)]
+        statistics = self._statistics(choice) | {"drafted": []}
+        last = self._chunk(choice, {}, statistics, finish_reason=choice.finish_reason)
+        return [*chunks, last | {"timings": self._timings([choice])}]
 
     def body(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
@@ -180,34 +174,32 @@ class ResponseBuilder:
             message["tool_calls"] = choice.calls
         return {**body, "message": message}
 
-    def _chunk(
-        self, choice: _Choice, part: ChatDelta, delta: ChoiceDelta | None = None, offset: int = 0
+    def _part_chunk(
+        self, choice: _Choice, part: ChatDelta, event: ChoiceDelta | None = None, offset: int = 0
     ) -> dict[str, Any]:
-        logprobs = self._logprobs(delta.logprobs if delta else [], offset)
-        body: dict[str, Any] = {"index": choice.index, "logprobs": logprobs, "finish_reason": None}
-        if self._with_tokens:
-            body["tokens"] = list(delta.tokens) if delta else []
-        if self._is_chat:
-            body["delta"] = _delta_body(part)
-        elif isinstance(part, ContentDelta):
-            body["text"] = part.text
-        return self._chunk_of([body], {"drafted": list(delta.drafted)} if delta else None)
-
-    def _last_chunk(self, choice: _Choice) -> dict[str, Any]:
-        body: dict[str, Any] = {"index": choice.index, "logprobs": None}
-        body["delta" if self._is_chat else "text"] = {} if self._is_chat else ""
-        body["finish_reason"] = choice.finish_reason
-        chunk = self._chunk_of([body], self._statistics(choice) | {"drafted": []})
-        return chunk | {"timings": self._timings([choice])}
+        """A chunk with a part of the text, and what the tokens of an event say."""
+        found = {"tokens": list(event.tokens) if event else []} if self._with_tokens else {}
+        logprobs = self._logprobs(event.logprobs if event else [], offset)
+        drafted = {"drafted": list(event.drafted)} if event else None
+        return self._chunk(choice, _delta_body(part), drafted, logprobs=logprobs, **found)
 
     def _role_chunks(self, choice: _Choice) -> list[dict[str, Any]]:
         """The first chunk of a choice of a chat has the role, and nothing else."""
         if choice.has_role or not self._is_chat:
             return []
         choice.has_role = True
-        body: dict[str, Any] = {"index": choice.index, "logprobs": None, "finish_reason": None}
-        body["delta"] = {"role": "assistant", "content": None}
-        return [self._chunk_of([body], None)]
+        return [self._chunk(choice, {"role": "assistant", "content": None})]
+
+    def _chunk(
+        self,
+        choice: _Choice,
+        delta: Mapping[str, Any],
+        statistics: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        body = {"index": choice.index, "logprobs": None, "finish_reason": None, **more}
+        part = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
+        return self._chunk_of([body | part], statistics)
 
     def _chunk_of(self, choices: list[Any], statistics: dict[str, Any] | None) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": choices}
@@ -258,22 +250,16 @@ class ResponseBuilder:
         }
 
 
-def _deltas_of(choice: _Choice, event: ChoiceDelta) -> list[ChatDelta]:
-    if choice.parser is None:
-        return [ContentDelta(event.text)] if event.text else []
-    return choice.parser.push(event.text)
-
-
 def _delta_body(part: ChatDelta) -> dict[str, Any]:
     if isinstance(part, ContentDelta):
         return {"content": part.text}
     if isinstance(part, ReasoningDelta):
         return {"reasoning_content": part.text}
-    call: dict[str, Any] = {"index": part.call_index, "function": {"arguments": part.arguments}}
+    function, call = {"arguments": part.arguments}, {}
     if part.name is not None:
-        function = {"name": part.name, "arguments": part.arguments}
-        call = {"index": part.call_index, "id": part.id, "type": "function", "function": function}
-    return {"tool_calls": [call]}
+        function["name"] = part.name
+        call = {"id": part.id, "type": "function"}
+    return {"tool_calls": [{"index": part.call_index, **call, "function": function}]}
 
 
 def _entry(found: Logprob) -> dict[str, Any]:

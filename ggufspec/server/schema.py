@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from ggufspec.server import fields
@@ -32,19 +24,16 @@ Tokens = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class _Body(BaseModel):
-    """An object without further fields, but for those that have no effect here."""
+    """An object without further fields, but for those that have no effect here, by its kinds."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    ignored: ClassVar[Mapping[str, str]] = {}
-    renamed: ClassVar[Mapping[str, str]] = {}
+    kinds: ClassVar[tuple[str, ...]] = ()  # in fields.toml
 
     @model_validator(mode="before")
     @classmethod
     def _given(cls, data: object) -> object:
         try:
-            if not isinstance(data, dict):
-                return data
-            return fields.given(data, cls.ignored, cls.renamed)
+            return fields.given(data, cls.kinds) if isinstance(data, dict) else data
         except ValueError as error:
             raise PydanticCustomError("given_twice", "{found}", {"found": str(error)}) from error
 
@@ -52,14 +41,14 @@ class _Body(BaseModel):
 class StreamOptions(_Body):
     """What a stream contains besides the text."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_STREAM_OPTIONS
+    kinds = ("stream_options",)
     include_usage: bool = False
 
 
 class JsonSchema(_Body):
     """A JSON schema for the generated text."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_SCHEMAS
+    kinds = ("schemas",)
     name: str | None = None
     schema_: dict[str, Any] | None = Field(None, alias="schema")
     strict: bool | None = None
@@ -76,7 +65,7 @@ class ResponseFormat(_Body):
 class StructuredOutputs(_Body):
     """What the generated text must match, as vLLM names it; one of the fields."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_STRUCTURED_OUTPUTS
+    kinds = ("structured_outputs",)
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = None
     choice: list[str] | None = None
@@ -87,8 +76,7 @@ class StructuredOutputs(_Body):
 class GenerationBody(_Body):
     """The fields that all requests for text have."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED
-    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED
+    kinds: ClassVar[tuple[str, ...]] = ("everywhere",)
 
     model: str | None = Field(
         None, max_length=1000, description="Ignored: the server has one model."
@@ -193,7 +181,7 @@ class CompletionRequest(GenerationBody):
 class TextPart(_Body):
     """Part of a message; only text is supported."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_MESSAGES
+    kinds = ("messages",)
     type: Literal["text"]
     text: str
 
@@ -201,7 +189,7 @@ class TextPart(_Body):
 class CalledFunction(_Body):
     """The name of a called function, and its arguments as JSON text."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CALLS
+    kinds = ("calls",)
     name: str
     arguments: str
 
@@ -209,7 +197,7 @@ class CalledFunction(_Body):
 class ToolCall(_Body):
     """A tool call in a message of the assistant."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CALLS
+    kinds = ("calls",)
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -218,8 +206,7 @@ class ToolCall(_Body):
 class ChatMessage(_Body):
     """One message of a conversation."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_MESSAGES
-    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED_IN_MESSAGES
+    kinds = ("messages",)
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = Field(None, validate_default=True)
     tool_calls: list[ToolCall] | None = None
@@ -245,7 +232,7 @@ class ChatMessage(_Body):
 class Function(_Body):
     """A function that the model may call."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_TOOLS
+    kinds = ("tools",)
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -255,7 +242,7 @@ class Function(_Body):
 class Tool(_Body):
     """A tool that the model may use."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_TOOLS
+    kinds = ("tools",)
     type: Literal["function"]
     function: Function
 
@@ -276,7 +263,7 @@ class NamedTool(_Body):
 class ChatRequest(GenerationBody):
     """A conversation to continue with a message of the assistant."""
 
-    ignored: ClassVar[Mapping[str, str]] = fields.IGNORED_IN_CHATS
+    kinds = ("everywhere", "chats")
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: MaxTokens = None
     logprobs: bool | None = None
@@ -315,7 +302,7 @@ class PredictRequest(GenerationBody):
 class TokenizeRequest(_Body):
     """A text to tokenize."""
 
-    renamed: ClassVar[Mapping[str, str]] = fields.RENAMED_IN_TOKENIZE
+    kinds = ("tokenize",)
     content: str
     add_special: bool = Field(False, description="Begin with the BOS token.")
     parse_special: bool = Field(True, description="Parse names of special tokens as those tokens.")

@@ -238,24 +238,16 @@ class ImpatientProtocol(H11Protocol):
             timer.cancel()
 
 
-class Watchdog:
-    """Ends the process some seconds after a signal, if it is still there."""
+def watchdog(seconds: float) -> threading.Timer:
+    """Ends the process some seconds after its start, unless it is cancelled before."""
 
-    def __init__(self, seconds: float, end: Callable[[int], object] = os._exit) -> None:
-        self._seconds, self._end = seconds, end
-        self._timer = threading.Timer(seconds, self._bite)
-        self._timer.daemon = True
+    def end() -> None:
+        LOG.error("the engine has not stopped within %g s; ending the process", seconds)
+        os._exit(1)
 
-    def start(self) -> None:
-        self._timer.start()
-
-    def stop(self) -> None:
-        """The process has stopped in order."""
-        self._timer.cancel()
-
-    def _bite(self) -> None:
-        LOG.error("the engine has not stopped within %g s; ending the process", self._seconds)
-        self._end(1)
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    return timer
 
 
 def _raised_file_limit() -> int:

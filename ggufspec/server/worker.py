@@ -24,19 +24,15 @@ from ggufspec.server.events import (
     RequestEnded,
     RequestEvent,
 )
-from ggufspec.server.logprobs import TokenLogprobs, logprobs_of
+from ggufspec.server.logprobs import PromptScores, TokenLogprobs, logprobs_of
 from ggufspec.server.metrics import Metrics
-from ggufspec.server.prompt_scores import PromptScores
 
 ROUND_SECONDS_MAX = 120.0  # of a large model on a CPU, a piece of a prompt may take half of it
 _MAX_RETRY = 60.0  # seconds, in Retry-After
 _EXITS = (SystemExit, KeyboardInterrupt)
 _N_SEEDS = 2**64
 
-
 WorkerStatus = Literal["ok", "stopping", "stalled", "failed"]
-
-
 RunSoon = Callable[..., object]  # (function, *arguments), as asyncio's call_soon_threadsafe
 
 
@@ -254,10 +250,9 @@ class EngineWorker:
     def _start_choices(self) -> None:
         """One choice of each request; then further ones, while slots are free."""
         n_free = self._engine.n_slots - sum(len(request.choices) for request in self._running)
-        for request in list(self._running):
-            if not request.choices:
-                n_free -= 1
-                self._start_choice(request)
+        for request in [each for each in self._running if not each.choices]:
+            n_free -= 1
+            self._start_choice(request)
         while n_free > 0 and (left := [request for request in self._running if request.pending]):
             n_free -= 1
             self._start_choice(left[0])
@@ -271,8 +266,7 @@ class EngineWorker:
             generation = Generation(self._engine, prompt, options, seed=seed)
             choice = RunningChoice(request, index, generation)
             if request.parsed.echo is not None:
-                n_top = request.parsed.n_top
-                choice.echo = _nothing() if n_top is None else self._scores.of(prompt, n_top)
+                choice.echo = self._scores.of(prompt, request.parsed.n_top)
             request.choices.append(choice)
 
     def _echo(self, choice: RunningChoice) -> None:
@@ -296,20 +290,18 @@ class EngineWorker:
         """Report what the last round has added to a choice, and whether it is complete."""
         if error is not None:
             raise error
-        request = choice.owner
-        chunks = choice.generation.chunks
-        while chunks:
-            chunk = chunks.popleft()
+        request, generation = choice.owner, choice.generation
+        while generation.chunks:
+            chunk = generation.chunks.popleft()
             if not choice.index and not choice.tokens:
                 self._metrics.time_to_first_token.observe(perf_counter() - request.arrived_at)
             logprobs = self._logprobs(choice, chunk.tokens)
             choice.tokens += chunk.tokens
             delta = ChoiceDelta(choice.index, chunk.text, chunk.tokens, chunk.drafted, logprobs)
             self._events.append((request, delta))
-        if choice.generation.is_over:
+        if generation.is_over:
             self._release(choice)
-            finished = ChoiceFinished(choice.index, choice.generation.completion)
-            self._events.append((request, finished))
+            self._events.append((request, ChoiceFinished(choice.index, generation.completion)))
 
     def _logprobs(self, choice: RunningChoice, tokens: Sequence[int]) -> list[TokenLogprobs]:
         """The target's log-probabilities before sampling; it scores the tokens again for them."""
@@ -320,11 +312,8 @@ class EngineWorker:
         before = [*choice.owner.prompt_of(choice.index), *choice.tokens]
         n_together = min(len(tokens), engine.n_draft_max + 1)
         pieces = scoring.logits(engine, before, tokens, whose="target", n_together=n_together)
-        rows = [row for piece in pieces for row in piece]
-        return [
-            logprobs_of(row, token, n_top, engine.vocab)
-            for row, token in zip(rows, tokens, strict=True)
-        ]
+        rows = zip((row for piece in pieces for row in piece), tokens, strict=True)
+        return [logprobs_of(row, token, n_top, engine.vocab) for row, token in rows]
 
     def _release(self, choice: RunningChoice) -> None:
         choice.owner.choices.remove(choice)
@@ -389,9 +378,3 @@ def _report(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
             request.on_event(event)
         except Exception as failure:
             log_error("a client could not be notified", failure)
-
-
-def _nothing() -> Generator[None, None, Sequence[TokenLogprobs]]:
-    """Scores no prompt."""
-    return ()
-    yield

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.gguf_file import GgufFile
 from ggufspec.models.header import Header
+from ggufspec.models.vocabulary_overlap import letters_of_bytes
 from ggufspec.standin.blocks import LAYOUTS
+from ggufspec.standin.next_token_table import words_of
 from ggufspec.standin.source import check_supported, source_of
-from ggufspec.standin.vocabulary import vocabulary_values
 from ggufspec.standin.weights import Weights
 
 _RECIPE = 1  # raise it when other bytes are written: stand-ins of two recipes do not agree
@@ -17,6 +19,9 @@ _LEAST_VOCABULARY = 512  # bytes and some words
 _LEAST_MARGIN = 0.25  # of the largest logit: how far it must be ahead of the next
 _MATRIX_TYPES = {"F32", "F16", "BF16", *LAYOUTS}
 _VECTOR_TYPES = {"F32", "F16"}
+_BOS, _EOS = 256, 257
+_NORMAL, _CONTROL, _UNUSED = 1, 3, 5  # llama_token_type
+_SYLLABLES = tuple(consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou")
 
 
 def plan(like: str | Header, agreement: float = 1.0) -> GgufFile:
@@ -44,7 +49,7 @@ def plan(like: str | Header, agreement: float = 1.0) -> GgufFile:
         "ggufspec.standin.like": of.name,
         "ggufspec.standin.agreement": float(agreement),
         **{key: value for key, value in own.items() if value is not None},
-        **vocabulary_values(n_vocab),
+        **_vocabulary_values(n_vocab),
     }
     return GgufFile(values, of.tensors, lambda: Weights(of, agreement).data())
 
@@ -65,3 +70,29 @@ def _check(of: Header, n_vocab: int) -> None:
     width = n_embd // (2 if of.is_tied else 1)
     if 1 - math.sqrt(2 * math.log(n_vocab) / width) < _LEAST_MARGIN:
         raise ModelError(f"{of.name} is {n_embd} wide, too narrow to tell {n_vocab:,} tokens apart")
+
+
+def _vocabulary_values(n_vocab: int) -> dict[str, Any]:
+    """The metadata of a tokenizer: single bytes, begin and end of text, made-up words, padding."""
+    words = words_of(n_vocab)
+    kinds = [_NORMAL] * words.stop + [_UNUSED] * (n_vocab - words.stop)
+    kinds[_BOS] = kinds[_EOS] = _CONTROL
+    padding = (b"[PAD%d]" % i for i in range(words.stop, n_vocab))
+    letters = map(str.encode, letters_of_bytes())
+    tokens = [*letters, b"<s>", b"</s>", *map(_word, range(len(words))), *padding]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": [],
+        "tokenizer.ggml.bos_token_id": _BOS,
+        "tokenizer.ggml.eos_token_id": _EOS,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+
+
+def _word(number: int) -> bytes:
+    n = len(_SYLLABLES)
+    syllables = (_SYLLABLES[place % n] for place in (number, number // n, number // n**2))
+    return ("Ġ" + "".join(syllables)).encode()  # Ġ: a space

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,7 @@ class Weights:
         self._n_embd, self._n_vocab = source.tensor("token_embd.weight").shape
         self._half = self._n_embd // 2  # the width of each of the two codes
         self._is_gated = ARCHITECTURES[source.architecture].is_gated
-        self._agreement = agreement
+        self._successors = successors(self._n_vocab, agreement)
         self._pools: dict[tuple[str, bool], NDArray[np.uint8]] = {}
         self._n_random = 0
         self._last = f"blk.{source.n_layers - 1}."
@@ -61,10 +60,6 @@ class Weights:
         if len(tensor.shape) == 1 or name == "position_embd.weight":
             return _constant(tensor, 0.0)
         return self._random(tensor, is_zero="attn_output" in name or "ffn_down" in name)
-
-    @cached_property
-    def _successors(self) -> NDArray[np.int64]:
-        return successors(self._n_vocab, self._agreement)
 
     def _embedding(self, rows: NDArray[np.int64]) -> Signs:
         after = self._successors[rows]
@@ -125,12 +120,11 @@ class Weights:
     def _random(self, tensor: Tensor, *, is_zero: bool) -> Iterator[memoryview]:
         key = (tensor.type, is_zero)
         if key not in self._pools:
-            self._pools[key] = random_pool(
-                tensor.type, _POOL_BYTES, len(self._pools), is_zero=is_zero
-            )
-        pool = self._pools[key]
+            seed = len(self._pools)
+            self._pools[key] = random_pool(tensor.type, _POOL_BYTES, seed, is_zero=is_zero)
         self._n_random += 1
-        return repeated(tensor.type, pool, self._n_random * _STEP, tensor.n_bytes)
+        n_before = self._n_random * _STEP
+        return repeated(tensor.type, self._pools[key], n_before, tensor.n_bytes)
 
 
 def _constant(tensor: Tensor, value: float) -> Iterator[bytes]:

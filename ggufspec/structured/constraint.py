@@ -13,6 +13,7 @@ import numpy as np
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from ggufspec.decoding.types import n_same
 from ggufspec.errors import ConstraintError, OptionError
 from ggufspec.structured.limits import limited_matcher, summary
 
@@ -123,7 +124,7 @@ class GrammarConstraint:
         n = len(tokens) - self._n_start
         text = array("i", tokens[self._n_start :])
         text.extend(draft)
-        n_known = self._n_common(text)
+        n_known = n_same(text, self._text)
         self._masks = {at: mask for at, mask in self._masks.items() if n <= at <= n_known}
         rows = []
         for at in range(n, len(text) + 1):
@@ -209,7 +210,7 @@ class GrammarConstraint:
             self._matcher = self._new_matcher()
             del self._text[:]
             self._masks = {}
-        n_common, began = self._n_common(text), thread_time()
+        n_common, began = n_same(text, self._text), thread_time()
         if n_common < len(self._text):
             self._matcher.rollback(len(self._text) - n_common)
             del self._text[n_common:]
@@ -218,13 +219,6 @@ class GrammarConstraint:
         self._text.extend(text[n_common : n_common + n])
         self._step_seconds = max(self._step_seconds, thread_time() - began)
         return len(self._text) == len(text) and not self._matcher.is_error()
-
-    def _n_common(self, text: array[int]) -> int:
-        n = min(len(text), len(self._text))
-        if text[:n] == self._text[:n]:
-            return n
-        differs = np.frombuffer(text, np.int32, n) != np.frombuffer(self._text, np.int32, n)
-        return int(differs.argmax())
 
     def _mask(self) -> NDArray[np.uint32]:
         mask, began = np.zeros(self._table.n_words, np.uint32), thread_time()

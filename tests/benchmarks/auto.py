@@ -31,7 +31,7 @@ from zlib import crc32
 import ggufspec
 from ggufspec.bench.contenders import rotated
 from ggufspec.bench.llama_server import LlamaCppProgram
-from ggufspec.bench.prompts import OPEN
+from ggufspec.bench.prompts import KINDS
 from ggufspec.drafting import profile_store
 from ggufspec.engine.load import load
 from ggufspec.errors import GgufspecError, PromptError
@@ -201,7 +201,7 @@ class _Run:
 
     def _warm_up(self, pair: LoadedPair) -> None:
         """Both models and llama.cpp's programs run once; auto learns nothing of it."""
-        tokens = pair.engine.tokenize(OPEN[0])
+        tokens = pair.engine.tokenize(KINDS["open"][0])
         programs = [name for name in pair.baselines if not name.startswith(GRID)]
         for name in (PLAIN, f"{FIXED}3", *programs):
             self._talk(f"{pair.name}: warm-up of {name}", 0)

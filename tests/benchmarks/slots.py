@@ -15,7 +15,7 @@ from statistics import median
 from time import perf_counter
 
 from ggufspec.bench.contenders import rotated
-from ggufspec.bench.prompts import OPEN, REPETITIVE
+from ggufspec.bench.prompts import KINDS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.load import load
 from ggufspec.engine.options import GenerateOptions
@@ -50,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if numbers[0] != 1 or min(numbers) < 1:
         parser.error("--at-once must start with 1, the base of the ratios")
 
-    prompts = [((*OPEN, *REPETITIVE) * options.n_prompts)[i] for i in range(options.n_prompts)]
+    texts = [text for kind in KINDS.values() for text in kind]
+    prompts = [texts[i % len(texts)] for i in range(options.n_prompts)]
     variants = [(drafter, n) for drafter in _DRAFTERS for n in numbers]
     found: dict[tuple[str | None, int], list[float]] = {variant: [] for variant in variants}
     n_ctx = max(map(len, prompts)) + options.tokens + 1  # a token has a character at least

@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 import ggufspec
+from ggufspec.engine import fit
 
 Command = Callable[..., Any]
 
@@ -40,6 +41,15 @@ def refused_at(story: Path, *places: int) -> Path:
 def library(target: Path, draft: Path | None, prompt: str, **options: Any) -> Any:
     with ggufspec.load(target, draft, n_threads=1) as engine:
         return engine.generate(prompt, **options)
+
+
+def test_layers_for_a_gpu_that_is_not_there_are_answered_by_a_note(
+    run: Command, story: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "gpus", lambda: ())
+    result = run("-m", story, "-p", PROMPT, "-ngl", "99")
+    assert (result.code, result.out) == (0, TEXT + "\n")
+    assert result.err.startswith("ggufspec: no layers were offloaded: ")
 
 
 # The text

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.cost_model import CostModel, Start
 
 
 def costs_of(**known: float) -> CostModel:
@@ -217,3 +217,65 @@ def test_a_document_restores_the_costs() -> None:
 def test_an_invalid_document_is_refused(document: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="seconds"):
         CostModel.of_document(document, 8)
+
+
+def on_a_device(*target: float, step: float = 0.1, read: float = 0.01) -> CostModel:
+    """Costs that start from such predicted seconds, after a first pass over a token."""
+    costs = CostModel(len(target), start=Start(target, step, read))
+    costs.observe_target(1, 60.0)
+    return costs
+
+
+def test_the_first_pass_of_each_size_on_a_device_is_not_measured() -> None:
+    """For it, the device's program is compiled, or loaded."""
+    costs = on_a_device(1.0, 1.1, 1.2, 1.3)
+    assert costs.n_measured(1) == 0
+    costs.observe_target(1, 2.0)
+    costs.observe_target(3, 100.0)
+    assert list(costs.curve) == pytest.approx([2.0, 2.2, 2.4, 2.6])
+    costs.observe_target(3, 3.0)
+    assert costs.curve[2] == pytest.approx(3.0)
+    costs.observe_draft(1, 70.0)
+    assert not costs.knows_draft
+    costs.observe_draft(1, 0.3)
+    assert costs.step == pytest.approx(0.3)
+    again = CostModel.of_document(costs.to_document(), 4, 1, costs.start)
+    again.observe_target(1, 90.0)
+    again.observe_draft(1, 90.0)
+    assert (again.curve[0], again.step) == pytest.approx((2.0, 0.3)), "in each process"
+    costs.resized(4).observe_target(1, 90.0)
+    assert costs.curve[0] == pytest.approx(2.0)
+
+
+def test_what_is_not_measured_has_the_predicted_proportions() -> None:
+    predicted = (1.0, 1.1, 1.2, 1.3, 1.4, 2.0, 2.1, 2.2)
+    costs = on_a_device(*predicted, step=0.05, read=0.01)
+    costs.observe_target(1, 0.01)
+    assert list(costs.curve) == pytest.approx([0.01 * each for each in predicted])
+    assert (costs.step, costs.read) == pytest.approx((0.0005, 0.0001))
+    costs.observe_target(3, 99.0)
+    costs.observe_target(3, 0.014)
+    assert list(costs.curve[:4]) == pytest.approx([0.01, 0.012, 0.014, 0.014]), "four rows"
+    assert list(costs.curve[4:]) == pytest.approx([0.018, 0.03, 0.032, 0.034])
+    for size in (8, 8):
+        costs.observe_target(size, 0.024)
+    assert list(costs.curve[4:7]) == pytest.approx([0.016, 0.022, 0.023])
+
+
+def test_nothing_is_predicted_to_be_slower_than_on_a_processor() -> None:
+    """It would never be tried."""
+    usual, predicted = CostModel(8), on_a_device(*[9.0**n for n in range(8)], step=50.0)
+    for costs in (usual, predicted):
+        costs.observe_target(1, 0.01)
+    assert list(predicted.curve) == pytest.approx(list(usual.curve))
+    assert predicted.step == pytest.approx(usual.step)
+
+
+def test_a_device_may_take_no_longer_for_more_tokens() -> None:
+    costs = on_a_device(*[1.0] * 20, *[0.5] * 20)
+    costs.observe_target(1, 1.0)
+    assert max(costs.curve) < 1.2
+    for size in (40, 40):
+        costs.observe_target(size, 2.0)
+    assert costs.curve[39] == pytest.approx(2.0)
+    assert list(costs.curve) == sorted(costs.curve)

@@ -18,7 +18,7 @@ from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.acceptance import Acceptance
-from ggufspec.drafting.cost_model import CostModel
+from ggufspec.drafting.cost_model import CostModel, Start
 from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
 from ggufspec.drafting.fixed_length import Action, FixedLength
 
@@ -447,6 +447,33 @@ def test_plain_decoding_is_measured_before_anything_is_compared_with_it() -> Non
     assert [round_.n_drafted for round_ in rounds[:2]] == [0, 0]
     assert rounds[0].why == "plain decoding is being measured"
     assert rounds[2].n_drafted > 0
+
+
+@pytest.mark.parametrize(("step", "drafts"), [(0.002, True), (0.06, False)])
+def test_a_device_that_compiles_at_first_drafts_at_once_where_that_pays(
+    step: float, drafts: bool
+) -> None:
+    curve = [0.04 + 0.001 * n for n in range(N_MOST + 1)]
+    policy = AutoLength(CostModel(N_MOST + 1, start=Start(curve, 0.002, 0.001)), PRIOR)
+    seen: set[str] = set()
+
+    def compiled(what: str) -> float:
+        seen.add(what)
+        return 0.3
+
+    def observe(round_: Round) -> None:
+        size, n_steps = f"pass {round_.n_drafted}", policy.rule.n_evaluated
+        target = curve[round_.n_drafted] + (0.0 if size in seen else compiled(size))
+        draft = n_steps * step
+        if n_steps:
+            draft += 0.0 if "step" in seen else compiled("step")
+        policy.observe_round(round_._replace(target_seconds=target, draft_seconds=draft))
+
+    rounds = rounds_of(near(0.5), policy, n_tokens=100, observe=observe)
+    lengths = [round_.n_drafted for round_ in rounds]
+    assert lengths[:5] == [0, 0, 0, 1, 1], "of each, the first is not measured"
+    assert (lengths[5] >= 4) == drafts
+    assert any(lengths[5:]) == drafts
 
 
 def shared_lengths(policy: AutoLength, n_sharers: int) -> list[int]:

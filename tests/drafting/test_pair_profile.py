@@ -189,7 +189,7 @@ def test_a_record_that_is_none_is_not_known(document: dict[str, object]) -> None
     assert StoredProfile(facts).recall(8) is None
     costs = CostModel(8)
     costs.observe_target(1, 1.0)
-    StoredProfile(facts).remember(PairProfile(costs))  # and is no obstacle
+    StoredProfile(facts).remember(PairProfile(costs), {})  # and is no obstacle
     assert StoredProfile(facts).recall(8) is not None
 
 
@@ -206,7 +206,7 @@ def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
     profile_store.remember(facts, {"costs": costs, "settled_costs": costs})
     known = StoredProfile(facts).recall(4)
     assert known is not None
-    StoredProfile(facts).remember(known)
+    StoredProfile(facts).remember(known, {})
     (document,) = [record.document for record in profile_store.records() if record.facts == facts]
     assert document["settled_costs"]["target_seconds"] == seconds
 

@@ -37,6 +37,35 @@ def test_without_a_gpu_nothing_is_decided(target: Path) -> None:
         assert engine.placement is None
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"n_gpu_layers": 99},
+        {"n_gpu_layers": 0, "n_gpu_layers_draft": -1},
+        {"tensor_split": [3, 1]},
+        {"main_gpu": 0},
+    ],
+)
+def test_options_for_gpus_without_one_are_answered_by_a_note(
+    asked: dict[str, Any], target: Path, draft: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus()
+    with ggufspec.load(target, draft, n_threads=1, **asked) as engine:
+        (note,) = engine.notes
+        assert engine.generate("a", max_tokens=2).text
+    assert note.startswith("no layers were offloaded: ")
+    assert note.endswith("; see `ggufspec devices`")
+
+
+@pytest.mark.parametrize("n_layers", [0, "auto"])
+def test_without_a_gpu_no_layers_and_automatic_ones_need_no_note(
+    n_layers: int | str, target: Path, has_gpus: Callable[..., None]
+) -> None:
+    has_gpus()
+    with ggufspec.load(target, n_gpu_layers=n_layers, n_threads=1) as engine:
+        assert engine.notes == []
+
+
 def test_the_placement_is_one_line(tmp_path: Path, has_gpus: Callable[..., None]) -> None:
     has_gpus(1000 * MIB)
     target = tiny.write_llama(tmp_path / "larger.gguf", n_embd=512)  # starting kernels takes time
@@ -51,6 +80,7 @@ def test_a_gpu_without_room_gets_nothing(target: Path, has_gpus: Callable[..., N
     with ggufspec.load(target, n_threads=1) as engine:
         assert engine.placement is not None
         assert engine.placement.startswith("0 of 3 layers")
+        assert not engine.target.options.offloads, "nor does it read prompts"
 
 
 def test_layers_that_were_asked_for_are_not_decided(
@@ -135,6 +165,30 @@ def test_where_memory_runs_out_it_is_tried_once_with_a_smaller_context(
     assert tried == [256, 128, 200], "what was asked for is not changed"
 
 
+@pytest.mark.parametrize("layers", ["auto", 0])
+def test_where_memory_of_a_gpu_runs_out_it_is_left_out_at_last(
+    layers: int | str,
+    target: Path,
+    has_gpus: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[bool] = []
+
+    class Full(Context):
+        def __init__(self, model: object, options: object) -> None:
+            tried.append(options.offloads)  # type: ignore[attr-defined]
+            if options.offloads:  # type: ignore[attr-defined]
+                raise OutOfMemoryError("too large")
+            super().__init__(model, options)  # type: ignore[arg-type]
+
+    has_gpus(1000 * MIB)
+    monkeypatch.setattr(load, "Context", Full)
+    how: dict[str, Any] = {"n_gpu_layers": layers, "n_gpu_layers_draft": layers, "n_threads": 1}
+    with ggufspec.load(target, n_ctx=200, **how) as engine:
+        assert layers == 0 or str(engine.placement).startswith("0 of 3 layers")
+    assert tried == [True, False]
+
+
 def test_an_engine_that_cannot_be_made_frees_its_models(
     target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,16 +242,6 @@ def test_headers_that_cannot_be_true_are_refused_before_llama_cpp_sees_them(
     short.write_bytes(data[: len(data) // 2])
     with pytest.raises(ModelError, match="truncated"):
         ggufspec.load(short)
-
-
-def test_the_speed_of_memory_is_known_from_the_largest_pair_that_ran_here(target: Path) -> None:
-    assert fit.measured_host() is None
-    with ggufspec.load(target, n_threads=1) as engine:
-        engine.generate("the", max_tokens=60, ignore_eos=True, drafter="ngram")
-    found = fit.measured_host()
-    assert found is not None
-    assert found.bandwidth > 0
-    assert found.slope >= 0
 
 
 def test_a_context_that_fits_is_chosen_by_what_is_free(

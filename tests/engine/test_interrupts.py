@@ -77,9 +77,13 @@ def no_garbage_collection() -> Iterator[None]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")
 @pytest.mark.usefixtures("no_garbage_collection")
-def test_ctrl_c_at_any_moment_leaves_an_engine_that_writes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("are_apart", [False, True])
+def test_ctrl_c_at_any_moment_leaves_an_engine_that_writes(
+    tmp_path: Path, *, are_apart: bool
+) -> None:
     model = tiny.write_llama(tmp_path / "model.gguf")
     with at_most(30), ggufspec.load(model, model, n_ctx=64, n_threads=1) as engine:
+        engine.are_apart = are_apart
         expected = engine.generate("another", **SHORT).tokens
         for at in count(1):
             interrupted = Interrupted(at)

@@ -12,8 +12,9 @@ import pytest
 from small import small
 
 from ggufspec import standin
+from ggufspec.common import child
 from ggufspec.drafting import profile_store
-from ggufspec.llama import amx, child
+from ggufspec.llama import amx
 
 BUILD = llama_cpp.llama_print_system_info().decode()
 with_amx = pytest.mark.skipif("AMX_INT8 = 1" not in BUILD, reason="llama.cpp has no AMX here")

@@ -16,7 +16,7 @@ import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
 from ggufspec.llama import devices
-from ggufspec.llama.profile_key import profile_key
+from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.placement.plan import Gpu
 
 
@@ -92,6 +92,31 @@ def test_without_a_gpu_it_does_not_matter_how_many_layers_were_meant_for_one(
             assert engine.target.model.n_gpu_layers == 3, "two, and the output"
 
 
+def test_devices_make_another_key_where_they_compute(
+    target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = Library((b"CUDA0", b"NVIDIA H200", 1), (b"CUDA1", b"NVIDIA H200", 1))
+    monkeypatch.setattr(fit, "gpus", lambda: (Gpu("NVIDIA H200", 2**30),) * 2)
+
+    def keys(of_target: int, of_draft: int, **options: Any) -> tuple[str, str]:
+        layers = {"n_gpu_layers": of_target, "n_gpu_layers_draft": of_draft}
+        loaded = ggufspec.load(target, draft, n_threads=1, tuned=False, **layers, **options)
+        with loaded as engine, monkeypatch.context() as patch:
+            assert engine.draft is not None
+            patch.setattr(devices, "libraries", lambda: [gpus])
+            models = engine.target.model, engine.draft.model
+            pair = pair_key(*models, engine.target.options)
+            return profile_store.key(profile_key(engine.target, engine.draft)), str(pair)
+
+    found = [keys(*layers) for layers in ((0, 0), (1, 0), (-1, 0), (0, -1), (-1, -1), (-1, 1))]
+    found += [keys(-1, -1, main_gpu=i) for i in (0, 1)]
+    found += [keys(-1, 0, tensor_split=split) for split in ((3, 1), (1, 3))]
+    for each in map(list, zip(*found, strict=True)):
+        assert len(set(each)) == len(each)
+    assert keys(0, 0, main_gpu=1, tensor_split=(3, 1)) == found[0], "no layer is on a device"
+    assert keys(-1, 0, main_gpu=1) == found[2], "of the draft, which has none there"
+
+
 def test_a_file_that_is_gone_meanwhile(target: Path) -> None:
     with ggufspec.load(target, n_threads=1) as engine:
         target.unlink()
@@ -131,7 +156,7 @@ def test_gpus_are_named_and_processors_are_not(monkeypatch: pytest.MonkeyPatch) 
 def test_an_integrated_gpu_serves_where_there_is_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library((b"CPU", b"AMD", 0), (b"Vulkan0", b"Iris", 2), (b"Vulkan1", b"Arc", 2))
     monkeypatch.setattr(devices, "libraries", lambda: [library])
-    assert devices.gpus() == (Gpu("Iris", 2000),)
+    assert devices.gpus() == (Gpu("Iris", 2000, is_shared=True),)
 
 
 def test_free_memory_is_less_than_the_machine_has() -> None:

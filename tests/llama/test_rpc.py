@@ -46,7 +46,8 @@ def test_a_build_without_the_backend_says_how_to_build_one(
         monkeypatch.setattr(llama_cpp, "llama_supports_rpc", lambda: False)
     with pytest.raises(OptionError) as raised:
         ggufspec.load(target, rpc=["127.0.0.1:50052"])
-    assert 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall' in str(raised.value)
+    assert '-DGGML_RPC=on" ' in str(raised.value)
+    assert " -m pip install --force-reinstall" in str(raised.value)
     assert f"llama-cpp-python=={llama_cpp.__version__}" in str(raised.value)
 
 
@@ -160,16 +161,9 @@ def test_costs_with_servers_are_not_those_without(
         alone = profile_key(engine.target, None)
     monkeypatch.setattr(load, "RpcConnections", Lent)
     with ggufspec.load(target, n_threads=1, n_gpu_layers=0) as engine:
-        lent = profile_key(engine.target, None)
-    with ggufspec.load(target, n_threads=1, n_gpu_layers=0, tensor_split=[1]) as engine:
-        split = profile_key(engine.target, None)
-    assert alone["pair"]["target"] == {  # type: ignore[index]
-        name: value
-        for name, value in lent["pair"]["target"].items()  # type: ignore[index]
-        if name != "rpc"
-    }
-    assert "far:1" in str(lent)
-    assert alone != lent != split
+        assert profile_key(engine.target, None) == alone, "a server without layers costs nothing"
+    with ggufspec.load(target, n_threads=1, n_gpu_layers=1) as engine:
+        assert "far:1" in str(profile_key(engine.target, None))
 
 
 # In a build with the backend

@@ -164,16 +164,6 @@ def test_a_score_is_the_same_whatever_came_before(
         assert_same(session.score(text, draft), oracle(text, draft))
 
 
-def test_a_draft_may_be_refused_at_any_token(context: Context, oracle: Oracle) -> None:
-    session, texts = LlamaSession(context), Texts(0)
-    text = texts.some(10)
-    for n_accepted in [*range(N_ROWS), *reversed(range(N_ROWS))]:
-        draft = texts.some(N_ROWS - 1)
-        assert_same(session.score(text, draft), oracle(text, draft))
-        text += [*draft[:n_accepted], *texts.some(1)]
-    assert_same(session.score(text), oracle(text))
-
-
 def test_the_default_caches_are_a_pure_function_too(model: Model) -> None:
     # 16-bit values in the cache, summed in another order: was seen to move a logit by 0.04.
     context = Context(model, ContextOptions(N_CTX, n_rows=N_ROWS, n_threads=1))
@@ -185,15 +175,6 @@ def test_the_default_caches_are_a_pure_function_too(model: Model) -> None:
     for text, draft, rows in scored:
         np.testing.assert_allclose(rows, fresh(text, draft), rtol=0, atol=0.2)
     context.close()
-
-
-def test_rows_are_one_more_than_the_draft_and_as_wide_as_the_vocabulary(context: Context) -> None:
-    session, texts = LlamaSession(context), Texts(0)
-    for n_draft in range(N_ROWS):
-        rows = session.score(texts.some(3), texts.some(n_draft))
-        assert rows.shape == (n_draft + 1, N_VOCAB)
-        assert rows.dtype == np.float32
-        assert np.isfinite(rows).all()
 
 
 def test_the_tokens_of_the_caller_are_left_alone(context: Context) -> None:
@@ -426,27 +407,6 @@ class Accidents:
 @pytest.fixture
 def accidents(monkeypatch: pytest.MonkeyPatch, oracle: Oracle) -> Accidents:
     return Accidents(monkeypatch)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, DecodeError])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("name", ["decode", "resume"])
-def test_an_accident_leaves_the_session_usable(
-    context: Context,
-    oracle: Oracle,
-    accidents: Accidents,
-    name: str,
-    when: str,
-    error: type[BaseException],
-) -> None:
-    session, texts = LlamaSession(context), Texts(0)
-    text, draft = texts.some(70), texts.some(4)
-    session.score(text, draft)
-    text += [*draft[:2], *texts.some(40)]
-    accidents.arm(name, when, error)
-    with pytest.raises(error):
-        session.score(text, draft)
-    assert_same(session.score(text, draft), oracle(text, draft))
 
 
 @pytest.mark.parametrize("drafts", [False, True])

@@ -61,7 +61,7 @@ def pretended(path: Path) -> Iterator[int]:
 def told(model: int, caches: CacheParams, caplog: pytest.LogCaptureFixture) -> Told:
     params = llama_cpp.llama_context_default_params()
     params.n_ctx, params.n_seq_max = caches.n_ctx * caches.n_slots, caches.n_slots
-    params.n_outputs_max, params.n_rs_seq = 17, caches.n_draft_max
+    params.n_outputs_max, params.n_rs_seq = caches.n_outputs, caches.n_draft_max
     params.n_batch = params.n_ubatch = caches.n_batch
     params.type_k, params.type_v = KV_TYPES[caches.type_k], KV_TYPES[caches.type_v]
     params.flash_attn_type = FLASH_ATTENTION["on" if caches.flash_attention else "off"]
@@ -93,11 +93,13 @@ def test_memory_of_real_shapes_is_within_2_percent(
             CacheParams(8192, 512, flash_attention=False),
             CacheParams(4096, 512, "q8_0", "q8_0"),
             CacheParams(4096, 512, "q8_0", "q4_0"),
+            CacheParams(4096, 64, n_rows=64),
         ):
             found = told(model, caches, caplog)
             assert layer_caches(known, caches) == pytest.approx(found.caches, rel=0.001), caches
             share = 0.02 if caches.type_k == "f16" else 0.1
-            assert compute_bytes(known, caches) == pytest.approx(found.compute, rel=share), caches
+            predicted = compute_bytes(known, caches).alone
+            assert predicted == pytest.approx(found.compute, rel=share), caches
 
 
 @pytest.mark.parametrize("n_ctx", [256, 1000, 4096])
@@ -161,36 +163,54 @@ def layer_caches(known: ModelShape, caches: CacheParams) -> int:
 
 def test_layers_move_from_the_host_to_the_gpu() -> None:
     sizes = ModelMemory(_simple(), CacheParams(256, 64))
-    none, some, everything = (sizes.use(n) for n in (0, 2, sizes.n_units))
-    assert none.gpu == 0
-    assert some.gpu == sizes.units[0] + sizes.units[1] + sizes.compute, "the output goes first"
-    assert some.gpu - sizes.compute + some.host == none.host
-    assert everything.host == _simple().n_input_bytes + sizes.compute
+    none, some, everything = (sizes.use(n, has_gpu=True) for n in (0, 2, sizes.n_units))
+    some_buffers, all_buffers = (sizes.gpu_buffers(n) for n in (2, sizes.n_units))
+    assert none.gpu == sizes.gpu_buffers(0) > 0, "prompts are read there"
+    assert some.gpu == sizes.units[0] + sizes.units[1] + some_buffers, "the output goes first"
+    assert some.gpu - some_buffers + some.host == none.host
+    assert everything.gpu == sum(sizes.units) + all_buffers
+    assert all_buffers < some_buffers, "no copies of the host's weights"
+    assert sizes.use(0).gpu == 0
+    assert sizes.use(0).host > none.host, "without a GPU, the host has all buffers"
+
+
+def test_rows_of_logits_and_the_copy_of_a_tied_embedding_are_counted() -> None:
+    few, many = (ModelMemory(_simple(), CacheParams(256, 64, n_rows=n)).use(7) for n in (8, 20))
+    assert many.host - few.host == 12 * 4 * _simple().n_vocab
+    tied = ModelMemory(replace(_simple(), n_output_bytes=4300, is_tied=True), CacheParams(256, 64))
+    untied = ModelMemory(replace(_simple(), n_output_bytes=4300), CacheParams(256, 64))
+    assert untied.use(0).host - tied.use(0).host == _simple().n_input_bytes
+    assert untied.use(1) == tied.use(1), "the GPU has a copy"
 
 
 def test_several_gpus_are_filled_in_order_with_room_for_buffers() -> None:
     sizes = ModelMemory(_simple(), CacheParams(256, 64))
-    layer, output = sizes.units[1], sizes.units[0]
-    rooms = [2 * layer + sizes.compute, layer + output + sizes.compute]
+    layer, output, buffers = sizes.units[1], sizes.units[0], sizes.gpu_buffers(4)
+    rooms = [2 * layer + buffers, layer + output + buffers]
     assert sizes.n_fitting(rooms) == 4
     assert sizes.split(4, rooms) == [2, 2]
     assert sizes.split(5, rooms) is None
     assert sizes.n_fitting([rooms[0] - 1, rooms[1]]) == 3
-    assert sizes.n_fitting([sizes.compute, 0]) == 0
+    assert sizes.n_fitting([buffers, 0]) == 0
+    assert sizes.split(0, [buffers - 1]) is None, "prompts would be read there"
     assert sizes.n_fitting([]) == 0
+    whole = sizes.gpu_buffers(sizes.n_units, 2)
+    assert sizes.n_fitting([5 * layer + whole, layer + output + whole]) == sizes.n_units
 
 
 def test_other_machines_share_what_gpus_here_leave() -> None:
     sizes = ModelMemory(_simple(), CacheParams(256, 64))
-    layer, output = sizes.units[1], sizes.units[0]
-    here = 2 * layer + output + sizes.compute
-    elsewhere = 100 * layer + sizes.compute
-    assert sizes.split(7, [elsewhere, elsewhere, here], 2) == [2, 2, 3]
-    assert sizes.split(7, [elsewhere, 300 * layer + sizes.compute, here], 2) == [1, 3, 3]
+    layer, output, buffers = sizes.units[1], sizes.units[0], sizes.gpu_buffers(1)
+    here = 2 * layer + output + buffers
+    elsewhere = 100 * layer + buffers
+    whole = sizes.gpu_buffers(sizes.n_units)
+    all_here, far = 2 * layer + output + whole, 100 * layer + whole
+    assert sizes.split(7, [far, far, all_here], 2) == [2, 2, 3]
+    assert sizes.split(7, [far, 300 * layer + whole, all_here], 2) == [1, 3, 3]
     assert sizes.split(3, [elsewhere, elsewhere, here], 2) == [0, 0, 3], "a network costs time"
-    assert sizes.split(7, [0, elsewhere, here], 2) == [0, 4, 3]
-    assert sizes.split(7, [elsewhere], 1) == [7]
-    narrow = [layer + sizes.compute, layer + sizes.compute, here]
+    assert sizes.split(7, [0, far, all_here], 2) == [0, 4, 3]
+    assert sizes.split(7, [far], 1) == [7]
+    narrow = [layer + buffers, layer + buffers, here]
     assert sizes.split(6, narrow, 2) is None
     assert sizes.n_fitting(narrow, 2) == 5
     assert sizes.split(5, narrow, 2) == [1, 1, 3]
@@ -204,4 +224,5 @@ def test_the_size_of_every_kv_type_is_known() -> None:
 
 
 def _simple() -> ModelShape:
-    return ModelShape("m", (Layer(1000, 1000, 8),) * 6, 300, 4000, 16, 32, 4, 4, 100, 512, 20_000)
+    of_model = (300, 4000, 16, 32, 4, 4, 100, 512, 20_000)
+    return ModelShape("m", (Layer(10**6, 10**6, 8),) * 6, *of_model, n_matrix_bytes=500_000)

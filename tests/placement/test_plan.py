@@ -278,3 +278,68 @@ def test_gpus_are_known_by_the_longest_name_that_fits() -> None:
     assert known_bandwidth("NVIDIA GeForce RTX 4070") == 504e9
     assert known_bandwidth("Apple M1 Max") == 400e9
     assert known_bandwidth("A Thing") is None
+
+
+def test_weights_on_the_processor_are_copied_for_long_passes_where_that_pays(
+    shapes: dict[str, ModelShape],
+) -> None:
+    shape = shapes["LLAMA_3_70B"]
+    at = Bandwidths(gpu=400e9, host=30e9, gpu_slope=0.05, host_slope=0.4, transfer=12e9)
+    times = PassTimes(shape, at)
+    assert times.copying_pays(32)
+    long = times.seconds(0, 32)
+    assert long < times.seconds(0, 31), "bytes over the bus, and no slope of the processor"
+    assert long > shape.n_pass_bytes / at.transfer
+    assert times.seconds(81, 32) < long, "on the GPU nothing is copied"
+    for other in (at._replace(transfer=0.0), at._replace(gpu=1e9, gpu_slope=1.0)):
+        slow = PassTimes(shape, other)
+        assert not slow.copying_pays(512)
+        assert slow.seconds(0, 32) > slow.seconds(0, 31) > times.seconds(0, 30)
+
+
+def test_logits_and_states_cross_the_bus(shapes: dict[str, ModelShape]) -> None:
+    shape = shapes["LLAMA_3_8B"]
+    at = Bandwidths(gpu=400e9, gpu_slope=0.0)
+    passes, free = PassTimes(shape, at), PassTimes(shape, at._replace(transfer=1e15))
+    for n in (1, 8):
+        crossing = passes.seconds(33, n) - free.seconds(33, n)
+        assert crossing == pytest.approx(n * 4 * (128256 + 4096) / at.transfer, rel=0.01)
+    assert passes.seconds(0, 8) == free.seconds(0, 8)
+
+
+def test_a_device_measured_slower_than_the_processor_gets_no_layers(
+    shapes: dict[str, ModelShape],
+) -> None:
+    target, draft = shapes["LLAMA_3_8B"], shapes["CODELLAMA_7B"]
+    fast = machine(48)
+    slow = replace(fast, gpus=tuple(replace(gpu, slowness=100, slope=1.0) for gpu in fast.gpus))
+    assert plan_offload(target, draft, fast, PlacementOptions()).n_gpu_layers == 33
+    found = plan_offload(target, draft, slow, PlacementOptions())
+    assert (found.n_gpu_layers, found.n_gpu_layers_draft, sum(found.gpu_bytes)) == (0, 0, 0)
+    assert not found.offloads
+    assert "0 of 33 layers of the target" in (line := describe(found, target, draft, slow))
+    assert "by what earlier runs measured" in line
+    alone = plan_offload(target, draft, replace(fast, gpus=()), PlacementOptions())
+    assert found.tokens_per_second == pytest.approx(alone.tokens_per_second)
+
+
+def test_bytes_that_a_gpu_shares_with_the_host_are_counted_once(
+    shapes: dict[str, ModelShape],
+) -> None:
+    target = shapes["CODELLAMA_7B"]  # of 4 GB
+    own = Machine((Gpu("g", 8 * GIB),), 5 * GIB)
+    shared = replace(own, gpus=(replace(own.gpus[0], is_shared=True),))
+    asked = PlacementOptions(n_ctx=4096, type_v="q8_0")
+    assert plan_offload(target, None, own, asked).fits
+    assert not plan_offload(target, None, shared, asked).fits
+    assert plan_offload(target, None, replace(shared, n_host_free=7 * GIB), asked).fits
+
+
+def test_a_gpu_without_room_for_buffers_reads_no_prompts(shapes: dict[str, ModelShape]) -> None:
+    target, draft = shapes["LLAMA_3_8B"], shapes["CODELLAMA_7B"]
+    for free, offloads in ((0.4, False), (1.2, True)):
+        for asked in (PlacementOptions(), PlacementOptions(n_gpu_layers=0, n_gpu_layers_draft=0)):
+            plan = plan_offload(target, draft, machine(free), asked)
+            assert (plan.offloads, plan.fits) == (offloads, True)
+            assert bool(sum(plan.gpu_bytes)) == offloads
+            assert plan.caches.n_ctx == 4096, "a shorter one would not help"

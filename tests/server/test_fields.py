@@ -34,11 +34,11 @@ def refusal(live: Live, path: str = "/v1/completions", **asked: Any) -> Any:
 
 def test_fields_without_an_effect_are_accepted_with_any_value(live: Live) -> None:
     plain = text_of(live)
-    assert text_of(live, **dict.fromkeys(fields.IGNORED, "any")) == plain
+    assert text_of(live, **dict.fromkeys(fields.IGNORED["everywhere"], "any")) == plain
     assert text_of(live, **dict.fromkeys(fields.REFUSED), unknown=None, seed=None, n=None) == plain
     harmless = {name: values[0] for name, (values, _) in fields.REFUSED.items() if values}
     assert text_of(live, **harmless) == plain
-    message = {**MESSAGES[0], **dict.fromkeys(fields.IGNORED_IN_MESSAGES, "any"), "audio": None}
+    message = {**MESSAGES[0], **dict.fromkeys(fields.IGNORED["messages"], "any"), "audio": None}
     chats = [
         live.ok("/v1/chat/completions", messages=[each], temperature=0, max_tokens=8)
         for each in (MESSAGES[0], message)
@@ -65,7 +65,12 @@ def test_the_guide_lists_all_fields(live: Live) -> None:
         for body in ("ChatRequest", "CompletionRequest", "StructuredOutputs")
         for name in schemas[body]["properties"]
     ]
-    for name in (*declared, *fields.IGNORED, *fields.REFUSED, *fields.RENAMED):
+    for name in (
+        *declared,
+        *fields.IGNORED["everywhere"],
+        *fields.REFUSED,
+        *fields.RENAMED["everywhere"],
+    ):
         assert f"`{name}`" in guide, name
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
+from ggufspec.decoding.tree import n_equal
+from ggufspec.server.formats.deltas import Deltas
 from ggufspec.server.formats.reader import (
     MAX_NAME,
     MAX_UNCERTAIN,
@@ -14,7 +16,6 @@ from ggufspec.server.formats.reader import (
     Steps,
     Write,
     decoded,
-    n_common,
 )
 from ggufspec.server.formats.syntax import (
     ID,
@@ -53,21 +54,14 @@ class NoCallError(Exception):
     """What seemed to be a call is none: it is content."""
 
 
-class CallSink(Protocol):
-    """Where a call goes as it is parsed."""
-
-    def begin(self, name: str, id: str | None) -> None:
-        """A call is certain."""
-
-    def write(self, text: str) -> None:
-        """More JSON text of its arguments."""
-
-
 class CallParser:
     """Parses one call after its opener. Raises NoCallError until the call has begun."""
 
-    def __init__(self, reader: Reader, syntax: CallSyntax, schemas: Schemas) -> None:
-        self._reader, self._syntax, self._schemas = reader, syntax, schemas
+    def __init__(
+        self, reader: Reader, deltas: Deltas, schemas: Schemas, syntax: CallSyntax
+    ) -> None:
+        self._reader, self._deltas = reader, deltas
+        self._syntax, self._schemas = syntax, schemas
         # Without a mark before a call, it could be JSON of any kind: the name must be a tool's.
         self.is_bare, self.kind = not words(syntax.opener), syntax.kind
         self.closers = _closers(syntax)
@@ -79,10 +73,10 @@ class CallParser:
             "gemma": self._named_call,
         }[syntax.kind]
 
-    def call(self, sink: CallSink, id: str | None) -> Steps[None]:
+    def call(self, id: str | None) -> Steps[None]:
         """Parse a call; `id`: what its opener says."""
         yield from self._reader.spaces()
-        yield from self._parse(sink, id)
+        yield from self._parse(id)
 
     def pattern(self, text: str) -> Steps[tuple[str, str]]:
         """Skip a text with places, whatever white space it has; returns the id and the number."""
@@ -105,7 +99,7 @@ class CallParser:
             raise NoCallError
         return name
 
-    def _json_call(self, sink: CallSink, id: str | None) -> Steps[None]:
+    def _json_call(self, id: str | None) -> Steps[None]:
         reader, syntax = self._reader, self._syntax
         yield from reader.accept("[")
         if not (yield from reader.next_word("{")):
@@ -135,9 +129,9 @@ class CallParser:
             if syntax.name_key is None and not has_begun:
                 if following != "{":
                     raise NoCallError
-                self._begin(sink, key, id)
+                self._begin(key, id)
                 has_begun = True
-                yield from reader.json_value(sink.write)
+                yield from reader.json_value(self._deltas.write)
             elif key == "function" and following == "{":
                 yield from reader.accept("{")
                 depth += 1
@@ -145,9 +139,9 @@ class CallParser:
                 if following not in ("{", '"', "n"):
                     raise NoCallError
                 if name is not None and following == "{" and not waits_for_id:
-                    self._begin(sink, name, id)
+                    self._begin(name, id)
                     has_begun = True
-                    yield from reader.json_value(sink.write)
+                    yield from reader.json_value(self._deltas.write)
                 else:
                     yield from reader.json_value(value.append)
                     self._check_length(has_begun)
@@ -166,19 +160,20 @@ class CallParser:
             return
         if not name or (self.is_bare and arguments is None):
             raise NoCallError
-        self._begin(sink, name, id)
-        sink.write("".join(arguments or ["{}"]))
+        self._begin(name, id)
+        self._deltas.write("".join(arguments or ["{}"]))
 
     def _check_length(self, has_begun: bool) -> None:
         if not has_begun and self._reader.n_kept > MAX_UNCERTAIN:
             raise NoCallError
 
-    def _begin(self, sink: CallSink, name: str, id: str | None) -> None:
+    def _begin(self, name: str, id: str | None) -> None:
         if not 0 < len(name) <= MAX_NAME or (self.is_bare and name not in self._schemas):
             raise NoCallError
-        sink.begin(name, id)
+        self._reader.forget()  # it is no longer kept as content
+        self._deltas.begin(name, id)
 
-    def _named_call(self, sink: CallSink, id: str | None) -> Steps[None]:
+    def _named_call(self, id: str | None) -> Steps[None]:
         name = yield from self._name()
         middle = self._syntax.middle
         if middle.startswith(":" + INDEX):  # Kimi's ids have name and number
@@ -190,11 +185,11 @@ class CallParser:
         yield from self._reader.spaces()
         if (yield from self._reader.peek()) != "{" or not name:
             raise NoCallError
-        self._begin(sink, name, own_id or id)
+        self._begin(name, own_id or id)
         is_json = self._syntax.kind == "named"
-        yield from (self._reader.json_value if is_json else self._gemma_value)(sink.write)
+        yield from (self._reader.json_value if is_json else self._gemma_value)(self._deltas.write)
 
-    def _tagged_call(self, sink: CallSink, id: str | None) -> Steps[None]:
+    def _tagged_call(self, id: str | None) -> Steps[None]:
         reader, parameter = self._reader, self._syntax.parameter
         assert parameter is not None
         name = yield from self._name()
@@ -209,8 +204,8 @@ class CallParser:
                 if not n_written:
                     if not found:
                         raise NoCallError
-                    sink.begin(name, id)
-                sink.write("{}" if not n_written else "}")
+                    self._begin(name, id)
+                self._deltas.write("{}" if not n_written else "}")
                 return
             for word in more:
                 yield from reader.next_word(word)
@@ -218,16 +213,16 @@ class CallParser:
             if key is None:
                 if not n_written:
                     raise NoCallError
-                sink.write("}")
+                self._deltas.write("}")
                 return
             if not n_written:
-                sink.begin(name, id)
-            sink.write(("{" if not n_written else ", ") + json_text(key) + ": ")
+                self._begin(name, id)
+            self._deltas.write(("{" if not n_written else ", ") + json_text(key) + ": ")
             n_written += 1
             types = types_of(schema, key)
             if is_string is not None:
                 types = {"string"} if is_string else types - {"string"} or {"any"}
-            if not (yield from self._value(parameter, key, types, sink.write)):
+            if not (yield from self._value(parameter, key, types, self._deltas.write)):
                 return
 
     def _key(self, parameter: ParameterSyntax) -> Steps[tuple[str | None, bool | None]]:
@@ -241,8 +236,7 @@ class CallParser:
                 yield from reader.next_word(word)
             is_string = None
         else:
-            n = n_common(string, other)
-            n_end = n_common(string[::-1], other[::-1])
+            n, n_end = n_equal(string, other), n_equal(string[::-1], other[::-1])
             key = yield from reader.bounded(string[:n])
             kind = yield from reader.bounded(string[len(string) - n_end :])
             is_string = kind == string[n : len(string) - n_end]
@@ -277,12 +271,12 @@ class CallParser:
             write(json_of(text, types))
         return found is not None
 
-    def _python_call(self, sink: CallSink, id: str | None) -> Steps[None]:
+    def _python_call(self, id: str | None) -> Steps[None]:
         reader = self._reader
         name = yield from self._name()
         if not (yield from reader.next_word("(")):
             raise NoCallError
-        self._begin(sink, name, id)
+        self._begin(name, id)
         n_written = 0
         while True:
             if (yield from reader.next_word(",")):
@@ -296,12 +290,12 @@ class CallParser:
                 value, key = [key], ""
             key = key or str(n_written)
             is_whole = yield from self._literal(value.append)
-            sink.write(("{" if not n_written else ", ") + json_text(key) + ": ")
-            sink.write(json_text(value_of("".join(value).strip())))
+            self._deltas.write(("{" if not n_written else ", ") + json_text(key) + ": ")
+            self._deltas.write(json_text(value_of("".join(value).strip())))
             n_written += 1
             if not is_whole:
                 return
-        sink.write("}" if n_written else "{}")
+        self._deltas.write("}" if n_written else "{}")
 
     def _literal(self, write: Write) -> Steps[bool]:
         """Write the source of a literal, up to the comma or parenthesis after it."""

@@ -10,10 +10,9 @@ from typing import Any
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
-from ggufspec.server.formats import harmony
 from ggufspec.server.formats.deltas import ChatParser
 from ggufspec.server.formats.grammar import GrammarMaker, Reasoning
-from ggufspec.server.formats.parser import FormatParser
+from ggufspec.server.formats.parser import FormatParser, HarmonyParser
 from ggufspec.server.formats.syntax import CallSyntax, Syntax, derive
 
 Tools = Sequence[Mapping[str, Any]]  # as in OpenAI's API
@@ -41,7 +40,7 @@ class ChatFormat:
         syntax, call = self.syntax, self.syntax.call or CallSyntax("json")
         marks = [*(syntax.reasoning or ()), *syntax.dropped, call.opener, call.middle, call.tail]
         marks += [call.closer, call.joint or "", call.quote, *(call.parameter or ())]
-        return " ".join(marks + list(harmony.MARKS if syntax.is_harmony else ()))
+        return " ".join(marks + list(HarmonyParser.MARKS if syntax.is_harmony else ()))
 
     def begun(self, prompt: str) -> str:
         """What a prompt has of the answer."""
@@ -57,7 +56,7 @@ class ChatFormat:
         if closed > opened or (opened < 0 and begun.strip()):
             return None
         if self.syntax.is_harmony:
-            end += harmony.HEADER
+            end += HarmonyParser.HEADER
         return Reasoning(begin, end, opened >= 0) if begin else None
 
     def parser(
@@ -65,7 +64,7 @@ class ChatFormat:
     ) -> ChatParser:
         """A parser of the text after a begun answer; without tools, calls are content."""
         if self.syntax.is_harmony:
-            return harmony.HarmonyParser(begun, has_tools=tools is not None)
+            return HarmonyParser(begun, has_tools=tools is not None)
         schemas = None
         if tools is not None:
             functions = [tool["function"] for tool in tools]
@@ -77,8 +76,8 @@ class ChatFormat:
         tools: Tools,
         begun: str,
         *,
-        is_required: bool,
-        is_parallel: bool,
+        is_required: bool = False,
+        is_parallel: bool = False,
         specials: Mapping[str, int],
         ends: Collection[int],
         answer: str | None = None,
@@ -86,11 +85,11 @@ class ChatFormat:
         """The grammar of an answer that calls these tools; if not required, it may be content.
 
         `specials`: the tokens in `text` that no text can spell; `ends`: those that end a text.
-        `answer`: the grammar that content has to match, from structured.grammar.
-        Raises OptionError for parameters whose schema cannot be guaranteed.
+        `answer`: the grammar that content has to match, from structured.grammar; without tools, it
+        is needed. Raises OptionError for parameters whose schema cannot be guaranteed.
         """
-        assert self.syntax.call is not None
-        return self._maker(specials, ends).grammar(
+        maker = GrammarMaker(specials, [name for name, token in specials.items() if token in ends])
+        return maker.grammar(
             self.syntax.call,
             tools,
             is_required=is_required,
@@ -99,20 +98,6 @@ class ChatFormat:
             around=[mark for mark in self.syntax.dropped if specials.get(mark, -1) not in ends],
             answer=answer,
         )
-
-    def answer_grammar(
-        self,
-        answer: str,
-        reasoning: Reasoning,
-        *,
-        specials: Mapping[str, int],
-        ends: Collection[int],
-    ) -> str:
-        """The grammar of reasoning, then of an answer that matches one of structured.grammar."""
-        return self._maker(specials, ends).with_reasoning(answer, reasoning)
-
-    def _maker(self, specials: Mapping[str, int], ends: Collection[int]) -> GrammarMaker:
-        return GrammarMaker(specials, [name for name, token in specials.items() if token in ends])
 
 
 @lru_cache(maxsize=4)

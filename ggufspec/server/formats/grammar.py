@@ -38,7 +38,7 @@ class GrammarMaker:
 
     def grammar(
         self,
-        call: CallSyntax,
+        call: CallSyntax | None,
         tools: Sequence[Mapping[str, Any]],
         *,
         is_required: bool,
@@ -47,27 +47,25 @@ class GrammarMaker:
         around: Sequence[str],
         answer: str | None,
     ) -> str:
-        """The grammar of an answer that calls `tools`.
+        """The grammar of an answer that calls `tools`, if there are any.
 
         If not `is_required`, it may be content instead, or before a call; `answer`: the grammar of
         a content, from structured.grammar. `around`: marks that the content may have.
         """
+        if answer is not None and not is_required:
+            self._add("answer:" + answer.removeprefix("start:"))
+        if call is None or not tools:
+            return self._whole("answer", reasoning)
         if NAME in call.opener:
             call = replace(call, opener="", head=call.opener.lstrip() + call.head, joint=None)
         opener, calls = call.opener.lstrip(), self._calls(call, tools, is_parallel)
         if is_required:
             body = f"{self._literal(opener)} {calls}"
         elif answer is not None:
-            self._add(_renamed(answer))
             body = f"({self._literal(opener)} {calls} | answer)"
         else:
             body = self._or_content(opener, calls, around)
         return self._whole(body, reasoning)
-
-    def with_reasoning(self, answer: str, reasoning: Reasoning) -> str:
-        """The grammar of reasoning, then of an answer whose grammar is from structured.grammar."""
-        self._add(_renamed(answer))
-        return self._whole("answer", reasoning)
 
     def _whole(self, body: str, reasoning: Reasoning | None) -> str:
         start = body
@@ -156,8 +154,7 @@ class GrammarMaker:
     def _arguments(self, call: CallSyntax, rule: str, schema: Mapping[str, Any]) -> str:
         """The arguments of a call; adds a rule for them."""
         if call.kind in ("json", "named"):
-            self._add(f"{rule}: {_json(schema)}")
-            return rule
+            return self._json_rule(rule, schema)
         of_json_schema(schema)  # refuses what it refuses for the other kinds
         properties = schema.get("properties")
         properties = properties if isinstance(properties, Mapping) else {}
@@ -185,7 +182,7 @@ class GrammarMaker:
         return f'"(" {text} ")"' if call.kind == "python" else text
 
     def _json_rule(self, rule: str, schema: Mapping[str, Any]) -> str:
-        self._add(f"{rule}: {_json(schema)}")
+        self._add(f"{rule}: {of_json_schema(schema).removeprefix('start: ')}")
         return rule
 
     def _tagged(
@@ -201,9 +198,8 @@ class GrammarMaker:
             value = self._until(rule.upper(), end)
         else:
             value = " | ".join(_quoted(str(each)) for each in values or ())
-            value = (
-                f"({value if is_string else self._json_rule(rule, schema)}) {self._literal(end)}"
-            )
+            value = value if is_string else self._json_rule(rule, schema)
+            value = f"({value}) {self._literal(end)}"
         middle = parameter.string_middle if is_string else parameter.other_middle
         return parameter.begin + key + middle, value
 
@@ -255,15 +251,6 @@ def _repeated(alternatives: str) -> str:
 
 def _definitions(root: Mapping[str, Any]) -> dict[str, Any]:
     return {name: root[name] for name in ("$defs", "definitions") if name in root}
-
-
-def _json(schema: Mapping[str, Any]) -> str:
-    return of_json_schema(schema).removeprefix("start: ")
-
-
-def _renamed(grammar: str) -> str:
-    """A grammar of structured.grammar as the rule `answer` of another one."""
-    return "answer:" + grammar.removeprefix("start:")
 
 
 def _quoted(text: str) -> str:

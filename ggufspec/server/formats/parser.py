@@ -6,90 +6,19 @@ import re
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ggufspec.server.formats.calls import CallParser, NoCallError, Schemas
-from ggufspec.server.formats.deltas import CallDelta, ChatDelta, ContentDelta, ReasoningDelta
+from ggufspec.server.formats.deltas import ChatDelta, Deltas
 from ggufspec.server.formats.reader import MAX_UNCERTAIN, SPACES, Marks, Reader, Steps
 from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, parts, words
 
 _FENCE, _LANGUAGE = "```", re.compile(r"[\w-]*")
 _BARE = ("{", "[", _FENCE)  # what a call without the marks of its format may begin with
+_MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
+_ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
+_RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-
-
-class Deltas:
-    """Collects what a parser found; white space before and after calls and reasoning is none."""
-
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self._found: list[ChatDelta] = []
-        self.new_id = new_id
-        self._spaces: list[str] = []  # they belong to the content if more of it comes
-        self.has_content = False
-        self.n_calls = 0
-        self._skips_spaces = False
-
-    def take(self) -> list[ChatDelta]:
-        """What was found since the last call; texts of one kind are joined."""
-        found, self._found = self._found, []
-        joined: list[ChatDelta] = []
-        for delta in found:
-            last = joined[-1] if joined else None
-            if isinstance(last, ContentDelta) and isinstance(delta, ContentDelta):
-                joined[-1] = ContentDelta(last.text + delta.text)
-            elif isinstance(last, ReasoningDelta) and isinstance(delta, ReasoningDelta):
-                joined[-1] = ReasoningDelta(last.text + delta.text)
-            elif (
-                isinstance(last, CallDelta)
-                and isinstance(delta, CallDelta)
-                and last.call_index == delta.call_index
-            ):
-                joined[-1] = last._replace(arguments=last.arguments + delta.arguments)
-            else:
-                joined.append(delta)
-        return joined
-
-    def content(self, text: str) -> None:
-        """More content."""
-        if self._skips_spaces:
-            text = text.lstrip()
-        kept = text.rstrip()
-        if kept:
-            self._skips_spaces, self.has_content = False, True
-            self._found += [ContentDelta("".join([*self._spaces, kept]))]
-            self._spaces.clear()
-        if len(kept) < len(text):
-            self._spaces.append(text[len(kept) :])
-
-    def reasoning(self, text: str) -> None:
-        """More reasoning."""
-        if text:
-            self._found.append(ReasoningDelta(text))
-
-    def part(self) -> None:
-        """Something other than content comes: the white space around it is dropped."""
-        self._spaces.clear()
-        self._skips_spaces = True
-
-    def restart(self) -> None:
-        """What came so far is of the prompt."""
-        self.has_content = False
-        self._spaces.clear()
-
-    def finish(self) -> None:
-        """Nothing else comes: white space at the end is content."""
-        if self._spaces and self.has_content:
-            self._found.append(ContentDelta("".join(self._spaces)))
-
-    def begin(self, name: str, id: str | None) -> None:
-        """A call is certain."""
-        self.part()
-        self._found.append(CallDelta(self.n_calls, "", id or self.new_id(), name))
-        self.n_calls += 1
-
-    def write(self, text: str) -> None:
-        """More JSON text of the last call's arguments."""
-        if text:
-            self._found.append(CallDelta(self.n_calls - 1, text))
 
 
 class SteppedParser:
@@ -142,10 +71,11 @@ class FormatParser(SteppedParser):
             self._opener = [word for word in self._opener if word]
         self._calls = self._bare_calls = None
         if call:
-            self._calls = self._bare_calls = CallParser(self._reader, call, schemas or {})
+            made = partial(CallParser, self._reader, self._deltas, schemas or {})
+            self._calls = self._bare_calls = made(call)
             if self._opener:
                 bare = replace(call, kind="json", opener="", tail="", name_key="name")
-                self._bare_calls = CallParser(self._reader, bare, schemas or {})
+                self._bare_calls = made(bare)
         self._starts = {  # of the opener; a call after others may begin in its middle
             parts(word)[0]: i
             for i, word in reversed(list(enumerate(self._opener)))
@@ -217,7 +147,7 @@ class FormatParser(SteppedParser):
                     calls = self._calls
                 assert calls is not None
                 id = yield from self._rest_of_opener(mark)
-                yield from calls.call(self, id)
+                yield from calls.call(id)
                 n_before = deltas.n_calls
                 found = yield from self._next_call(calls)
                 if found is None:
@@ -238,15 +168,6 @@ class FormatParser(SteppedParser):
         rest = " ".join([self._opener[i][len(mark) :], *self._opener[i + 1 :]])
         id, _ = yield from self._calls.pattern(rest)
         return id or None
-
-    def begin(self, name: str, id: str | None) -> None:
-        """A call is certain: it is no longer kept as content."""
-        self._reader.forget()
-        self._deltas.begin(name, id)
-
-    def write(self, text: str) -> None:
-        """More JSON text of the call's arguments."""
-        self._deltas.write(text)
 
     def _next_call(self, calls: CallParser) -> Steps[str | None]:
         """Skip what closes a call; the mark with which another one begins, None if none does."""
@@ -274,6 +195,45 @@ class FormatParser(SteppedParser):
                 return None
             if found not in separators:
                 separators = ()
+
+
+class HarmonyParser(SteppedParser):
+    """Parses the channels of gpt-oss: analysis is reasoning, a message to a function is a call."""
+
+    HEADER = "<|start|>assistant"
+    MARKS = (*_ENDS, _MESSAGE, _CHANNEL, "<|constrain|>")
+
+    def __init__(self, begun: str, *, has_tools: bool) -> None:
+        """`begun`: what the prompt has of the answer."""
+        super().__init__(lambda: new_id(None))
+        self._has_tools = has_tools
+        self._start(begun)
+
+    def _parse(self) -> Steps[None]:
+        reader, deltas = self._reader, self._deltas
+        before, inside = Marks([_MESSAGE, *_ENDS]), Marks([*_ENDS, _CHANNEL])
+        while True:
+            pieces: list[str] = []
+            mark = yield from reader.until(before, pieces.append)
+            header = "".join(pieces)
+            recipient = _RECIPIENT.search(header) if self._has_tools else None
+            if mark != _MESSAGE:
+                text = header.replace(_CHANNEL, "")
+                if text.strip() != "assistant":
+                    deltas.content(text)
+                if mark is None:
+                    return
+                continue
+            deltas.part()
+            write = deltas.content
+            if recipient:
+                deltas.begin(recipient[1], None)
+                write = deltas.write
+            elif "analysis" in header:
+                write = deltas.reasoning
+            mark = yield from reader.until(inside, write)
+            if mark is None:
+                return
 
 
 def new_id(call: CallSyntax | None) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Generator, Sequence
 from typing import TypeVar
 
-from ggufspec.engine.text import overlap
+from ggufspec.engine.text import n_begun
 
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
@@ -93,12 +93,12 @@ class Reader:
             yield
         return self.text[self.at : self.at + 1]
 
-    def matching(self, regex: re.Pattern[str], n_most: int = MAX_NAME) -> Steps[str]:
-        """Skip what a regular expression of single characters matches, up to so many of them."""
+    def matching(self, regex: re.Pattern[str]) -> Steps[str]:
+        """Skip what a regular expression of single characters matches, up to a name's length."""
         while True:
             match = regex.match(self.text, self.at)
             end = match.end() if match else self.at
-            if end < len(self.text) or end - self.at > n_most or self.is_over:
+            if end < len(self.text) or end - self.at > MAX_NAME or self.is_over:
                 found, self.at = self.text[self.at : end], end
                 return found
             yield
@@ -183,17 +183,15 @@ class Marks:
     """Words to be found in a text that comes in pieces."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        self._words = sorted({word for word in words if word}, key=len, reverse=True)
-        self._starts = {word[0] for word in self._words}
-        found = "|".join(map(re.escape, self._words))
+        self._words = sorted({word for word in words if word})
+        by_length = sorted(self._words, key=len, reverse=True)
+        self._n_longest = len(by_length[0]) if by_length else 0
+        found = "|".join(map(re.escape, by_length))
         self.regex = re.compile(found) if found else None
 
     def n_begun(self, text: str, at: int) -> int:
         """How many characters at the end of a text may begin one of them."""
-        n_most = min(len(text) - at, len(self._words[0]) if self._words else 0)
-        if not any(start in text[len(text) - n_most :] for start in self._starts):
-            return 0
-        return min(n_most, max(overlap(text, word) for word in self._words))
+        return n_begun(text, self._words, min(len(text) - at, self._n_longest - 1))
 
     def may_be_longer(self, text: str, match: re.Match[str]) -> bool:
         """Whether a longer one of them may come at the place of a match."""
@@ -208,9 +206,3 @@ def decoded(raw: str) -> str:
     except ValueError:
         return raw
     return str(found)
-
-
-def n_common(a: str, b: str) -> int:
-    """How many characters two texts have in common at their beginning."""
-    pairs = zip(a, b, strict=False)
-    return next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(a), len(b)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
+from ggufspec.decoding.tree import n_equal
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
@@ -169,8 +169,8 @@ def _answer_in(text: str | None) -> str:
 
 def _common(a: str, b: str) -> str:
     """What two texts begin with, up to the end of a tag or of a word."""
-    pairs = zip(_TOKENS.findall(a), _TOKENS.findall(b), strict=False)
-    return "".join(first for first, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    tokens = _TOKENS.findall(a)
+    return "".join(tokens[: n_equal(tokens, _TOKENS.findall(b))])
 
 
 def _after(text: str, header: str) -> str:
@@ -186,8 +186,7 @@ def _without_end(text: str, end: str) -> str:
     if end and text.endswith(end):
         return text.removesuffix(end)
     tokens = _spaced_words(text)
-    pairs = zip(reversed(tokens), reversed(_spaced_words(end)), strict=False)
-    n_common = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    n_common = n_equal(reversed(tokens), reversed(_spaced_words(end)))
     return "".join(tokens[: len(tokens) - n_common])
 
 
@@ -240,7 +239,10 @@ def _call(sample: _Sample, header: str, end: str, opening: set[str]) -> CallSynt
         between = joined.joint or ""
         if not (header.strip() in between and end.strip() in between):  # else: of two messages
             call = joined
-            one, two = _after_last_value(text, 0), _after_last_value(several, 1)
+            one, two = (  # what follows the last value
+                each.rpartition(str(value))[2]
+                for each, (_, value) in zip((text, several), _VALUES, strict=True)
+            )
             if two.startswith(one):  # what closes the section comes after several only
                 call = replace(call, closer=call.closer + _without_end(two[len(one) :], end))
     return call
@@ -250,8 +252,9 @@ def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
     """The syntax with what is between two calls; `rest` begins there."""
     key_at = rest.find(_KEYS[0])
     name_at = rest.rfind(_NAMES[1], 0, key_at)
-    head, middle = _numbered(call.head), _numbered(call.middle)
-    found = re.search(_pattern(head) + "$", _placed(rest[:name_at]))
+    head, middle = (re.sub(r"\d+", INDEX, each, count=1) for each in (call.head, call.middle))
+    pattern = re.escape(head).replace(re.escape(INDEX), r"\d+")
+    found = re.search(pattern + "$", _placed(rest[:name_at]))
     if found is None:
         return call
     if not _placed(rest[name_at + len(_NAMES[1]) :]).startswith(call.middle):
@@ -259,18 +262,6 @@ def _with_joint(call: CallSyntax, rest: str) -> CallSyntax:
     if not _placed(rest[:name_at]).endswith(call.head):
         call = replace(call, head=head)
     return replace(call, joint=_placed(rest[:name_at])[: found.start()])
-
-
-def _after_last_value(text: str, i: int) -> str:
-    return text.rpartition(str(_VALUES[i][1]))[2]
-
-
-def _numbered(text: str) -> str:
-    return re.sub(r"\d+", INDEX, text, count=1)
-
-
-def _pattern(text: str) -> str:
-    return re.escape(text).replace(re.escape(INDEX), r"\d+")
 
 
 class _Spots(NamedTuple):

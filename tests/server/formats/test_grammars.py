@@ -111,7 +111,9 @@ def test_an_opened_reasoning_is_closed_first(chat_format: FormatOf) -> None:
     reasoning = found.reasoning("<think>\n")
     assert reasoning is not None
     assert reasoning.is_open
-    made = found.answer_grammar(of_json_schema({"enum": [1]}), reasoning, specials={}, ends=[])
+    made = found.grammar(
+        (), "<think>\n", answer=of_json_schema({"enum": [1]}), specials={}, ends=[]
+    )
     assert allows(made, "So.</think>\n\n1")
     assert not allows(made, "1")
     assert found.reasoning("<think>a</think>") is None

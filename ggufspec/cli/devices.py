@@ -1,0 +1,90 @@
+"""`ggufspec devices`: what llama.cpp can run on, what it was built with, and what it lacks."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import subprocess
+from typing import Any
+
+import click
+
+from ggufspec.cli import options as shared
+from ggufspec.cli import render
+from ggufspec.cli.sections import SectionedCommand
+from ggufspec.common import child
+from ggufspec.common.facts import json_object
+from ggufspec.common.files import format_bytes
+from ggufspec.errors import LibraryError
+
+_N_SHOWN = 5  # lines of a driver
+
+
+@click.command(name="devices", cls=SectionedCommand)
+@shared.json_option
+def command(as_json: bool) -> None:
+    """Show what llama.cpp can run on, what it was built with, and what it lacks.
+
+    For a GPU that this build cannot use, it prints the command that builds it again. `ggufspec
+    plan` predicts how many layers of a pair fit on the GPUs, and how fast it is.
+    """
+    found, messages = _facts()
+    document = {**found, "messages": messages, "versions": render.versions()}
+    if as_json:
+        render.echo_json(document)
+    else:
+        _print(document)
+
+
+def _facts() -> tuple[dict[str, Any], list[str]]:
+    """What a child process finds, and what llama.cpp and the drivers print. Raises LibraryError."""
+    try:
+        done = child.call("ggufspec.llama.build", "print_facts")
+    except subprocess.TimeoutExpired as error:
+        raise LibraryError(
+            f"llama.cpp did not find its devices within {child.SECONDS:g} s: a GPU or its driver "
+            "hangs. Look for its messages (`dmesg`), then restart the machine"
+        ) from error
+    messages = done.stderr.decode("utf-8", "replace").strip().splitlines()
+    printed = done.stdout.decode("utf-8", "replace").splitlines()[-1:]
+    found = json_object(printed[0]) if printed else None
+    if found is not None and not done.returncode:
+        return found, messages
+    if (code := done.returncode) == 1:  # of an exception
+        importlib.import_module("ggufspec.llama")  # its error says which library is missing
+    ended = f"by {signal.strsignal(-code) or -code}" if code < 0 else f"with code {code}"
+    lines = "".join(f"\n  {line}" for line in messages[-_N_SHOWN:])
+    raise LibraryError(
+        f"llama.cpp ended {ended} while it looked for devices: a GPU's driver is damaged, or does "
+        "not match this build. Update the driver; GGML_DISABLE_VULKAN=1 leaves out Vulkan, "
+        f"CUDA_VISIBLE_DEVICES=-1 leaves out CUDA{lines}"
+    )
+
+
+def _print(document: dict[str, Any]) -> None:
+    rows = [["device", "type", "free", "total", "nominal", "description"]]
+    for device in document["devices"]:
+        bandwidth = device["bandwidth"]
+        rows.append(
+            [
+                device["name"],
+                device["type"],
+                format_bytes(device["n_free"]),
+                format_bytes(device["n_total"]),
+                f"{bandwidth / 1e9:.0f} GB/s" if bandwidth else "",
+                device["description"],
+            ]
+        )
+    has_bandwidth = any(row[4] for row in rows[1:])
+    render.echo_rows([row if has_bandwidth else [*row[:4], row[5]] for row in rows])
+    render.echo()
+    version = document["versions"]["llama-cpp-python"]
+    render.echo(f"llama-cpp-python {version}, built with {', '.join(document['backends'])}")
+    for backend, features in document["features"].items():
+        render.echo(f"{backend}: {features}")
+    cores = f"{document['n_threads']} by default, {document['n_logical_cores']} logical cores"
+    render.echo(f"threads: {cores}")
+    for line in document["messages"][-_N_SHOWN:]:
+        render.echo(f"llama.cpp: {line}")
+    for line in document["advice"]:
+        render.echo(f"\n{line}")

@@ -1,0 +1,125 @@
+"""Predicts what passes of a pair cost where it is, from what earlier runs measured here."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ggufspec.drafting import profile_store
+from ggufspec.drafting.cost_model import CostModel, Start
+from ggufspec.llama.devices import machine, offload_devices
+from ggufspec.models.shape import ModelShape
+from ggufspec.placement.plan import Gpu, Machine
+from ggufspec.placement.speeds import GPU_SLOPE, HOST_BANDWIDTH, HOST_SLOPE, PassTimes
+
+_FEW = 8  # tokens of a pass that verifies a short draft
+# A model of fewer bytes than this share of another one does not tell how fast a GPU computes that:
+# of small ones, most of the time is not that of their bytes.
+_SIMILAR = 1 / 4
+_CPU = "CPU"
+
+
+class Predicted(NamedTuple):
+    """What a pair costs where it was placed.
+
+    start: None where no GPU computes, or where speeds are unknown, as those of RPC servers.
+    assumed: for a stored profile: seconds of a pass over a token, on CPU and on GPUs, before any
+    run. What is measured, over these, tells how much slower this machine is than assumed.
+    """
+
+    start: Start | None
+    assumed: Mapping[str, object]
+
+
+UNPREDICTED = Predicted(None, {})
+
+
+def predicted(
+    target: tuple[ModelShape, int],
+    draft: tuple[ModelShape, int] | None,
+    machine: Machine,
+    n_most: int,
+) -> Predicted:
+    """The costs of models with so many layers on GPUs, for passes of up to `n_most` tokens."""
+    models = [(shape, min(n, shape.n_layers + 1)) for shape, n in (target, draft or target)]
+    unknown = Machine(tuple(Gpu(gpu.name, 0, gpu.bandwidth) for gpu in machine.gpus), None)
+    assumed = [PassTimes(shape, unknown.bandwidths).shares(n)._asdict() for shape, n in models]
+    named = dict(zip(("target", "draft") if draft else ("target",), assumed, strict=False))
+    if machine.n_remote or not any(n for _, n in models):
+        return Predicted(None, named)
+    (times, n), (step, n_draft) = ((PassTimes(at, machine.bandwidths), n) for at, n in models)
+    seconds = [times.seconds(n, n_tokens) for n_tokens in range(1, n_most + 1)]
+    one, two = (step.seconds(n_draft, n_tokens) for n_tokens in (1, 2))
+    return Predicted(Start(seconds, one, two - one), named)
+
+
+class _Measured(NamedTuple):
+    """How many times slower than assumed a place is, by a model of so many bytes."""
+
+    n_bytes: int
+    slowness: float
+    slope: float | None  # None: only a draft was measured
+
+
+def measured(known: Machine, n_bytes: int) -> Machine:
+    """The same machine with speeds that earlier runs measured, for models of about `n_bytes`.
+
+    The largest model of each place counts, because small ones fit into the processor's caches.
+    """
+    found: dict[str, _Measured] = {}
+    for place, each in _all_measured():
+        if place not in found or found[place].n_bytes < each.n_bytes:
+            found[place] = each
+    local = known.gpus[known.n_remote :]
+    gpus = list(known.gpus[: known.n_remote])
+    for gpu, device in zip(local, [at.name for at in offload_devices()], strict=False):
+        of_gpu = found.get(device)
+        if of_gpu and of_gpu.n_bytes >= _SIMILAR * n_bytes and gpu.bandwidth is None:
+            slope = GPU_SLOPE if of_gpu.slope is None else of_gpu.slope
+            gpu = replace(gpu, slowness=of_gpu.slowness, slope=slope)
+        gpus.append(gpu)
+    gpus += known.gpus[len(gpus) :]
+    known = replace(known, gpus=tuple(gpus))
+    if known.host_bandwidth or _CPU not in found:
+        return known
+    host = found[_CPU]
+    slope = HOST_SLOPE if host.slope is None else host.slope
+    return replace(known, host_bandwidth=HOST_BANDWIDTH / host.slowness, host_slope=slope)
+
+
+def _all_measured() -> Iterator[tuple[str, _Measured]]:
+    """Of the stored profiles of models that were wholly in one place of this machine."""
+    here = machine()
+    for record in profile_store.records():
+        pair = record.facts.get("pair", {})
+        if pair.get("machine") != here:
+            continue
+        try:
+            costs = CostModel.of_document(record.document["costs"], _FEW)
+            assumed = record.document["assumed_seconds"]
+            yield from _measured_of(pair["target"], assumed["target"], costs.plain, _slope(costs))
+            if "draft" in assumed and costs.knows_draft and pair["draft"]["n_gpu_layers"]:
+                yield from _measured_of(pair["draft"], assumed["draft"], costs.step, None)
+        except (AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError):
+            continue  # it is damaged, or of a run before this was stored
+
+
+def _measured_of(
+    model: Mapping[str, Any], assumed: Mapping[str, float], seconds: float, slope: float | None
+) -> Iterator[tuple[str, _Measured]]:
+    host, gpu = assumed["host"], assumed["gpu"]
+    if host and gpu:
+        return
+    of = _Measured(model["n_bytes"], seconds / (host + gpu), slope)
+    for place in model["devices"] if gpu else [_CPU]:
+        yield place, of
+
+
+def _slope(costs: CostModel) -> float | None:
+    """What each further token adds to a pass over one; None if only that was measured."""
+    one = costs.plain
+    measured = [n for n in range(2, _FEW + 1) if costs.n_measured(n)]
+    slopes = [(costs.curve[n - 1] / one - 1) / (n - 1) for n in measured]
+    return max(statistics.median(slopes), 0.0) if slopes else None

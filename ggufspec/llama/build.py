@@ -1,0 +1,179 @@
+"""What llama.cpp was built with, which devices it found, and what keeps it from using a GPU."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import llama_cpp
+
+from ggufspec.llama import devices
+from ggufspec.llama.devices import POINTER, SIZE, TEXT, Device
+from ggufspec.llama.install import CUDA, METAL, VULKAN, VisibleGpu, build_command, visible_gpus
+from ggufspec.placement.speeds import known_bandwidth
+
+_KINDS: Final = ("CPU", "GPU", "integrated GPU", "accelerator", "several devices")
+_HOST: Final = ("CPU", "BLAS", "RPC", "ZenDNN", "zDNN")  # backends without devices for layers
+_SOFTWARE: Final = ("llvmpipe", "softpipe", "SwiftShader")  # Vulkan drivers that use the CPU
+
+# Variables of the environment that hide devices from a backend.
+_HIDING: Final = {
+    CUDA: ("CUDA_VISIBLE_DEVICES",),
+    "ROCm": ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"),
+    VULKAN: (
+        *("GGML_DISABLE_VULKAN", "GGML_VK_VISIBLE_DEVICES"),
+        *("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_LOADER_DRIVERS_DISABLE"),
+    ),
+    "SYCL": ("ONEAPI_DEVICE_SELECTOR",),
+}
+_ADVICE: Final = {
+    CUDA: "Install NVIDIA's driver: `nvidia-smi` must list the GPU. A container needs "
+    "`docker run --gpus all`",
+    "ROCm": "Install AMD's driver: `rocminfo` must list the GPU",
+    VULKAN: "Install the GPU's Vulkan driver (Debian, Ubuntu: mesa-vulkan-drivers; NVIDIA: its own "
+    "driver): `vulkaninfo --summary` must list the GPU. Software devices such as llvmpipe are "
+    "used only if GGML_VK_VISIBLE_DEVICES names them, such as 0",
+}
+_NEEDED: Final = {
+    CUDA: "the CUDA toolkit (nvcc)",
+    METAL: "Xcode's command line tools",
+    VULKAN: "libvulkan-dev, glslc, spirv-headers and the GPU's driver (mesa-vulkan-drivers)",
+}
+
+
+def backends() -> dict[str, int]:
+    """The backends that llama.cpp was built with, and how many devices each has found."""
+    library = devices.ggml(
+        {
+            "ggml_backend_reg_count": (SIZE, []),
+            "ggml_backend_reg_get": (POINTER, [SIZE]),
+            "ggml_backend_reg_name": (TEXT, [POINTER]),
+            "ggml_backend_reg_dev_count": (SIZE, [POINTER]),
+        }
+    )
+    found: dict[str, int] = {}
+    # Vulkan's backend is not in the list if no driver can be used, or the environment disables it.
+    if any(hasattr(each, "ggml_backend_vk_reg") for each in devices.libraries()):
+        found[VULKAN] = 0
+    if library is None:
+        return found
+    for i in range(library.ggml_backend_reg_count()):
+        backend = library.ggml_backend_reg_get(i)
+        name = library.ggml_backend_reg_name(backend).decode("utf-8", "replace")
+        found[METAL if name == "MTL" else name] = library.ggml_backend_reg_dev_count(backend)
+    return found
+
+
+def why_no_gpu() -> str:
+    """Why llama.cpp has no GPU, in a few words."""
+    built = [name for name in backends() if name not in _HOST]
+    if not built:
+        return "this build of llama.cpp has no GPU backend"
+    return f"llama.cpp's {' and '.join(built)} backend found no GPU"
+
+
+def advice(
+    built: Mapping[str, int],
+    found: Sequence[Device],
+    visible: Sequence[VisibleGpu],
+    environment: Mapping[str, str],
+) -> list[str]:
+    """What keeps llama.cpp from using a GPU, and what to do; each in a line or two.
+
+    built: backends with their numbers of devices. visible: GPUs that the operating system shows.
+    """
+    gpus = [device for device in found if device.is_gpu]
+    lines = [
+        f"{gpu.name} is a software device: it computes on the CPU, and is slower than the CPU "
+        "backend"
+        for gpu in gpus
+        if gpu.description.startswith(_SOFTWARE)
+    ]
+    if gpus:
+        return lines
+    of_gpus = [name for name in built if name not in _HOST]
+    if not of_gpus:
+        lines.append("built without CUDA, Metal, Vulkan: no layers can be offloaded")
+    for name in of_gpus:
+        given = [f"{of}={environment[of]}" for of in _HIDING.get(name, ()) if of in environment]
+        unset = f"{', '.join(given)} may hide it: try without. " if given else ""
+        lines.append(
+            f"built with {name}, but it found no device: no layers can be offloaded. {unset}"
+            f"{_ADVICE.get(name, 'Install the driver of the GPU')}"
+        )
+    for gpu in visible:
+        if gpu.closed:
+            lines.append(
+                f"{gpu.closed} cannot be opened by this user: add the user to the group that it "
+                "belongs to (render or video), and log in again"
+            )
+    usable = {gpu.backend: gpu.name for gpu in visible if gpu.backend not in built}
+    for backend, name in usable.items():
+        lines.append(
+            f"{name} is there, but this build cannot use it. Install {_NEEDED[backend]}, then:\n"
+            f"  {build_command([*built, backend])}"
+        )
+    if not of_gpus and not usable:
+        own = METAL if sys.platform == "darwin" else CUDA
+        other = "" if own == METAL else " (AMD, Intel: -DGGML_VULKAN=on)"
+        lines.append(
+            f"for a GPU, install {_NEEDED[own]}, then{other}:\n  {build_command([*built, own])}"
+        )
+    return lines
+
+
+def facts() -> dict[str, Any]:
+    """The devices, the build and this machine, as JSON, with advice."""
+    built, found = backends(), devices.devices()
+    listed = []
+    for device in found:
+        n_free, n_total = devices.device_memory(device.pointer)
+        if device.kind == 0:
+            n_free, n_total = devices.free_memory() or n_free, devices.physical_memory() or n_total
+        listed.append(
+            {
+                "name": device.name,
+                "description": device.description,
+                "type": _KINDS[device.kind] if 0 <= device.kind < len(_KINDS) else "unknown",
+                "n_free": n_free,
+                "n_total": n_total,
+                "bandwidth": known_bandwidth(device.description) if device.is_gpu else None,
+            }
+        )
+    return {
+        "devices": listed,
+        "backends": built,
+        "features": features(),
+        "cpu": devices.cpu_name(),
+        "n_threads": devices.n_threads_default(),
+        "n_logical_cores": devices.n_logical_cores(),
+        "n_memory_free": devices.free_memory(),
+        "n_memory": devices.physical_memory(),
+        "advice": advice(built, found, visible_gpus(), os.environ),
+    }
+
+
+def features() -> dict[str, str]:
+    """What each backend was compiled with, such as the instruction sets of the CPU."""
+    text = llama_cpp.llama_print_system_info().decode("utf-8", "replace")
+    found: dict[str, list[str]] = {}
+    backend = ""
+    for part in filter(None, (part.strip() for part in text.split("|"))):
+        before, colon, fact = part.rpartition(" : ")
+        backend = before if colon else backend
+        name, _, value = fact.partition(" = ")
+        found.setdefault(backend, []).append(name if value == "1" else f"{name}={value}")
+    return {name: " ".join(each) for name, each in found.items()}
+
+
+def print_facts() -> None:
+    """Print `facts` as a line of JSON, and llama.cpp's warnings on stderr.
+
+    For a child process: a driver may crash, print or hang while llama.cpp looks for devices.
+    """
+    logging.basicConfig(format="%(message)s")
+    sys.stdout.write(f"\n{json.dumps(facts())}\n")

@@ -1,0 +1,135 @@
+"""Target and draft read a prompt at the same time where they compute on different devices."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+import tiny
+from engine.test_interrupts import at_most
+
+import ggufspec
+from ggufspec.engine.engine import Engine
+from ggufspec.errors import ClosedError, DecodeError
+from ggufspec.llama.beside import decode_beside
+from ggufspec.llama.context import BatchPart, Context
+from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.model import Model
+
+PROMPT = [5 + i % 90 for i in range(700)]
+GREEDY: Any = {"max_tokens": 8, "temperature": 0.0, "drafter": "model", "n_draft": 2}
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Callable[..., Engine]:
+    target = tiny.write_llama(tmp_path / "target.gguf", n_ctx_train=2048)
+    mapped = tiny.write_llama(tmp_path / "mapped.gguf", n_ctx_train=2048, vocab=tiny.BPE)
+
+    def load(*, has_other_vocabulary: bool = False, apart: bool = True, **options: Any) -> Engine:
+        draft = mapped if has_other_vocabulary else target
+        engine = ggufspec.load(target, draft, n_threads=1, tuned=False, n_batch=64, **options)
+        assert not engine.are_apart, "both are on the processor"
+        engine.are_apart = apart
+        return engine
+
+    return load
+
+
+@pytest.mark.parametrize("has_other_vocabulary", [False, True])
+@pytest.mark.parametrize("n_slots", [1, 2])
+def test_a_text_its_progress_and_its_statistics_are_the_same(
+    n_slots: int, has_other_vocabulary: bool, pair: Callable[..., Engine]
+) -> None:
+    found = []
+    how: dict[str, Any] = {"has_other_vocabulary": has_other_vocabulary, "n_slots": n_slots}
+    for apart in (False, True):
+        heard: dict[str, list[tuple[int, int]]] = {"target": [], "draft": []}
+        with pair(apart=apart, **how) as engine:
+            done = engine.generate(
+                PROMPT, progress=lambda whose, *at, to=heard: to[whose].append(at), **GREEDY
+            )
+            again = engine.generate([*PROMPT, 7, 8], **GREEDY)
+            assert engine.draft is not None
+            n_held = [at.n_cells() for at in (engine.target, engine.draft)]
+        assert done.stats.seconds.prompt > 0
+        counts = (done.stats.n_prompt, again.stats.n_prompt_reused, n_held)
+        found.append((done.tokens, again.tokens, heard, counts))
+        assert all(each[-1][0] == each[-1][1] for each in heard.values())
+        assert len(heard["target"]) >= len(PROMPT) // 64
+    assert found[0] == found[1]
+
+
+def test_both_compute_at_the_same_time(pair: Callable[..., Engine]) -> None:
+    with pair() as engine:
+        stream = engine.stream(PROMPT, **GREEDY)
+        next(stream)
+        contexts = [context for context in (engine.target, engine.draft) if context]
+        before = sum(context.decode_seconds for context in contexts)
+        stream.close()
+        seconds = stream.completion.stats.seconds.prompt
+    assert before > 1.1 * seconds, "each waits in its own decode"
+
+
+def test_texts_of_several_slots_are_those_of_one(pair: Callable[..., Engine]) -> None:
+    prompts = [PROMPT[:n] for n in (300, 150, 90)]
+    with pair() as engine:
+        alone = [engine.generate(prompt, **GREEDY).tokens for prompt in prompts]
+    with pair(n_slots=3) as engine:
+        assert [each.tokens for each in engine.generate_batch(prompts, **GREEDY)] == alone
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")
+@pytest.mark.parametrize("slow", ["target", "draft"])
+def test_ctrl_c_ends_both_batches(slow: str, tmp_path: Path) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    n = 20_000
+    large = tiny.write_llama(tmp_path / "large.gguf", n_ctx_train=n + 100)
+    small = tiny.write_llama(tmp_path / "small.gguf", n_ctx_train=n + 100, n_layer=1)
+    models = (large, small) if slow == "target" else (small, large)
+    options: Any = {"n_ctx": n + 100, "n_batch": n, "n_threads": 1, "tuned": False}
+    with at_most(60), ggufspec.load(*models, **options) as engine:
+        engine.are_apart = True
+        assert engine.draft is not None
+        expected = engine.generate("another text", **GREEDY).tokens
+        text = engine.tokenize("another text")
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                engine.generate([*text, *[5] * n], **GREEDY)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+        assert engine.target.n_cells() <= len(text)
+        assert engine.draft.n_cells() <= len(text)
+        assert engine.generate("another text", **GREEDY).tokens == expected
+
+
+def test_what_fails_in_one_leaves_the_other(tmp_path: Path) -> None:
+    path = tiny.write_llama(tmp_path / "model.gguf")
+    bad = [10**6]  # no token of the vocabulary
+    with closing(Model(path)) as model:
+        options = ContextOptions(n_ctx=64, n_threads=1)
+        with closing(Context(model, options)) as a, closing(Context(model, options)) as b:
+            good = [BatchPart(0, [5, 6, 7], 1)]
+            with pytest.raises(DecodeError, match="could not decode 1 tokens at position 0"):
+                decode_beside(a, good, b, [BatchPart(0, bad, 0)])
+            assert (a.n_cells(), b.n_cells()) == (3, 0)
+            with pytest.raises(DecodeError):
+                decode_beside(a, [BatchPart(0, bad, 0)], b, good)
+            assert (a.n_cells(), b.n_cells()) == (3, 3)
+            assert (a.rows(2, 1) == b.rows(2, 1)).all()
+            with pytest.raises(ValueError, match="another context"):
+                decode_beside(a, good, a, good)
+            b.close()
+            with pytest.raises(ClosedError):
+                decode_beside(a, good, b, good)
+            assert a.n_cells() == 3
