@@ -215,13 +215,8 @@ class CostModel:
         }
 
     @staticmethod
-    def of_document(
-        document: Mapping[str, object],
-        n_most: int,
-        n_sharers: int = 1,
-        start: Start | None = None,
-    ) -> CostModel:
-        """The costs of a document. Raises ValueError if it is not one."""
+    def of_document(document: Mapping[str, object]) -> CostModel:
+        """The costs of a document, of any size: see resized. Raises ValueError if it is not one."""
         measured = document.get("target_seconds")
         if not isinstance(measured, Mapping) or not measured:
             raise ValueError("there are no target_seconds")
@@ -236,7 +231,7 @@ class CostModel:
         costs._step = _checked(document.get("draft_seconds"), or_zero=True)
         costs._n_steps = 2 if costs._step else 0
         costs._read = _checked(document.get("draft_read_seconds"), or_zero=True)
-        return costs.resized(n_most, n_sharers, start)
+        return costs
 
     # Interpolation.
 

@@ -118,9 +118,9 @@ class PairProfile:
         ):
             raise ValueError("it needs the objects costs and acceptance")
         return PairProfile(
-            CostModel.of_document(costs, n_most, n_sharers, start),
+            CostModel.of_document(costs).resized(n_most, n_sharers, start),
             {str(key): _acceptance(each) for key, each in acceptance.items()},
-            None if settled is None else CostModel.of_document(settled, n_most, n_sharers),
+            None if settled is None else CostModel.of_document(settled).resized(n_most, n_sharers),
         )
 
 

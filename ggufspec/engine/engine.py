@@ -83,8 +83,10 @@ class Engine:
         self.draft = draft.context if isinstance(draft, Head) else draft
         self.vocab_map = vocab_map  # None: target and draft have the same vocabulary
         self.draft_of_draft = draft_of_draft
-        # Target and draft compute on different devices, so both at the same time.
-        self.are_apart = not (self.draft and target.model.places & self.draft.model.places)
+        # Target and draft compute on different devices, so at the same time; but a head reads what
+        # the target computes.
+        places = self.draft.model.places if self.draft and not self.head else target.model.places
+        self.are_apart = target.model.places.isdisjoint(places)
         self.n_ctx = target.n_ctx
         self.n_draft_max = n_draft_max
         self.n_slots = target.n_sequences  # texts that can be written at the same time

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from ggufspec.common.progress import NamedProgress, Progress
+from ggufspec.common.progress import NamedProgress
 from ggufspec.engine.slots import DraftSession
-from ggufspec.llama.beside import feeding_beside
+from ggufspec.llama.beside import decode_beside
+from ggufspec.llama.context import BatchPart
+from ggufspec.llama.head import HeadSession
 from ggufspec.llama.mapped_session import MappedSession
-from ggufspec.llama.session import LlamaSession
+from ggufspec.llama.session import LlamaSession, Pieces
 
 
 def reading(
@@ -19,24 +21,33 @@ def reading(
     n_most: Callable[[], int | None],
     *,
     together: bool,
-) -> Generator[None, None, None]:
+) -> Iterator[None]:
     """Feed `tokens` to sessions, by name, piece by piece: the "target", the "draft" and others.
 
-    progress, n_most: see LlamaSession.feeding. together: target and draft compute on different
-    devices, so both decode a piece at the same time; but a head reads what the target gives.
+    progress, n_most: see LlamaSession.pieces. together: target and draft decode each piece at the
+    same time; but a head reads what the target computes.
     """
+    left = {
+        name: session.pieces(tokens, progress and partial(progress, name), n_most)
+        for name, session in sessions.items()
+        if isinstance(session, (LlamaSession, MappedSession))
+    }
+    if together and "draft" in left:
+        yield from _feeding(left.pop("target"), left.pop("draft"))
+    for pieces in left.values():
+        yield from _feeding(pieces)
+    if isinstance(head := sessions.get("draft"), HeadSession):
+        head.read(tokens)
 
-    def how(name: str) -> tuple[Sequence[int], Progress | None, Callable[[], int | None]]:
-        return tokens, progress and partial(progress, name), n_most
 
-    left = dict(sessions)
-    target, draft = left["target"], left.get("draft")
-    if (
-        together
-        and isinstance(target, LlamaSession)
-        and isinstance(draft, (LlamaSession, MappedSession))
-    ):
-        del left["target"], left["draft"]
-        yield from feeding_beside(target.pieces(*how("target")), draft.pieces(*how("draft")))
-    for name, session in left.items():
-        yield from session.feeding(*how(name))
+def _feeding(*sessions: Pieces) -> Iterator[None]:
+    """Decode the pieces of a session, or of two with different contexts."""
+    while pieces := [piece for each in sessions if (piece := next(each, None))]:
+        of = [(at.context, [BatchPart(at.sequence, at.tokens, 0)]) for at in pieces]
+        if len(of) == 1:
+            of[0][0].decode_together(of[0][1])
+        else:
+            decode_beside(*of[0], *of[1])
+        for each in sessions:
+            next(each, None)  # reports progress
+        yield

@@ -60,7 +60,7 @@ class _Measured(NamedTuple):
 
     n_bytes: int
     slowness: float
-    slope: float | None  # None: only a draft was measured
+    slope: float
 
 
 def measured(known: Machine, n_bytes: int) -> Machine:
@@ -72,21 +72,15 @@ def measured(known: Machine, n_bytes: int) -> Machine:
     for place, each in _all_measured():
         if place not in found or found[place].n_bytes < each.n_bytes:
             found[place] = each
-    local = known.gpus[known.n_remote :]
-    gpus = list(known.gpus[: known.n_remote])
-    for gpu, device in zip(local, [at.name for at in offload_devices()], strict=False):
-        of_gpu = found.get(device)
-        if of_gpu and of_gpu.n_bytes >= _SIMILAR * n_bytes and gpu.bandwidth is None:
-            slope = GPU_SLOPE if of_gpu.slope is None else of_gpu.slope
-            gpu = replace(gpu, slowness=of_gpu.slowness, slope=slope)
-        gpus.append(gpu)
-    gpus += known.gpus[len(gpus) :]
+    gpus = list(known.gpus)
+    for i, device in zip(range(known.n_remote, len(gpus)), offload_devices(), strict=False):
+        of_gpu = found.get(device.name)
+        if of_gpu and of_gpu.n_bytes >= _SIMILAR * n_bytes and gpus[i].bandwidth is None:
+            gpus[i] = replace(gpus[i], slowness=of_gpu.slowness, slope=of_gpu.slope)
     known = replace(known, gpus=tuple(gpus))
-    if known.host_bandwidth or _CPU not in found:
+    if known.host_bandwidth or (host := found.get(_CPU)) is None:
         return known
-    host = found[_CPU]
-    slope = HOST_SLOPE if host.slope is None else host.slope
-    return replace(known, host_bandwidth=HOST_BANDWIDTH / host.slowness, host_slope=slope)
+    return replace(known, host_bandwidth=HOST_BANDWIDTH / host.slowness, host_slope=host.slope)
 
 
 def _all_measured() -> Iterator[tuple[str, _Measured]]:
@@ -97,7 +91,7 @@ def _all_measured() -> Iterator[tuple[str, _Measured]]:
         if pair.get("machine") != here:
             continue
         try:
-            costs = CostModel.of_document(record.document["costs"], _FEW)
+            costs = CostModel.of_document(record.document["costs"]).resized(_FEW)
             assumed = record.document["assumed_seconds"]
             yield from _measured_of(pair["target"], assumed["target"], costs.plain, _slope(costs))
             if "draft" in assumed and costs.knows_draft and pair["draft"]["n_gpu_layers"]:
@@ -112,6 +106,8 @@ def _measured_of(
     host, gpu = assumed["host"], assumed["gpu"]
     if host and gpu:
         return
+    if slope is None:
+        slope = GPU_SLOPE if gpu else HOST_SLOPE
     of = _Measured(model["n_bytes"], seconds / (host + gpu), slope)
     for place in model["devices"] if gpu else [_CPU]:
         yield place, of

@@ -2,28 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-
-from ggufspec.llama.context import BatchPart, Context, Parts
+from ggufspec.llama.context import Context, Parts
 from ggufspec.llama.log import log
-from ggufspec.llama.session import Pieces
-
-
-def feeding_beside(first: Pieces, second: Pieces) -> Generator[None, None, None]:
-    """LlamaSession.feeding of two sessions of different contexts, piece by piece.
-
-    Raises what decode_beside raises.
-    """
-    while pieces := [piece for each in (first, second) if (piece := next(each, None))]:
-        contexts = [piece.context for piece in pieces]
-        parts = [[BatchPart(piece.sequence, piece.tokens, 0)] for piece in pieces]
-        if len(pieces) == 1:
-            contexts[0].decode_together(parts[0])
-        else:
-            decode_beside(contexts[0], parts[0], contexts[1], parts[1])
-        for each in (first, second):
-            next(each, None)  # reports progress
-        yield
 
 
 def decode_beside(first: Context, parts: Parts, second: Context, of_second: Parts) -> None:

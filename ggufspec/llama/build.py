@@ -131,7 +131,7 @@ def facts() -> dict[str, Any]:
     built, found = backends(), devices.devices()
     listed = []
     for device in found:
-        n_free, n_total = devices.device_memory(device.pointer)
+        n_free, n_total = device.n_free, device.n_total
         if device.kind == 0:
             n_free, n_total = devices.free_memory() or n_free, devices.physical_memory() or n_total
         listed.append(
@@ -148,11 +148,8 @@ def facts() -> dict[str, Any]:
         "devices": listed,
         "backends": built,
         "features": features(),
-        "cpu": devices.cpu_name(),
         "n_threads": devices.n_threads_default(),
         "n_logical_cores": devices.n_logical_cores(),
-        "n_memory_free": devices.free_memory(),
-        "n_memory": devices.physical_memory(),
         "advice": advice(built, found, visible_gpus(), os.environ),
     }
 

@@ -93,13 +93,14 @@ def cpu_name() -> str:
 
 
 class Device(NamedTuple):
-    """A device of llama.cpp. n_free: bytes; an integrated GPU reports those of the machine."""
+    """A device of llama.cpp. n_free, n_total: bytes; an integrated GPU reports the machine's."""
 
     name: str
     description: str
     kind: int  # enum ggml_backend_dev_type
     n_free: int
     pointer: int  # of ggml
+    n_total: int
 
     @property
     def is_gpu(self) -> bool:
@@ -133,13 +134,9 @@ def devices() -> list[Device]:
         texts = (library.ggml_backend_dev_name, library.ggml_backend_dev_description)
         name, description = ((get(device) or b"").decode("utf-8", "replace") for get in texts)
         kind = library.ggml_backend_dev_type(device)
-        found.append(Device(name, description, kind, free_bytes(device), device))
+        n_free, n_total = device_memory(device)
+        found.append(Device(name, description, kind, n_free, device, n_total))
     return found
-
-
-def free_bytes(device: int) -> int:
-    """Free bytes of a device, given its pointer; 0 if the library does not export this."""
-    return device_memory(device)[0]
 
 
 def device_memory(device: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ MTP: DeepSeek-V3, https://arxiv.org/abs/2412.19437; EAGLE-3: https://arxiv.org/a
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -207,17 +207,10 @@ class HeadSession:
         self._context.pointer  # noqa: B018  (raises)
         return min(n_same(token_array(tokens), self._text), self._n_true)
 
-    def feeding(
-        self,
-        tokens: Sequence[int],
-        progress: Callable[[int, int], None] | None = None,
-        n_most: Callable[[], int | None] = lambda: None,
-    ) -> Generator[None, None, int]:
+    def read(self, tokens: Sequence[int]) -> None:
         """Read what the target has read of `tokens` last; the rest was read along with it."""
         self.follow(tokens)
         self._read_unread()
-        yield from ()
-        return len(tokens)
 
     def forget(self) -> None:
         """Empty the cache of this sequence. Raises ClosedError."""

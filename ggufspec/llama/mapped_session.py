@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 
 from ggufspec.decoding.types import Logits, n_same, token_array
 from ggufspec.errors import NoRoomError
@@ -83,22 +83,13 @@ class MappedSession:
         n_read = self._session.n_common(self._reading(tokens))
         return max(bisect_right(self._ends, n_read) - 1, 0)
 
-    def feeding(
-        self,
-        tokens: Sequence[int],
-        progress: Callable[[int, int], None] | None = None,
-        n_most: Callable[[], int | None] = lambda: None,
-    ) -> Generator[None, None, int]:
-        """See LlamaSession.feeding; counts tokens of the draft. Reads nothing without room."""
-        return self._session.feeding(self._prompt(tokens), progress, n_most)
-
     def pieces(
         self,
         tokens: Sequence[int],
         progress: Callable[[int, int], None] | None = None,
         n_most: Callable[[], int | None] = lambda: None,
     ) -> Pieces:
-        """The same of LlamaSession.pieces."""
+        """See LlamaSession.pieces; counts tokens of the draft. Reads nothing without room."""
         return self._session.pieces(self._prompt(tokens), progress, n_most)
 
     def forget(self) -> None:

@@ -58,7 +58,8 @@ class RpcConnections:
     def gpus(self) -> tuple[Gpu, ...]:
         """The devices, with the free memory that their servers report."""
         return tuple(
-            Gpu(at.name, devices.free_bytes(at.pointer), is_remote=True) for at in self.devices
+            Gpu(at.name, devices.device_memory(at.pointer)[0], is_remote=True)
+            for at in self.devices
         )
 
     def close(self) -> None:
@@ -105,7 +106,7 @@ def print_device_count(endpoint: str) -> None:
     """
     pointers = _add(endpoint)
     for pointer in pointers:
-        devices.free_bytes(pointer)
+        devices.device_memory(pointer)
     sys.stdout.write(f"{len(pointers)}\n")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
     tokens: Sequence[int]
 
 
-Pieces = Generator[Piece | None, None, int]
+Pieces = Iterator[Piece | None]
 
 
 class LlamaSession:
@@ -122,41 +122,11 @@ class LlamaSession:
 
     def feed(
         self, tokens: Sequence[int], progress: Callable[[int, int], None] | None = None
-    ) -> int:
-        """Decode `tokens` in pieces before a score; calls `progress(n_done, n_all)` after each.
-
-        Returns how many of them the cache held already.
-        """
-        pieces = self.feeding(tokens, progress)
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as end:
-                n_known: int = end.value
-                return n_known
-
-    def feeding(
-        self,
-        tokens: Sequence[int],
-        progress: Callable[[int, int], None] | None = None,
-        n_most: Callable[[], int | None] = lambda: None,
-    ) -> Generator[None, None, int]:
-        """`feed` as a generator: the session may be used otherwise between two pieces.
-
-        `n_most()`: the most tokens for the next piece; None: as many as a quick batch takes.
-        The pieces of an exact context do not depend on it.
-        """
-        pieces = self.pieces(tokens, progress, n_most)
-        while True:
-            try:
-                piece = next(pieces)
-            except StopIteration as end:
-                n_known: int = end.value
-                return n_known
-            if piece is None:
-                yield
-            else:
-                piece.context.decode(piece.tokens, 0, piece.sequence)
+    ) -> None:
+        """Decode `tokens` in pieces before a score; calls `progress(n_done, n_all)` after each."""
+        for piece in self.pieces(tokens, progress):
+            if piece is not None:
+                self._context.decode(piece.tokens, 0, self.sequence)
 
     def pieces(
         self,
@@ -164,14 +134,14 @@ class LlamaSession:
         progress: Callable[[int, int], None] | None = None,
         n_most: Callable[[], int | None] = lambda: None,
     ) -> Pieces:
-        """`feeding` without decoding: yields a piece, which the caller decodes, then None.
+        """`feed` without decoding: yields a piece, which the caller decodes, then None.
 
-        The session may be used otherwise after None.
+        The session may be used otherwise after None. `n_most()`: the most tokens for the next
+        piece; None: as many as a quick batch takes. The pieces of an exact context do not depend on
+        it.
         """
         tokens = token_array(tokens)
-        if not (unread := self.unread(tokens)):
-            return len(tokens)
-        first = known = len(tokens) - len(unread)
+        first = known = len(tokens) - len(self.unread(tokens))
         piece = self._n_exact or self._context.n_batch
         while known < len(tokens):
             n = min(piece, len(tokens) - known)
@@ -186,7 +156,6 @@ class LlamaSession:
                 progress(max(known + n - first, 0), len(tokens) - first)
             yield None
             known = self._resume(tokens, self._n_usable(tokens))
-        return first
 
     def unread(self, tokens: Sequence[int]) -> Sequence[int]:
         """The tokens at the end of `tokens` that are not held, after dropping cells that differ."""

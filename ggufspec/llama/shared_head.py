@@ -6,7 +6,7 @@ https://github.com/huggingface/transformers/blob/main/docs/source/en/model_doc/g
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -82,16 +82,6 @@ class SharedCacheSession:
     def n_common(self, tokens: Sequence[int]) -> int:
         """How many tokens at the start of `tokens` the target's cache holds. Raises ClosedError."""
         return self._target.n_common(token_array(tokens), self.sequence)
-
-    def feeding(
-        self,
-        tokens: Sequence[int],
-        progress: Callable[[int, int], None] | None = None,
-        n_most: Callable[[], int | None] = lambda: None,
-    ) -> Generator[None, None, int]:
-        """Nothing to do: the target reads the prompt."""
-        yield from ()
-        return len(tokens)
 
     def forget(self) -> None:
         """Drop what it knows of a text. Raises ClosedError."""

@@ -228,22 +228,19 @@ def alternatives(
 def describe(
     plan: OffloadPlan, target: ModelShape, draft: ModelShape | None, machine: Machine
 ) -> str:
-    """A plan in one line."""
-    if machine.gpus:
-        where = f"{plan.n_gpu_layers} of {target.n_layers + 1} layers of the target"
-        n_here = len(machine.gpus) - machine.n_remote
-        if draft and n_here and not draft.is_inside:
-            where += f" and {plan.n_gpu_layers_draft} of {draft.n_layers + 1} of the draft"
-        places = [counted(machine.n_remote, "RPC device")] if machine.n_remote else []
-        if n_here:
-            places.append("the GPU" if n_here == 1 else counted(n_here, "GPU"))
-        where += f" on {' and '.join(places)}"
-        free = sum(gpu.n_free for gpu in machine.gpus)
-        where += f" ({format_bytes(sum(plan.gpu_bytes))} of {format_bytes(free)} free)"
-        if not plan.n_gpu_layers and any(gpu.is_measured for gpu in machine.gpus):
-            where += ", by what earlier runs measured"
-    else:
-        where = f"all layers on the CPU ({format_bytes(plan.host_bytes)}): there is no GPU"
+    """A plan for a machine with GPUs, in one line."""
+    where = f"{plan.n_gpu_layers} of {target.n_layers + 1} layers of the target"
+    n_here = len(machine.gpus) - machine.n_remote
+    if draft and n_here and not draft.is_inside:
+        where += f" and {plan.n_gpu_layers_draft} of {draft.n_layers + 1} of the draft"
+    places = [counted(machine.n_remote, "RPC device")] if machine.n_remote else []
+    if n_here:
+        places.append("the GPU" if n_here == 1 else counted(n_here, "GPU"))
+    where += f" on {' and '.join(places)}"
+    free = sum(gpu.n_free for gpu in machine.gpus)
+    where += f" ({format_bytes(sum(plan.gpu_bytes))} of {format_bytes(free)} free)"
+    if not plan.n_gpu_layers and any(gpu.is_measured for gpu in machine.gpus):
+        where += ", by what earlier runs measured"
     speed = f"about {plan.tokens_per_second:.2g} tokens/s predicted"
     if plan.n_draft:
         speed += f", {plan.plain_tokens_per_second:.2g} without drafting"

@@ -219,7 +219,7 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
         document = profile_store.recall(profile_key(engine.target, engine.draft))
     assert document is not None
     assert (document["settings"], document["measured"]) == (chosen, "tune")
-    costs = CostModel.of_document(document["costs"], 5)
+    costs = CostModel.of_document(document["costs"]).resized(5)
     assert costs.curve[0] > 0
     assert costs.step > 0
 

@@ -14,7 +14,7 @@ import pytest
 import ggufspec
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
-from ggufspec.llama.devices import Device, free_bytes, offload_devices
+from ggufspec.llama.devices import Device, device_memory, offload_devices
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 ALL = -1  # layers; the embedded target has 6 and its output, which counts as one
@@ -91,4 +91,4 @@ def held_bytes(device: Device) -> int:
     """
     if "llvmpipe" in device.description:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-    return -free_bytes(device.pointer)
+    return -device_memory(device.pointer)[0]

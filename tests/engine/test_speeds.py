@@ -27,7 +27,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """This machine has such GPUs, but computes all layers on its processor."""
 
     def give(*names: str) -> None:
-        found = [Device(name, CARD, 1, GIB, 0) for name in names]
+        found = [Device(name, CARD, 1, GIB, 0, GIB) for name in names]
         monkeypatch.setattr(model, "offload_devices", lambda: found)
         monkeypatch.setattr(speeds, "offload_devices", lambda: found)
         monkeypatch.setattr(fit, "gpus", lambda: (Gpu(CARD, GIB),) * len(found))

@@ -9,16 +9,16 @@ from ggufspec.llama.build import advice
 from ggufspec.llama.devices import Device
 from ggufspec.llama.install import VisibleGpu, build_command
 
-CPU = Device("CPU", "AMD EPYC", 0, 1000, 1)
-CARD = Device("CUDA0", "NVIDIA GeForce RTX 4090", 1, 1000, 2)
-SOFTWARE = Device("Vulkan0", "llvmpipe (LLVM 19.1.7, 256 bits)", 1, 1000, 3)
+CPU = Device("CPU", "AMD EPYC", 0, 1000, 1, 2000)
+CARD = Device("CUDA0", "NVIDIA GeForce RTX 4090", 1, 1000, 2, 2000)
+SOFTWARE = Device("Vulkan0", "llvmpipe (LLVM 19.1.7, 256 bits)", 1, 1000, 3, 2000)
 NVIDIA = VisibleGpu("NVIDIA GeForce RTX 4090", "CUDA")
 INTEL = VisibleGpu("an Intel GPU (/dev/dri/renderD128)", "Vulkan")
 
 
 def test_a_build_that_uses_the_gpu_needs_no_advice() -> None:
     assert advice({"CUDA": 1, "CPU": 1}, [CARD, CPU], [NVIDIA], {}) == []
-    integrated = Device("Vulkan0", "Iris", 2, 1000, 4)
+    integrated = Device("Vulkan0", "Iris", 2, 1000, 4, 2000)
     assert advice({"Vulkan": 1, "CPU": 1}, [integrated, CPU], [INTEL, NVIDIA], {}) == []
 
 

@@ -58,6 +58,12 @@ def made(draft: Model) -> Iterator[Callable[[], LlamaSession]]:
         context.close()
 
 
+def feed(session: MappedSession, tokens: list[int]) -> None:
+    for piece in session.pieces(tokens):
+        if piece is not None:
+            piece.context.decode(piece.tokens, 0, piece.sequence)
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     weights = np.exp(logits - logits.max())
     return np.asarray(weights / weights.sum())
@@ -155,8 +161,7 @@ def test_a_token_is_held_once_all_that_the_draft_reads_of_it_is(
     inner = made()
     session = MappedSession(inner, vocab_map)
     assert session.n_common([]) == session.n_common([1, HELLO]) == 0
-    for _ in session.feeding([1, HELLO, 40]):
-        pass
+    feed(session, [1, HELLO, 40])
     assert session.n_common([1, HELLO, 40]) == 3
     assert inner.n_held == 2 + len(vocab_map.spelled(HELLO)) > 3
     part = [token for each in (1, HELLO) for token in vocab_map.spelled(each)][:-1]
@@ -177,7 +182,7 @@ def test_a_text_without_room_in_the_drafts_context_is_not_read(
     with pytest.raises(NoRoomError, match=f"the draft, whose context has {N_CTX}; use a larger"):
         session.score([1, *[HELLO] * (n + 1)])
     assert session.score([1, HELLO]).shape == (1, len(tiny.SPM)), "a shorter one is read again"
-    for _ in session.feeding([1, *[HELLO] * (n + 1)]):
+    for _ in session.pieces([1, *[HELLO] * (n + 1)]):
         raise AssertionError("there is no room for a score")
 
 
@@ -198,8 +203,7 @@ def test_a_beginning_is_borrowed_in_tokens_of_the_target(
     with closing(Context(draft, options)) as context:
         a, b = (MappedSession(LlamaSession(context, i, drafts=True), vocab_map) for i in range(2))
         text = [1, HELLO, 40, HELLO, 41]
-        for _ in a.feeding(text):
-            pass
+        feed(a, text)
         assert a.n_common(text) == 5
         assert b.n_common(text) == 0
         b.borrow(a.sequence, text[:4])

@@ -267,10 +267,6 @@ def test_a_plan_is_described_in_one_line(shapes: dict[str, ModelShape]) -> None:
     line = describe(plan_offload(target, draft, at, PlacementOptions()), target, draft, at)
     assert "of 81 layers of the target" in line
     assert "\n" not in line
-    at = machine()
-    assert "no GPU" in describe(
-        plan_offload(target, None, at, PlacementOptions()), target, None, at
-    )
 
 
 def test_gpus_are_known_by_the_longest_name_that_fits() -> None:
