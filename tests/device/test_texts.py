@@ -26,7 +26,7 @@ from ggufspec.audit import AuditOptions, audit
 
 F16 = ROUNDING["f16"]
 SPLITS = [(n, draft) for n in (0, 1, 3, ALL) for draft in (0, ALL)][1:]
-GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 20, "ignore_eos": True}
+GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {"drafter": "none"},
     "fixed": {"n_draft": 3},
@@ -63,7 +63,7 @@ def test_text_is_that_of_the_cpu(
     engine = load(n_gpu_layers=n_layers, n_gpu_layers_draft=n_draft_layers)
     for prompt in PROMPTS:
         done = engine.generate(prompt, **WAYS[way], **GREEDY)
-        assert len(done.tokens) == 20
+        assert len(done.tokens) == 16
         assert_greedy(done, reference, prompt, F16)
         if way in ("fixed", "tree"):
             assert 0 < done.stats.n_accepted <= done.stats.n_drafted
@@ -110,7 +110,7 @@ def test_exact_text_is_equal_with_and_without_drafts(load: LoadPair) -> None:
 
 def test_sampled_text_has_the_distribution_of_the_target(load: LoadPair) -> None:
     engine = load(n_gpu_layers=3, n_gpu_layers_draft=ALL)
-    settings = AuditOptions(n_runs=8, n_tokens=8, n_draft=3, seed=0)
+    settings = AuditOptions(n_runs=4, n_tokens=8, n_draft=3, seed=0)
     assert audit(engine, PROMPTS, settings).differences == ()
 
 
@@ -152,5 +152,5 @@ def test_heads_draft_what_the_target_writes(
     with ggufspec.load(pair.target, pair.draft, n_ctx=192, tuned=False, **split) as engine:
         for prompt in (TOKENS, MORE_TOKENS):
             done = engine.generate(prompt, drafter="model", n_draft=3, **GREEDY)
-            assert list(done.tokens) == pair.table.greedy(prompt, 20)
+            assert list(done.tokens) == pair.table.greedy(prompt, 16)
             assert done.stats.n_accepted == done.stats.n_drafted > 0
