@@ -36,17 +36,17 @@ class Predicted(NamedTuple):
 def predicted(
     target: tuple[ModelShape, int],
     draft: tuple[ModelShape, int] | None,
-    machine: Machine,
+    known: Machine,
     n_most: int,
 ) -> Predicted:
     """The costs of models with so many layers on GPUs, for passes of up to `n_most` tokens."""
     models = [(shape, min(n, shape.n_layers + 1)) for shape, n in (target, draft or target)]
-    unknown = Machine(tuple(Gpu(gpu.name, 0, gpu.bandwidth) for gpu in machine.gpus), None)
+    unknown = Machine(tuple(Gpu(gpu.name, 0, gpu.bandwidth) for gpu in known.gpus), None)
     assumed = [PassTimes(shape, unknown.bandwidths).shares(n)._asdict() for shape, n in models]
     named = dict(zip(("target", "draft") if draft else ("target",), assumed, strict=False))
-    if machine.n_remote or not any(n for _, n in models):
+    if known.n_remote or not any(n for _, n in models):
         return Predicted(None, named)
-    (times, n), (step, n_draft) = ((PassTimes(at, machine.bandwidths), n) for at, n in models)
+    (times, n), (step, n_draft) = ((PassTimes(at, known.bandwidths), n) for at, n in models)
     seconds = [times.seconds(n, n_tokens) for n_tokens in range(1, n_most + 1)]
     one, two = (step.seconds(n_draft, n_tokens) for n_tokens in (1, 2))
     return Predicted(Start(seconds, one, two - one), named)
