@@ -307,8 +307,6 @@ def _plans(
     draft_times = PassTimes(draft, machine.bandwidths) if draft else None
     has_gpu = offloads and len(machine.gpus) > machine.n_remote
     for n_gpu_layers_draft, draft_gpu in _draft_places(draft_memory, machine, options):
-        if n_gpu_layers_draft and not offloads:
-            continue
         on_gpu, on_host = 0, 0
         if draft_memory is not None:
             on_gpu, on_host = draft_memory.use(n_gpu_layers_draft, has_gpu)
@@ -323,7 +321,7 @@ def _plans(
         for n_gpu_layers in _target_places(memory, rooms, options, machine.n_remote):
             if draft and draft.is_inside and bool(n_gpu_layers) != bool(n_gpu_layers_draft):
                 continue
-            if n_gpu_layers and not offloads:
+            if not offloads and (n_gpu_layers or n_gpu_layers_draft):
                 continue
             split = memory.split(n_gpu_layers, rooms, machine.n_remote) if offloads else None
             is_draft_in = not on_gpu or rooms[prompt_gpu] >= 0
