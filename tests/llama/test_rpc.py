@@ -105,6 +105,7 @@ class Lent(RpcConnections):
 def test_a_draft_stays_here(
     target: Path, draft: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr("ggufspec.engine.fit.gpus", lambda: ())
     monkeypatch.setattr(load, "RpcConnections", Lent)
     monkeypatch.setattr(Lent, "closed", 0)
     caplog.set_level(logging.INFO, "ggufspec.llama")
