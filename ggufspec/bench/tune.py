@@ -168,7 +168,7 @@ def tune(
             reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),
-            assumed=engine.predicted.assumed,
+            assumed=engine.stored_profile.assumed,
         )
 
 

@@ -10,11 +10,11 @@ from ggufspec.drafting import constants
 
 
 class Start(NamedTuple):
-    """Predicted seconds, of which the proportions hold for what is not measured yet.
+    """Predicted seconds, whose proportions are used for what is not measured yet.
 
-    But no more than is usual on processors: what is predicted to be too slow would never be tried.
-    target: passes over 1, 2 ... tokens, as many as a pass may have. step: a draft step. read: each
-    further token that the draft model reads in a batch.
+    Each is limited to what is usual on processors: drafts that are predicted to be too slow would
+    never be tried. target: passes over 1, 2 ... tokens, as many as a pass may have. step: a draft
+    step. read: each further token that the draft model reads in a batch.
     """
 
     target: Sequence[float]
@@ -270,9 +270,9 @@ class CostModel:
 
 
 def _positions(start: Start | None, n_largest: int) -> Sequence[float]:
-    """Where each number of tokens lies on the line on which seconds are interpolated; it rises.
+    """The coordinate of each number of tokens, between which seconds are interpolated linearly.
 
-    The numbers themselves; with a `start`, so that its proportions are those of a line.
+    Without a `start` the number itself; with one, a rising number in which its seconds are linear.
     """
     if start is None:
         return list(range(n_largest + 1))

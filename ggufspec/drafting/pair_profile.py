@@ -125,34 +125,48 @@ class PairProfile:
 
 
 class StoredProfile:
-    """A pair's profile on disk, under the facts that it depends on."""
+    """A pair's profile on disk, under the facts that it depends on; without facts, none.
 
-    def __init__(self, facts: Mapping[str, object]) -> None:
-        self._facts = facts
+    start: see CostModel. assumed: what is stored beside it: see engine.speeds.Predicted.
+    """
 
-    def recall(
-        self, n_most: int, n_sharers: int = 1, start: Start | None = None
-    ) -> PairProfile | None:
-        """The stored profile, for passes as CostModel has them; None if there is none."""
-        document = profile_store.recall(self._facts)
-        if document is None:
+    def __init__(
+        self,
+        facts: Mapping[str, object] | None = None,
+        start: Start | None = None,
+        assumed: Mapping[str, object] | None = None,
+    ) -> None:
+        self.facts = facts
+        self.assumed = dict(assumed or {})
+        self._start = start
+
+    def profile(self, n_most: int, n_sharers: int = 1) -> PairProfile:
+        """The stored profile, or a new one, for passes as CostModel has them."""
+        new = PairProfile(CostModel(n_most, n_sharers, self._start))
+        return self.recall(n_most, n_sharers) or new
+
+    def recall(self, n_most: int, n_sharers: int = 1) -> PairProfile | None:
+        """The stored profile; None if there is none."""
+        if self.facts is None or (document := profile_store.recall(self.facts)) is None:
             return None
         try:
-            return PairProfile.of_document(document, n_most, n_sharers, start)
+            return PairProfile.of_document(document, n_most, n_sharers, self._start)
         except ValueError:
             return None
 
-    def remember(self, profile: PairProfile, assumed: Mapping[str, object]) -> None:
-        """Store it, if possible, beside the seconds that were `assumed` before any measurement.
+    def remember(self, profile: PairProfile) -> None:
+        """Store it, if there is something new, and if it can be written.
 
         Settled costs stay as they were stored first: so a seed gives the same text in the next
         process, and in the one after it.
         """
-        document = {**profile.to_document(), "assumed_seconds": assumed}
+        if self.facts is None or not profile.is_new:
+            return
+        document = {**profile.to_document(), "assumed_seconds": self.assumed}
         known = self.recall(constants.MAX_STORED_SIZE)
         if known is not None and known.is_settled:
             document["settled_costs"] = known.to_document()["settled_costs"]
-        profile_store.remember(self._facts, document)
+        profile_store.remember(self.facts, document)
 
 
 def _new(temperature: float) -> Acceptance:

@@ -49,13 +49,17 @@ def settle(engine: Engine, known: Mapping[str, object] | None = None) -> dict[st
         if engine.draft_of_draft is not None:
             calibrate_draft(engine)
             known["of_draft"] = engine.profile_of_draft.to_document()
-    profile = PairProfile.of_document(known, engine.n_draft_max + 1, engine.n_slots)
+    start = engine.profile.costs.start
+    profile = PairProfile.of_document(known, engine.n_draft_max + 1, engine.n_slots, start)
     of_draft = known.get("of_draft", {})
     with engine.lock.held():
         engine.profile = profile
         if engine.draft_of_draft is not None:
             assert isinstance(of_draft, Mapping)
-            engine.profile_of_draft = PairProfile.of_document(of_draft, engine.n_rows_draft)
+            start = engine.profile_of_draft.costs.start
+            engine.profile_of_draft = PairProfile.of_document(
+                of_draft, engine.n_rows_draft, start=start
+            )
         engine.repeats_greedy_texts = True
     return dict(known)
 

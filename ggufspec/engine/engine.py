@@ -12,8 +12,7 @@ from ggufspec.common import validate
 from ggufspec.common.facts import counted
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.cost_model import CostModel, Start
-from ggufspec.drafting.pair_profile import PairProfile, StoredProfile
+from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.completion import Completion
 from ggufspec.engine.constraints import sampling_of
@@ -24,7 +23,6 @@ from ggufspec.engine.message_forms import Message
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.engine.slots import Slots
-from ggufspec.engine.speeds import UNPREDICTED, Predicted
 from ggufspec.engine.stream import Stream
 from ggufspec.errors import ClosedError, OptionError, PromptError, PromptTooLongError
 from ggufspec.llama.context import Context
@@ -56,8 +54,6 @@ class Engine:
         draft_of_draft: DraftOfDraft | None = None,
         stored_profile: StoredProfile | None = None,
         stored_profile_of_draft: StoredProfile | None = None,
-        predicted: Predicted = UNPREDICTED,
-        predicted_of_draft: Predicted = UNPREDICTED,
         placement: str | None = None,
         attention: str | None = None,
         resources: ExitStack,
@@ -83,27 +79,21 @@ class Engine:
         self.draft = draft.context if isinstance(draft, Head) else draft
         self.vocab_map = vocab_map  # None: target and draft have the same vocabulary
         self.draft_of_draft = draft_of_draft
-        # Target and draft compute on different devices, so at the same time; but a head reads what
-        # the target computes.
-        places = self.draft.model.places if self.draft and not self.head else target.model.places
-        self.are_apart = target.model.places.isdisjoint(places)
+        # Target and draft compute on different devices, so both at the same time.
+        self.are_apart = not (self.draft and target.model.places & self.draft.model.places)
         self.n_ctx = target.n_ctx
         self.n_draft_max = n_draft_max
         self.n_slots = target.n_sequences  # texts that can be written at the same time
         # For the modules of this package, which hold the lock while they use them.
         self.lock = EngineLock() if lock is None else lock
         self.slots = Slots(target, draft, vocab_map, *(draft_of_draft or ()))
-        self.predicted = predicted  # before anything was measured
-        self.profile = _profile(stored_profile, predicted.start, n_draft_max + 1, self.n_slots)
+        self.stored_profile = stored_profile or StoredProfile()
+        self.profile = self.stored_profile.profile(n_draft_max + 1, self.n_slots)
         # Of the draft as a target of its own draft: each text has its passes alone.
         self.n_rows_draft = self.draft.n_rows if self.draft else 1
-        self._predicted_of_draft = predicted_of_draft
-        self.profile_of_draft = _profile(
-            stored_profile_of_draft, predicted_of_draft.start, self.n_rows_draft
-        )
-        self._stored_profile_of_draft = stored_profile_of_draft
+        self._stored_profile_of_draft = stored_profile_of_draft or StoredProfile()
+        self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
         self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
-        self._stored_profile = stored_profile
         self._resources = resources
         self._closed = False
 
@@ -278,7 +268,7 @@ class Engine:
         below = self.draft_of_draft and self.draft_of_draft.vocab_map
         mapped_below = below and below.note.replace("the draft", "the draft of the draft")
         unstored = None
-        if self._stored_profile and not profile_store.is_writable():
+        if self.stored_profile.facts and not profile_store.is_writable():
             unstored = (
                 "measurements cannot be stored: each process measures this pair anew, and a seed "
                 "may give another text there. Set GGUFSPEC_CACHE to a folder that can be written"
@@ -339,12 +329,9 @@ class Engine:
         if self.lock.is_forked:
             return
         with self.lock.held():
-            for stored, profile, predicted in (
-                (self._stored_profile, self.profile, self.predicted),
-                (self._stored_profile_of_draft, self.profile_of_draft, self._predicted_of_draft),
-            ):
-                if not self._closed and stored and profile.is_new:
-                    stored.remember(profile, predicted.assumed)
+            if not self._closed:
+                self.stored_profile.remember(self.profile)
+                self._stored_profile_of_draft.remember(self.profile_of_draft)
             self._closed = True
             self._templates.close()
             self._resources.close()
@@ -354,13 +341,6 @@ class Engine:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _profile(
-    stored: StoredProfile | None, start: Start | None, n_most: int, n_sharers: int = 1
-) -> PairProfile:
-    known = stored and stored.recall(n_most, n_sharers, start)
-    return known or PairProfile(CostModel(n_most, n_sharers, start))
 
 
 def _check_list(value: object, what: str, wanted: str) -> None:

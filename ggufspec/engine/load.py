@@ -15,7 +15,6 @@ from ggufspec.engine import fit
 from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import DraftOfDraft, Engine
 from ggufspec.engine.fit import Fit, LoadOptions
-from ggufspec.engine.speeds import UNPREDICTED
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
@@ -251,17 +250,18 @@ def _load(
             stack.callback(context_below.close)
             below = DraftOfDraft(context_below, map_of(target_model.vocab, model_below.vocab))
         resources = ExitStack()
-        stored, stored_of_draft = None, None
-        if options.tuned:
-            stored = StoredProfile(profile_key(target_context, draft_context, context_below))
-            if draft_context is not None and head is None:
-                stored_of_draft = StoredProfile(profile_key(draft_context, context_below))
         n_gpu_layers_draft = draft_model.n_gpu_layers if draft_model else 0
         n_most = (options.n_draft_max + 1) * options.n_slots
-        predicted = places.predicted(target_model.n_gpu_layers, n_gpu_layers_draft, n_most)
-        predicted_of_draft = UNPREDICTED
-        if below is not None:
-            predicted_of_draft = places.predicted_of_draft(n_gpu_layers_draft, of_draft.n_rows)
+        stored = StoredProfile(
+            profile_key(target_context, draft_context, context_below) if options.tuned else None,
+            *places.predicted(target_model.n_gpu_layers, n_gpu_layers_draft, n_most),
+        )
+        stored_of_draft = None
+        if draft_context is not None and head is None:
+            stored_of_draft = StoredProfile(
+                profile_key(draft_context, context_below) if options.tuned else None,
+                *places.predicted_of_draft(n_gpu_layers_draft, of_draft.n_rows),
+            )
         engine = Engine(
             target_context,
             Head(link, draft_context) if link and draft_context else draft_context,
@@ -270,8 +270,6 @@ def _load(
             draft_of_draft=below,
             stored_profile=stored,
             stored_profile_of_draft=stored_of_draft,
-            predicted=predicted,
-            predicted_of_draft=predicted_of_draft,
             placement=options.placement,
             attention=attention.reason,
             resources=resources,

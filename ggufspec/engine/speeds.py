@@ -15,8 +15,8 @@ from ggufspec.placement.plan import Gpu, Machine
 from ggufspec.placement.speeds import GPU_SLOPE, HOST_BANDWIDTH, HOST_SLOPE, PassTimes
 
 _FEW = 8  # tokens of a pass that verifies a short draft
-# A model of fewer bytes than this share of another one does not tell how fast a GPU computes that:
-# of small ones, most of the time is not that of their bytes.
+# What a smaller model measured of a GPU is used if it has at least this share of the bytes: passes
+# of small models spend most of their time on starting kernels, not on reading weights.
 _SIMILAR = 1 / 4
 _CPU = "CPU"
 
@@ -33,23 +33,20 @@ class Predicted(NamedTuple):
     assumed: Mapping[str, object]
 
 
-UNPREDICTED = Predicted(None, {})
-
-
 def predicted(
     target: tuple[ModelShape, int],
     draft: tuple[ModelShape, int] | None,
-    machine: Machine,
+    known: Machine,
     n_most: int,
 ) -> Predicted:
     """The costs of models with so many layers on GPUs, for passes of up to `n_most` tokens."""
     models = [(shape, min(n, shape.n_layers + 1)) for shape, n in (target, draft or target)]
-    unknown = Machine(tuple(Gpu(gpu.name, 0, gpu.bandwidth) for gpu in machine.gpus), None)
+    unknown = Machine(tuple(Gpu(gpu.name, 0, gpu.bandwidth) for gpu in known.gpus), None)
     assumed = [PassTimes(shape, unknown.bandwidths).shares(n)._asdict() for shape, n in models]
     named = dict(zip(("target", "draft") if draft else ("target",), assumed, strict=False))
-    if machine.n_remote or not any(n for _, n in models):
+    if known.n_remote or not any(n for _, n in models):
         return Predicted(None, named)
-    (times, n), (step, n_draft) = ((PassTimes(at, machine.bandwidths), n) for at, n in models)
+    (times, n), (step, n_draft) = ((PassTimes(at, known.bandwidths), n) for at, n in models)
     seconds = [times.seconds(n, n_tokens) for n_tokens in range(1, n_most + 1)]
     one, two = (step.seconds(n_draft, n_tokens) for n_tokens in (1, 2))
     return Predicted(Start(seconds, one, two - one), named)

@@ -187,9 +187,11 @@ def test_a_record_that_is_none_is_not_known(document: dict[str, object]) -> None
     facts = {"pair": "a"}
     profile_store.remember(facts, document)
     assert StoredProfile(facts).recall(8) is None
-    costs = CostModel(8)
-    costs.observe_target(1, 1.0)
-    StoredProfile(facts).remember(PairProfile(costs), {})  # and is no obstacle
+    profile = PairProfile(CostModel(8))
+    measured = CostModel(8)
+    measured.observe_target(1, 1.0)
+    profile.settle(measured)
+    StoredProfile(facts).remember(profile)  # and is no obstacle
     assert StoredProfile(facts).recall(8) is not None
 
 
@@ -206,7 +208,10 @@ def test_an_engine_for_short_drafts_keeps_what_longer_ones_cost() -> None:
     profile_store.remember(facts, {"costs": costs, "settled_costs": costs})
     known = StoredProfile(facts).recall(4)
     assert known is not None
-    StoredProfile(facts).remember(known, {})
+    measured = CostModel(4)
+    measured.observe_target(1, 9.0)
+    known.settle(measured)
+    StoredProfile(facts).remember(known)
     (document,) = [record.document for record in profile_store.records() if record.facts == facts]
     assert document["settled_costs"]["target_seconds"] == seconds
 

@@ -12,6 +12,7 @@ import tiny
 import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit, speeds
+from ggufspec.engine.calibration import settle
 from ggufspec.llama import model
 from ggufspec.llama.devices import Device
 from ggufspec.placement.plan import Gpu, Machine
@@ -126,3 +127,14 @@ def test_costs_start_from_where_the_layers_are(
     assert on_cpu.step != part.step
     assert on_cpu.target == part.target
     assert len(start(n_gpu_layers=1, n_draft_max=3, n_slots=2).target) == 8
+
+
+def test_costs_of_a_draft_and_of_settled_engines_start_there_too(
+    target: Path, draft: Path, pretend: Callable[..., None]
+) -> None:
+    pretend("CUDA0")
+    with ggufspec.load(target, draft, n_threads=1, tuned=False, n_gpu_layers_draft=-1) as engine:
+        assert engine.profile_of_draft.costs.start is not None, "n-grams may draft for the draft"
+        before = engine.profile.costs.start
+        settle(engine)
+        assert engine.profile.costs.start == before is not None
