@@ -63,11 +63,15 @@ def load_pair(**how: Any) -> Engine:
 
 
 def logits(
-    engine: Engine, prompt: str | Sequence[int], text: Sequence[int], n_together: int = 1
+    engine: Engine,
+    prompt: str | Sequence[int],
+    text: Sequence[int],
+    n_together: int = 1,
+    whose: str = "target",
 ) -> Any:
-    """The target's logits before each token of `text`: (n, n_vocab)."""
+    """Logits before each token of `text`: (n, n_vocab)."""
     tokens = engine.tokenize(prompt)
-    pieces = scoring.logits(engine, tokens, text, whose="target", n_together=n_together)
+    pieces = scoring.logits(engine, tokens, text, whose=whose, n_together=n_together)
     return np.concatenate(list(pieces))
 
 

@@ -23,13 +23,17 @@ SPLITS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_text_is_that_of_the_cpu(split: str, device: Device, load: LoadPair) -> None:
+def test_the_text_is_that_of_the_cpu(
+    split: str, device: Device, load: LoadPair, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="ggufspec.llama")
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "ignore_eos": True}
     with (
         rpc_server(device.name) as server,
         load_pair(rpc=[server.address], n_gpu_layers_draft=ALL, **SPLITS[split]) as engine,
     ):
-        assert engine.target.model.rpc
+        taken = f"RPC0[{server.address}] model buffer size"
+        assert (taken in caplog.text) == (split != "auto"), "the device here has room for all"
         for n_draft in (3, "auto"):
             done = engine.generate(PROMPTS[0], n_draft=n_draft, **options)
             assert_greedy(done, load(**ON_CPU), PROMPTS[0], ROUNDING["f16"])

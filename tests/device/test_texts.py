@@ -41,17 +41,22 @@ MORE_TOKENS = [40 + 7 * i % 200 for i in range(45)]
 # The embedded pair
 
 
-@pytest.mark.parametrize("n_draft_layers", [0, ALL])
+@pytest.mark.parametrize(
+    ("whose", "n_together"), [("target", 1), ("target", 4), ("draft", 1)], ids=str
+)
 @pytest.mark.parametrize("n_layers", [0, 1, 3, ALL])
-def test_logits_are_those_of_the_cpu(n_layers: int, n_draft_layers: int, load: LoadPair) -> None:
+def test_logits_are_those_of_the_cpu(
+    n_layers: int, whose: str, n_together: int, load: LoadPair
+) -> None:
+    """But for rounding, by which one sees that the device has computed them."""
     reference = load(**ON_CPU)
-    engine = load(n_gpu_layers=n_layers, n_gpu_layers_draft=n_draft_layers)
+    engine = load(n_gpu_layers=n_layers, n_gpu_layers_draft=n_layers)
     for prompt in PROMPTS:
         text = list(reference.generate(prompt, drafter="none", **GREEDY).tokens)
-        expected = logits(reference, prompt, text)
-        for n_together in (1, 4):
-            found = logits(engine, prompt, text, n_together)
-            assert np.abs(found - expected).max() <= F16
+        expected = logits(reference, prompt, text, whose=whose)
+        found = logits(engine, prompt, text, n_together, whose)
+        assert np.abs(found - expected).max() <= F16
+        assert np.array_equal(found, expected) == (n_layers == 0)
 
 
 @pytest.mark.parametrize("way", WAYS)
