@@ -14,7 +14,7 @@ import numpy as np
 from ggufspec.common import defaults
 from ggufspec.drafting import profile_store
 from ggufspec.llama.context_options import ContextOptions
-from ggufspec.llama.devices import Signature, ggml
+from ggufspec.llama.devices import InitParams, Signature, ggml
 from ggufspec.llama.model import Heads, Model
 from ggufspec.llama.profile_key import pair_key
 
@@ -140,18 +140,8 @@ def _recall(facts: Mapping[str, object]) -> Attention | None:
 # llama.cpp's attention, as build_attn_mha makes it in src/llama-graph.cpp
 
 
-class _Init(ctypes.Structure):
-    """struct ggml_init_params in ggml.h."""
-
-    _fields_ = (
-        ("mem_size", ctypes.c_size_t),
-        ("mem_buffer", ctypes.c_void_p),
-        ("no_alloc", ctypes.c_bool),
-    )
-
-
 _FUNCTIONS: dict[str, Signature] = {
-    "ggml_init": (_POINTER, [_Init]),
+    "ggml_init": (_POINTER, [InitParams]),
     "ggml_free": (None, [_POINTER]),
     "ggml_new_tensor_4d": (_POINTER, [_POINTER, _INT, *[_LONG] * 4]),
     "ggml_set_zero": (_POINTER, [_POINTER]),
@@ -181,7 +171,7 @@ def _graphs(heads: Heads) -> Iterator[dict[tuple[bool, int], Callable[[], object
     if library is None or memory is None:
         yield {}
         return
-    context = library.ggml_init(_Init(n_bytes, memory.ctypes.data, False))
+    context = library.ggml_init(InitParams(n_bytes, memory.ctypes.data, False))
     backend = library.ggml_backend_cpu_init()
     library.ggml_backend_cpu_set_n_threads(backend, 1)
 

@@ -21,6 +21,7 @@ from ggufspec.llama.functions import addresses
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
+from ggufspec.llama.tensor_limits import check_tensors
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, MTP, HeadFacts
 from ggufspec.models.shape import shape_of
@@ -181,6 +182,7 @@ class Context:
             params.cb_eval = self._layer_skip.callback
         if self.link is None:
             self._check_fits(options)
+            check_tensors(self.model, options)
         else:
             params.ctx_other = self.link.target.pointer
             if self.link.facts.kind == MTP:

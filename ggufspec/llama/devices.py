@@ -21,6 +21,7 @@ POINTER, TEXT, SIZE = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t
 Signature = tuple[Any, list[Any]]  # the types of a C function: result, arguments
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
+_BLOCK = 256  # values of the largest block of any type
 # Apple's processors: llama.cpp calls their GPU one with memory of its own.
 _IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"
 
@@ -145,6 +146,31 @@ def device_memory(device: int) -> tuple[int, int]:
     if library := ggml({"ggml_backend_dev_memory": (None, [POINTER, sizes, sizes])}):
         library.ggml_backend_dev_memory(device, ctypes.byref(n_free), ctypes.byref(n_total))
     return n_free.value, n_total.value
+
+
+class InitParams(ctypes.Structure):
+    """struct ggml_init_params in ggml.h."""
+
+    _fields_ = (("mem_size", SIZE), ("mem_buffer", POINTER), ("no_alloc", ctypes.c_bool))
+
+
+def takes_tensor(device: Device, type_: int, n_values: int) -> bool:
+    """Whether a device computes with tensors of so many values: ggml ends the process otherwise."""
+    library = ggml(
+        {
+            "ggml_init": (POINTER, [InitParams]),
+            "ggml_free": (None, [POINTER]),
+            "ggml_new_tensor_1d": (POINTER, [POINTER, ctypes.c_int, ctypes.c_int64]),
+            "ggml_backend_dev_supports_op": (ctypes.c_bool, [POINTER, POINTER]),
+        }
+    )
+    if library is None:
+        return True
+    context = library.ggml_init(InitParams(2**12, None, True))
+    tensor = library.ggml_new_tensor_1d(context, type_, -(-n_values // _BLOCK) * _BLOCK)
+    found = bool(library.ggml_backend_dev_supports_op(device.pointer, tensor))
+    library.ggml_free(context)
+    return found
 
 
 def gpu_names() -> list[str]:

@@ -229,7 +229,7 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
         (["-ngl", "9999999999"], ["n_gpu_layers is 9999999999", "-1: all"]),
         (["-ts", "3,x"], ["--tensor-split", "not a list of proportions"]),
         (["-ts", "0,0"], ["--tensor-split", "not a list of proportions"]),
-        (["-mg", "7"], ["no GPU 7"]),
+        (["-mg", "7"], ["no GPU 7; llama.cpp found none: leave it out"]),
         (["--rpc", ""], ["--rpc: an entry is empty", "192.168.1.20:50052"]),
         (["--rpc", "host:1,host"], ["--rpc: 'host' has no port"]),
         (["--rpc", "[::1]:50052"], ["--rpc: '[::1]:50052' is an IPv6 address"]),

@@ -17,6 +17,7 @@ import tiny
 
 import ggufspec
 from ggufspec.llama.devices import Device
+from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 MIB = 2**20
 
@@ -135,3 +136,17 @@ def test_prompts_are_read_on_the_cpu_where_the_device_has_no_room(
     found = load_where(large, 0, 8, n_gpu_layers=0, n_gpu_layers_draft=0)
     assert found.n_failed == 1
     assert found.text == load_where(large, 0, 1000, n_gpu_layers=0, n_gpu_layers_draft=0).text
+
+
+@pytest.mark.parametrize("which", ["n_gpu_layers", "n_gpu_layers_draft"])
+def test_a_cache_with_too_large_tensors_for_the_device(which: str, device: Device) -> None:
+    """Vulkan has a largest tensor, 128 MiB with the software device; ggml ended the process."""
+    needs_vulkan(device)
+    if "llvmpipe" not in device.description:
+        pytest.skip("other drivers take larger tensors")
+    layers = {"n_gpu_layers": 0, "n_gpu_layers_draft": 0, which: -1}
+    pair = str(embedded_target()), str(embedded_draft())
+    with pytest.raises(ggufspec.OutOfMemoryError, match=r"1,000,000 tokens .* than Vulkan0"):
+        ggufspec.load(*pair, n_ctx=1_000_000, tuned=False, **layers)
+    with ggufspec.load(*pair, n_ctx=200_000, tuned=False, **layers) as engine:
+        assert engine.n_ctx == 200_000
