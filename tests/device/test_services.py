@@ -58,6 +58,7 @@ def test_a_server_answers_requests_at_the_same_time(load: LoadPair) -> None:
     engine = load(**ON_DEVICE, n_slots=2)
     body: dict[str, Any] = {"temperature": 0, "max_tokens": 16, "n_draft": 3, "model": "any"}
     with serving(engine) as live, ThreadPoolExecutor() as pool:
+        live.client.timeout = 300  # a driver may compile for minutes
         asked = [
             pool.submit(live.ok, "/v1/completions", prompt=prompt, **body) for prompt in PROMPTS
         ]
