@@ -13,6 +13,7 @@ import click
 from ggufspec import __version__
 from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR, INTERRUPTED, USAGE
+from ggufspec.cli.interrupts import end_at_second_interrupt
 from ggufspec.common.terminal import visible
 from ggufspec.errors import GgufspecError, OptionError
 
@@ -62,6 +63,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit."""
+    end_at_second_interrupt()
     code = run()
     try:
         sys.stdout.flush()

@@ -80,13 +80,13 @@ def listening() -> Iterator[_Log]:
 
 @contextmanager
 def _interrupts_held(log: _Log) -> Iterator[None]:
-    """Raise KeyboardInterrupt after the block, not in it.
+    """Handle Ctrl-C after the block, not in it.
 
     Python handles a signal at its next bytecode. Within llama.cpp that is in one of our callbacks,
     where ctypes would print the exception and drop it.
     """
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
 
@@ -97,10 +97,10 @@ def _interrupts_held(log: _Log) -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, before)
         interrupted, log.interrupted = log.interrupted, False
         if interrupted:
-            raise KeyboardInterrupt
+            before(signal.SIGINT, None)
 
 
 def show_log() -> None:
