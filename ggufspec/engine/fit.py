@@ -120,8 +120,8 @@ class Fit:
                 f"{_MOST_GPUS} GPUs"
             )
         if options.main_gpu is not None and not 0 <= options.main_gpu < max(len(self._gpus), 1):
-            found = ", ".join(f"{i}: {gpu.name}" for i, gpu in enumerate(self._gpus))
-            choice = f"found {found}. Choose one of them" if found else "found none: leave it out"
+            found = ", ".join(f"{i} ({gpu.name})" for i, gpu in enumerate(self._gpus))
+            choice = f"numbers them {found}. Choose one" if found else "found none: leave it out"
             raise OptionError(
                 f"there is no GPU {options.main_gpu}; llama.cpp {choice} (main_gpu, -mg)"
             )

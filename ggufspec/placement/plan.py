@@ -241,14 +241,18 @@ def describe(
     where += f" ({format_bytes(sum(plan.gpu_bytes))} of {format_bytes(free)} free)"
     if not plan.n_gpu_layers and any(gpu.is_measured for gpu in machine.gpus):
         where += ", by what earlier runs measured"
-    speed = f"about {plan.tokens_per_second:.2g} tokens/s predicted"
+    speed = f"about {_rounded(plan.tokens_per_second)} tokens/s predicted"
     if plan.n_draft:
-        speed += f", {plan.plain_tokens_per_second:.2g} without drafting"
+        speed += f", {_rounded(plan.plain_tokens_per_second)} without drafting"
     # The speed of RPC devices, and of the network, is unknown.
     parts = [where] if machine.n_remote else [where, speed]
     if plan.caches.type_k == _SMALLER_KV:
         parts.append(f"KV cache in {_SMALLER_KV}")
     return "; ".join(parts)
+
+
+def _rounded(speed: float) -> str:
+    return f"{speed:.2g}" if speed < 99 else f"{speed:,.0f}"
 
 
 def _caches(
