@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -183,40 +182,6 @@ class FileResults:
 
 
 BatchResults = StreamResults | FileResults
-
-
-@dataclass(frozen=True)
-class BatchTotals:
-    """Sums over the records of a batch. `n_retried`: attempts beyond the first ones."""
-
-    n_prompts: int
-    n_failed: int
-    n_retried: int
-    n_generated: int
-    n_rounds: int
-    n_drafted: int
-    n_accepted: int
-
-    @staticmethod
-    def of(records: Iterable[Mapping[str, Any]]) -> BatchTotals:
-        """Add up records; those that failed may lack counts."""
-        known = list(records)
-        counts = ("n_generated", "n_rounds", "n_drafted", "n_accepted")
-        return BatchTotals(
-            len(known),
-            sum(record["error"] is not None for record in known),
-            sum(record.get("attempts", 1) - 1 for record in known),
-            *(sum(record.get(name, 0) for record in known) for name in counts),
-        )
-
-    @property
-    def acceptance(self) -> float:
-        return self.n_accepted / max(self.n_drafted, 1)
-
-    @property
-    def mean_length(self) -> float:
-        """Generated tokens per round."""
-        return self.n_generated / max(self.n_rounds, 1)
 
 
 def _journal_path(path: Path, *, resume: bool) -> Path:

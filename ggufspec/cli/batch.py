@@ -14,7 +14,7 @@ import click
 
 from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.process import LocalProcess, StartWorker
-from ggufspec.batch.results import BatchResults, BatchTotals, FileResults, StreamResults
+from ggufspec.batch.results import BatchResults, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan
 from ggufspec.batch.settings import model_identity
 from ggufspec.cli import options as shared
@@ -227,25 +227,28 @@ def _end(
     prompts: Sequence[Prompt], results: BatchResults, output: Path, *, is_finished: bool
 ) -> int:
     """Print totals, and what to do about missing prompts; the exit code."""
-    done = BatchTotals.of(results.records.values())
-    hint = " (--resume --retry-failed tries them again)" if done.n_failed else ""
-    parts = [f"{done.n_prompts:,} of {len(prompts):,} prompts", f"{done.n_failed:,} failed{hint}"]
-    if done.n_retried:
-        parts.append(f"{done.n_retried:,} tried again")
-    parts.append(f"{done.n_generated:,} tokens")
-    if done.n_drafted:
+    records = list(results.records.values())
+    failed = [record for record in records if record["error"]]
+    hint = " (--resume --retry-failed tries them again)" if failed else ""
+    parts = [f"{len(records):,} of {len(prompts):,} prompts", f"{len(failed):,} failed{hint}"]
+    if n_retried := sum(record.get("attempts", 1) - 1 for record in records):
+        parts.append(f"{n_retried:,} tried again")
+    names = ("n_generated", "n_rounds", "n_drafted", "n_accepted")  # a failed one may lack them
+    total = {name: sum(record.get(name, 0) for record in records) for name in names}
+    parts.append(f"{total['n_generated']:,} tokens")
+    if n_drafted := total["n_drafted"]:
         parts.append(
-            f"{done.acceptance:.1%} of {done.n_drafted:,} drafted accepted, "
-            f"{done.mean_length:.2f} tokens/round"
+            f"{total['n_accepted'] / n_drafted:.1%} of {n_drafted:,} drafted accepted, "
+            f"{total['n_generated'] / total['n_rounds']:.2f} tokens/round"
         )
-    render.note(f"{'; '.join(parts)}")
-    for record in [each for each in results.records.values() if each["error"]][:3]:
+    render.note("; ".join(parts))
+    for record in failed[:3]:
         render.note(f"prompt {record['index'] + 1} failed: {record['error']}")
     if not is_finished:
         kept = "" if str(output) == "-" else "; the same command with --resume continues"
         render.note(f"interrupted{kept}")
         return INTERRUPTED
-    return ERROR if done.n_failed else 0
+    return ERROR if failed else 0
 
 
 class _Shown:
