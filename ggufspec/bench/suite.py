@@ -35,13 +35,13 @@ def perform(
     benchmark: PairBenchmark,
     engine: Engine,
     results: BenchResults,
-    progress: OnTokens | None = None,
+    progress: OnTokens,
     *,
-    baselines: Sequence[Baseline] = (),
-    warn: Warn = lambda message: None,
-    on_text: Callable[[], None] = lambda: None,
-) -> int:
-    """Measure the texts that the results do not have, and add them; returns their number.
+    baselines: Sequence[Baseline],
+    warn: Warn,
+    on_text: Callable[[], None],
+) -> None:
+    """Measure the texts that the results do not have, and add them.
 
     `warn` gets the reason why a text is left out. `on_text` is called after each text, outside of
     all measured times. Results are kept on KeyboardInterrupt. Raises GgufspecError.
@@ -49,23 +49,20 @@ def perform(
     experiment = benchmark.experiment
     results.models[benchmark.pair] = _model_facts(benchmark, engine)
     done = {text.key for text in results.measurements}
-    n = 0
+    n_before = len(done)
     try:
         for text in measure(
             engine, experiment, done=done, progress=progress, baselines=baselines, warn=warn
         ):
             results.measurements.append(text)
-            n += 1
             on_text()
-        if n:
+        if len(results.measurements) > n_before:
             names = {each.name for each in experiment.contenders}
             others = [each for each in results.divergences if each.contender not in names]
             results.divergences = others + divergences(engine, experiment, results)
     finally:
-        peak = machine.peak_rss()
-        if peak is not None:
+        if (peak := machine.peak_rss()) is not None:
             results.memory["peak_rss_bytes"] = peak
-    return n
 
 
 def check_resumed(before: BenchResults, now: BenchResults) -> None:

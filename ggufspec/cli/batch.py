@@ -32,7 +32,6 @@ from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import MTP
 
-_TALK_EVERY = 10.0  # seconds, where there is no terminal
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 
 
@@ -260,7 +259,7 @@ class _Shown:
         self._n_here = self._n_tokens = 0
         self._verbose = verbose
         self._notes: set[str] = set()
-        self._started = self._talked = monotonic()
+        self._started = monotonic()
 
     def show(self, event: BatchEvent) -> None:
         where = f"{event.pid} on {event.node}" if event.node else f"{event.pid}"
@@ -297,14 +296,9 @@ class _Shown:
         self._n_done += 1
         self._n_here += 1
         self._n_tokens += record.get("n_generated", 0)
-        seconds = max(monotonic() - self._started, 1e-9)
-        speed = f"{self._n_tokens / seconds:.1f} tokens/s"
-        if sys.stderr.isatty():
-            self._bars.update("Generating", self._n_done, self._n_all, label=speed)
-        elif monotonic() - self._talked > _TALK_EVERY:
-            self._talked = monotonic()
-            left = seconds / self._n_here * (self._n_all - self._n_done)
-            self._say(f"{self._n_done:,} of {self._n_all:,}, {speed}, about {left:.0f} s left")
+        speed = self._n_tokens / max(monotonic() - self._started, 1e-9)
+        label = f"{speed:.1f} tokens/s"
+        self._bars.update("Generating", self._n_done, self._n_all, label=label, in_lines=True)
 
     def _say(self, text: str, *, only_if_verbose: bool = False) -> None:
         if self._verbose or not only_if_verbose:

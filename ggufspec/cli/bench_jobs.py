@@ -142,13 +142,6 @@ def opened_baselines(
     return open_baselines(folder, program, warn, wanted)
 
 
-def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBenchmark:
-    """The same job without contenders whose program is not open."""
-    names = {None, *(each.name for each in baselines)}
-    able = [each for each in job.experiment.contenders if each.program in names]
-    return replace(job, experiment=replace(job.experiment, contenders=able))
-
-
 def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
     given, competing = options.of_experiment(), _contenders(options, options.sampling)
     pairs = options.pair.find_each()
