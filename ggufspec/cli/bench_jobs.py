@@ -93,8 +93,7 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
     Raises GgufspecError; nothing is loaded yet.
     """
     pair = options.pair
-    if pair.draft is not None and pair.target is None:
-        raise click.UsageError("--draft without --target: name the model that it drafts for")
+    pair.check()
     if pair.target is not None and pair.draft is None:
         _check_needs_no_draft(options)
     if options.against is not None and options.load_settings["rpc"]:
