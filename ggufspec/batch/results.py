@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,21 +17,6 @@ from ggufspec.errors import CacheError, GgufspecError, OptionError
 
 BatchRecord = dict[str, Any]
 _PROFILE = "known"  # the key of the profile's line in journals
-
-
-class OrderedLines:
-    """Holds back lines until all lines before them were pushed."""
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._held: dict[int, bytes] = {}
-
-    def push(self, index: int, line: bytes) -> Iterator[bytes]:
-        """Add a line; yields those that can be written now."""
-        self._held[index] = line
-        while self._next in self._held:
-            yield self._held.pop(self._next)
-            self._next += 1
 
 
 class StreamResults:
@@ -46,7 +31,7 @@ class StreamResults:
         self.profile: dict[str, object] | None = None
         self._stream = stream
         self._run = run_name(settings)
-        self._lines = OrderedLines()
+        self._n_written = 0
 
     def keep_profile(self, profile: dict[str, object]) -> None:
         self.profile = profile
@@ -55,9 +40,10 @@ class StreamResults:
         """Write the record once all before it are written. Raises OSError as the stream does."""
         record["run"] = self._run
         self.records[record["index"]] = record
-        for line in self._lines.push(record["index"], line_of(record)):
-            self._stream.write(line)
+        while self._n_written in self.records:
+            self._stream.write(line_of(self.records[self._n_written]))
             self._stream.flush()
+            self._n_written += 1
 
     def close(self) -> None:
         """Close the stream, unless it is stdout."""
@@ -88,7 +74,7 @@ class FileResults:
         self._n_prompts = n_prompts
         self._run = run_name(settings)
         self._journal = Journal(_journal_path(path, resume=resume))
-        self._lines = OrderedLines()
+        self._n_written = 0  # to the output: the records before the first that is missing
         is_new = False  # whether the journal was empty or did not exist
         try:
             found = self._journal.read()
@@ -106,8 +92,7 @@ class FileResults:
             self._was_empty = is_new and not self.records
             with write_errors(self.path):
                 self._output: IO[bytes] = path.open("wb")
-            for index in sorted(self.records):
-                self._write(index)
+            self._write()
         except GgufspecError:
             if is_new:
                 self._journal.remove()
@@ -125,7 +110,7 @@ class FileResults:
         record["run"] = self._run
         self._journal.append(line_of(record))
         self.records[record["index"]] = record
-        self._write(record["index"])
+        self._write()
 
     def close(self) -> None:
         """Remove the journal if the output is complete or still empty, else keep both."""
@@ -145,10 +130,11 @@ class FileResults:
         else:
             self._journal.close()
 
-    def _write(self, index: int) -> None:
+    def _write(self) -> None:
         with write_errors(self.path):
-            for line in self._lines.push(index, line_of(self.records[index])):
-                self._output.write(line)
+            while self._n_written in self.records:
+                self._output.write(line_of(self.records[self._n_written]))
+                self._n_written += 1
             self._output.flush()
 
     def _take(self, lines: Sequence[dict[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ggufspec.batch.journal import Journal
-from ggufspec.batch.results import FileResults, OrderedLines
+from ggufspec.batch.results import FileResults
 from ggufspec.errors import CacheError, OptionError
 
 SETTINGS = {"seed": 1, "prompts": "abc"}
@@ -254,10 +254,3 @@ def test_an_id_of_any_characters_can_be_written(tmp_path: Path) -> None:
     made.add({**record(0), "id": "\ud800"})
     made.close()
     assert results_of(tmp_path)[0]["id"] == "\ud800"
-
-
-def test_a_line_waits_for_those_before_it() -> None:
-    lines = OrderedLines()
-    assert list(lines.push(2, b"c")) == []
-    assert list(lines.push(0, b"a")) == [b"a"]
-    assert list(lines.push(1, b"b")) == [b"b", b"c"]
