@@ -67,26 +67,24 @@ def perform(
 
 def check_resumed(before: BenchResults, now: BenchResults) -> None:
     """Raise OptionError if results cannot be resumed: they are of another benchmark."""
-    found = list(differences(before.settings, now.settings))
-    names = [[each.name for each in results.contenders] for results in (before, now)]
-    if names[0] != names[1]:
-        found += differences({"contenders": names[0]}, {"contenders": names[1]})
-    else:
-        for old, new in zip(before.contenders, now.contenders, strict=True):
-            options = (plain(old.options), plain(new.options))
-            found += [f"{new.name}: {each}" for each in differences(*options)]
-    # The kernel may have been updated in between; another processor or library changes the speed.
-    machines = [
-        {name: value for name, value in results.machine.items() if name != "platform"}
-        for results in (before, now)
-    ]
-    found += differences(*machines)
-    found += differences(before.versions, now.versions)
-    if found:
+    if found := list(differences(_conditions(before), _conditions(now))):
         raise OptionError(
             f"these results are of another benchmark: {'; '.join(found)}. Give the same "
             "options to --resume, or another file to --json"
         )
+
+
+def _conditions(results: BenchResults) -> dict[str, Any]:
+    """What all texts of a benchmark share."""
+    # The kernel may have been updated in between; another processor or library changes the speed.
+    machine = {name: value for name, value in results.machine.items() if name != "platform"}
+    names = [each.name for each in results.contenders]
+    options = {
+        f"{each.name}: {name}": value
+        for each in results.contenders
+        for name, value in plain(each.options).items()
+    }
+    return {**results.settings, "contenders": names, **options, **machine, **results.versions}
 
 
 def n_left(benchmark: PairBenchmark, results: BenchResults) -> int:
