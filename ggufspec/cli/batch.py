@@ -161,11 +161,15 @@ def command(
         verbose=verbose,
         **planned,
     )
+    processes: AbstractContextManager[StartWorker] = nullcontext(LocalProcess)
+    if address is not None:
+        size = {"n_workers": plan.n_workers, "n_threads": plan.load["n_threads"]}
+        processes = cluster(address, **size, n_gpus=n_gpus, verbose=verbose)
     with (
         closing(
             _results(plan, prompts, output, resume=resume, retry_failed=retry_failed)
         ) as results,
-        _processes(plan, address, n_gpus) as start,
+        processes as start,
     ):
         is_finished = _write(prompts, plan, results, start)
     return _end(prompts, results, output, is_finished=is_finished)
@@ -193,17 +197,6 @@ def _results(
         raise click.UsageError("--resume needs the output file to continue: name it with -o")
     stream = sys.stdout.buffer if str(output) == "-" else output.open("wb")
     return StreamResults(stream, settings)
-
-
-def _processes(
-    plan: BatchPlan, address: str | None, n_gpus: float
-) -> AbstractContextManager[StartWorker]:
-    if address is None:
-        return nullcontext(LocalProcess)
-    threads = plan.load["n_threads"]
-    return cluster(
-        address, n_workers=plan.n_workers, n_threads=threads, n_gpus=n_gpus, verbose=plan.verbose
-    )
 
 
 def _write(

@@ -138,8 +138,9 @@ _format_option = option(
 )
 @option(
     "--warm-up n_warm_up",
-    "Tokens that each contender generates before the measurement.  [default: 32]",
+    "Tokens that each contender generates before the measurement.",
     type=COUNT,
+    default=32,
 )
 @option("-s --seed", "Seed.", type=COUNT, default=0)
 @_format_option
