@@ -80,15 +80,14 @@ class FileResults:
             found = self._journal.read()
             is_new = found is None
             if found is None:
-                records = self._read_output() if path.exists() else []
-                kept = [record for record in records if not (retry_failed and record["error"])]
-                self._take(kept)
-                self._journal.begin(settings, [line_of(record) for record in kept])
+                self._take(self._read_output() if path.exists() else [])
             else:
                 self._check_settings(found[0], settings)
                 self._take(found[1])
             if retry_failed:
                 self.records = {i: each for i, each in self.records.items() if not each["error"]}
+            if is_new:
+                self._journal.begin(settings, list(map(line_of, self.records.values())))
             self._was_empty = is_new and not self.records
             with write_errors(self.path):
                 self._output: IO[bytes] = path.open("wb")

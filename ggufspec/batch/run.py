@@ -107,7 +107,7 @@ class Batch:
         self._n_workers = min(plan.n_workers, len(self._waiting))
         self._events: SimpleQueue[WorkerEvent] = SimpleQueue()
         self._workers: dict[int, BatchWorker] = {}
-        self._n_failed_starts: dict[int, int] = {}
+        self._n_failed_starts: Counter[int] = Counter()  # by the number of the worker
         self._was_ready = False  # whether any worker ever was
 
     def stop(self) -> None:
@@ -193,13 +193,13 @@ class Batch:
         else:
             self._count_failed_start(worker, reason)
         self._assign()
-        if self._waiting and self._n_failed_starts.get(worker.number, 0) < _N_STARTS:
+        if self._waiting and self._n_failed_starts[worker.number] < _N_STARTS:
             self._start(worker.number)
 
     def _count_failed_start(self, worker: BatchWorker, reason: str) -> None:
         """Raises GgufspecError where no worker is left."""
-        n_failed = self._n_failed_starts.get(worker.number, 0) + 1
-        self._n_failed_starts[worker.number] = n_failed
+        self._n_failed_starts[worker.number] += 1
+        n_failed = self._n_failed_starts[worker.number]
         kind, said = worker.refusal or ("ModelError", f"no worker became ready: {reason}")
         if not self._was_ready or (n_failed >= _N_STARTS and not self._workers):
             error = getattr(errors, kind, ModelError)
