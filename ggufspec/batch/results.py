@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,21 +17,6 @@ from ggufspec.errors import CacheError, GgufspecError, OptionError
 
 BatchRecord = dict[str, Any]
 _PROFILE = "known"  # the key of the profile's line in journals
-
-
-class OrderedLines:
-    """Holds back lines until all lines before them were pushed."""
-
-    def __init__(self) -> None:
-        self._next = 0
-        self._held: dict[int, bytes] = {}
-
-    def push(self, index: int, line: bytes) -> Iterator[bytes]:
-        """Add a line; yields those that can be written now."""
-        self._held[index] = line
-        while self._next in self._held:
-            yield self._held.pop(self._next)
-            self._next += 1
 
 
 class StreamResults:
@@ -47,7 +31,7 @@ class StreamResults:
         self.profile: dict[str, object] | None = None
         self._stream = stream
         self._run = run_name(settings)
-        self._lines = OrderedLines()
+        self._n_written = 0
 
     def keep_profile(self, profile: dict[str, object]) -> None:
         self.profile = profile
@@ -56,9 +40,10 @@ class StreamResults:
         """Write the record once all before it are written. Raises OSError as the stream does."""
         record["run"] = self._run
         self.records[record["index"]] = record
-        for line in self._lines.push(record["index"], line_of(record)):
-            self._stream.write(line)
+        while self._n_written in self.records:
+            self._stream.write(line_of(self.records[self._n_written]))
             self._stream.flush()
+            self._n_written += 1
 
     def close(self) -> None:
         """Close the stream, unless it is stdout."""
@@ -89,26 +74,24 @@ class FileResults:
         self._n_prompts = n_prompts
         self._run = run_name(settings)
         self._journal = Journal(_journal_path(path, resume=resume))
-        self._lines = OrderedLines()
+        self._n_written = 0  # to the output: the records before the first that is missing
         is_new = False  # whether the journal was empty or did not exist
         try:
             found = self._journal.read()
             is_new = found is None
             if found is None:
-                records = self._read_output() if path.exists() else []
-                kept = [record for record in records if not (retry_failed and record["error"])]
-                self._take(kept)
-                self._journal.begin(settings, [line_of(record) for record in kept])
+                self._take(self._read_output() if path.exists() else [])
             else:
                 self._check_settings(found[0], settings)
                 self._take(found[1])
             if retry_failed:
                 self.records = {i: each for i, each in self.records.items() if not each["error"]}
+            if is_new:
+                self._journal.begin(settings, list(map(line_of, self.records.values())))
             self._was_empty = is_new and not self.records
             with write_errors(self.path):
                 self._output: IO[bytes] = path.open("wb")
-            for index in sorted(self.records):
-                self._write(index)
+            self._write()
         except GgufspecError:
             if is_new:
                 self._journal.remove()
@@ -126,7 +109,7 @@ class FileResults:
         record["run"] = self._run
         self._journal.append(line_of(record))
         self.records[record["index"]] = record
-        self._write(record["index"])
+        self._write()
 
     def close(self) -> None:
         """Remove the journal if the output is complete or still empty, else keep both."""
@@ -146,10 +129,11 @@ class FileResults:
         else:
             self._journal.close()
 
-    def _write(self, index: int) -> None:
+    def _write(self) -> None:
         with write_errors(self.path):
-            for line in self._lines.push(index, line_of(self.records[index])):
-                self._output.write(line)
+            while self._n_written in self.records:
+                self._output.write(line_of(self.records[self._n_written]))
+                self._n_written += 1
             self._output.flush()
 
     def _take(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -183,40 +167,6 @@ class FileResults:
 
 
 BatchResults = StreamResults | FileResults
-
-
-@dataclass(frozen=True)
-class BatchTotals:
-    """Sums over the records of a batch. `n_retried`: attempts beyond the first ones."""
-
-    n_prompts: int
-    n_failed: int
-    n_retried: int
-    n_generated: int
-    n_rounds: int
-    n_drafted: int
-    n_accepted: int
-
-    @staticmethod
-    def of(records: Iterable[Mapping[str, Any]]) -> BatchTotals:
-        """Add up records; those that failed may lack counts."""
-        known = list(records)
-        counts = ("n_generated", "n_rounds", "n_drafted", "n_accepted")
-        return BatchTotals(
-            len(known),
-            sum(record["error"] is not None for record in known),
-            sum(record.get("attempts", 1) - 1 for record in known),
-            *(sum(record.get(name, 0) for record in known) for name in counts),
-        )
-
-    @property
-    def acceptance(self) -> float:
-        return self.n_accepted / max(self.n_drafted, 1)
-
-    @property
-    def mean_length(self) -> float:
-        """Generated tokens per round."""
-        return self.n_generated / max(self.n_rounds, 1)
 
 
 def _journal_path(path: Path, *, resume: bool) -> Path:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -65,39 +65,6 @@ class BatchEvent:
     record: BatchRecord | None = None
 
 
-class PromptQueue:
-    """The prompts without a record, by index: waiting, given to a worker, or finished."""
-
-    def __init__(self, waiting: Iterable[int], n_retries: int) -> None:
-        self._waiting = deque(waiting)
-        self._n_retries = n_retries
-        self._n_attempts: dict[int, int] = {}  # of prompts with a worker, or to be tried again
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether no prompt is waiting or given to a worker."""
-        return not self._waiting and not self._n_attempts
-
-    def take(self) -> tuple[int, int]:
-        """The next prompt, and the number of this attempt, from 1."""
-        index = self._waiting.popleft()
-        attempt = self._n_attempts[index] = self._n_attempts.get(index, 0) + 1
-        return index, attempt
-
-    def finish(self, index: int) -> None:
-        del self._n_attempts[index]
-
-    def retry(self, index: int) -> bool:
-        """Make it the next prompt again; False if it has no attempt left."""
-        if self._n_attempts[index] > self._n_retries:
-            return False
-        self._waiting.appendleft(index)
-        return True
-
-
 @dataclass(eq=False)
 class BatchWorker:
     """A worker, and the prompt that it has."""
@@ -107,7 +74,6 @@ class BatchWorker:
     is_ready: bool = False
     refusal: tuple[str, str] | None = None  # kind of error, message
     index: int | None = None  # of its prompt
-    attempt: int = 0
     deadline: float | None = None
     was_killed: bool = False  # because it missed its deadline
 
@@ -135,12 +101,13 @@ class Batch:
         self._report = report
         self._start_process = start
         self._grace = grace
-        waiting = [index for index in self._prompts if index not in results.records]
-        self._queue = PromptQueue(waiting, plan.n_retries)
-        self._n_workers = min(plan.n_workers, len(waiting))
+        # Indices of prompts without a record that no worker has.
+        self._waiting = deque(index for index in self._prompts if index not in results.records)
+        self._n_attempts: Counter[int] = Counter()  # by the index of the prompt
+        self._n_workers = min(plan.n_workers, len(self._waiting))
         self._events: SimpleQueue[WorkerEvent] = SimpleQueue()
         self._workers: dict[int, BatchWorker] = {}
-        self._n_failed_starts: dict[int, int] = {}
+        self._n_failed_starts: Counter[int] = Counter()  # by the number of the worker
         self._was_ready = False  # whether any worker ever was
 
     def stop(self) -> None:
@@ -154,9 +121,9 @@ class Batch:
         finished records are kept. Leaves no process behind.
         """
         try:
-            if not self._queue.is_finished:
+            if self._waiting:
                 self._start(1)  # the others start when this one is ready
-            while not self._queue.is_finished:
+            while self._waiting or any(each.index is not None for each in self._workers.values()):
                 event = self._next_event()
                 if event is not None and event.number is None:
                     self._collect_last_records()
@@ -215,22 +182,24 @@ class Batch:
         reason = worker.process.end_reason()
         worker.process.close()
         if (index := worker.index) is not None:
-            will_retry = not worker.was_killed and self._queue.retry(index)
+            will_retry = not worker.was_killed and self._n_attempts[index] <= self._plan.n_retries
             self._report(BatchEvent("ended", *worker.identity, index, reason, will_retry))
-            if not will_retry:
+            if will_retry:
+                self._waiting.appendleft(index)
+            else:
                 self._fail(worker, reason)
         elif worker.is_ready:
             self._report(BatchEvent("ended", *worker.identity, None, reason, True))
         else:
             self._count_failed_start(worker, reason)
         self._assign()
-        if self._queue and self._n_failed_starts.get(worker.number, 0) < _N_STARTS:
+        if self._waiting and self._n_failed_starts[worker.number] < _N_STARTS:
             self._start(worker.number)
 
     def _count_failed_start(self, worker: BatchWorker, reason: str) -> None:
         """Raises GgufspecError where no worker is left."""
-        n_failed = self._n_failed_starts.get(worker.number, 0) + 1
-        self._n_failed_starts[worker.number] = n_failed
+        self._n_failed_starts[worker.number] += 1
+        n_failed = self._n_failed_starts[worker.number]
         kind, said = worker.refusal or ("ModelError", f"no worker became ready: {reason}")
         if not self._was_ready or (n_failed >= _N_STARTS and not self._workers):
             error = getattr(errors, kind, ModelError)
@@ -241,9 +210,10 @@ class Batch:
     def _assign(self) -> None:
         for worker in self._workers.values():
             is_free = worker.is_ready and worker.index is None and not worker.was_killed
-            if not is_free or not self._queue:
+            if not is_free or not self._waiting:
                 continue
-            worker.index, worker.attempt = self._queue.take()
+            worker.index = self._waiting.popleft()
+            self._n_attempts[worker.index] += 1
             if self._plan.timeout is not None:
                 worker.deadline = monotonic() + self._plan.timeout + self._grace
             # Report first: the worker may finish a short prompt before a report after it is read.
@@ -254,9 +224,9 @@ class Batch:
         index = worker.index
         assert index is not None
         worker.index = worker.deadline = None
-        record = {"index": index, **record, "worker": worker.number, "attempts": worker.attempt}
+        record = {"index": index, **record, "worker": worker.number}
+        record["attempts"] = self._n_attempts[index]
         self._results.add(record)
-        self._queue.finish(index)
         self._report(BatchEvent("finished", *worker.identity, index, record=record))
 
     def _fail(self, worker: BatchWorker, reason: str) -> None:

@@ -87,10 +87,6 @@ def answer(
     }
 
 
-class _TimedOut(GgufspecError):
-    """The prompt took longer than its timeout."""
-
-
 def _generate(
     engine: Engine, prompt: Prompt, task: Mapping[str, Any], options: CheckedOptions
 ) -> Iterator[Completion]:
@@ -99,7 +95,7 @@ def _generate(
 
     def check_time(*_: object) -> None:
         if deadline is not None and perf_counter() > deadline:
-            raise _TimedOut(timeout_error(task["timeout"]))
+            raise GgufspecError(timeout_error(task["timeout"]))
 
     engine.forget()
     turns: list[str] = []  # of the user and of the target, alternating

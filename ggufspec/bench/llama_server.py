@@ -9,7 +9,7 @@ import shlex
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from http.client import HTTPConnection, HTTPException
@@ -82,12 +82,8 @@ class LlamaServer:
         )
 
     def write(self, request: BaselineRequest) -> BaselineText:
-        """One text. Raises OptionError."""
-        return self.complete(request_body(request, self.program.n_ctx))
-
-    def complete(self, body: Mapping[str, Any]) -> BaselineText:
         """The result of one request to /completion. Raises OptionError."""
-        name = self.program.binary.name
+        body, name = request_body(request, self.program.n_ctx), self.program.binary.name
         try:
             status, answer = _request(self.port, "POST", "/completion", body, _WRITE_SECONDS)
         except (OSError, HTTPException) as error:

@@ -78,7 +78,9 @@ def _figure(results: BenchResults) -> Figure:
     height = head + (4.7 if n_right or costs[0] else 2.6)
     if not lines:
         height = max(height, head + 1.2 + 0.24 * len(bars) + (1.6 if costs[0] else 0))
-    n_letters = 0 if lines else max((len(short(bar.name, N_BAR)) for bar in bars), default=0)
+    n_letters = (
+        0 if lines else max((len(short(row.contender.name, N_BAR)) for row, _ in bars), default=0)
+    )
     figure = Figure(figsize=(_WIDTH, height))
     columns = figure.add_gridspec(
         *(1, 2 if n_right else 1),

@@ -46,17 +46,6 @@ class Acceptance:
 
 
 @dataclass(frozen=True)
-class RateBar:
-    """Tokens per second: the median of the texts, and the 95 % interval of their mean."""
-
-    name: str
-    rate: float
-    low: float | None
-    high: float | None
-    speedup: Speedup | None
-
-
-@dataclass(frozen=True)
 class Timeline:
     """The tokens of one text after each round, starting with 0, and the time of each."""
 
@@ -137,14 +126,19 @@ def pass_costs(results: BenchResults) -> tuple[list[int], list[float]]:
     return sizes, [median(passes[n]) for n in sizes]
 
 
-def rate_bars(results: BenchResults) -> tuple[list[RateBar], int]:
-    """The contenders in their order, and how many slower ones are left out."""
+def rate_bars(results: BenchResults) -> tuple[list[tuple[Summary, Speedup | None]], int]:
+    """The contenders in their order, and how many slower ones are left out.
+
+    Each with the mean of its texts' rates and the 95 % interval of that mean.
+    """
     made = summarize(results)
     compared = [row for row in made if row.contender.baseline is not None]
     n_left = max(_MAX_BARS - (len(made) - len(compared)), 0)
     slow = sorted(compared, key=lambda row: row.median, reverse=True)[n_left:]
     shown = [row for row in made if row not in slow][:_MAX_BARS]
-    return [_bar(results, row) for row in shown], len(made) - len(shown)
+    rates = [[text.tokens_per_second for text in results.of(row.contender.name)] for row in shown]
+    means = [ratio_of([math.log(rate) for rate in each if rate > 0]) for each in rates]
+    return list(zip(shown, means, strict=True)), len(made) - len(shown)
 
 
 def timelines(results: BenchResults) -> TimelinePair | None:
@@ -216,13 +210,6 @@ def _shares(texts: Sequence[Measurement]) -> list[float]:
     accepted = sum_by_position([text.accepted_by_position for text in texts])
     enough = min(_MIN_SAMPLES, max(drafted))
     return [a / d for a, d in zip(accepted, drafted, strict=True) if d and d >= enough]
-
-
-def _bar(results: BenchResults, row: Summary) -> RateBar:
-    rates = [text.tokens_per_second for text in results.of(row.contender.name)]
-    mean = ratio_of([math.log(rate) for rate in rates if rate > 0])
-    low, high = (mean.low, mean.high) if mean else (None, None)
-    return RateBar(row.contender.name, row.median, low, high, row.speedup)
 
 
 def _seconds(text: Measurement) -> list[float]:

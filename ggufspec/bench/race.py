@@ -6,9 +6,12 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
-from ggufspec.decoding.stats import Stats
 from ggufspec.decoding.tree import n_equal
+
+if TYPE_CHECKING:
+    from ggufspec.decoding.stats import Stats
 
 PLAIN, SPECULATIVE, N_GRAMS = "plain", "speculative", "n-grams"  # names of lanes
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
 from zlib import crc32
 
 from ggufspec.bench.baselines import Baseline
@@ -27,13 +26,12 @@ from ggufspec.engine import scoring
 from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.errors import OptionError, PromptError
+from ggufspec.errors import PromptError
 
 OnTokens = Callable[[int, int, str], None]  # tokens generated, in all, what is being written
 Warn = Callable[[str], None]  # why something is left out
 
 _N_DIVERGENCES = 3  # of a contender, whose logits are compared
-_Timed = tuple[str, Measurement]  # a reply
 
 
 @dataclass(frozen=True)
@@ -79,13 +77,18 @@ def measure(
     """Warm up, then write each text that is not in `done`; yield it when it is finished.
 
     Each text starts with an empty cache, so the time to first token includes the whole prompt.
-    A prompt that is too long is left out, and one that a baseline tokenizes differently is left out
-    for that baseline; `warn` gets the reason. Raises GgufspecError, and PromptError if no prompt
-    can be used.
+    Contenders whose program is not among `baselines` are left out. So is a prompt that is too long,
+    or that a baseline tokenizes differently, for that baseline; then `warn` gets the reason.
+    Raises GgufspecError, and PromptError if no prompt can be used.
     """
     contenders = {each.name: each for each in experiment.contenders}
     prompts = {each.name: each for each in experiment.prompts}
-    left = [key for key in experiment.order() if key not in done]
+    able = {None, *(each.name for each in baselines)}
+    left = [
+        key
+        for key in experiment.order()
+        if key not in done and contenders[key.contender].program in able
+    ]
     if not left:
         return
     writer = _Writer(engine, experiment, progress, baselines)
@@ -136,7 +139,7 @@ class _Writer:
             self._engines["draft"] = scoring.draft_alone(engine)
         self._baselines = {baseline.name: baseline for baseline in baselines}
         self._experiment = experiment
-        self._progress: OnTokens = progress or (lambda n_done, n_in_all, label: None)
+        self._progress: OnTokens = progress or (lambda done, of, label: None)
         self._n_done = 0
         self.n_tokens_in_all = 1
         self._meter = EnergyMeter()
@@ -157,12 +160,21 @@ class _Writer:
         """All turns of a prompt, measured as one text. Raises PromptError."""
         self._forget()
         at = perf_counter() - self._started_at
-        n_end = self._n_done + len(prompt.turns) * self._experiment.n_tokens
+        n_tokens, n_before = self._experiment.n_tokens, self._n_done
+        label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._experiment.n_runs}"
         joules = self._meter.joules()
+        said: list[str] = []
+        parts: list[Measurement] = []
         try:
-            parts = self._parts(contender, prompt, run)
+            for turn in prompt.turns:
+                said.append(turn)
+                tokens = self.read(self._engine_of(contender), prompt, said)
+                reply, part = self._one(contender, tokens, n_tokens, label)
+                said.append(reply)
+                parts.append(part)
+                self._n_done += n_tokens
         finally:
-            self._n_done = n_end
+            self._n_done = n_before + len(prompt.turns) * n_tokens
         used = self._meter.joules()
         summed = (*COUNTS, "prompt_seconds", "generation_seconds")
         return Measurement(
@@ -180,32 +192,23 @@ class _Writer:
             rounds=[round_ for part in parts for round_ in part.rounds],
         )
 
-    def _parts(self, contender: Contender, prompt: Prompt, run: int) -> list[Measurement]:
-        label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._experiment.n_runs}"
-        said: list[str] = []
-        parts: list[Measurement] = []
-        for turn in prompt.turns:
-            said.append(turn)
-            tokens = self.read(self._engine_of(contender), prompt, said)
-            reply, part = self._one(contender, tokens, self._experiment.n_tokens, label)
-            said.append(reply)
-            parts.append(part)
-            self._n_done += self._experiment.n_tokens
-        return parts
-
-    def _one(self, contender: Contender, tokens: list[int], n_tokens: int, label: str) -> _Timed:
+    def _one(
+        self, contender: Contender, tokens: list[int], n_tokens: int, label: str
+    ) -> tuple[str, Measurement]:
+        """A reply, and how it was written."""
         seed = crc32(f"{self._experiment.seed} {label}".encode())
-        if contender.program is None:
-            return self._by_engine(contender, tokens, n_tokens, label, seed)
-        self._progress(self._n_done, self.n_tokens_in_all, label)
-        return self._by_baseline(contender, tokens, n_tokens, seed)
-
-    def _by_engine(
-        self, contender: Contender, tokens: list[int], n_tokens: int, label: str, seed: int
-    ) -> _Timed:
+        if contender.program is not None:
+            self._progress(self._n_done, self.n_tokens_in_all, label)
+            options = {"ignore_eos": self._experiment.ignore_eos, **contender.options}
+            baseline = self._baselines[contender.program]
+            found = baseline.write(tokens, options=options, n_tokens=n_tokens, seed=seed)
+            text = b"".join(map(self._engine.vocab.piece, found.tokens)).decode("utf-8", "replace")
+            return text, Measurement(
+                contender=contender.name, n_rounds=found.n_rounds, **vars(found)
+            )
         # Without a seed, as `auto` is mostly used: a text with a seed updates no measured costs.
         learns = contender.options.get("n_draft") == "auto"
-        options: dict[str, Any] = {
+        options = {
             "seed": None if learns else seed,
             "ignore_eos": self._experiment.ignore_eos,
             **contender.options,
@@ -236,20 +239,6 @@ class _Writer:
             ],
         )
         return done.text, measured
-
-    def _by_baseline(
-        self, contender: Contender, tokens: list[int], n_tokens: int, seed: int
-    ) -> _Timed:
-        if (baseline := self._baselines.get(contender.program or "")) is None:
-            raise OptionError(f"{contender.name!r} needs {contender.program!r}, which is not open")
-        done = baseline.write(
-            tokens,
-            options={"ignore_eos": self._experiment.ignore_eos, **contender.options},
-            n_tokens=n_tokens,
-            seed=seed,
-        )
-        text = b"".join(map(self._engine.vocab.piece, done.tokens)).decode("utf-8", "replace")
-        return text, Measurement(contender=contender.name, n_rounds=done.n_rounds, **vars(done))
 
     def _engine_of(self, contender: Contender) -> Engine:
         """The engine that writes; for a baseline, the one that tokenizes its prompts."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ggufspec.bench import plot_data
+from ggufspec.bench.summary import Speedup, Summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,15 +50,15 @@ def draw_lines(axes: Axes, lines: Sequence[plot_data.SpeedupLine]) -> None:
                 capsize=2 if len(lines) < _MANY else 0,
             )
             if len(lines) == 1:
-                labels.append((ratios[-1], "fixed", colour))
+                labels.append((1, ratios[-1], "fixed", colour))
         if line.auto:
             axes.axhline(line.auto.ratio, color=colour, linestyle=DASHES, linewidth=1.3)
             if len(lines) < _MANY and line.auto.low is not None and line.auto.high is not None:
                 axes.axhspan(line.auto.low, line.auto.high, color=colour, alpha=0.1, linewidth=0)
             if len(lines) < _MANY:
-                labels.append((line.auto.ratio, "auto", colour))
+                labels.append((1, line.auto.ratio, "auto", colour))
     axes.axhline(1, color=QUIET, linewidth=1)
-    labels.append((1.0, "plain", QUIET))
+    labels.append((1, 1.0, "plain", QUIET))
     low, high = axes.get_ylim()
     ratios = [each.ratio for line in lines for each in (*line.speedups, line.auto) if each]
     axes.set_ylim(min(max(low, 0), 0.9), max(min(high, _MAX_REACH * max(ratios)), 1.1))
@@ -66,33 +67,34 @@ def draw_lines(axes: Axes, lines: Sequence[plot_data.SpeedupLine]) -> None:
     _whole_ticks(axes)
     axes.set_ylabel("speed-up over plain (95 % intervals)")
     axes.set_xlabel("draft length (tokens per round)")
-    _label(axes, labels)
+    _label(axes, labels, xycoords=axes.get_yaxis_transform())  # at the right edge
 
 
-def draw_bars(axes: Axes, bars: Sequence[plot_data.RateBar], n_more: int) -> None:
-    """Tokens per second of each contender; `n_more`: how many are left out."""
+def draw_bars(axes: Axes, bars: Sequence[tuple[Summary, Speedup | None]], n_more: int) -> None:
+    """Tokens per second, see plot_data.rate_bars; `n_more`: how many are left out."""
     axes.set_title(f"Tokens/s{' (the fastest)' if n_more else ''}")
     if not bars:
         axes.text(0.5, 0.5, "nothing was measured", ha="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
     places = range(len(bars))
-    colours = [COLOURS[0] if bar.speedup else "#A8A8A8" for bar in bars]
-    axes.barh(places, [bar.rate for bar in bars], color=colours, height=0.62)
-    for place, bar in zip(places, bars, strict=True):
-        reach = bar.rate
-        if bar.low is not None and bar.high is not None:
-            axes.plot([bar.low, bar.high], [place, place], color=INK, linewidth=1)
-            reach = max(reach, bar.high)
-        faster = f"  ({bar.speedup.ratio:.2f}{_TIMES})" if bar.speedup else ""
-        _annotate(axes, f"{bar.rate:.3g}{faster}", (reach, place))
+    colours = [COLOURS[0] if row.speedup else "#A8A8A8" for row, _ in bars]
+    axes.barh(places, [row.median for row, _ in bars], color=colours, height=0.62)
+    ends = []
+    for place, (row, mean) in zip(places, bars, strict=True):
+        ends.append(row.median)
+        if mean and mean.low is not None and mean.high is not None:
+            axes.plot([mean.low, mean.high], [place, place], color=INK, linewidth=1)
+            ends[-1] = max(row.median, mean.high)
+        faster = f"  ({row.speedup.ratio:.2f}{_TIMES})" if row.speedup else ""
+        _annotate(axes, f"{row.median:.3g}{faster}", (ends[-1], place))
     margin = max(_FEW_BARS - len(bars), 0) / 2
     axes.set_ylim(-0.6 - margin, len(bars) - 0.4 + margin)
-    axes.set_yticks(list(places), [short(bar.name, N_BAR) for bar in bars], color=INK)
+    axes.set_yticks(list(places), [short(row.contender.name, N_BAR) for row, _ in bars], color=INK)
     axes.tick_params("y", length=0)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlim(0, 1.28 * max(max(bar.rate, bar.high or 0) for bar in bars) or 1)
+    axes.set_xlim(0, 1.28 * max(ends) or 1)
     more = f"\n{n_more} slower ones are left out" if n_more else ""
     axes.set_xlabel(f"tokens/s (median; lines: 95 % intervals of the mean){more}")
 
@@ -123,6 +125,7 @@ def draw_costs(axes: Axes, sizes: Sequence[int], seconds: Sequence[float]) -> No
 
 def draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> None:
     """The share of drafts accepted up to each position."""
+    from matplotlib.patheffects import withStroke
     from matplotlib.ticker import PercentFormatter
 
     axes.set_title("Drafts accepted up to a position")
@@ -139,7 +142,7 @@ def draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> No
             linestyle=DASHES if each.is_auto else "-",
             alpha=1 if each.is_auto else max(1 - 0.3 * n_seen[each.number], 0.4),
         )
-        labels.append((len(each.shares), each.shares[-1], each.name, colour))
+        labels.append((len(each.shares), each.shares[-1], short(each.name, 12), colour))
     n_most = max(len(each.shares) for each in accepted)
     axes.set_ylim(0, 1.02)
     axes.set_xlim(0.6, n_most + 0.4 + 0.04 * n_most)
@@ -147,7 +150,7 @@ def draw_acceptances(axes: Axes, accepted: Sequence[plot_data.Acceptance]) -> No
     _whole_ticks(axes)
     axes.set_xlabel("position in the draft")
     axes.set_ylabel("share of the drafts that long")
-    _label_ends(axes, labels)
+    _label(axes, labels, path_effects=[withStroke(linewidth=2.5, foreground="white")])
 
 
 def draw_timelines(axes: Axes, timelines: plot_data.TimelinePair) -> None:
@@ -183,24 +186,13 @@ def short(name: str, n_most: int) -> str:
     return f"{line[: n_most - 1 - half]}…{line[-half:]}"
 
 
-def _label(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Names at the right edge, from (height, name, colour)."""
-    places = _apart(axes, [y for y, _, _ in labels])
-    for place, (_, name, colour) in zip(places, labels, strict=True):
-        right_edge = axes.get_yaxis_transform()
-        _annotate(axes, short(name, 22), (1, place), color=colour, xycoords=right_edge)
-
-
-def _label_ends(axes: Axes, labels: Sequence[tuple[float, float, str, str]]) -> None:
+def _label(axes: Axes, labels: Sequence[tuple[float, float, str, str]], **style: Any) -> None:
     """Names at the ends of lines, from (place, height, name, colour)."""
-    from matplotlib.patheffects import withStroke
-
-    outline = [withStroke(linewidth=2.5, foreground="white")]
     for end in sorted({x for x, _, _, _ in labels}):
         here = [label for label in labels if label[0] == end]
         places = _apart(axes, [y for _, y, _, _ in here])
         for place, (x, _, name, colour) in zip(places, here, strict=True):
-            _annotate(axes, short(name, 12), (x, place), color=colour, path_effects=outline)
+            _annotate(axes, short(name, 22), (x, place), color=colour, **style)
 
 
 def _annotate(axes: Axes, text: str, at: tuple[float, float], **style: Any) -> None:

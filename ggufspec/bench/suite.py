@@ -35,13 +35,13 @@ def perform(
     benchmark: PairBenchmark,
     engine: Engine,
     results: BenchResults,
-    progress: OnTokens | None = None,
+    progress: OnTokens,
     *,
-    baselines: Sequence[Baseline] = (),
-    warn: Warn = lambda message: None,
-    on_text: Callable[[], None] = lambda: None,
-) -> int:
-    """Measure the texts that the results do not have, and add them; returns their number.
+    baselines: Sequence[Baseline],
+    warn: Warn,
+    on_text: Callable[[], None],
+) -> None:
+    """Measure the texts that the results do not have, and add them.
 
     `warn` gets the reason why a text is left out. `on_text` is called after each text, outside of
     all measured times. Results are kept on KeyboardInterrupt. Raises GgufspecError.
@@ -49,47 +49,42 @@ def perform(
     experiment = benchmark.experiment
     results.models[benchmark.pair] = _model_facts(benchmark, engine)
     done = {text.key for text in results.measurements}
-    n = 0
+    n_before = len(done)
     try:
         for text in measure(
             engine, experiment, done=done, progress=progress, baselines=baselines, warn=warn
         ):
             results.measurements.append(text)
-            n += 1
             on_text()
-        if n:
+        if len(results.measurements) > n_before:
             names = {each.name for each in experiment.contenders}
             others = [each for each in results.divergences if each.contender not in names]
             results.divergences = others + divergences(engine, experiment, results)
     finally:
-        peak = machine.peak_rss()
-        if peak is not None:
+        if (peak := machine.peak_rss()) is not None:
             results.memory["peak_rss_bytes"] = peak
-    return n
 
 
 def check_resumed(before: BenchResults, now: BenchResults) -> None:
     """Raise OptionError if results cannot be resumed: they are of another benchmark."""
-    found = list(differences(before.settings, now.settings))
-    names = [[each.name for each in results.contenders] for results in (before, now)]
-    if names[0] != names[1]:
-        found += differences({"contenders": names[0]}, {"contenders": names[1]})
-    else:
-        for old, new in zip(before.contenders, now.contenders, strict=True):
-            options = (plain(old.options), plain(new.options))
-            found += [f"{new.name}: {each}" for each in differences(*options)]
-    # The kernel may have been updated in between; another processor or library changes the speed.
-    machines = [
-        {name: value for name, value in results.machine.items() if name != "platform"}
-        for results in (before, now)
-    ]
-    found += differences(*machines)
-    found += differences(before.versions, now.versions)
-    if found:
+    if found := list(differences(_conditions(before), _conditions(now))):
         raise OptionError(
             f"these results are of another benchmark: {'; '.join(found)}. Give the same "
             "options to --resume, or another file to --json"
         )
+
+
+def _conditions(results: BenchResults) -> dict[str, Any]:
+    """What all texts of a benchmark share."""
+    # The kernel may have been updated in between; another processor or library changes the speed.
+    machine = {name: value for name, value in results.machine.items() if name != "platform"}
+    names = [each.name for each in results.contenders]
+    options = {
+        f"{each.name}: {name}": value
+        for each in results.contenders
+        for name, value in plain(each.options).items()
+    }
+    return {**results.settings, "contenders": names, **options, **machine, **results.versions}
 
 
 def n_left(benchmark: PairBenchmark, results: BenchResults) -> int:

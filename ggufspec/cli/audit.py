@@ -126,20 +126,18 @@ def command(
 
 
 def _print_report(report: AuditReport) -> None:
-    rows: list[list[str]] = []
-    if report.batch is not None:
-        batch = report.batch
-        distances = [f"{batch.median:.1g}", f"{batch.largest:.1g}"]
-        name, rounding = "target: batches vs. single tokens", f"{batch.rounding:.1g}"
-        rows.append([name, *distances, str(batch.n_positions), rounding])
-    if report.rule is not None:
-        rule = report.rule
-        distances = [f"{rule.median:.1g}", f"{rule.largest:.1g}"]
+    if (batch := report.batch) is not None and (rule := report.rule) is not None:
         name = f"rule {report.settings.verify} vs. target"
-        rows.append([name, *distances, str(rule.n_positions), f"{rule.resolution:.1g}"])
-    if rows:
+        compared = (
+            ("target: batches vs. single tokens", batch, batch.rounding),
+            (name, rule, rule.resolution),
+        )
         render.echo_table(
-            ["Next-token distributions", "median", "largest", "positions", "resolution"], rows
+            ["Next-token distributions", "median", "largest", "positions", "resolution"],
+            [
+                [name, f"{of.median:.1g}", f"{of.largest:.1g}", str(of.n_positions), f"{least:.1g}"]
+                for name, of, least in compared
+            ],
         )
         render.echo(
             "Distances are total variation: 0 for equal distributions, 1 for disjoint ones.\n"

@@ -14,7 +14,7 @@ import click
 
 from ggufspec.batch.cluster import check, cluster
 from ggufspec.batch.process import LocalProcess, StartWorker
-from ggufspec.batch.results import BatchResults, BatchTotals, FileResults, StreamResults
+from ggufspec.batch.results import BatchResults, FileResults, StreamResults
 from ggufspec.batch.run import Batch, BatchEvent, BatchPlan
 from ggufspec.batch.settings import model_identity
 from ggufspec.cli import options as shared
@@ -32,7 +32,6 @@ from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import MTP
 
-_TALK_EVERY = 10.0  # seconds, where there is no terminal
 _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 
 
@@ -162,11 +161,15 @@ def command(
         verbose=verbose,
         **planned,
     )
+    processes: AbstractContextManager[StartWorker] = nullcontext(LocalProcess)
+    if address is not None:
+        size = {"n_workers": plan.n_workers, "n_threads": plan.load["n_threads"]}
+        processes = cluster(address, **size, n_gpus=n_gpus, verbose=verbose)
     with (
         closing(
             _results(plan, prompts, output, resume=resume, retry_failed=retry_failed)
         ) as results,
-        _processes(plan, address, n_gpus) as start,
+        processes as start,
     ):
         is_finished = _write(prompts, plan, results, start)
     return _end(prompts, results, output, is_finished=is_finished)
@@ -196,17 +199,6 @@ def _results(
     return StreamResults(stream, settings)
 
 
-def _processes(
-    plan: BatchPlan, address: str | None, n_gpus: float
-) -> AbstractContextManager[StartWorker]:
-    if address is None:
-        return nullcontext(LocalProcess)
-    threads = plan.load["n_threads"]
-    return cluster(
-        address, n_workers=plan.n_workers, n_threads=threads, n_gpus=n_gpus, verbose=plan.verbose
-    )
-
-
 def _write(
     prompts: Sequence[Prompt], plan: BatchPlan, results: BatchResults, start: StartWorker
 ) -> bool:
@@ -227,25 +219,28 @@ def _end(
     prompts: Sequence[Prompt], results: BatchResults, output: Path, *, is_finished: bool
 ) -> int:
     """Print totals, and what to do about missing prompts; the exit code."""
-    done = BatchTotals.of(results.records.values())
-    hint = " (--resume --retry-failed tries them again)" if done.n_failed else ""
-    parts = [f"{done.n_prompts:,} of {len(prompts):,} prompts", f"{done.n_failed:,} failed{hint}"]
-    if done.n_retried:
-        parts.append(f"{done.n_retried:,} tried again")
-    parts.append(f"{done.n_generated:,} tokens")
-    if done.n_drafted:
+    records = list(results.records.values())
+    failed = [record for record in records if record["error"]]
+    hint = " (--resume --retry-failed tries them again)" if failed else ""
+    parts = [f"{len(records):,} of {len(prompts):,} prompts", f"{len(failed):,} failed{hint}"]
+    if n_retried := sum(record.get("attempts", 1) - 1 for record in records):
+        parts.append(f"{n_retried:,} tried again")
+    names = ("n_generated", "n_rounds", "n_drafted", "n_accepted")  # a failed one may lack them
+    total = {name: sum(record.get(name, 0) for record in records) for name in names}
+    parts.append(f"{total['n_generated']:,} tokens")
+    if n_drafted := total["n_drafted"]:
         parts.append(
-            f"{done.acceptance:.1%} of {done.n_drafted:,} drafted accepted, "
-            f"{done.mean_length:.2f} tokens/round"
+            f"{total['n_accepted'] / n_drafted:.1%} of {n_drafted:,} drafted accepted, "
+            f"{total['n_generated'] / total['n_rounds']:.2f} tokens/round"
         )
-    render.note(f"{'; '.join(parts)}")
-    for record in [each for each in results.records.values() if each["error"]][:3]:
+    render.note("; ".join(parts))
+    for record in failed[:3]:
         render.note(f"prompt {record['index'] + 1} failed: {record['error']}")
     if not is_finished:
         kept = "" if str(output) == "-" else "; the same command with --resume continues"
         render.note(f"interrupted{kept}")
         return INTERRUPTED
-    return ERROR if done.n_failed else 0
+    return ERROR if failed else 0
 
 
 class _Shown:
@@ -257,7 +252,7 @@ class _Shown:
         self._n_here = self._n_tokens = 0
         self._verbose = verbose
         self._notes: set[str] = set()
-        self._started = self._talked = monotonic()
+        self._started = monotonic()
 
     def show(self, event: BatchEvent) -> None:
         where = f"{event.pid} on {event.node}" if event.node else f"{event.pid}"
@@ -294,14 +289,9 @@ class _Shown:
         self._n_done += 1
         self._n_here += 1
         self._n_tokens += record.get("n_generated", 0)
-        seconds = max(monotonic() - self._started, 1e-9)
-        speed = f"{self._n_tokens / seconds:.1f} tokens/s"
-        if sys.stderr.isatty():
-            self._bars.update("Generating", self._n_done, self._n_all, label=speed)
-        elif monotonic() - self._talked > _TALK_EVERY:
-            self._talked = monotonic()
-            left = seconds / self._n_here * (self._n_all - self._n_done)
-            self._say(f"{self._n_done:,} of {self._n_all:,}, {speed}, about {left:.0f} s left")
+        speed = self._n_tokens / max(monotonic() - self._started, 1e-9)
+        label = f"{speed:.1f} tokens/s"
+        self._bars.update("Generating", self._n_done, self._n_all, label=label, in_lines=True)
 
     def _say(self, text: str, *, only_if_verbose: bool = False) -> None:
         if self._verbose or not only_if_verbose:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
 SAVE_SECONDS = 2.0  # between two writes of the file, at least
 SAVE_SHARE = 0.05  # of the time, at most: with many texts a write takes seconds
-_PROGRESS_SECONDS = 10.0  # between two progress lines, if stderr is not a terminal
 
 
 def _listed(kind: click.ParamType[Any], what: str) -> Callable[..., tuple[Any, ...]]:
@@ -140,8 +138,9 @@ _format_option = option(
 )
 @option(
     "--warm-up n_warm_up",
-    "Tokens that each contender generates before the measurement.  [default: 32]",
+    "Tokens that each contender generates before the measurement.",
     type=COUNT,
+    default=32,
 )
 @option("-s --seed", "Seed.", type=COUNT, default=0)
 @_format_option
@@ -304,15 +303,14 @@ def _perform(
 ) -> None:
     """Measure one pair; results are saved after each text, but not too often."""
     from ggufspec.bench.suite import n_left, perform
-    from ggufspec.cli.bench_jobs import opened_baselines, with_baselines
+    from ggufspec.cli.bench_jobs import opened_baselines
 
     if not n_left(job, results):
         return
     with ExitStack() as stack:
         engine = stack.enter_context(load_with_bars(job.target, job.draft, dict(job.load)))
         baselines = stack.enter_context(opened_baselines(job, engine, llama_bin, render.note))
-        job = with_baselines(job, baselines)
-        shown = _Progress(stack.enter_context(late_bars()))
+        bars = stack.enter_context(late_bars())
         due = monotonic() + SAVE_SECONDS
 
         def save() -> None:
@@ -322,23 +320,10 @@ def _perform(
                 now = monotonic()
                 due = now + max(SAVE_SECONDS, (now - started) / SAVE_SHARE)
 
-        perform(
-            job, engine, results, shown.update, baselines=baselines, warn=render.note, on_text=save
-        )
+        def show(done: int, of: int, label: str) -> None:
+            bars.update("Measuring", done, of, unit="share", label=label, in_lines=True)
 
-
-class _Progress:
-    def __init__(self, bars: Any) -> None:
-        self._bars = bars
-        self._last = self._started = monotonic()
-
-    def update(self, done: int, total: int, label: str) -> None:
-        if sys.stderr.isatty():
-            self._bars.update("Measuring", done, total, unit="share", label=label)
-        elif monotonic() - self._last > _PROGRESS_SECONDS:
-            self._last = monotonic()
-            left = (self._last - self._started) / max(done, 1) * (total - done)
-            render.echo(f"{done / total:4.0%}, about {left:.0f} s left: {label}", err=True)
+        perform(job, engine, results, show, baselines=baselines, warn=render.note, on_text=save)
 
 
 def _save(results: BenchResults, path: Path | None) -> None:

@@ -42,7 +42,6 @@ from ggufspec.standin.padded import padded_file, parse_size
 
 _N_TOKENS = 128
 _N_RUNS = 3
-_N_WARM_UP = 32
 _OF_CONTENDERS = ("lengths", "trees", "drafters", "rules", "temperatures", "against")
 _STAND_IN = (
     "a stand-in: the embedded 7 M-parameter model of old novels, padded with zeros to the cost "
@@ -69,7 +68,7 @@ class BenchOptions:
     n_tokens: int | None
     ignore_eos: bool | None
     n_runs: int | None
-    n_warm_up: int | None
+    n_warm_up: int
     seed: int
     against: str | None
     load_settings: dict[str, Any]
@@ -80,10 +79,8 @@ class BenchOptions:
 
     def of_experiment(self) -> dict[str, Any]:
         """The fields of an Experiment that were given."""
-        names = ("n_runs", "n_tokens", "ignore_eos", "chat", "seed")
-        n_warm_up = _N_WARM_UP if self.n_warm_up is None else self.n_warm_up
-        fields = {"prompts": _prompts(self), "n_warm_up": n_warm_up}
-        fields |= {name: getattr(self, name) for name in names}
+        names = ("n_runs", "n_warm_up", "n_tokens", "ignore_eos", "chat", "seed")
+        fields = {"prompts": _prompts(self), **{name: getattr(self, name) for name in names}}
         return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -93,8 +90,7 @@ def jobs_of(options: BenchOptions) -> tuple[list[PairBenchmark], str, dict[str, 
     Raises GgufspecError; nothing is loaded yet.
     """
     pair = options.pair
-    if pair.draft is not None and pair.target is None:
-        raise click.UsageError("--draft without --target: name the model that it drafts for")
+    pair.check()
     if pair.target is not None and pair.draft is None:
         _check_needs_no_draft(options)
     if options.against is not None and options.load_settings["rpc"]:
@@ -140,13 +136,6 @@ def opened_baselines(
         n_gpu_layers_draft=draft.model.n_gpu_layers,
     )
     return open_baselines(folder, program, warn, wanted)
-
-
-def with_baselines(job: PairBenchmark, baselines: Sequence[Baseline]) -> PairBenchmark:
-    """The same job without contenders whose program is not open."""
-    names = {None, *(each.name for each in baselines)}
-    able = [each for each in job.experiment.contenders if each.program in names]
-    return replace(job, experiment=replace(job.experiment, contenders=able))
 
 
 def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Lane, Race, TimedText, verdict
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.demo import WARM_UP_TOKENS
@@ -36,7 +37,6 @@ from ggufspec.common import defaults
 from ggufspec.common.files import check_writable, write_file
 
 if TYPE_CHECKING:
-    from ggufspec.bench.race import Lane, Race
     from ggufspec.engine.engine import Engine
     from ggufspec.engine.options import CheckedOptions
 
@@ -168,11 +168,8 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
         raise click.UsageError(
             "--drafter none is plain decoding, which runs anyway; name another one, such as ngram"
         )
+    pair.check()
     if pair.target is None:
-        if pair.draft is not None:
-            raise click.UsageError(
-                "--draft needs --target; without both, the embedded pair is compared"
-            )
         return
     for name in filter(was_given, ("size", "cache_dir")):
         raise click.UsageError(
@@ -186,8 +183,6 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
 
 def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOptions) -> Race:
     """Run both, each after a warm-up. Raises KeyboardInterrupt."""
-    from ggufspec.bench.race import N_GRAMS, PLAIN, SPECULATIVE, Race
-
     has_model = engine.draft is not None and options.drafter != "ngram"
     named = SPECULATIVE if has_model else N_GRAMS
     contenders = {PLAIN: replace(options, drafter="none"), named: options}
@@ -203,8 +198,6 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
 def _run_lane(
     engine: Engine, prompt: str | list[int], options: CheckedOptions, name: str, label: str
 ) -> Lane:
-    from ggufspec.bench.race import Lane, TimedText
-
     came = []
     n_tokens, shown_at = 0, -math.inf
     # No progress bar: its thread would take time from the generation.
@@ -254,8 +247,6 @@ def _show(race: Race, speed: float, color: str) -> bool:
 
 def _print_result(races: Mapping[str, Race], steps: Mapping[str, float]) -> None:
     """Print a table of the races, the fastest first, and what the texts of that one have shown."""
-    from ggufspec.bench.race import verdict
-
     best, race = next(iter(races.items()))
     header = ["tokens/s", "speed-up", "accepted", "tokens/round"]
     render.echo()
@@ -309,8 +300,6 @@ def _say(sentence: str) -> None:
 
 
 def _document(race: Race) -> dict[str, Any]:
-    from ggufspec.bench.race import PLAIN, SPECULATIVE, verdict
-
     document: dict[str, Any] = {"prompt": race.prompt, "order": [PLAIN, SPECULATIVE]}
     for name, lane in zip(document["order"], race.lanes, strict=True):
         document[name] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
@@ -16,13 +15,14 @@ from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, gathered, option
-from ggufspec.cli.run import Run, generate
+from ggufspec.cli.run import generate
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import checked
 from ggufspec.common import defaults
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
+    from ggufspec.engine.completion import Completion
     from ggufspec.engine.engine import Engine
 
 PROMPTS: Final = (
@@ -33,7 +33,6 @@ PROMPTS: Final = (
 )
 GREEDY_PROMPT: Final = PROMPTS[0]
 WARM_UP_TOKENS: Final = 16
-_DRAFTERS: Final = {"plain": "none", "speculative": None}  # of the two modes
 # A model this small repeats itself, or loses its thread; both read better with these.
 _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
 
@@ -85,12 +84,26 @@ def command(
     target, draft = PairOptions(None, None, True, size, cache_dir).find()
     settings |= {**_SAMPLING, "ignore_eos": True}
     writer = None if as_json else render.TextWriter(color=render.wants_color(color, sys.stdout))
+    pairs: list[tuple[Stats, Stats]] = []  # plain, speculative
+    greedy, interrupted = None, False
     with load(target, draft, n_threads=n_threads, **shared.room_for(settings["n_draft"])) as engine:
-        demo = _Demo(engine, settings, writer)
-        interrupted = not demo.run(runs)
-    if demo.pairs:
+        try:
+            _both(engine, {**settings, "max_tokens": WARM_UP_TOKENS}, PROMPTS[0], None, "")
+            for run in range(runs):
+                for prompt in PROMPTS:
+                    seeded = {**settings, "seed": settings["seed"] + run}
+                    plain, speculative = _both(engine, seeded, prompt, writer, "")
+                    pairs.append((plain.stats, speculative.stats))
+            cold = {**settings, "temperature": 0.0}
+            plain, speculative = _both(engine, cold, GREEDY_PROMPT, writer, " at temperature 0")
+            same = plain.tokens == speculative.tokens
+            greedy = {"prompt": GREEDY_PROMPT, "text": plain.text, "same_text": same}
+        except KeyboardInterrupt:
+            interrupted = True
+    if pairs:
         document = {
-            **demo.document(),
+            **_measured(pairs),
+            "greedy": greedy,
             "stand_in": _stand_in(size, target),
             "settings": {**settings, "runs": runs},
             "versions": render.versions(),
@@ -102,64 +115,41 @@ def command(
     return INTERRUPTED if interrupted else 0
 
 
-@dataclass
-class _Demo:
-    """Generates the texts of both modes, and keeps what was measured."""
+def _both(
+    engine: Engine,
+    settings: dict[str, Any],
+    prompt: str,
+    writer: render.TextWriter | None,
+    how: str,
+) -> tuple[Completion, Completion]:
+    """The prompt continued by plain and by speculative decoding. Raises KeyboardInterrupt."""
+    found = []
+    for mode, drafter in (("plain", "none"), ("speculative", None)):
+        if writer is not None:
+            writer.heading(f"{mode}{how}: ", prompt)
+        run = generate(engine, prompt, checked({**settings, "drafter": drafter}), writer)
+        if writer is not None:
+            render.echo(f"[{render.stats_line(run.completion.stats)}]\n", err=True)
+        if run.interrupted:
+            raise KeyboardInterrupt
+        found.append(run.completion)
+    plain, speculative = found
+    return plain, speculative
 
-    engine: Engine
-    settings: dict[str, Any]
-    writer: render.TextWriter | None
-    pairs: list[tuple[Stats, Stats]] = field(default_factory=list)  # plain, speculative
-    greedy: dict[str, Any] | None = None
 
-    def run(self, n_runs: int) -> bool:
-        """All texts, in both modes alternately; False if the user interrupted it."""
-        if self._both(PROMPTS[0], {"max_tokens": WARM_UP_TOKENS}, shown=False) is None:
-            return False
-        for run in range(n_runs):
-            for prompt in PROMPTS:
-                both = self._both(prompt, {"seed": self.settings["seed"] + run})
-                if both is None:
-                    return False
-                self.pairs.append((both[0].completion.stats, both[1].completion.stats))
-        both = self._both(GREEDY_PROMPT, {"temperature": 0.0}, " at temperature 0")
-        if both is not None:
-            plain, speculative = (run.completion for run in both)
-            same = plain.tokens == speculative.tokens
-            self.greedy = {"prompt": GREEDY_PROMPT, "text": plain.text, "same_text": same}
-        return both is not None
-
-    def document(self) -> dict[str, Any]:
-        plain, speculative = zip(*self.pairs, strict=True)
-        ratios = [
-            fast.tokens_per_second / slow.tokens_per_second
-            for slow, fast in self.pairs
-            if slow.tokens_per_second > 0
-        ]
-        return {
-            "rows": [_row("plain", plain), _row("speculative", speculative)],
-            "speedup": median(ratios),
-            "speedup_spread": [min(ratios), max(ratios)],
-            "n_texts": len(self.pairs),
-            "greedy": self.greedy,
-        }
-
-    def _both(
-        self, prompt: str, changed: dict[str, Any], label: str = "", *, shown: bool = True
-    ) -> list[Run] | None:
-        """The prompt continued in both modes; None if the user interrupted it."""
-        writer = self.writer if shown else None
-        runs: list[Run] = []
-        for mode, drafter in _DRAFTERS.items():
-            if writer is not None:
-                writer.heading(f"{mode}{label}: ", prompt)
-            options = checked({**self.settings, **changed, "drafter": drafter})
-            runs.append(generate(self.engine, prompt, options, writer))
-            if writer is not None:
-                render.echo(f"[{render.stats_line(runs[-1].completion.stats)}]\n", err=True)
-            if runs[-1].interrupted:
-                return None
-        return runs
+def _measured(pairs: Sequence[tuple[Stats, Stats]]) -> dict[str, Any]:
+    plain, speculative = zip(*pairs, strict=True)
+    ratios = [
+        fast.tokens_per_second / slow.tokens_per_second
+        for slow, fast in pairs
+        if slow.tokens_per_second > 0
+    ]
+    return {
+        "rows": [_row("plain", plain), _row("speculative", speculative)],
+        "speedup": median(ratios),
+        "speedup_spread": [min(ratios), max(ratios)],
+        "n_texts": len(pairs),
+    }
 
 
 def _stand_in(size: str, target: Path) -> dict[str, Any]:
@@ -180,18 +170,16 @@ def _stand_in(size: str, target: Path) -> dict[str, Any]:
 
 def _row(mode: str, runs: Sequence[Stats]) -> dict[str, Any]:
     """Medians of several texts, and the share of their time outside llama_decode."""
-    from ggufspec.bench.records import Contender, Measurement
-    from ggufspec.bench.summary import summary_of
-
-    texts = [Measurement.of_stats(stats, mode, "", run) for run, stats in enumerate(runs)]
-    row = summary_of(Contender(mode, {}), texts)
+    rates = [stats.tokens_per_second for stats in runs]
+    n_drafted = sum(stats.n_drafted for stats in runs)
+    n_rounds = sum(stats.n_rounds for stats in runs)
     return {
         "mode": mode,
-        "n_runs": row.n_texts,
-        "tokens_per_second": row.median,
-        "tokens_per_second_spread": [row.low, row.high],
-        "accepted": row.accepted,
-        "mean_length": row.mean_length,
+        "n_runs": len(runs),
+        "tokens_per_second": median(rates),
+        "tokens_per_second_spread": [min(rates), max(rates)],
+        "accepted": sum(stats.n_accepted for stats in runs) / n_drafted if n_drafted else None,
+        "mean_length": sum(stats.n_generated for stats in runs) / max(n_rounds, 1),
         "overhead": median(stats.overhead for stats in runs),
     }
 

@@ -38,6 +38,11 @@ class PairOptions:
             raise click.UsageError("--draft-of-draft needs --draft: name the model it drafts for")
         return {"draft_of_draft": find_model(self.draft_of_draft, offline=self.offline)}
 
+    def check(self) -> None:
+        """Raise UsageError for a draft without a target."""
+        if self.target is None and self.draft is not None:
+            raise click.UsageError("--draft needs --target: the embedded pair has its own draft")
+
     def find(self) -> tuple[Path, DraftFile | None]:
         """The files of target and draft; "auto" is proposed, and named. Raises GgufspecError."""
         if self.target is None:

@@ -26,12 +26,7 @@ from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
 from ggufspec.placement.speeds import type_note
 
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*([KMGT]i?B?|B)?\s*", re.IGNORECASE)
-_FACTORS: dict[str, int] = {"": 1, "b": 1} | {
-    prefix + unit: (1000 if unit == "b" else 1024) ** power
-    for power, prefix in enumerate("kmgt", start=1)
-    for unit in ("", "i", "b", "ib")
-}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:([KMGT])(i?))?(B?)\s*", re.IGNORECASE)
 _LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free
 _MOST_BYTES = 2**53
 _LEAST_BANDWIDTH = 10**6
@@ -40,7 +35,9 @@ _LEAST_BANDWIDTH = 10**6
 def parse_bytes(value: str) -> int:
     """Bytes of "24GiB", "24G" (the same), "25.7GB". Raises BadParameter."""
     if matched := _SIZE.fullmatch(value):
-        found = float(matched[1]) * _FACTORS[(matched[2] or "").lower()]
+        number, prefix, binary, unit = matched.groups()
+        power = "KMGT".index(prefix.upper()) + 1 if prefix else 0
+        found = float(number) * (1000.0 if unit and not binary else 1024.0) ** power
         if 0 <= found <= _MOST_BYTES:
             return round(found)
     raise click.BadParameter(f"{value!r} is not a size; write it like 24GiB")

@@ -1,4 +1,4 @@
-"""Progress bars on stderr, on a terminal only, for work that takes over a second."""
+"""Progress bars on stderr, for work that takes over a second; without a terminal, some lines."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ggufspec.models.heads import DraftFile
 
 _PATIENCE_SECONDS = 1.0
+_LINE_SECONDS = 10.0  # between two lines, where there is no terminal
 _WORK = {"costs": "Measuring the pair", "vocabulary": "Reading the vocabulary"}
 
 
@@ -24,20 +25,34 @@ class LateBars:
     """Named bars, each shown once its work has lasted a second."""
 
     def __init__(self) -> None:
-        self._started: dict[str, float] = {}
+        self._started: dict[str, tuple[float, float]] = {}  # when, and how far it was then
         self._bars: dict[str, TaskID] = {}
         self._progress: Progress | None = None
+        self._printed = 0.0  # when the last line was
 
     def update(
-        self, name: str, done: float, total: float, *, unit: str = "count", label: str = ""
+        self,
+        name: str,
+        done: float,
+        total: float,
+        *,
+        unit: str = "count",
+        label: str = "",
+        in_lines: bool = False,
     ) -> None:
         """Show how far the work of that name is. `unit`: "bytes", "share", or anything countable.
 
-        `label`: shown instead of the name.
+        `label`: shown instead of the name. `in_lines`: where there is no terminal, print a line
+        now and then.
         """
+        started, n_first = self._started.setdefault(name, (monotonic(), done))
         if not sys.stderr.isatty():
+            if in_lines and monotonic() - max(self._printed, started) > _LINE_SECONDS:
+                self._printed = monotonic()
+                left = (self._printed - started) / max(done - n_first, 1) * (total - done)
+                line = f"{done / total:4.0%}, about {left:.0f} s left: {label or name}"
+                render.echo(line, err=True)
             return
-        started = self._started.setdefault(name, monotonic())
         if name not in self._bars:
             if monotonic() - started < _PATIENCE_SECONDS or done >= total:
                 return

@@ -138,8 +138,7 @@ def command(
         raise OptionError("the server's packages are missing: pip install 'ggufspec[server]'")
     api_keys = _api_keys(api_key, api_key_file)
     checked(settings)
-    if pair.draft is not None and pair.target is None:
-        raise click.UsageError("--draft needs --target: the embedded pair has its own draft")
+    pair.check()
     if pair.target is not None and pair.draft is None:
         check_needs_no_draft(settings)
     shared.show_log(verbose)

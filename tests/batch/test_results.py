@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ggufspec.batch.journal import Journal
-from ggufspec.batch.results import BatchTotals, FileResults, OrderedLines
+from ggufspec.batch.results import FileResults
 from ggufspec.errors import CacheError, OptionError
 
 SETTINGS = {"seed": 1, "prompts": "abc"}
@@ -254,18 +254,3 @@ def test_an_id_of_any_characters_can_be_written(tmp_path: Path) -> None:
     made.add({**record(0), "id": "\ud800"})
     made.close()
     assert results_of(tmp_path)[0]["id"] == "\ud800"
-
-
-def test_a_line_waits_for_those_before_it() -> None:
-    lines = OrderedLines()
-    assert list(lines.push(2, b"c")) == []
-    assert list(lines.push(0, b"a")) == [b"a"]
-    assert list(lines.push(1, b"b")) == [b"b", b"c"]
-
-
-def test_totals() -> None:
-    counts = {"n_generated": 6, "n_rounds": 2, "n_drafted": 8, "n_accepted": 4}
-    found = BatchTotals.of([{"error": None, "attempts": 2, **counts}, {"error": "no"}])
-    assert (found.n_prompts, found.n_failed, found.n_retried, found.n_generated) == (2, 1, 1, 6)
-    assert (found.acceptance, found.mean_length) == (0.5, 3.0)
-    assert BatchTotals.of([]).acceptance == BatchTotals.of([]).mean_length == 0

@@ -84,7 +84,7 @@ def test_the_answer_of_a_server() -> None:
 def test_a_server_gets_requests_when_ready_and_is_stopped_at_the_end(build: Build) -> None:
     with llama_server.running(build.server()) as server:
         assert len(build.left) == 1
-        found = server.complete({"prompt": [1, 2, 3], "n_predict": 4})
+        found = server.write(BaselineRequest([1, 2, 3], GREEDY, 3, 0, False))
     assert (found.n_prompt, found.tokens) == (3, (30, 31, 32, 33))
     assert build.left == []
 
@@ -126,9 +126,9 @@ def test_a_server_that_fails_at_a_text_says_why(build: Build) -> None:
         llama_server.running(build.server("refuses")) as server,
         pytest.raises(OptionError, match=r"status 400: .*no such field"),
     ):
-        server.complete({"prompt": [1], "n_predict": 1})
+        server.write(BaselineRequest([1], GREEDY, 1, 0, False))
     with (
         llama_server.running(build.server("dies")) as server,
         pytest.raises(OptionError, match=r"(?s)its log ends with:.*GGML_ASSERT"),
     ):
-        server.complete({"prompt": [1], "n_predict": 1})
+        server.write(BaselineRequest([1], GREEDY, 1, 0, False))

@@ -113,9 +113,10 @@ def test_of_many_bars_the_fastest_are_shown_and_what_they_are_compared_with() ->
     shown, n_more = plot_data.rate_bars(results)
     assert len(shown) == 16
     assert n_more == 2 + 24 - 16
-    assert [bar.name for bar in shown[:2]] == ["plain", "draft alone"]
-    left_out = {each.name for each in results.contenders} - {bar.name for bar in shown}
-    slowest = min(bar.rate for bar in shown if bar.speedup)
+    rows = [row for row, _ in shown]
+    assert [row.contender.name for row in rows[:2]] == ["plain", "draft alone"]
+    left_out = {each.name for each in results.contenders} - {row.contender.name for row in rows}
+    slowest = min(row.median for row in rows if row.speedup)
     rates = {row.contender.name: row.median for row in summary.summarize(results)}
     assert max(rates[name] for name in left_out) <= slowest
 

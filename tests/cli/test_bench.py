@@ -244,7 +244,7 @@ def test_help_says_when_llama_cpp_python_writes_the_same_greedy_text(command: Co
 def test_a_draft_alone_is_no_pair(command: Command, draft: Path) -> None:
     found = command("bench", "--draft", draft)
     assert found.code == 2
-    assert "--draft without --target" in found.err
+    assert "--draft needs --target" in found.err
 
 
 def test_a_picture_comes_with_it(bench: Command, tmp_path: Path) -> None:
