@@ -78,19 +78,14 @@ def head_of(target: Header, draft: Header | None) -> HeadFacts | None:
 def read_draft(target: Header, draft: DraftFile) -> tuple[Header | None, HeadFacts | None]:
     """The header of a draft's file, if it has one, and which head it is. Raises as `head_of`."""
     if draft == MTP:
-        return None, own_head(target)
+        if why := _why_no_mtp(target):
+            raise ModelError(
+                f"{target.paths[0]} {why}. Name a file with an MTP head for this model (often "
+                "mtp-*.gguf), or another draft; `--draft auto` looks for one"
+            )
+        return None, head_of(target, None)
     header = read_header(draft)
     return header, head_of(target, header)
-
-
-def own_head(target: Header) -> HeadFacts:
-    """The MTP head in the target's file. Raises ModelError where it has none that runs."""
-    if (found := head_of(target, None)) is None:
-        raise ModelError(
-            f"{target.paths[0]} {_why_no_mtp(target)}. Name a file with an MTP head for this model "
-            "(often mtp-*.gguf), or another draft; `--draft auto` looks for one"
-        )
-    return found
 
 
 def is_head(header: Header) -> bool:

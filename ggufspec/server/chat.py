@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.server.formats import ChatParser, format_of
+from ggufspec.server.formats import ChatParser, GrammarMaker, format_of
 from ggufspec.server.schema import ChatRequest, NamedTool
 from ggufspec.structured.grammar import of_json_schema
 
@@ -65,24 +65,20 @@ def plan_answer(
     # Small models that are forced to call repeat the same calls up to the limit of tokens.
     is_parallel = not is_required if body.parallel_tool_calls is None else body.parallel_tool_calls
     if tools and (is_required or is_strict or body.parallel_tool_calls is False or schema):
-        named = choice.function.name if isinstance(choice, NamedTool) else None
-        options |= {"json_schema": None}
-        options["grammar"] = chat_format.grammar(
-            [tool for tool in tools if named in (None, tool["function"]["name"])],
-            begun,
-            is_required=is_required,
-            is_parallel=named is None and is_parallel,
-            answer=None if schema is None else of_json_schema(schema),
-            specials=specials,
-            ends=vocab.stop_tokens,
-        )
-    elif constraints:
+        has_grammar = True
+    elif has_grammar := bool(constraints):
         reasoning = chat_format.reasoning(begun)
         if schema is None or reasoning is None or not reasoning.is_open:
             return AnswerPlan({}, None)  # the text is the answer
+    if has_grammar:
+        named = choice.function.name if isinstance(choice, NamedTool) else None
         options |= {"json_schema": None}
-        options["grammar"] = chat_format.grammar(
-            (), begun, answer=of_json_schema(schema), specials=specials, ends=vocab.stop_tokens
+        options["grammar"] = GrammarMaker(chat_format.syntax, specials, vocab.stop_tokens).grammar(
+            [tool for tool in tools if named in (None, tool["function"]["name"])],
+            chat_format.reasoning(begun),
+            is_required=is_required,
+            is_parallel=named is None and is_parallel,
+            answer=None if schema is None else of_json_schema(schema),
         )
     parser = partial(chat_format.parser, begun, tools or None, is_parallel=is_parallel)
     return AnswerPlan(options, parser)

@@ -112,7 +112,7 @@ class RequestMiddleware:
                 message = await asyncio.wait_for(receive(), max(deadline - monotonic(), 0.001))
             except asyncio.TimeoutError:
                 if n_bytes > limit:
-                    raise self._too_large() from None
+                    break
                 raise ApiError(
                     408,
                     f"the body did not arrive within {self._options.body_seconds:g} s; send it "
@@ -129,9 +129,7 @@ class RequestMiddleware:
             n_bytes += len(part)
             if n_bytes <= limit:
                 body += part
-            if n_bytes > limit * _DISCARD_FACTOR:
-                raise self._too_large()
-            if not message.get("more_body", False):
+            if n_bytes > limit * _DISCARD_FACTOR or not message.get("more_body", False):
                 break
         if n_bytes > limit:
             raise self._too_large()

@@ -32,7 +32,7 @@ class _Choice:
     tokens: list[int] = field(default_factory=list)
     drafted: list[bool] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    stats: Stats | None = None
+    stats: Stats = field(init=False)  # once it is finished
 
     def take(self, deltas: Sequence[ChatDelta], n_tokens: int = 0) -> None:
         """Add what the parser found in so many tokens."""
@@ -121,7 +121,7 @@ class ResponseBuilder:
 
     def _timings(self, choices: Sequence[_Choice]) -> dict[str, Any]:
         """Where the time went, as llama.cpp's server reports it, summed over the choices."""
-        stats = [choice.stats for choice in choices if choice.stats is not None]
+        stats = [choice.stats for choice in choices]
         n_reused = sum(each.n_prompt_reused for each in stats)
         n_prompt = sum(each.n_prompt for each in stats) - n_reused
         n_generated = sum(each.n_generated for each in stats)
@@ -135,8 +135,8 @@ class ResponseBuilder:
 
     def _usage(self) -> dict[str, Any]:
         """Token counts; the prompt of several choices counts once."""
-        stats = [choice.stats for choice in self._choices if choice.stats is not None]
-        firsts = [choice.stats for choice in self._choices[:: self._n] if choice.stats is not None]
+        stats = [choice.stats for choice in self._choices]
+        firsts = stats[:: self._n]
         n_prompt = sum(each.n_prompt for each in firsts)
         n_generated = sum(each.n_generated for each in stats)
         n_accepted = sum(each.n_accepted for each in stats)
@@ -212,13 +212,11 @@ class ResponseBuilder:
         return chunk
 
     def _statistics(self, choice: _Choice) -> dict[str, Any]:
-        if (stats := choice.stats) is None:
-            return {"drafted": choice.drafted}
         return {
             "drafted": choice.drafted,
-            **{name: getattr(stats, name) for name in _STATISTICS},
-            "prompt_seconds": stats.seconds.prompt,
-            "generation_seconds": stats.seconds.generation,
+            **{name: getattr(choice.stats, name) for name in _STATISTICS},
+            "prompt_seconds": choice.stats.seconds.prompt,
+            "generation_seconds": choice.stats.seconds.generation,
         }
 
     def _logprobs(self, found: Sequence[TokenLogprobs], offset: int) -> dict[str, Any] | None:

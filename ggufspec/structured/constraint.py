@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import thread_time
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ggufspec.decoding.types import n_same
 from ggufspec.errors import ConstraintError, OptionError
-from ggufspec.structured.limits import limited_matcher, summary
+from ggufspec.structured.limits import Pieces, limited_matcher, summary
 
 _N_CONTINUATIONS = 8  # of a forced text that are tokenized with it
 
@@ -54,7 +54,7 @@ class TokenTable:
         self.n_words = (len(pieces) + 31) // 32
         ends = sorted(stop_tokens)
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(_Pieces(pieces, special, ends[0])), None, ends
+            TokenizerWrapper(Pieces(pieces, special, ends[0])), None, ends
         )
 
     def matcher(self, grammar: str) -> LLMatcher:
@@ -66,20 +66,6 @@ class TokenTable:
         if made.is_error():
             raise OptionError(f"the grammar cannot be used: {summary(made.get_error())}")
         return made
-
-
-class _Pieces:
-    """The members that llguidance reads; it never tokenizes, because nothing is forced in masks."""
-
-    bos_token_id = None
-
-    def __init__(self, pieces: Sequence[bytes], special: Collection[int], end: int) -> None:
-        self.tokens = pieces
-        self.special_token_ids = sorted(special)
-        self.eos_token_id = end
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return []
 
 
 class GrammarConstraint:
@@ -228,20 +214,11 @@ class GrammarConstraint:
 
 
 def _with_deep_stack(work: Callable[[], LLMatcher]) -> LLMatcher:
-    made: Future[LLMatcher] = Future()
-
-    def run() -> None:
-        try:
-            made.set_result(work())
-        except BaseException as error:
-            made.set_exception(error)
-
-    thread = threading.Thread(target=run, name="ggufspec-compilation", daemon=True)
-    with _stack_size:
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join()
-    return made.result()
+    with ThreadPoolExecutor(1, "ggufspec-compilation") as pool:
+        with _stack_size:
+            before = threading.stack_size(_STACK_BYTES)
+            try:
+                made = pool.submit(work)  # starts the thread
+            finally:
+                threading.stack_size(before)
+        return made.result()

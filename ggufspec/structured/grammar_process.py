@@ -12,7 +12,7 @@ from ggufspec.common.limited_process import answer_requests
 from ggufspec.errors import OptionError
 from ggufspec.structured.gbnf import lark_of_gbnf
 from ggufspec.structured.json_schema import lark_of_schema
-from ggufspec.structured.limits import LIMITS, limited_matcher, summary
+from ggufspec.structured.limits import LIMITS, Pieces, limited_matcher, summary
 
 _MAX_MEMORY = 2**30
 _LARK = re.compile(r"^[ \t]*(?:%llguidance\b|[?!]?start\b[^:\n]*:(?!:=))", re.MULTILINE)
@@ -67,18 +67,8 @@ _MAKERS: Mapping[str, Callable[[str], str]] = {
 }
 
 
-class _Bytes:
-    """A vocabulary of single bytes, as llguidance reads it."""
-
-    tokens = (*(bytes([byte]) for byte in range(256)), b"<end>")
-    special_token_ids = (256,)
-    eos_token_id = 256
-    bos_token_id = None
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return []
-
-
 @lru_cache
 def _byte_tokenizer() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Bytes()))
+    """A vocabulary of single bytes."""
+    tokens = [*(bytes([byte]) for byte in range(256)), b"<end>"]
+    return LLTokenizer(TokenizerWrapper(Pieces(tokens, [256], 256)))

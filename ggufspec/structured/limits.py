@@ -1,8 +1,9 @@
-"""Matchers with llguidance's limits, and its complaints in short."""
+"""Vocabularies and matchers with llguidance's limits, and its complaints in short."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Sequence
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -15,6 +16,20 @@ LIMITS = LLParserLimits(
 # By default, a mask allows one of the tokenizations of a forced text.
 _ALL_TOKENIZATIONS = '%llguidance {"no_forcing": true}'
 _MAX_COMPLAINT = 200
+
+
+class Pieces:
+    """A vocabulary as llguidance reads it; it never tokenizes, as nothing is forced in masks."""
+
+    bos_token_id = None
+
+    def __init__(self, pieces: Sequence[bytes], special: Collection[int], end: int) -> None:
+        self.tokens = pieces
+        self.special_token_ids = sorted(special)
+        self.eos_token_id = end
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return []
 
 
 def limited_matcher(tokenizer: LLTokenizer, lark: str) -> LLMatcher:

@@ -13,7 +13,15 @@ import pytest
 from ggufspec.errors import ModelError, VocabError
 from ggufspec.models.gguf_file import GgufFile, write
 from ggufspec.models.header import Header, read_header
-from ggufspec.models.heads import HeadFacts, check_model, head_of, head_text, is_head, own_head
+from ggufspec.models.heads import (
+    MTP,
+    HeadFacts,
+    check_model,
+    head_of,
+    head_text,
+    is_head,
+    read_draft,
+)
 from ggufspec.models.tensors import Tensor
 
 TOKENS = [b"<unk>", b"a", b"b", b"c"]
@@ -95,7 +103,7 @@ def eagle3(
 
 def test_the_head_in_the_targets_file_is_found() -> None:
     target = model("glm4moe", n_mtp=1)
-    assert head_of(target, None) == own_head(target) == HeadFacts("mtp", 1)
+    assert head_of(target, None) == read_draft(target, MTP)[1] == HeadFacts("mtp", 1)
     assert head_of(model("step35", n_mtp=3), None) == HeadFacts("mtp", 3)
     assert head_text(target) == "has an MTP head (1 layer, 0 MB)"
     assert head_of(model(), None) is None
@@ -119,7 +127,7 @@ def test_the_head_in_the_targets_file_is_found() -> None:
 def test_a_target_without_a_usable_head_is_refused(target: Header, why: str) -> None:
     assert head_of(target, None) is None
     with pytest.raises(ModelError) as caught:
-        own_head(target)
+        read_draft(target, MTP)
     assert why in str(caught.value)
     assert "--draft auto" in str(caught.value)
 

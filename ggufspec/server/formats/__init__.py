@@ -7,3 +7,4 @@ from ggufspec.server.formats.deltas import ChatDelta as ChatDelta
 from ggufspec.server.formats.deltas import ChatParser as ChatParser
 from ggufspec.server.formats.deltas import ContentDelta as ContentDelta
 from ggufspec.server.formats.deltas import ReasoningDelta as ReasoningDelta
+from ggufspec.server.formats.grammar import GrammarMaker as GrammarMaker

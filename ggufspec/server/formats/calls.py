@@ -42,6 +42,7 @@ _WORD = re.compile(r"[^\s<>\"'{}()\[\],]*")
 _DIGITS = re.compile("[0-9]*")
 _IDENTIFIER = re.compile(r"[^\s<>\"'{}()\[\]=,:]*")
 _GEMMA_SCALAR = re.compile(r"[^{}\[\],:]*")
+_LITERAL_MARKS = Marks("\"'[]{}(),")  # of Python
 _NAME_KEYS = ("name", "tool_name")
 _ARGUMENTS_KEYS = ("arguments", "parameters")
 _ID_KEYS = ("id", "tool_call_id")
@@ -249,21 +250,19 @@ class CallParser:
         reader = self._reader
         if parameter.string_middle.endswith("\n"):
             yield from reader.accept("\n")
-        end = Marks([parameter.end.strip().replace(KEY, key)])
-        held = _LineEnd(parameter.end.startswith("\n"))
+        end = parameter.end.strip().replace(KEY, key)
         if (yield from reader.accept("<![CDATA[")):
-            end = Marks(["]]>" + parameter.end.strip().replace(KEY, key)])
+            end = "]]>" + end
+        # A line break before the end is part of the format.
+        marks = Marks([end, "\n" + end] if parameter.end.startswith("\n") else [end])
         if types == {"string"}:
             write('"')
-            found = yield from reader.until(end, lambda text: write(escaped(held.push(text))))
-            if found is None:
-                write(escaped(held.finish(is_end=False)))
-                return False
-            write(escaped(held.finish(is_end=True)) + '"')
-            return True
+            found = yield from reader.until(marks, lambda text: write(escaped(text)))
+            if found is not None:
+                write('"')
+            return found is not None
         pieces: list[str] = []
-        found = yield from reader.until(end, lambda text: pieces.append(held.push(text)))
-        pieces.append(held.finish(is_end=found is not None))
+        found = yield from reader.until(marks, pieces.append)
         text = "".join(pieces)
         if text.lstrip().startswith(parameter.begin.strip()):
             write(json_text(nested_value(text, parameter)))
@@ -299,32 +298,19 @@ class CallParser:
 
     def _literal(self, write: Write) -> Steps[bool]:
         """Write the source of a literal, up to the comma or parenthesis after it."""
-        reader, depth, quote, escaped = self._reader, 0, "", False
-        while True:
-            text = reader.text[reader.at :]
-            end = None
-            for i, character in enumerate(text):
-                if quote:
-                    if escaped:
-                        escaped = False
-                    elif character == "\\":
-                        escaped = True
-                    elif character == quote:
-                        quote = ""
-                elif character in "\"'":
-                    quote = character
-                elif not depth and character in ",)":
-                    end = i
-                    break
-                elif character in "[{(":
-                    depth += 1
-                elif character in ")]}":
-                    depth -= 1
-            write(text[:end])
-            reader.at += len(text) if end is None else end
-            if end is not None or reader.is_over:
-                return end is not None
-            yield
+        reader, depth = self._reader, 0
+        while (mark := (yield from reader.until(_LITERAL_MARKS, write))) is not None:
+            if not depth and mark in ",)":
+                reader.at -= 1
+                return True
+            write(mark)
+            if mark in "\"'":
+                if not (yield from reader.string(write, mark)):
+                    return False
+                write(mark)
+            elif mark != ",":
+                depth += 1 if mark in "[{(" else -1
+        return False
 
     def _gemma_value(self, write: Write) -> Steps[bool]:
         """Write a value with bare keys and marked quotes as JSON; False if the text ends in it."""
@@ -345,7 +331,7 @@ class CallParser:
             elif found in (quote, '"'):
                 write('"')
                 if found == '"' != quote:
-                    is_whole = yield from reader.json_string(write)
+                    is_whole = yield from reader.string(write, found)
                 else:
                     end = yield from reader.until(quotes, lambda text: write(escaped(text)))
                     is_whole = end is not None
@@ -361,21 +347,6 @@ class CallParser:
                 is_key = found in "{," and nested[-1:] == ["{"]
             if not nested:
                 return True
-
-
-class _LineEnd:
-    """Takes the line break off the end of a text that comes in pieces, if there may be one."""
-
-    def __init__(self, is_on: bool) -> None:
-        self._is_on, self._held = is_on, ""
-
-    def push(self, text: str) -> str:
-        text = self._held + text
-        self._held = "\n" if self._is_on and text.endswith("\n") else ""
-        return text.removesuffix(self._held) if self._held else text
-
-    def finish(self, *, is_end: bool) -> str:
-        return "" if is_end else self._held
 
 
 def _closers(syntax: CallSyntax) -> tuple[str, ...]:

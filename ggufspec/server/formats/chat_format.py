@@ -1,8 +1,8 @@
-"""The format of one template's answers: its parser, its marks and its grammar."""
+"""The format of one template's answers: its parser and its marks."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -11,7 +11,7 @@ from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
 from ggufspec.server.formats.deltas import ChatParser
-from ggufspec.server.formats.grammar import GrammarMaker, Reasoning
+from ggufspec.server.formats.grammar import Reasoning
 from ggufspec.server.formats.parser import FormatParser, HarmonyParser
 from ggufspec.server.formats.syntax import CallSyntax, Syntax, derive
 
@@ -70,34 +70,6 @@ class ChatFormat:
             functions = [tool["function"] for tool in tools]
             schemas = {each["name"]: each.get("parameters") or {} for each in functions}
         return FormatParser(self.syntax, begun, schemas, is_parallel)
-
-    def grammar(
-        self,
-        tools: Tools,
-        begun: str,
-        *,
-        is_required: bool = False,
-        is_parallel: bool = False,
-        specials: Mapping[str, int],
-        ends: Collection[int],
-        answer: str | None = None,
-    ) -> str:
-        """The grammar of an answer that calls these tools; if not required, it may be content.
-
-        `specials`: the tokens in `text` that no text can spell; `ends`: those that end a text.
-        `answer`: the grammar that content has to match, from structured.grammar; without tools, it
-        is needed. Raises OptionError for parameters whose schema cannot be guaranteed.
-        """
-        maker = GrammarMaker(specials, [name for name, token in specials.items() if token in ends])
-        return maker.grammar(
-            self.syntax.call,
-            tools,
-            is_required=is_required,
-            is_parallel=is_parallel,
-            reasoning=self.reasoning(begun),
-            around=[mark for mark in self.syntax.dropped if specials.get(mark, -1) not in ends],
-            answer=answer,
-        )
 
 
 @lru_cache(maxsize=4)

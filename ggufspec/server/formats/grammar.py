@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ggufspec.server.formats.syntax import ID, INDEX, KEY, NAME, CallSyntax, parts, words
+from ggufspec.server.formats.syntax import ID, INDEX, KEY, NAME, CallSyntax, Syntax, parts, words
 from ggufspec.server.formats.values import escaped, json_text, types_of
 from ggufspec.structured.grammar import of_json_schema
 
@@ -29,29 +29,29 @@ class Reasoning(NamedTuple):
 class GrammarMaker:
     """Collects the rules of one grammar, in llguidance's Lark syntax."""
 
-    def __init__(self, specials: Mapping[str, int], ends: Sequence[str]) -> None:
-        """`specials`: tokens that a text cannot spell, by their names; `ends` end a text."""
-        self._specials, self._ends = specials, ends
+    def __init__(self, syntax: Syntax, specials: Mapping[str, int], ends: Collection[int]) -> None:
+        """`specials`: tokens of the marks that no text can spell, by name; `ends`: end a text."""
+        self._syntax, self._specials = syntax, specials
+        self._ends = [name for name, token in specials.items() if token in ends]
         names = sorted(specials, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
         self._rules: list[str] = []
 
     def grammar(
         self,
-        call: CallSyntax | None,
         tools: Sequence[Mapping[str, Any]],
-        *,
-        is_required: bool,
-        is_parallel: bool,
         reasoning: Reasoning | None,
-        around: Sequence[str],
-        answer: str | None,
+        *,
+        is_required: bool = False,
+        is_parallel: bool = False,
+        answer: str | None = None,
     ) -> str:
-        """The grammar of an answer that calls `tools`, if there are any.
+        """The grammar of an answer that calls `tools`; if not required, it may be content.
 
-        If not `is_required`, it may be content instead, or before a call; `answer`: the grammar of
-        a content, from structured.grammar. `around`: marks that the content may have.
+        `answer`: the grammar that content has to match, from structured.grammar; without tools, it
+        is needed. Raises OptionError for parameters whose schema cannot be guaranteed.
         """
+        call = self._syntax.call
         if answer is not None and not is_required:
             self._add("answer:" + answer.removeprefix("start:"))
         if call is None or not tools:
@@ -64,7 +64,7 @@ class GrammarMaker:
         elif answer is not None:
             body = f"({self._literal(opener)} {calls} | answer)"
         else:
-            body = self._or_content(opener, calls, around)
+            body = self._or_content(opener, calls)
         return self._whole(body, reasoning)
 
     def _whole(self, body: str, reasoning: Reasoning | None) -> str:
@@ -103,8 +103,9 @@ class GrammarMaker:
                 return f"{one} {more} ({self._literal(closer)} | {self._literal(closer + space)})"
         return f"{one} {more} {self._literal(closer)}"
 
-    def _or_content(self, opener: str, calls: str, around: Sequence[str]) -> str:
-        """Calls after content, or content alone."""
+    def _or_content(self, opener: str, calls: str) -> str:
+        """Calls after content, or content alone, which may have marks around it."""
+        around = [mark for mark in self._syntax.dropped if mark not in self._ends]
         marks = "".join(f" | {self._literal(mark)}" for mark in around if mark in self._specials)
         if not opener:  # a JSON object
             self._add("CONTENT: /[^{ \\n](?s:.*)/")

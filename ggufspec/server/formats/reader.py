@@ -17,7 +17,7 @@ MAX_NAME = 256  # characters of a name or key; longer ones are no call
 MAX_UNCERTAIN = 4096  # characters that may or may not be a call; longer ones are none
 SPACES = re.compile(r"\s*")
 _JSON_MARK = re.compile(r'["{}\[\]]')
-_STRING_MARK = re.compile(r'"|\\')
+_STRING_MARKS = {quote: re.compile(rf"{quote}|\\") for quote in "\"'"}
 _SCALAR = re.compile(r"[^\s,\]})]*")
 
 
@@ -131,12 +131,12 @@ class Reader:
                 return None
             yield
 
-    def json_string(self, write: Write) -> Steps[bool]:
-        """Write the rest of a JSON string up to its quote, which is skipped; False at the end."""
+    def string(self, write: Write, quote: str = '"') -> Steps[bool]:
+        """Write the rest of a string up to its quote, which is skipped; False at the end."""
         while True:
             start = at = self.at
-            while match := _STRING_MARK.search(self.text, at):
-                if match[0] == '"':
+            while match := _STRING_MARKS[quote].search(self.text, at):
+                if match[0] == quote:
                     write(self.text[start : match.start()])
                     self.at = match.end()
                     return True
@@ -170,7 +170,7 @@ class Reader:
                 yield
                 continue
             if match[0] == '"':
-                if not (yield from self.json_string(write)):
+                if not (yield from self.string(write)):
                     return False
                 write('"')
             else:

@@ -11,7 +11,7 @@ from chat_formats import HARMONY, TEMPLATES, USER, tool
 
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.errors import OptionError
-from ggufspec.server.formats import ChatFormat
+from ggufspec.server.formats import ChatFormat, GrammarMaker
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable
 from ggufspec.structured.grammar import of_grammar, of_json_schema
 
@@ -56,6 +56,19 @@ def called(template: ChatTemplate, n_calls: int) -> str:
     return whole.removeprefix(prompt).removesuffix("<|end|>\n").strip()
 
 
+def grammar_of(
+    found: ChatFormat,
+    tools: Sequence[dict[str, Any]],
+    begun: str,
+    *,
+    specials: dict[str, int],
+    ends: Sequence[int],
+    **how: Any,
+) -> str:
+    maker = GrammarMaker(found.syntax, specials, ends)
+    return maker.grammar(tools, found.reasoning(begun), **how)
+
+
 def specials_of(found: ChatFormat) -> list[str]:
     return sorted(set(re.findall(r"<\|?\w+\|?>|\[[A-Z_]+\]", found.text)))
 
@@ -69,7 +82,7 @@ def test_calls_of_the_template_are_allowed(
     for names in ([], specials_of(found)):
         specials = {name: 256 + i for i, name in enumerate(names)}
         how: dict[str, Any] = {"specials": specials, "ends": []}
-        made = found.grammar(TOOLS, "", is_required=True, is_parallel=True, **how)
+        made = grammar_of(found, TOOLS, "", is_required=True, is_parallel=True, **how)
         assert allows(made, one, names)
         assert allows(made, f"<think>So <b>.</think>\n\n{one}", names)
         assert not allows(made, "Text.", names)
@@ -79,10 +92,10 @@ def test_calls_of_the_template_are_allowed(
         if name != "bare":
             several = called(template(TEMPLATES[name]), 2)
             assert allows(made, several, names)
-            single = found.grammar(TOOLS, "", is_required=True, is_parallel=False, **how)
+            single = grammar_of(found, TOOLS, "", is_required=True, is_parallel=False, **how)
             assert allows(single, one, names)
             assert not allows(single, several, names)
-        auto = found.grammar(TOOLS, "", is_required=False, is_parallel=True, **how)
+        auto = grammar_of(found, TOOLS, "", is_required=False, is_parallel=True, **how)
         assert allows(auto, "Text, no call: < [", names)
         assert allows(auto, several, names)
         if name != "bare":
@@ -91,7 +104,8 @@ def test_calls_of_the_template_are_allowed(
 
 
 def test_content_may_have_to_be_json(chat_format: FormatOf) -> None:
-    made = chat_format(TEMPLATES["hermes"]).grammar(
+    made = grammar_of(
+        chat_format(TEMPLATES["hermes"]),
         TOOLS,
         "",
         is_required=False,
@@ -111,8 +125,8 @@ def test_an_opened_reasoning_is_closed_first(chat_format: FormatOf) -> None:
     reasoning = found.reasoning("<think>\n")
     assert reasoning is not None
     assert reasoning.is_open
-    made = found.grammar(
-        (), "<think>\n", answer=of_json_schema({"enum": [1]}), specials={}, ends=[]
+    made = grammar_of(
+        found, (), "<think>\n", answer=of_json_schema({"enum": [1]}), specials={}, ends=[]
     )
     assert allows(made, "So.</think>\n\n1")
     assert not allows(made, "1")
@@ -120,8 +134,14 @@ def test_an_opened_reasoning_is_closed_first(chat_format: FormatOf) -> None:
 
 
 def test_harmony_calls_after_its_analysis(chat_format: FormatOf) -> None:
-    made = chat_format(HARMONY).grammar(
-        TOOLS, "", is_required=True, is_parallel=True, specials={"<|call|>": 256}, ends=[256]
+    made = grammar_of(
+        chat_format(HARMONY),
+        TOOLS,
+        "",
+        is_required=True,
+        is_parallel=True,
+        specials={"<|call|>": 256},
+        ends=[256],
     )
     call = '<|channel|>commentary to=functions.add_2 <|constrain|>json<|message|>{"x": [1]}'
     assert allows(made, call)
@@ -132,7 +152,9 @@ def test_texts_of_tagged_arguments_may_be_one_of_several(chat_format: FormatOf) 
     tools = [tool("f", unit={"enum": ["C", "F"]}, note={"type": ["string", "null"]})]
     for name in ("tagged", "keys", "gemma"):
         found = chat_format(TEMPLATES[name])
-        made = found.grammar(tools, "", is_required=True, is_parallel=False, specials={}, ends=[])
+        made = grammar_of(
+            found, tools, "", is_required=True, is_parallel=False, specials={}, ends=[]
+        )
         assert found.syntax.call is not None
         texts = {
             "tagged": "<tool_call>\n<function=f>\n<parameter=unit>\n{}\n</parameter>\n"
@@ -149,14 +171,21 @@ def test_what_a_schema_cannot_guarantee_is_refused(chat_format: FormatOf) -> Non
     tools = [tool("f", x={"type": "array", "uniqueItems": True})]
     for name in ("hermes", "tagged", "gemma"):
         with pytest.raises(OptionError, match="uniqueItems"):
-            chat_format(TEMPLATES[name]).grammar(
-                tools, "", is_required=True, is_parallel=True, specials={}, ends=[]
+            grammar_of(
+                chat_format(TEMPLATES[name]),
+                tools,
+                "",
+                is_required=True,
+                is_parallel=True,
+                specials={},
+                ends=[],
             )
 
 
 def test_a_model_may_end_after_the_line_break_between_calls(chat_format: FormatOf) -> None:
     template = TEMPLATES["hermes"].replace("\n<tool_call>", "{{ '\\n' }}<tool_call>")
-    grammar = chat_format(template).grammar(
+    grammar = grammar_of(
+        chat_format(template),
         [{"type": "function", "function": {"name": "now"}}],
         "",
         is_required=True,
