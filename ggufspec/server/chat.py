@@ -64,7 +64,9 @@ def plan_answer(
     is_required = choice not in (None, "auto", "none")
     # Small models that are forced to call repeat the same calls up to the limit of tokens.
     is_parallel = not is_required if body.parallel_tool_calls is None else body.parallel_tool_calls
-    if tools and (is_required or is_strict or body.parallel_tool_calls is False or schema):
+    if tools and (
+        is_required or is_strict or body.parallel_tool_calls is False or schema is not None
+    ):
         has_grammar = True
     elif has_grammar := bool(constraints):
         reasoning = chat_format.reasoning(begun)
