@@ -47,11 +47,6 @@ def n_same(a: array[int], b: array[int]) -> int:
     return int(differs.argmax()) if differs.any() else n
 
 
-def first_rows(rows: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """The views rows[:0], rows[:1] ... rows, made once: cheaper than a slice in each round."""
-    return [rows[:n] for n in range(len(rows) + 1)]
-
-
 class Verdict(NamedTuple):
     """So many drafted tokens are accepted, and `next_token` follows them.
 

@@ -146,11 +146,6 @@ class HeadSession:
         self._tree: _Tree | None = None  # behind the unread tokens
         self._last = 0  # the token of the last batch that has logits
 
-    @property
-    def n_ctx(self) -> int:
-        """How many tokens the cache can hold."""
-        return self._context.n_ctx
-
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 
