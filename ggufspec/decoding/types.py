@@ -136,11 +136,6 @@ class Round(NamedTuple):
         """Tokens of the draft's longest path."""
         return max(depths(self.parents), default=self.n_drafted)
 
-    @property
-    def drafted(self) -> Sequence[bool]:
-        """For each token, whether it was drafted and accepted."""
-        return [i < self.n_accepted for i in range(len(self.tokens))]
-
 
 class Session(Protocol):
     """A model as a function from tokens to logits; it manages its own KV cache."""

@@ -11,6 +11,7 @@ from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.engine.speeds import Predicted, measured, predicted
 from ggufspec.errors import OptionError
 from ggufspec.llama.build import why_no_gpu
+from ggufspec.llama.context_options import KV_TYPES, choice
 from ggufspec.llama.devices import free_memory, gpus
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
@@ -108,12 +109,8 @@ class Fit:
         self._options = options
         self._gpus = gpus()
         self._shares, self._is_shorter = list(_SMALLER), False  # of further attempts
-        for which, type_ in (("K", options.type_k), ("V", options.type_v)):
-            if type_ not in defaults.KV_TYPES:
-                raise OptionError(
-                    f"{type_!r} is no type of the {which} cache; choose from "
-                    f"{', '.join(defaults.KV_TYPES)}"
-                )
+        choice(KV_TYPES, options.type_k, "type of the K cache")
+        choice(KV_TYPES, options.type_v, "type of the V cache")
         if len(options.tensor_split) > _MOST_GPUS:
             raise OptionError(
                 f"tensor_split has {len(options.tensor_split)} shares; llama.cpp supports at most "
@@ -121,9 +118,9 @@ class Fit:
             )
         if options.main_gpu is not None and not 0 <= options.main_gpu < max(len(self._gpus), 1):
             found = ", ".join(f"{i}: {gpu.name}" for i, gpu in enumerate(self._gpus))
-            choice = f"found {found}. Choose one of them" if found else "found none: leave it out"
+            advice = f"found {found}. Choose one of them" if found else "found none: leave it out"
             raise OptionError(
-                f"there is no GPU {options.main_gpu}; llama.cpp {choice} (main_gpu, -mg)"
+                f"there is no GPU {options.main_gpu}; llama.cpp {advice} (main_gpu, -mg)"
             )
 
     def _shape_below(self, options: LoadOptions) -> ModelShape | None:

@@ -94,9 +94,8 @@ class Head:
         n_most = min(EAGLE3_ROWS, self.context.n_batch)  # more would end the process
         for i in range(0, len(states), n_most):
             piece = states[i : i + n_most]
-            found[i : i + len(piece)] = extension.encode(
-                self.context.pointer, piece, found.shape[1]
-            )
+            encoded = extension.encode(self.context.pointer, piece, found.shape[1])
+            found[i : i + n_most] = encoded
         return found
 
     def _states(self, n: int) -> Hidden:
