@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from ggufspec.common import defaults, validate
@@ -159,10 +160,10 @@ class Fit:
     def first(self) -> LoadOptions:
         """The options, with what was left open chosen by free memory and predicted speed."""
         if self._options.n_ctx_usual is None:
-            n_ctx = longest_context(self._target, self._draft, self._machine(1.0), self._wishes())
+            n_ctx = longest_context(self._target, self._draft, self._machine(), self._wishes())
             self._options = replace(self._options, n_ctx_usual=n_ctx)
         if self._is_open:
-            return self._planned(self._machine(1.0))
+            return self._planned(self._machine())
         return replace(self._options, placement=self._unused)
 
     @property
@@ -195,30 +196,35 @@ class Fit:
 
     def offloads(self, n_batch: int) -> bool:
         """Whether a GPU reads prompts with the host's layers, too: not if measured slower."""
-        machine = self._machine(1.0)
-        return not machine.gpus or PassTimes(self._target, machine.bandwidths).copying_pays(n_batch)
+        times = PassTimes(self._target, self._known.bandwidths)
+        return not self._gpus or times.copying_pays(n_batch)
 
     def predicted(self, n_gpu_layers: int, n_gpu_layers_draft: int, n_most: int) -> Predicted:
         """The costs of the pair with so many layers on GPUs, for passes of `n_most` tokens."""
         draft = (self._draft, n_gpu_layers_draft) if self._draft else None
-        return predicted((self._target, n_gpu_layers), draft, self._machine(1.0), n_most)
+        return predicted((self._target, n_gpu_layers), draft, self._known, n_most)
 
     def predicted_of_draft(self, n_gpu_layers: int, n_most: int) -> Predicted:
         """The same of the draft and its own draft, which is where the draft is."""
         assert self._draft is not None
         below = self._draft_of_draft
         draft = (below, below.n_layers + 1 if n_gpu_layers else 0) if below else None
-        return predicted((self._draft, n_gpu_layers), draft, self._machine(1.0), n_most)
+        return predicted((self._draft, n_gpu_layers), draft, self._known, n_most)
 
     def _default_n_ctx(self) -> int:
         usual = self._options.n_ctx_usual or defaults.N_CTX
         return min(usual, self._target.n_ctx_train or defaults.N_CTX)
 
-    def _machine(self, share: float) -> Machine:
-        left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._gpus)
-        machine = Machine(left, free_memory())
+    @cached_property
+    def _known(self) -> Machine:
+        """The devices after `add`, as earlier runs measured them: reads all stored profiles."""
+        machine = Machine(self._gpus, None)
         is_known = bool(self._gpus) and self._options.tuned
         return measured(machine, self._target.n_bytes) if is_known else machine
+
+    def _machine(self, share: float = 1.0) -> Machine:
+        left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._known.gpus)
+        return replace(self._known, gpus=left, n_host_free=free_memory())
 
     def _wishes(self) -> PlacementOptions:
         options = self._options
