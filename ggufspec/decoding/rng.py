@@ -15,14 +15,18 @@ _N_AHEAD = 4096
 Stream = Callable[[int], Uniforms]  # returns so many fresh uniforms
 
 
-def uniform_streams(seed: int) -> tuple[Stream, Stream]:
-    """Two independent streams of uniforms in [0, 1): for verification, and for the draft."""
-    return _streams(seed, 0)
+def uniform_streams(seed: int, *, first: int = 0) -> tuple[Stream, Stream]:
+    """Two independent streams of uniforms in [0, 1): for verification, and for the draft.
+
+    `first`: how many streams of the seed come before them.
+    """
+    parts = SeedSequence(seed).spawn(first + 2)
+    return _drawn_ahead(default_rng(parts[first])), _drawn_ahead(default_rng(parts[first + 1]))
 
 
 def stage_streams(seed: int) -> tuple[Stream, Stream]:
     """Two further ones: for the verification by the draft model, and for the draft of the draft."""
-    return _streams(seed, 2)
+    return uniform_streams(seed, first=2)
 
 
 def by_position(stream: Stream, tokens: Sized) -> Stream:
@@ -40,11 +44,6 @@ def by_position(stream: Stream, tokens: Sized) -> Stream:
         return drawn[start : start + n]
 
     return draw
-
-
-def _streams(seed: int, first: int) -> tuple[Stream, Stream]:
-    parts = SeedSequence(seed).spawn(first + 2)
-    return _drawn_ahead(default_rng(parts[first])), _drawn_ahead(default_rng(parts[first + 1]))
 
 
 def _drawn_ahead(generator: Generator) -> Stream:

@@ -47,11 +47,6 @@ def n_same(a: array[int], b: array[int]) -> int:
     return int(differs.argmax()) if differs.any() else n
 
 
-def first_rows(rows: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """The views rows[:0], rows[:1] ... rows, made once: cheaper than a slice in each round."""
-    return [rows[:n] for n in range(len(rows) + 1)]
-
-
 class Verdict(NamedTuple):
     """So many drafted tokens are accepted, and `next_token` follows them.
 
@@ -140,11 +135,6 @@ class Round(NamedTuple):
     def depth(self) -> int:
         """Tokens of the draft's longest path."""
         return max(depths(self.parents), default=self.n_drafted)
-
-    @property
-    def drafted(self) -> Sequence[bool]:
-        """For each token, whether it was drafted and accepted."""
-        return [i < self.n_accepted for i in range(len(self.tokens))]
 
 
 class Session(Protocol):

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ggufspec.common.facts import json_object
 from ggufspec.common.files import default_cache_dir, fingerprint_of, write_whole
 from ggufspec.errors import CacheError
 
@@ -18,8 +19,7 @@ _FORMAT = 3  # files of other formats are ignored
 _N_KEY_DIGITS = 32
 _MOST_BYTES = 2**20  # far more than any file needs
 _FLASH_ATTENTION = ("auto", "on", "off")
-_MOST_THREADS = 512
-_MOST_OF_A_BATCH = 2**20
+_MOST = {"n_threads": 512, "n_threads_draft": 512, "n_batch": 2**20, "n_batch_draft": 2**20}
 
 
 def key(facts: Mapping[str, object]) -> str:
@@ -114,11 +114,8 @@ def settings(facts: Mapping[str, object]) -> TunedSettings:
     found = recall(_about_settings(facts)) or {}
     flash_attention = found.get("flash_attention")
     return TunedSettings(
-        n_threads=_count(found.get("n_threads"), _MOST_THREADS),
-        n_threads_draft=_count(found.get("n_threads_draft"), _MOST_THREADS),
         flash_attention=flash_attention if flash_attention in _FLASH_ATTENTION else None,
-        n_batch=_count(found.get("n_batch"), _MOST_OF_A_BATCH),
-        n_batch_draft=_count(found.get("n_batch_draft"), _MOST_OF_A_BATCH),
+        **{name: _count(found.get(name), most) for name, most in _MOST.items()},
     )
 
 
@@ -154,13 +151,12 @@ def _read(path: Path) -> Record | None:
     """The record in a file; None unless its name is the hash of the facts within."""
     try:
         with path.open("rb") as file:
-            content = json.loads(file.read(_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            content = json_object(file.read(_MOST_BYTES)) or {}
+    except OSError:
         return None
     facts, document = content.get("facts"), content.get("document")
-    if not isinstance(facts, dict) or not isinstance(document, dict):
+    is_known = content.get("format") == _FORMAT
+    if not (is_known and isinstance(facts, dict) and isinstance(document, dict)):
         return None
     try:
         is_whole = key(facts) == path.stem

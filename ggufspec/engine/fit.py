@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from ggufspec.common import defaults, validate
@@ -11,6 +12,7 @@ from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.engine.speeds import Predicted, measured, predicted
 from ggufspec.errors import OptionError
 from ggufspec.llama.build import why_no_gpu
+from ggufspec.llama.context_options import KV_TYPES, choice
 from ggufspec.llama.devices import free_memory, gpus
 from ggufspec.models.header import read_header
 from ggufspec.models.heads import DraftFile, HeadFacts, check_model, is_head
@@ -108,12 +110,8 @@ class Fit:
         self._options = options
         self._gpus = gpus()
         self._shares, self._is_shorter = list(_SMALLER), False  # of further attempts
-        for which, type_ in (("K", options.type_k), ("V", options.type_v)):
-            if type_ not in defaults.KV_TYPES:
-                raise OptionError(
-                    f"{type_!r} is no type of the {which} cache; choose from "
-                    f"{', '.join(defaults.KV_TYPES)}"
-                )
+        choice(KV_TYPES, options.type_k, "type of the K cache")
+        choice(KV_TYPES, options.type_v, "type of the V cache")
         if len(options.tensor_split) > _MOST_GPUS:
             raise OptionError(
                 f"tensor_split has {len(options.tensor_split)} shares; llama.cpp supports at most "
@@ -121,9 +119,9 @@ class Fit:
             )
         if options.main_gpu is not None and not 0 <= options.main_gpu < max(len(self._gpus), 1):
             found = ", ".join(f"{i} ({gpu.name})" for i, gpu in enumerate(self._gpus))
-            choice = f"numbers them {found}. Choose one" if found else "found none: leave it out"
+            advice = f"numbers them {found}. Choose one" if found else "found none: leave it out"
             raise OptionError(
-                f"there is no GPU {options.main_gpu}; llama.cpp {choice} (main_gpu, -mg)"
+                f"there is no GPU {options.main_gpu}; llama.cpp {advice} (main_gpu, -mg)"
             )
 
     def _shape_below(self, options: LoadOptions) -> ModelShape | None:
@@ -162,10 +160,10 @@ class Fit:
     def first(self) -> LoadOptions:
         """The options, with what was left open chosen by free memory and predicted speed."""
         if self._options.n_ctx_usual is None:
-            n_ctx = longest_context(self._target, self._draft, self._machine(1.0), self._wishes())
+            n_ctx = longest_context(self._target, self._draft, self._machine(), self._wishes())
             self._options = replace(self._options, n_ctx_usual=n_ctx)
         if self._is_open:
-            return self._planned(self._machine(1.0))
+            return self._planned(self._machine())
         return replace(self._options, placement=self._unused)
 
     @property
@@ -198,30 +196,35 @@ class Fit:
 
     def offloads(self, n_batch: int) -> bool:
         """Whether a GPU reads prompts with the host's layers, too: not if measured slower."""
-        machine = self._machine(1.0)
-        return not machine.gpus or PassTimes(self._target, machine.bandwidths).copying_pays(n_batch)
+        times = PassTimes(self._target, self._known.bandwidths)
+        return not self._gpus or times.copying_pays(n_batch)
 
     def predicted(self, n_gpu_layers: int, n_gpu_layers_draft: int, n_most: int) -> Predicted:
         """The costs of the pair with so many layers on GPUs, for passes of `n_most` tokens."""
         draft = (self._draft, n_gpu_layers_draft) if self._draft else None
-        return predicted((self._target, n_gpu_layers), draft, self._machine(1.0), n_most)
+        return predicted((self._target, n_gpu_layers), draft, self._known, n_most)
 
     def predicted_of_draft(self, n_gpu_layers: int, n_most: int) -> Predicted:
         """The same of the draft and its own draft, which is where the draft is."""
         assert self._draft is not None
         below = self._draft_of_draft
         draft = (below, below.n_layers + 1 if n_gpu_layers else 0) if below else None
-        return predicted((self._draft, n_gpu_layers), draft, self._machine(1.0), n_most)
+        return predicted((self._draft, n_gpu_layers), draft, self._known, n_most)
 
     def _default_n_ctx(self) -> int:
         usual = self._options.n_ctx_usual or defaults.N_CTX
         return min(usual, self._target.n_ctx_train or defaults.N_CTX)
 
-    def _machine(self, share: float) -> Machine:
-        left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._gpus)
-        machine = Machine(left, free_memory())
+    @cached_property
+    def _known(self) -> Machine:
+        """The devices after `add`, as earlier runs measured them: reads all stored profiles."""
+        machine = Machine(self._gpus, None)
         is_known = bool(self._gpus) and self._options.tuned
         return measured(machine, self._target.n_bytes) if is_known else machine
+
+    def _machine(self, share: float = 1.0) -> Machine:
+        left = tuple(replace(gpu, n_free=round(gpu.n_free * share)) for gpu in self._known.gpus)
+        return replace(self._known, gpus=left, n_host_free=free_memory())
 
     def _wishes(self) -> PlacementOptions:
         options = self._options

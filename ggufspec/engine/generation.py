@@ -156,12 +156,8 @@ class Generation:
         return self._progress is not None
 
     @property
-    def can_ask_unread(self) -> bool:
-        """Whether `leave_unread` may be called: no draft model has to read the prompt."""
-        return not self._draft_reads_ahead
-
-    @property
-    def _draft_reads_ahead(self) -> bool:
+    def draft_reads_ahead(self) -> bool:
+        """Whether a draft model has to read the prompt; else `leave_unread` may be called."""
         if not (self._has_model or self._has_third_model):
             return False
         # A head reads hidden states, which the target does not keep.
@@ -320,7 +316,7 @@ class Generation:
         """Process the prompt but for its last token, yielding after each piece."""
         if not self.has_begun:
             self._begin()
-        slot, reads_ahead = self._lease.slot, self._draft_reads_ahead
+        slot, reads_ahead = self._lease.slot, self.draft_reads_ahead
         sessions: dict[str, DraftSession] = {"target": slot.target}
         if slot.draft is not None and reads_ahead and self._has_model:
             sessions["draft"] = slot.draft

@@ -226,8 +226,7 @@ def _load(
             n_leaves=1 if options.exact else n_leaves(options.n_slots, options.n_draft_max),
             is_exact=options.exact,
         )
-        target_context = Context(target_model, of_target)
-        stack.callback(target_context.close)
+        target_context = stack.enter_context(closing(Context(target_model, of_target)))
         if options.exact:
             check_exact(target_context)
         draft_context = None
@@ -241,13 +240,12 @@ def _load(
                 n_batch=options.n_batch or found.n_batch_draft or defaults.N_BATCH,
                 n_threads=options.n_threads_draft or found.n_threads_draft or usual,
             )
-            draft_context = Context(draft_model, of_draft, link=link)
-            stack.callback(draft_context.close)
+            draft_context = stack.enter_context(closing(Context(draft_model, of_draft, link=link)))
         below, context_below = None, None
         if model_below is not None:
             n_threads = 1 if model_below.n_bytes < _TINY_BYTES else of_draft.n_threads
-            context_below = Context(model_below, replace(of_draft, n_rows=1, n_threads=n_threads))
-            stack.callback(context_below.close)
+            of_below = replace(of_draft, n_rows=1, n_threads=n_threads)
+            context_below = stack.enter_context(closing(Context(model_below, of_below)))
             below = DraftOfDraft(context_below, map_of(target_model.vocab, model_below.vocab))
         resources = ExitStack()
         n_gpu_layers_draft = draft_model.n_gpu_layers if draft_model else 0

@@ -7,7 +7,6 @@ from functools import partial
 
 from ggufspec.common.progress import NamedProgress
 from ggufspec.engine.slots import DraftSession
-from ggufspec.llama.beside import decode_beside
 from ggufspec.llama.context import BatchPart
 from ggufspec.llama.head import HeadSession
 from ggufspec.llama.mapped_session import MappedSession
@@ -43,11 +42,13 @@ def reading(
 def _feeding(*sessions: Pieces) -> Iterator[None]:
     """Decode the pieces of a session, or of two with different contexts."""
     while pieces := [piece for each in sessions if (piece := next(each, None))]:
-        of = [(at.context, [BatchPart(at.sequence, at.tokens, 0)]) for at in pieces]
-        if len(of) == 1:
-            of[0][0].decode_together(of[0][1])
+        (context, parts), *other = [
+            (at.context, [BatchPart(at.sequence, at.tokens, 0)]) for at in pieces
+        ]
+        if other:
+            context.decode_beside(parts, *other[0])
         else:
-            decode_beside(*of[0], *of[1])
+            context.decode_together(parts)
         for each in sessions:
             next(each, None)  # reports progress
         yield

@@ -115,7 +115,7 @@ class Scheduler:
         """A piece of a prompt for a shared pass; none, if it was read, or is left to `ask`."""
         if self._engine.target.can_share_passes and not generation.reads_alone:
             unread = generation.unread()
-            if generation.can_ask_unread and len(unread) < n_most:
+            if len(unread) < n_most and not generation.draft_reads_ahead:
                 generation.leave_unread(len(unread))
                 return ()
             if unread:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from weakref import WeakSet
 
@@ -25,22 +26,22 @@ _N_WORTH_BORROWING = 8  # tokens
 DraftSession = LlamaSession | MappedSession | HeadSession | SharedCacheSession
 
 
+@dataclass(eq=False)
 class Slot:
     """A sequence of the target, one of the draft, and one of the draft's draft, if there are."""
 
-    def __init__(
-        self,
-        target: LlamaSession,
-        draft: DraftSession | None,
-        draft_of_draft: DraftSession | None = None,
-    ) -> None:
-        self.target = target
-        self.draft = draft
-        self.draft_of_draft = draft_of_draft
-        # Weak: a generation that is dropped without being closed does not keep its slot.
-        self.leases: WeakSet[SlotLease] = WeakSet()
-        self.used_at = 0  # the higher, the later
-        self.n_prompt = 0  # tokens of its last prompt
+    target: LlamaSession
+    draft: DraftSession | None
+    draft_of_draft: DraftSession | None
+    # Weak: a generation that is dropped without being closed does not keep its slot.
+    leases: WeakSet[SlotLease] = field(default_factory=WeakSet)
+    used_at: int = 0  # the higher, the later
+    n_prompt: int = 0  # tokens of its last prompt
+
+    @property
+    def sessions(self) -> Sequence[DraftSession | None]:
+        """Of the three."""
+        return self.target, self.draft, self.draft_of_draft
 
     def is_continued_by(self, n_common: int) -> bool:
         """Whether a prompt that has `n_common` tokens in common with it repeats or continues it."""
@@ -107,19 +108,17 @@ class Slots:
     def forget(self) -> None:
         """Empty all slots. Raises ClosedError."""
         for slot in self._all:
-            for session in (slot.target, slot.draft, slot.draft_of_draft):
+            for session in slot.sessions:
                 if session is not None:
                     session.forget()
 
     def _borrow(self, slot: Slot, tokens: Sequence[int]) -> None:
-        for mine, theirs in (
-            (slot.target, [other.target for other in self._all]),
-            (slot.draft, [other.draft for other in self._all]),
-            (slot.draft_of_draft, [other.draft_of_draft for other in self._all]),
+        for mine, *theirs in zip(
+            slot.sessions, *(each.sessions for each in self._all), strict=True
         ):
-            found = [(other.n_common(tokens), other) for other in theirs if other is not None]
-            if mine is None or not found:
+            if mine is None:
                 continue
+            found = [(other.n_common(tokens), other) for other in theirs if other is not None]
             n_known, other = max(found, key=lambda each: each[0])
             if n_known >= mine.n_common(tokens) + _N_WORTH_BORROWING:
                 mine.borrow(other.sequence, tokens[:n_known])

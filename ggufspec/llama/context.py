@@ -6,26 +6,26 @@ import ctypes
 import os
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import llama_cpp
 import numpy as np
 from numpy.typing import NDArray
 
 from ggufspec import _native
-from ggufspec.decoding.types import Logits, first_rows
+from ggufspec.decoding.types import Logits
 from ggufspec.errors import ClosedError, DecodeError, ModelError, OptionError, OutOfMemoryError
+from ggufspec.llama.cache_limits import check_cache
 from ggufspec.llama.context_options import FLASH_ATTENTION, KV_TYPES, ContextOptions, choice
-from ggufspec.llama.devices import address_of, n_threads_default, physical_memory
+from ggufspec.llama.devices import address_of, n_threads_default
 from ggufspec.llama.functions import addresses
 from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
-from ggufspec.llama.tensor_limits import check_tensors
-from ggufspec.models.header import read_header
 from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, MTP, HeadFacts
-from ggufspec.models.shape import shape_of
-from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
+
+if TYPE_CHECKING:
+    from ggufspec.llama.head import Head
 
 _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
@@ -48,18 +48,6 @@ class BatchPart(NamedTuple):
 
 
 Parts = Sequence[BatchPart]
-
-
-class Follower(Protocol):
-    """What reads the target's hidden states: see llama/head.py."""
-
-    def follow(self, tokens: Sequence[int], sequence: int) -> int:
-        """The context is about to read `tokens`: how many of them need not be decoded again."""
-        ...
-
-    def after_decode(self, parts: Sequence[BatchPart], positions: Sequence[int]) -> None:
-        """The context has decoded `parts`, each from a position on."""
-        ...
 
 
 class HeadLink(NamedTuple):
@@ -104,7 +92,7 @@ class Context:
         is_separate = model.has_windows or options.is_exact
         is_separate |= link is not None and link.facts.n_layers > 1
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
-        self.follower: Follower | None = None
+        self.follower: Head | None = None  # reads its hidden states
         # llama.cpp keeps a row of logits for each leaf.
         n_leaves = min(options.n_leaves, options.n_rows, _MAX_SEQUENCES // options.n_sequences)
         self.reads_trees = link is None and can_drop_tail and not is_separate
@@ -181,8 +169,7 @@ class Context:
         if self._layer_skip is not None:
             params.cb_eval = self._layer_skip.callback
         if self.link is None:
-            self._check_fits(options)
-            check_tensors(self.model, options)
+            check_cache(self.model, options)
         else:
             params.ctx_other = self.link.target.pointer
             if self.link.facts.kind == MTP:
@@ -196,27 +183,6 @@ class Context:
                     f"another cache type.\n{log.complaints()}"
                 )
         return pointer
-
-    def _check_fits(self, options: ContextOptions) -> None:
-        """Refuse caches larger than the memory: the operating system would end the process."""
-        if (memory := physical_memory()) is None or self.model.n_gpu_layers:
-            return
-        if self.model.can_drop_tail:
-            n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
-            needed = options.n_ctx * options.n_sequences * self.model.n_kv_values * n_bytes
-        else:  # llama.cpp does not report which layers have a state
-            caches = CacheParams(
-                *(options.n_ctx, self.n_batch, options.type_k, options.type_v),
-                n_slots=options.n_sequences,
-                n_draft_max=options.n_rollback,
-            )
-            needed = sum(cache_bytes(shape_of(read_header(self.model.path)), caches))
-        if needed > memory:
-            raise OutOfMemoryError(
-                f"a {options.description} needs {needed / 1e9:,.0f} GB for "
-                f"{self.model.path}, this machine has {memory / 1e9:,.0f} GB: use a smaller one "
-                "(n_ctx, -c)"
-            )
 
     @property
     def pointer(self) -> int:
@@ -268,8 +234,23 @@ class Context:
         """`decode` of parts of different sequences in one pass, of at most n_batch tokens."""
         self._run(parts)
 
+    def decode_beside(self, parts: Parts, other: Context, of_other: Parts) -> None:
+        """`decode_together` of two contexts at the same time; the other one in its own thread.
+
+        Not for a head, or its target. Raises DecodeError, of this one where both fail, and
+        KeyboardInterrupt, which ends both; a sequence holds all of its tokens then, or none.
+        """
+        natives = self._checked(parts), other._checked(of_other)
+        log.inside += 1
+        try:
+            results = natives[0].decode_beside(parts, natives[1], of_other)
+        finally:
+            log.inside -= 1
+        self._finish(parts, results[0])
+        other._finish(of_other, results[1])
+
     def _run(self, parts: Parts, hidden: NDArray[np.float32] | None = None) -> None:
-        native = self.checked(parts)
+        native = self._checked(parts)
         positions = [native.n_cells(part.sequence) for part in parts] if self.follower else ()
         log.inside += 1
         try:
@@ -281,11 +262,11 @@ class Context:
         finally:
             log.inside -= 1
         if result or self._layer_skip is not None:
-            self.finish(parts, result)
+            self._finish(parts, result)
         if self.follower is not None:
             self.follower.after_decode(parts, positions)
 
-    def checked(self, parts: Parts) -> _native.Context:
+    def _checked(self, parts: Parts) -> _native.Context:
         """The native context, which may decode `parts`. Raises DecodeError."""
         native = self._open()
         if (n_rows := max((part.n_rows for part in parts), default=0)) > self.n_outputs:
@@ -300,7 +281,7 @@ class Context:
                 )
         return native
 
-    def finish(self, parts: Parts, result: int) -> None:
+    def _finish(self, parts: Parts, result: int) -> None:
         """Raise what went wrong in decoding `parts`, by llama_decode's code."""
         if self._layer_skip is not None:
             self._layer_skip.check()
@@ -325,8 +306,9 @@ class Context:
                 raise DecodeError(f"llama.cpp kept no logits of token {first} of the last batch")
             if len(self._rows) >= self.n_rows * self.n_sequences:
                 self._rows.clear()  # the buffer has moved
-            views = first_rows(_native.rows_at(address, self.n_outputs, self.n_vocab))
-            self._rows[address] = views
+            rows = _native.rows_at(address, self.n_outputs, self.n_vocab)
+            # Made once: cheaper than a slice in each round.
+            views = self._rows[address] = [rows[:n] for n in range(len(rows) + 1)]
         return views[n_rows]
 
     def truncate(self, n_tokens: int, sequence: int = 0) -> bool:

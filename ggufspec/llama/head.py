@@ -94,9 +94,8 @@ class Head:
         n_most = min(EAGLE3_ROWS, self.context.n_batch)  # more would end the process
         for i in range(0, len(states), n_most):
             piece = states[i : i + n_most]
-            found[i : i + len(piece)] = extension.encode(
-                self.context.pointer, piece, found.shape[1]
-            )
+            encoded = extension.encode(self.context.pointer, piece, found.shape[1])
+            found[i : i + n_most] = encoded
         return found
 
     def _states(self, n: int) -> Hidden:
@@ -145,11 +144,6 @@ class HeadSession:
         self._states = np.empty((0, 0), np.float32)  # of them, with room for more
         self._tree: _Tree | None = None  # behind the unread tokens
         self._last = 0  # the token of the last batch that has logits
-
-    @property
-    def n_ctx(self) -> int:
-        """How many tokens the cache can hold."""
-        return self._context.n_ctx
 
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).

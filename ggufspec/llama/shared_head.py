@@ -38,11 +38,6 @@ class SharedCacheSession:
         self._n_true = 0  # those of them that are not drafted
         self._own: list[Hidden] = []  # its own states (1, width) after _n_true, _n_true + 1 ...
 
-    @property
-    def n_ctx(self) -> int:
-        """How many tokens the cache can hold."""
-        return self._context.n_ctx
-
     def score(self, tokens: Sequence[int], draft: Sequence[int] = ()) -> Logits:
         """Logits after the last of `tokens`, then after each of `draft`: (n_draft + 1, n_vocab).
 

@@ -74,7 +74,7 @@ class PassTimes:
 
     def __init__(self, shape: ModelShape, bandwidths: Bandwidths) -> None:
         self._bandwidths = bandwidths
-        self._host = bandwidths.host * _unpacking(shape.n_bits)
+        self._host = bandwidths.host * (_PACKED if shape.n_bits < _PACKED_BITS else 1.0)
         n_active = sum(at.n_active_bytes for at in shape.layers)
         self._share = n_active / max(sum(at.n_bytes for at in shape.layers), 1) or 1.0
         units = (shape.n_output_bytes, *(at.n_active_bytes for at in reversed(shape.layers)))
@@ -117,10 +117,6 @@ class PassTimes:
         """The factor over a single token: more to compute, and more experts to read."""
         n_experts = (1 - (1 - self._share) ** n_tokens) / self._share
         return max(1 + slope * (n_tokens - 1), n_experts)
-
-
-def _unpacking(n_bits: float) -> float:
-    return _PACKED if n_bits < _PACKED_BITS else 1.0
 
 
 class SpeedPrediction(NamedTuple):

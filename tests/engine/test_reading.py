@@ -17,7 +17,6 @@ from engine.test_interrupts import at_most
 import ggufspec
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import ClosedError, DecodeError
-from ggufspec.llama.beside import decode_beside
 from ggufspec.llama.context import BatchPart, Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.model import Model
@@ -121,15 +120,15 @@ def test_what_fails_in_one_leaves_the_other(tmp_path: Path) -> None:
         with closing(Context(model, options)) as a, closing(Context(model, options)) as b:
             good = [BatchPart(0, [5, 6, 7], 1)]
             with pytest.raises(DecodeError, match="could not decode 1 tokens at position 0"):
-                decode_beside(a, good, b, [BatchPart(0, bad, 0)])
+                a.decode_beside(good, b, [BatchPart(0, bad, 0)])
             assert (a.n_cells(), b.n_cells()) == (3, 0)
             with pytest.raises(DecodeError):
-                decode_beside(a, [BatchPart(0, bad, 0)], b, good)
+                a.decode_beside([BatchPart(0, bad, 0)], b, good)
             assert (a.n_cells(), b.n_cells()) == (3, 3)
             assert (a.rows(2, 1) == b.rows(2, 1)).all()
             with pytest.raises(ValueError, match="another context"):
-                decode_beside(a, good, a, good)
+                a.decode_beside(good, a, good)
             b.close()
             with pytest.raises(ClosedError):
-                decode_beside(a, good, b, good)
+                a.decode_beside(good, b, good)
             assert a.n_cells() == 3

@@ -1,0 +1,58 @@
+"""Refuses caches that are too large for the memory, or for a tensor of a device."""
+
+from __future__ import annotations
+
+from ggufspec.errors import OutOfMemoryError
+from ggufspec.llama.context_options import KV_TYPES, ContextOptions
+from ggufspec.llama.devices import offload_devices, physical_memory, takes_tensor
+from ggufspec.llama.model import Heads, Model
+from ggufspec.models.header import read_header
+from ggufspec.models.shape import shape_of
+from ggufspec.placement.memory import VALUE_BYTES, CacheParams, cache_bytes
+
+
+def check_cache(model: Model, options: ContextOptions) -> None:
+    """Raise OutOfMemoryError: the operating system, or ggml, would end the process."""
+    if not model.n_gpu_layers:
+        _check_memory(model, options)
+    elif model.heads is not None:
+        _check_tensors(model, options, model.heads)
+
+
+def _check_memory(model: Model, options: ContextOptions) -> None:
+    if (memory := physical_memory()) is None:
+        return
+    if model.can_drop_tail:
+        n_bytes = (VALUE_BYTES[options.type_k] + VALUE_BYTES[options.type_v]) / 2
+        needed = options.n_ctx * options.n_sequences * model.n_kv_values * n_bytes
+    else:  # llama.cpp does not report which layers have a state
+        caches = CacheParams(
+            *(options.n_ctx, options.n_batch, options.type_k, options.type_v),
+            n_slots=options.n_sequences,
+            n_draft_max=options.n_rollback,
+        )
+        needed = sum(cache_bytes(shape_of(read_header(model.path)), caches))
+    if needed > memory:
+        raise OutOfMemoryError(
+            f"a {options.description} needs {needed / 1e9:,.0f} GB for {model.path}, this machine "
+            f"has {memory / 1e9:,.0f} GB: use a smaller one (n_ctx, -c)"
+        )
+
+
+def _check_tensors(model: Model, options: ContextOptions, heads: Heads) -> None:
+    """No K or V cache of a layer may exceed a device's largest tensor.
+
+    That is a limit of the driver, whatever memory is free: 128 MiB to 4 GiB with Vulkan.
+    """
+    n_cells = options.n_cells * options.n_sequences * heads.n_kv
+    tensors = ((options.type_k, heads.n_keys), (options.type_v, heads.n_values))
+    for device in offload_devices():
+        if device.name in model.devices and not all(
+            takes_tensor(device, KV_TYPES[name], n_cells * n) for name, n in tensors
+        ):
+            raise OutOfMemoryError(
+                f"the cache of a {options.description} has larger tensors than {device.name} "
+                f"({device.description}) computes with, for {model.path}: use a smaller one "
+                "(n_ctx, -c), caches of another type (-ctk q8_0 -ctv q8_0), or no GPU "
+                "layers (-ngl 0; of a draft, -ngld 0)"
+            )
