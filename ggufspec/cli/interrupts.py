@@ -35,14 +35,14 @@ def end_at_second_interrupt() -> None:
         sent.send(_HANDLED)
         raise KeyboardInterrupt
 
+    def watch() -> None:
+        while byte := received.recv(1):
+            # A server has a handler of its own while it runs, and so has a load.
+            if byte == _INTERRUPT and signal.getsignal(signal.SIGINT) is handle:
+                _wait(received)
+
     signal.signal(signal.SIGINT, handle)
-    threading.Thread(target=_watch, args=(received,), daemon=True).start()
-
-
-def _watch(received: socket.socket) -> None:
-    while byte := received.recv(1):
-        if byte == _INTERRUPT:
-            _wait(received)
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _wait(received: socket.socket) -> None:

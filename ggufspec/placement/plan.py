@@ -237,22 +237,20 @@ def describe(
     if n_here:
         places.append("the GPU" if n_here == 1 else counted(n_here, "GPU"))
     where += f" on {' and '.join(places)}"
-    free = sum(gpu.n_free for gpu in machine.gpus)
-    where += f" ({format_bytes(sum(plan.gpu_bytes))} of {format_bytes(free)} free)"
+    used, free = sum(plan.gpu_bytes), sum(gpu.n_free for gpu in machine.gpus)
+    where += f" ({format_bytes(used)} of {format_bytes(free)} free)"
     if not plan.n_gpu_layers and any(gpu.is_measured for gpu in machine.gpus):
         where += ", by what earlier runs measured"
-    speed = f"about {_rounded(plan.tokens_per_second)} tokens/s predicted"
+    speeds = plan.tokens_per_second, plan.plain_tokens_per_second
+    drafting, plain = (f"{at:.2g}" if at < 99 else f"{at:,.0f}" for at in speeds)
+    speed = f"about {drafting} tokens/s predicted"
     if plan.n_draft:
-        speed += f", {_rounded(plan.plain_tokens_per_second)} without drafting"
+        speed += f", {plain} without drafting"
     # The speed of RPC devices, and of the network, is unknown.
     parts = [where] if machine.n_remote else [where, speed]
     if plan.caches.type_k == _SMALLER_KV:
         parts.append(f"KV cache in {_SMALLER_KV}")
     return "; ".join(parts)
-
-
-def _rounded(speed: float) -> str:
-    return f"{speed:.2g}" if speed < 99 else f"{speed:,.0f}"
 
 
 def _caches(

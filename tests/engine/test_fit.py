@@ -99,7 +99,7 @@ def test_a_gpu_that_is_not_there_is_refused(
     main_gpu: int, target: Path, has_gpus: Callable[..., None]
 ) -> None:
     has_gpus(1000 * MIB, 500 * MIB)
-    with pytest.raises(OptionError, match=r"no GPU .* 0: GPU 0, 1: GPU 1"):
+    with pytest.raises(OptionError, match=r"no GPU .* 0 \(GPU 0\), 1 \(GPU 1\)"):
         ggufspec.load(target, main_gpu=main_gpu)
 
 
