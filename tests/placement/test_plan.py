@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,6 +268,9 @@ def test_a_plan_is_described_in_one_line(shapes: dict[str, ModelShape]) -> None:
     line = describe(plan_offload(target, draft, at, PlacementOptions()), target, draft, at)
     assert "of 81 layers of the target" in line
     assert "\n" not in line
+    tiny = replace(target, layers=target.layers[:1])
+    line = describe(plan_offload(tiny, None, at, PlacementOptions()), tiny, None, at)
+    assert re.search(r"about \d{3} tokens/s predicted", line)
 
 
 def test_gpus_are_known_by_the_longest_name_that_fits() -> None:
