@@ -93,12 +93,12 @@ def advice(
         for gpu in gpus
         if gpu.description.startswith(_SOFTWARE)
     ]
-    if gpus:
+    if len(lines) < len(gpus):
         return lines
     of_gpus = [name for name in built if name not in _HOST]
     if not of_gpus:
         lines.append("built without CUDA, Metal, Vulkan: no layers can be offloaded")
-    for name in of_gpus:
+    for name in (name for name in of_gpus if not built[name]):
         given = [f"{of}={environment[of]}" for of in _HIDING.get(name, ()) if of in environment]
         unset = f"{', '.join(given)} may hide it: try without. " if given else ""
         lines.append(

@@ -7,7 +7,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ Signature = tuple[Any, list[Any]]  # the types of a C function: result, argument
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
 _BLOCK = 256  # values of the largest block of any type
+_CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Apple's processors: llama.cpp calls their GPU one with memory of its own.
 _IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"
 
@@ -60,15 +61,10 @@ def fast_cores(path: Path = Path("/sys/devices/cpu_core/cpus")) -> set[int]:
     return found
 
 
-def cpu_quota(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> float | None:
+def cpu_quota(root: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> float | None:
     """Seconds of CPU time a second that the control groups of Linux allow; None: unlimited."""
     limits = [[*_lines(root / "cpu/cpu.cfs_quota_us"), *_lines(root / "cpu/cpu.cfs_period_us")]]
-    for line in _lines(own):
-        if line.startswith("0::"):
-            group = root / line[3:].strip("/")
-            limits += [" ".join(_lines(at / "cpu.max")).split() for at in (group, *group.parents)]
+    limits += [" ".join(_lines(at / "cpu.max")).split() for at in _groups(root, own)]
     found = [int(of[0]) / int(of[1]) for of in limits if len(of) == 2 and of[0].isdigit()]
     return min(found, default=None)
 
@@ -192,15 +188,16 @@ def gpus() -> tuple[Gpu, ...]:
     )
 
 
-def free_memory() -> int | None:
-    """Bytes of memory that this process may still use; None if unknown."""
+def free_memory(root: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int | None:
+    """Bytes of memory that this process, and its control groups, may still use; None if unknown."""
     limits = []
     for line in _lines(Path("/proc/meminfo")):
         if line.startswith("MemAvailable:"):
             limits.append(int(line.split()[1]) * 1024)
-    group = [_lines(Path("/sys/fs/cgroup") / name) for name in ("memory.max", "memory.current")]
-    if all(group) and group[0][0].isdigit() and group[1][0].isdigit():
-        limits.append(max(int(group[0][0]) - int(group[1][0]), 0))
+    for group in _groups(root, own):
+        found = [*_lines(group / "memory.max"), *_lines(group / "memory.current")]
+        if len(found) == 2 and all(map(str.isdigit, found)):
+            limits.append(max(int(found[0]) - int(found[1]), 0))
     return min(limits, default=physical_memory())
 
 
@@ -255,6 +252,14 @@ def address_of(pointer: Any) -> int:
     address = ctypes.cast(pointer, ctypes.c_void_p).value
     assert address
     return address
+
+
+def _groups(root: Path, own: Path) -> Iterator[Path]:
+    """The folders of this process's control group, and of those around it."""
+    for line in _lines(own):
+        if line.startswith("0::"):
+            group = root / line[3:].strip("/")
+            yield from (group, *group.parents)
 
 
 def _lines(path: Path) -> list[str]:

@@ -27,6 +27,13 @@ def test_a_software_device_is_called_slower() -> None:
     assert line.startswith("Vulkan0 is a software device: it computes on the CPU, and is slower")
 
 
+def test_a_gpu_is_named_beside_a_software_device() -> None:
+    lines = advice({"Vulkan": 1, "CPU": 1}, [SOFTWARE, CPU], [NVIDIA], {})
+    assert "is a software device" in lines[0]
+    assert lines[1].startswith(f"{NVIDIA.name} is there, but this build cannot use it")
+    assert len(lines) == 2
+
+
 def test_a_build_without_backends_for_gpus() -> None:
     lines = advice({"RPC": 0, "CPU": 1}, [CPU], [], {})
     assert lines[0] == "built without CUDA, Metal, Vulkan: no layers can be offloaded"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ggufspec.llama import devices
-from ggufspec.llama.devices import cpu_quota, fast_cores, n_threads_default
+from ggufspec.llama.devices import cpu_quota, fast_cores, free_memory, n_threads_default
 
 
 def write(path: Path, text: str) -> Path:
@@ -37,6 +37,26 @@ def test_the_quota_is_the_least_of_all_groups(
     for name, text in files.items():
         write(tmp_path / "groups" / name, text)
     assert cpu_quota(tmp_path / "groups", write(tmp_path / "own", own)) == quota
+
+
+@pytest.mark.parametrize(
+    ("files", "n_free"),
+    [
+        ({"a/memory.max": "max", "a/memory.current": "1"}, None),
+        ({"a/b/memory.max": "900\n", "a/b/memory.current": "500\n"}, 400),
+        ({"a/memory.max": "900", "a/memory.current": "700", "a/b/memory.max": "max"}, 200),
+        ({"a/memory.max": "900", "a/memory.current": "901"}, 0),
+        ({"c/memory.max": "900", "c/memory.current": "700"}, None),
+    ],
+)
+def test_free_memory_is_the_least_of_all_groups(
+    files: dict[str, str], n_free: int | None, tmp_path: Path
+) -> None:
+    for name, text in files.items():
+        write(tmp_path / "groups" / name, text)
+    found = free_memory(tmp_path / "groups", write(tmp_path / "own", "0::/a/b\n"))
+    assert found is not None
+    assert found == n_free or (n_free is None and found > 2**20)
 
 
 @pytest.mark.parametrize(
