@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -63,6 +65,7 @@ def test_closing_gives_the_memory_back(device: Device) -> None:
         with load_pair(**ON_DEVICE, n_ctx=4096) as engine:
             engine.generate(PROMPTS[0], n_draft=3, **{**GREEDY, "max_tokens": 4})
         held.append(held_bytes(device))
-    # The first ones fill the memory that the driver and the allocator keep. The weights of the
-    # pair are 9 MiB, its caches 28 MiB.
-    assert max(held[-10:]) - held[9] < 4 * MIB, [n // MIB for n in held]
+    # The first ones fill the memory that the driver and the allocator keep; later a single one
+    # may add an arena of some MiB. The weights of the pair are 9 MiB, its caches 28 MiB.
+    growth = [after - before for before, after in pairwise(held[9:])]
+    assert median(growth) < MIB / 4, growth
