@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import islice, product
 from typing import Any
 
 from ggufspec.errors import ModelError, OptionError
@@ -79,7 +81,7 @@ def _vocabulary_values(n_vocab: int) -> dict[str, Any]:
     kinds[_BOS] = kinds[_EOS] = _CONTROL
     padding = (b"[PAD%d]" % i for i in range(words.stop, n_vocab))
     letters = map(str.encode, letters_of_bytes())
-    tokens = [*letters, b"<s>", b"</s>", *map(_word, range(len(words))), *padding]
+    tokens = [*letters, b"<s>", b"</s>", *islice(_made_up_words(), len(words)), *padding]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "llama-bpe",
@@ -92,7 +94,8 @@ def _vocabulary_values(n_vocab: int) -> dict[str, Any]:
     }
 
 
-def _word(number: int) -> bytes:
-    n = len(_SYLLABLES)
-    syllables = (_SYLLABLES[place % n] for place in (number, number // n, number // n**2))
-    return ("Ġ" + "".join(syllables)).encode()  # Ġ: a space
+def _made_up_words() -> Iterator[bytes]:
+    """Of three syllables, of which the first changes fastest; then of four."""
+    for n in (3, 4):
+        for syllables in product(_SYLLABLES, repeat=n):
+            yield ("Ġ" + "".join(syllables[::-1])).encode()  # Ġ: a space

@@ -104,7 +104,7 @@ def test_ctrl_c_ends_a_batch_that_takes_long(write: Callable[..., Path], tmp_pat
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    model, n = write(tmp_path / "model.gguf"), 20_000
+    model, n = write(tmp_path / "model.gguf"), 10_000
     with ggufspec.load(model, n_ctx=n + 100, n_batch=n, n_threads=1) as engine:
         expected = engine.generate("another text", **SHORT).tokens
         text = engine.tokenize("another text")

@@ -89,7 +89,7 @@ def test_ctrl_c_ends_both_batches(slow: str, tmp_path: Path) -> None:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    n = 20_000
+    n = 10_000
     large = tiny.write_llama(tmp_path / "large.gguf", n_ctx_train=n + 100)
     small = tiny.write_llama(tmp_path / "small.gguf", n_ctx_train=n + 100, n_layer=1)
     models = (large, small) if slow == "target" else (small, large)
