@@ -8,7 +8,7 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
-from ggufspec.decoding.sampling import Sampling, to_probs
+from ggufspec.decoding.sampling import Sampling, as_rows, to_probs
 from ggufspec.decoding.types import Draft, Logits, Probs, Verify
 
 Distribution = NDArray[np.float64]  # (..., n_vocab), sums to 1
@@ -85,7 +85,7 @@ def rule_error(
     draft, target = (row.astype(np.float32) for row in (draft_probs, target_probs))
     possible = np.flatnonzero(draft > 0).tolist()
     n_drafted = min(n_siblings, len(possible))
-    rows = np.tile(target, (n_drafted + 1, 1))
+    rows = as_rows(np.tile(target, (n_drafted + 1, 1)))
     parents = [-1] * n_drafted if n_drafted > 1 else []
     outcomes = np.zeros((_N_SHIFTS, len(target)))
     shifts = np.random.default_rng(0).random((_N_SHIFTS, n_drafted + 1))
@@ -94,7 +94,7 @@ def rule_error(
     n_used = 0
     for tokens in permutations(possible, n_drafted):
         proposed, weight = _without_replacement(draft, tokens)
-        drafted = Draft(tokens, proposed, parents=parents)
+        drafted = Draft(tokens, as_rows(proposed), parents=parents)
         n_points = max(int(np.ceil(_N_POINTS * weight)), n_min)
         points = np.arange(n_used, n_used + n_points)[:, None] * steps
         n_used += n_points  # each draft has points of its own, so that errors cancel

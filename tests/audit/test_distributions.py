@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 from audit.conftest import lossy, of_siblings
@@ -16,7 +14,7 @@ from ggufspec.audit.distributions import (
     total_variation,
 )
 from ggufspec.decoding import verify
-from ggufspec.decoding.types import Draft, Verdict
+from ggufspec.decoding.types import Draft, Probs, Uniforms, Verdict
 
 TARGET = np.array([0.5, 0.2, 0.2, 0.1, 0.0])
 DRAFT = np.array([0.1, 0.5, 0.1, 0.2, 0.1])
@@ -94,10 +92,9 @@ def test_the_error_of_a_lossy_rule_is_the_calculated_one() -> None:
 
 
 def test_a_rule_that_draws_replacements_from_the_target_has_an_error() -> None:
-    def from_target(draft: Draft, target_probs: np.ndarray, uniforms: Sequence[float]) -> Verdict:
-        token, row = draft.tokens[0], target_probs[0]
-        assert draft.probs is not None
-        if uniforms[0] * draft.probs[0][token] < row[token]:
+    def from_target(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
+        token, row = draft.tokens[0], np.asarray(target_probs)[0]
+        if uniforms[0] * np.asarray(draft.probs)[0][token] < row[token]:
             return Verdict(1, 0)
         return Verdict(0, int(np.searchsorted(np.cumsum(row), uniforms[1] * row.sum(), "right")))
 
