@@ -28,7 +28,7 @@ def to_probs(
         row[token] += value
     row[np.isnan(row)] = -np.inf
     if temperature <= 0:
-        return np.eye(len(row))[row.argmax()]
+        return np.eye(1, len(row), int(row.argmax()))[0]
     order = np.lexsort((np.arange(len(row)), -row))  # falling logits, ties by token
     if top_k > 0:
         order = order[:top_k]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from functools import cache
 from types import ModuleType
 
 from ggufspec.decoding.types import Verify
@@ -12,9 +13,10 @@ from ggufspec.errors import OptionError
 _OTHER_NAMES = {"block": "traversal"}  # the rule of that name, from before it judged trees
 
 
-def names() -> list[str]:
+@cache
+def names() -> tuple[str, ...]:
     """The names of all rules."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def known(name: str) -> str:

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from functools import cache
 from types import ModuleType
 
 from ggufspec.common import defaults
@@ -44,9 +45,10 @@ class Stage:
     uniforms: Callable[[int], Uniforms]
 
 
-def names() -> list[str]:
+@cache
+def names() -> tuple[str, ...]:
     """The names of all strategies."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
 
 
 def uses_model(name: str) -> bool:
