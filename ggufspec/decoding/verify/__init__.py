@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from functools import cache
 from types import ModuleType
 
 from ggufspec.decoding.types import Verify
@@ -13,10 +12,9 @@ from ggufspec.errors import OptionError
 _OTHER_NAMES = {"block": "traversal"}  # the rule of that name, from before it judged trees
 
 
-@cache
-def names() -> tuple[str, ...]:
+def names() -> list[str]:
     """The names of all rules."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def known(name: str) -> str:

@@ -6,7 +6,6 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import cache
 from types import ModuleType
 
 from ggufspec.common import defaults
@@ -45,10 +44,9 @@ class Stage:
     uniforms: Callable[[int], Uniforms]
 
 
-@cache
-def names() -> tuple[str, ...]:
+def names() -> list[str]:
     """The names of all strategies."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def uses_model(name: str) -> bool:
