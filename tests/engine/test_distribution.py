@@ -406,9 +406,9 @@ def partial_to_forced(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> 
 
 
 def test_constrained_texts_have_the_targets_distribution(pair: Pair) -> None:
-    """The enumeration of tests/drafting/test_exact_distribution.py has all rules."""
+    """100,000 texts; the enumeration of tests/drafting/test_exact_distribution.py has all rules."""
     statistic, n_free = chi_square(
-        pair, verify.rule("traversal"), N_RUNS, 1, sampling=under_grammar(pair), n_tokens=N_LETTERS
+        pair, verify.rule("traversal"), 100_000, 1, sampling=under_grammar(pair), n_tokens=N_LETTERS
     )
     assert n_free > 20
     assert statistic < limit(n_free)
