@@ -74,11 +74,9 @@ chat_template_option = _from_file(
 
 def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value not in (None, "0", "0.0"):
-        raise click.UsageError(
-            f"{option.opts[0]} is not supported: such a sampler draws its own random numbers or "
-            "depends on earlier draws, so there is no distribution to verify a draft against; "
-            "leave it out"
-        )
+        from ggufspec.decoding.sampling import refusal
+
+        raise click.UsageError(refusal(option.name or "", option.opts[0]) or "")
 
 
 _SHARE = click.FloatRange(min=0, max=1, min_open=True)

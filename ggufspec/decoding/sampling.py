@@ -19,11 +19,16 @@ from ggufspec.errors import DecodeError, OptionError
 
 Rows = _native.Rows  # distributions in the extension; numpy.asarray gives (n, n_vocab)
 
-_REFUSED = {
-    "xtc": "xtc draws a random number of its own at each token",
-    "mirostat": "mirostat depends on the tokens that it drew before",
-    "adaptive_p": "adaptive_p depends on the tokens that it drew before",
-    "infill": "infill merges tokens by their texts",
+_REFUSED = {  # by how the names of the sampler and of its options begin
+    "xtc": "it draws a random number of its own at each token",
+    "mirostat": "it depends on the tokens that it drew before",
+    "adaptive": "it depends on the tokens that it drew before",
+    "infill": "it merges tokens by their texts",
+}
+_SAMPLER_NAMES = {  # of llama.cpp, without "-" and "_"
+    **{name.replace("_", ""): name for name in defaults.SAMPLERS},
+    **{"temp": "temperature", "nucleus": "top_p"},
+    **dict.fromkeys(("typ", "typp", "typical"), "typical_p"),
 }
 
 _ABOVE_0, _FINITE, _INT32 = sys.float_info.min, sys.float_info.max, 2**31 - 1
@@ -80,7 +85,8 @@ class Sampling:
     The constraint comes first, then `logit_bias`, then `samplers` in their order. The penalties
     (repeat, frequency, presence) and DRY depend on the text before each position, including drafted
     tokens.
-    Temperature 0 is a one-hot distribution at the largest logit.
+    Temperature 0 is a one-hot distribution at the largest logit; without the sampler `temperature`,
+    the temperature is 1.
 
     Raises OptionError for values out of range, and for samplers that define no distribution.
     Source: llama.cpp's src/llama-sampler.cpp.
@@ -122,19 +128,21 @@ class Sampling:
                 raise OptionError(
                     f"logit_bias of token {token} is {bias}; it must be a number, or -inf to ban it"
                 )
-        names = tuple(name.replace("-", "_") for name in self.samplers)
-        names = tuple("typical_p" if name in ("typ_p", "typical") else name for name in names)
-        object.__setattr__(self, "samplers", names)
+        object.__setattr__(self, "samplers", tuple(map(sampler_name, self.samplers)))
         for name in self.samplers:
-            if name in _REFUSED:
-                raise OptionError(
-                    f"the sampler {name!r} cannot be used: {_REFUSED[name]}, so it "
-                    "defines no distribution to verify drafts with; leave it out"
-                )
+            if why := refusal(name, f"the sampler {name!r}"):
+                raise OptionError(why)
             if name not in defaults.SAMPLERS:
                 raise OptionError(
                     f"there is no sampler {name!r}; choose from {', '.join(defaults.SAMPLERS)}"
                 )
+
+    @property
+    def effective_temperature(self) -> float:
+        """The temperature at which tokens are drawn; 0: only one is left, so the text is greedy."""
+        if "top_k" in self.samplers and self.top_k == 1:
+            return 0.0
+        return self.temperature if "temperature" in self.samplers else 1.0
 
     @cached_property
     def native(self) -> _native.Sampling:
@@ -145,6 +153,25 @@ class Sampling:
             dry_breakers=[(head, list(tail)) for head, tail in self.dry_breakers],
             logit_bias=list(self.logit_bias.items()),
         )
+
+
+def sampler_name(name: str) -> str:
+    """The sampler that llama.cpp knows by this name, if it is supported; else the same name."""
+    return _SAMPLER_NAMES.get(name.replace("-", "").replace("_", ""), name.replace("-", "_"))
+
+
+def refusal(name: str, label: str) -> str | None:
+    """Why a sampler of llama.cpp, or an option of one, is not supported; None: it is not refused.
+
+    The text begins with `label`.
+    """
+    for start, reason in _REFUSED.items():
+        if name.startswith(start):
+            return (
+                f"{label} is not supported: {reason}, so it defines no distribution to verify "
+                "drafts with; leave it out"
+            )
+    return None
 
 
 def to_probs(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ggufspec.common import defaults
-from ggufspec.decoding.sampling import Sampling, SamplingOptions
+from ggufspec.decoding.sampling import Sampling, SamplingOptions, sampler_name
 from ggufspec.errors import OptionError
 
 _PREFIX = "general.sampling."
@@ -21,11 +21,6 @@ _NAMES = {
     "sequence": "samplers",
 }
 _UNSUPPORTED = {"xtc_probability": "xtc", "mirostat": "mirostat"}  # 0 is off
-# Samplers by all names that llama.cpp has for them, without "-" and "_".
-_SAMPLERS = {
-    **{name.replace("_", ""): name for name in defaults.SAMPLERS},
-    **{"temp": "temperature", "nucleus": "top_p", "typ": "typical_p", "typp": "typical_p"},
-}
 
 
 class FileSampling(NamedTuple):
@@ -75,9 +70,9 @@ def _number(name: str, value: object) -> float:
 
 
 def _samplers(value: object, notes: list[str]) -> list[str]:
-    names = [name.replace("_", "").replace("-", "") for name in str(value).split(";") if name]
-    known = [_SAMPLERS[name] for name in names if name in _SAMPLERS]
-    notes += [_not_applied(name[:40]) for name in names if name not in {*_SAMPLERS, "xtc"}]
+    names = [sampler_name(name) for name in str(value).split(";") if name]
+    known = [name for name in names if name in defaults.SAMPLERS]
+    notes += [_not_applied(name[:40]) for name in names if name not in {*known, "xtc"}]
     if not known:
         raise OptionError(f"samplers is {repr(value)[:40]}; none of them is supported")
     return known

@@ -165,7 +165,30 @@ def test_samplers_without_a_distribution_are_refused_with_the_reason(name: str) 
 
 
 def test_samplers_may_be_spelled_as_llama_cpp_spells_them() -> None:
-    assert Sampling(samplers=["typ_p", "top-k"]).samplers == ("typical_p", "top_k")
+    spelled = ["typ_p", "top-k", "temp", "nucleus", "typ", "top-n-sigma", "min-p", "topp"]
+    names = ("typical_p", "top_k", "temperature", "top_p", "typical_p", "top_n_sigma", "min_p")
+    assert Sampling(samplers=spelled).samplers == (*names, "top_p")
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature"),
+    [
+        ({"temperature": 0.7}, 0.7),
+        ({"temperature": 0}, 0),
+        ({"temperature": 0, "samplers": ["temp", "top_k"]}, 0),
+        ({"temperature": 0, "samplers": ["top_k", "top_p"]}, 1),
+        ({"temperature": 0.7, "samplers": []}, 1),
+        ({"temperature": 0.7, "top_k": 1}, 0),
+        ({"temperature": 0.7, "top_k": 1, "samplers": ["temp"]}, 0.7),
+    ],
+)
+def test_a_token_is_drawn_where_more_than_one_is_left(
+    options: dict[str, Any], temperature: float
+) -> None:
+    sampling = Sampling(**options)
+    assert sampling.effective_temperature == temperature
+    n_left = np.count_nonzero(probs_of(np.array([2.0, 1.9, 1.8, 0.0]), sampling))
+    assert (n_left == 1) == (temperature == 0)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
