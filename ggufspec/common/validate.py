@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from types import NoneType
 
 import numpy as np
 
@@ -71,6 +72,13 @@ def texts(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise OptionError(f"{name} is {value!r}; it must be a list of texts")
     return tuple(text(f"an entry of {name}", entry) for entry in value)
+
+
+def tokens(name: str, value: object) -> tuple[int, ...]:
+    """Token ids; None: there are none."""
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, (Iterable, NoneType)):
+        raise OptionError(f"{name} is {value!r}; it must be a list of token ids")
+    return tuple(whole(f"a token of {name}", token) for token in (() if value is None else value))
 
 
 def shares(name: str, value: object) -> tuple[float, ...]:

@@ -163,6 +163,7 @@ class Engine:
         checked before the first is processed. Raises what generate raises, of the first that fails.
         """
         self.lock.check()
+        self._check_open()
         if isinstance(prompts, str):
             raise PromptError("prompts is one text; give a list of prompts, or use generate")
         _check_list(prompts, "prompts is", "a list of prompts")
@@ -206,6 +207,12 @@ class Engine:
         )
         has_bos = bool(used.bos_text) and text.startswith(used.bos_text)
         return vocab.tokenize(text, add_special=not has_bos, parse_special=True)
+
+    def _check_open(self) -> None:
+        if self.lock.is_forked:
+            self.lock.check()
+        if self._closed:
+            raise ClosedError("this engine is closed; load it again")
 
     def _template_of(self, source: str, for_tools: str | None = None) -> ChatTemplate:
         vocab = self.target.model.vocab
@@ -255,10 +262,7 @@ class Engine:
     @property
     def vocab(self) -> Vocab:
         """The target's vocabulary. Raises ClosedError."""
-        if self.lock.is_forked:
-            self.lock.check()
-        if self._closed:
-            raise ClosedError("this engine is closed; load it again")
+        self._check_open()
         return self.target.model.vocab
 
     @property

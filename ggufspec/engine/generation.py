@@ -80,7 +80,7 @@ class Generation:
         self._has_third_model = below is not None and drafters.uses_stage(drafter_name)
         can_stage = engine.draft is not None and engine.head is None
         self._has_stage = self._has_third_model or (can_stage and drafter_name == "staged")
-        self._temperature = options.sampling.temperature
+        self._temperature = options.sampling.effective_temperature
         self._progress = options.progress if progress is None else progress
         in_blocks = rules.known(options.verify) == "traversal"
         self._policy: LengthPolicy = FixedLength()
@@ -107,7 +107,7 @@ class Generation:
         self._pieces = self._read()
         self._n_piece: int | None = None
         self._text_stream = TextStream(
-            [options.stop] if isinstance(options.stop, str) else options.stop,
+            options.stop,
             b"".join(map(engine.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
         self._piece_of = engine.vocab.piece

@@ -125,7 +125,9 @@ def load(
         type_v=type_v,
         mmap=validate.switch("mmap", mmap),
         tuned=validate.switch("tuned", tuned),
-        chat_template=chat_template,
+        chat_template=None
+        if chat_template is None
+        else validate.text("chat_template", chat_template),
     )
     if chat_template is not None:
         check_template(chat_template)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ggufspec.common import defaults, validate
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.sampling import Sampling, SamplingOptions
+from ggufspec.decoding.sampling import Sampling, SamplingOptions, refusal
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
@@ -36,8 +36,9 @@ class GenerateOptions(SamplingOptions, total=False):
     regex: str | None  # the text matches it from end to end
     choices: Sequence[str] | None  # the text is one of these
     seed: int | None  # None: a random one
-    stop: str | Sequence[str]  # texts that end the generation; they are not part of the text
-    stop_tokens: Sequence[int]  # further token ids that end the generation
+    # Texts that end the generation; they are not part of the text.
+    stop: str | Collection[str] | None
+    stop_tokens: Collection[int] | None  # further token ids that end the generation
     ignore_eos: bool  # ban the tokens that end a text
     shown_tokens: Collection[int]  # control tokens whose names are written into the text
     min_tokens: int  # tokens before which none that ends a text is allowed
@@ -61,7 +62,7 @@ class CheckedOptions:
     regex: str | None = None
     choices: Sequence[str] | None = None
     seed: int | None = None
-    stop: str | Sequence[str] = ()
+    stop: Sequence[str] = ()
     stop_tokens: Sequence[int] = ()
     ignore_eos: bool = False
     shown_tokens: Collection[int] = ()
@@ -79,6 +80,10 @@ class CheckedOptions:
         rest: dict[str, Any] = dict(options)
         names = [name for name in SamplingOptions.__annotations__ if name in rest]
         known = {each.name for each in fields(CheckedOptions) if each.init}
+        refused = {name: why for name in rest if (why := refusal(name, name))}
+        for name, why in refused.items():
+            if rest.pop(name):  # 0 is off
+                raise OptionError(why)
         unknown = sorted(set(rest) - known - set(names))
         if unknown:
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
@@ -141,8 +146,8 @@ class CheckedOptions:
         if self.choices is not None and not validate.texts("choices", self.choices):
             raise OptionError("choices is empty; give at least one text")
         validate.texts("dry_sequence_breakers", self.dry_sequence_breakers)
-        if not isinstance(self.stop, str):
-            validate.texts("stop", self.stop)
+        object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "stop_tokens", validate.tokens("stop_tokens", self.stop_tokens))
         DraftTemperature(self.sampling.temperature, self.draft_temperature)
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
@@ -157,7 +162,12 @@ class CheckedOptions:
                 f"min_tokens bans the tokens that end a text, but {given[0]} says where it ends; "
                 "leave one of them out"
             )
-        for token in self.stop_tokens:
-            validate.whole("a token of stop_tokens", token)
         made = [_GRAMMARS[name](getattr(self, name)) for name in given]
         object.__setattr__(self, "constraint_grammar", made[0] if made else None)
+
+
+def _stops(value: object) -> tuple[str, ...]:
+    """One text, a collection of texts, or None."""
+    if value is None or isinstance(value, str):
+        return () if value is None else (value,)
+    return validate.texts("stop", list(value) if isinstance(value, Set) else value)

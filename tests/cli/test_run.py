@@ -192,6 +192,20 @@ def test_a_seed_repeats_the_text(run: Command, target: Path, draft: Path) -> Non
     assert tokens("--seed", str(seeds[-2])) == fresh, "which --json tells"
 
 
+@pytest.mark.parametrize("samplers", ["top_k;top_p", "penalties"])
+def test_a_seed_repeats_what_is_drawn_without_a_temperature(
+    samplers: str, run: Command, target: Path, draft: Path
+) -> None:
+    """Without the sampler temperature, --temp 0 is not greedy."""
+    args = ("-m", target, "-md", draft, "-p", PROMPT, "-n", "60", "--temp", "0", "--json")
+    args += ("--samplers", samplers)
+    first, second, other = (
+        run(*args, "--seed", seed).document["tokens"] for seed in ("4", "4", "5")
+    )
+    assert first == second
+    assert first != other
+
+
 def test_without_a_draft_nothing_is_drafted(run: Command, target: Path, draft: Path) -> None:
     args = ("-m", target, "-p", PROMPT, "-n", "20", "--drafter", "none", *GREEDY)
     plain = run(*args)

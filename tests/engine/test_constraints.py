@@ -387,20 +387,6 @@ def test_a_prompt_of_another_type_is_refused(prompt: object, pair: Engine) -> No
         pair.generate(prompt)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"n_ctx": "x"}, {"n_threads": 2.5}, {"n_gpu_layers": None}, {"n_batch": 2.5}, {"draft": 5}],
-)
-def test_what_loads_is_checked_too(options: dict[str, object]) -> None:
-    with pytest.raises(OptionError, match="must be"):
-        ggufspec.load(embedded_target(), **options)  # type: ignore[arg-type]
-
-
-def test_an_option_that_there_is_not_is_named(pair: Engine) -> None:
-    with pytest.raises(TypeError, match="there is no option heat"):
-        pair.stream("The", heat=1)  # type: ignore[call-arg]
-
-
 def test_numbers_of_numpy_are_numbers(pair: Engine) -> None:
     options: dict[str, object] = {
         "temperature": np.float32(0.5),

@@ -352,28 +352,6 @@ def test_engines_come_and_go_in_any_order(tmp_path: Path) -> None:
         assert third.generate("hello", max_tokens=4).tokens
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_tokens": 0},
-        {"n_draft": 0},
-        {"n_draft": -1},
-        {"n_draft": 17},
-        {"temperature": -1.0},
-        {"top_p": 0.0},
-        {"seed": -1},
-        {"drafter": "oracle"},
-        {"verify": "hope"},
-        {"verify": "_lossy"},
-        {"stop": ""},
-        {"tree": "sometimes"},
-    ],
-)
-def test_options_out_of_range_are_refused_at_once(pair: Engine, options: dict[str, object]) -> None:
-    with pytest.raises(ggufspec.OptionError):
-        pair.stream("hello", **options)  # type: ignore[arg-type]
-
-
 def test_options_are_checked_once_and_a_prompt_is_tokenized_once(
     pair: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
