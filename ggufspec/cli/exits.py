@@ -8,3 +8,4 @@ ERROR: Final = 1  # explained on stderr
 DIFFERENCE: Final = 1  # `audit`, `models check` or `models verify` found one
 USAGE: Final = 2
 INTERRUPTED: Final = 130  # Ctrl-C
+CLOSED_PIPE: Final = 141  # the reader of the output ended, as if SIGPIPE had ended this process

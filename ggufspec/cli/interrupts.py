@@ -1,37 +1,51 @@
-"""Ends the process at a second Ctrl-C where the first one cannot be handled yet."""
+"""Handles Ctrl-C where no command can: while modules are imported, while llama.cpp computes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
+
+if TYPE_CHECKING:
+    import socket
 
 _INTERRUPT, _HANDLED = bytes([signal.SIGINT]), b"\0"
 _SECONDS = 1.0  # until a message says why nothing happens
-_SHOW_CURSOR = "\x1b[?25h"  # progress bars hide it
+_SHOW_CURSOR = b"\x1b[?25h"  # progress bars hide it
+_MESSAGE = b"\nggufspec: interrupted\n"
+_IMPORTS = "<frozen importlib."  # start of the file names of Python's own import code
+
+
+def end_at_interrupt() -> None:
+    """Have Ctrl-C end the process at once, with a message; does nothing where it is ignored."""
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.signal(signal.SIGINT, lambda number, frame: _end(_MESSAGE))
 
 
 def end_at_second_interrupt() -> None:
-    """Install it for the rest of the process; Ctrl-C raises KeyboardInterrupt as before.
+    """Have Ctrl-C raise KeyboardInterrupt, and a second one end what cannot handle the first yet.
 
     Python handles Ctrl-C when llama.cpp returns. That can take minutes with a slow GPU, whose
     passes cannot be stopped. Does nothing where Ctrl-C is ignored.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if not callable(signal.getsignal(signal.SIGINT)):
         return
+    import socket
+
     received, sent = socket.socketpair()
     sent.setblocking(False)
     # In this order: Python writes the number of a signal at once, and calls its handler later.
     signal.set_wakeup_fd(sent.fileno(), warn_on_full_buffer=False)
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
+        if frame is not None and frame.f_code.co_filename.startswith(_IMPORTS):
+            _end(_MESSAGE)  # Python would lose an exception in some of this code
         sent.send(_HANDLED)
         raise KeyboardInterrupt
 
@@ -41,12 +55,14 @@ def end_at_second_interrupt() -> None:
             if byte == _INTERRUPT and signal.getsignal(signal.SIGINT) is handle:
                 _wait(received)
 
-    signal.signal(signal.SIGINT, handle)
     threading.Thread(target=watch, daemon=True).start()
+    signal.signal(signal.SIGINT, handle)
 
 
 def _wait(received: socket.socket) -> None:
     """Return when the first Ctrl-C is handled; end the process at a second one."""
+    from ggufspec.cli import render
+
     received.settimeout(_SECONDS)
     byte = b""
     while byte != _HANDLED:
@@ -56,7 +72,12 @@ def _wait(received: socket.socket) -> None:
             received.settimeout(None)
             render.note("interrupted: waits for the end of a pass; Ctrl-C again ends at once")
         if byte == _INTERRUPT:
-            if sys.stderr.isatty():
-                sys.stderr.write(_SHOW_CURSOR)
-            os._exit(INTERRUPTED)
+            _end()
     received.settimeout(None)
+
+
+def _end(message: bytes = b"") -> NoReturn:
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # stderr may be closed
+        shown = _SHOW_CURSOR if sys.stderr.isatty() else b""
+        os.write(sys.stderr.fileno(), shown + message)
+    os._exit(INTERRUPTED)

@@ -12,8 +12,8 @@ import click
 
 from ggufspec import __version__
 from ggufspec.cli import render
-from ggufspec.cli.exits import ERROR, INTERRUPTED, USAGE
-from ggufspec.cli.interrupts import end_at_second_interrupt
+from ggufspec.cli.exits import CLOSED_PIPE, ERROR, INTERRUPTED, USAGE
+from ggufspec.cli.interrupts import end_at_interrupt, end_at_second_interrupt
 from ggufspec.common.terminal import visible
 from ggufspec.errors import GgufspecError, OptionError
 
@@ -31,6 +31,10 @@ _COMMANDS = {
     "standin": "Write a file with the shape of a model, to try its speed.",
     "trim": "Make a cheaper draft out of a model, measured beside your target.",
     "tune": "Measure a pair on this machine, and keep its fastest settings.",
+}
+_OUTPUT_FAILURES = {
+    errno.ENOSPC: "no space left on that disk; make room there",
+    errno.EBADF: "stdout is closed; to drop the output, redirect it to /dev/null",
 }
 
 
@@ -63,8 +67,13 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line and exit."""
-    end_at_second_interrupt()
-    code = run()
+    _open_closed_streams()
+    try:
+        end_at_second_interrupt()
+        code = run()
+    except KeyboardInterrupt:  # before `run` handles it, or another one while it does
+        code = INTERRUPTED
+    end_at_interrupt()
     try:
         sys.stdout.flush()
     except OSError:
@@ -75,9 +84,6 @@ def main() -> None:
 
 def run() -> int:
     """Run the command line; its exit code, see `exits`."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:  # the caller closed it (`<&-`, `>&-`)
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     try:
         result = cli.main(prog_name="ggufspec", standalone_mode=False)
         sys.stdout.flush()
@@ -91,17 +97,29 @@ def run() -> int:
         render.note("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader of the output has ended (`ggufspec run ... | head`).
-        return ERROR
+        return CLOSED_PIPE  # `ggufspec run ... | head`
+    except SystemExit as error:
+        if error.code != 1:
+            raise
+        return CLOSED_PIPE  # click has caught the BrokenPipeError
     except GgufspecError as error:
         render.note(str(error))
         return USAGE if isinstance(error, OptionError) else ERROR
     except OSError as error:
-        if error.errno == errno.ENOSPC and not error.filename:
-            render.note("cannot write the output: no space left on that disk; make room there")
+        if error.errno in _OUTPUT_FAILURES and not error.filename:
+            render.note(f"cannot write the output: {_OUTPUT_FAILURES[error.errno]}")
             return ERROR
         render.note(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return ERROR
     except MemoryError:
         render.note("out of memory: use smaller models or a smaller context (-c)")
         return ERROR
+
+
+def _open_closed_streams() -> None:
+    """Open the streams that the caller closed (`<&-`, `>&-`); writing to this stdout fails."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            flags = os.O_WRONLY if name == "stderr" else os.O_RDONLY
+            file = os.open(os.devnull, flags)  # gets the free number, so that no other file does
+            setattr(sys, name, open(file, mode, encoding="utf-8"))  # noqa: SIM115

@@ -39,7 +39,7 @@ class Result:
 Command = Callable[..., Result]
 _INTERRUPTIBLE = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from ggufspec.cli.main import main; main()"
+    "from ggufspec.__main__ import main; main()"
 )
 
 
