@@ -147,8 +147,16 @@ def check_writable(path: Path) -> None:
     with _explained(path, 0, USER_FOLDER):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        file, temporary = _open_temporary(path)
-        file.close()
+        try_to_write(path)
+
+
+def try_to_write(path: Path, n_bytes: int = 0) -> None:
+    """Write so many bytes to a temporary file beside `path`. Raises OSError."""
+    file, temporary = _open_temporary(path)
+    try:
+        with file:
+            write_all(file, bytes(n_bytes))
+    finally:
         temporary.unlink()
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ggufspec.common.facts import json_object
-from ggufspec.common.files import default_cache_dir, fingerprint_of, write_whole
+from ggufspec.common.files import default_cache_dir, fingerprint_of, try_to_write, write_whole
 from ggufspec.errors import CacheError
 
 _FORMAT = 3  # files of other formats are ignored
 _N_KEY_DIGITS = 32
+_TYPICAL_BYTES = 2**14  # of a pair's measurements
 _MOST_BYTES = 2**20  # far more than any file needs
 _FLASH_ATTENTION = ("auto", "on", "off")
 _MOST = {"n_threads": 512, "n_threads_draft": 512, "n_batch": 2**20, "n_batch_draft": 2**20}
@@ -81,13 +81,16 @@ def folder() -> Path:
     return default_cache_dir() / "pairs"
 
 
-def is_writable() -> bool:
-    """Whether measurements can be stored."""
+def obstacle() -> str | None:
+    """Why measurements cannot be stored; None: they can be."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
-        return os.access(folder(), os.W_OK)
-    except (CacheError, OSError):
-        return False
+        try_to_write(folder() / "measurements", _TYPICAL_BYTES)
+    except CacheError as error:
+        return str(error)
+    except OSError as error:
+        return f"{folder()}: {error.strerror or error}"
+    return None
 
 
 def fingerprint(path: Path) -> str | None:

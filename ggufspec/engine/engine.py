@@ -10,6 +10,7 @@ from typing_extensions import Unpack
 
 from ggufspec.common import validate
 from ggufspec.common.facts import counted
+from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
@@ -272,10 +273,11 @@ class Engine:
         below = self.draft_of_draft and self.draft_of_draft.vocab_map
         mapped_below = below and below.note.replace("the draft", "the draft of the draft")
         unstored = None
-        if self.stored_profile.facts and not profile_store.is_writable():
+        if self.stored_profile.facts and (obstacle := profile_store.obstacle()):
             unstored = (
-                "measurements cannot be stored: each process measures this pair anew, and a seed "
-                "may give another text there. Set GGUFSPEC_CACHE to a folder that can be written"
+                f"measurements cannot be stored in {obstacle}. Each process measures this pair "
+                f"anew, and a seed may give another text there: make room, or set {CACHE_VARIABLE} "
+                "to another folder"
             )
         lines = (self.placement, mapped, mapped_below, self.warning, unstored)
         return [line for line in lines if line]

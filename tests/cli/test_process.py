@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import tiny
 
-from ggufspec.cli import main
+from ggufspec import __main__ as entry
 from ggufspec.cli.progress import LateBars
 from ggufspec.engine.completion import Chunk
 from ggufspec.engine.stream import Stream
@@ -26,14 +26,15 @@ from ggufspec.llama.session import LlamaSession
 
 Command = Callable[..., Any]
 
-ERROR, INTERRUPTED = 1, 130
+ERROR, INTERRUPTED, CLOSED_PIPE = 1, 130, 141
 INTERRUPTED_MESSAGE = "ggufspec: interrupted"
 ENDLESS = ("-p", "hi", "--temp", "0", "-c", "100000")  # more tokens than anybody waits for
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SMILE = "héllo 🙂"
 # A shell starts jobs in the background with Ctrl-C switched off: switch it on, whoever started us.
 PREAMBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-MAIN = PREAMBLE + "from ggufspec.cli.main import main; main()"
+ENTRY = "from ggufspec.__main__ import main; main()"
+MAIN = PREAMBLE + ENTRY
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +103,42 @@ def test_it_runs_as_a_module_and_as_a_script(program: Command) -> None:
     assert (result.code, result.err) == (0, "")
     assert version("ggufspec") in result.out
     (script,) = entry_points(group="console_scripts", name="ggufspec")
-    assert script.load() is main.main
+    assert script.load() is entry.main
 
 
 # Ctrl-C
+
+
+@pytest.mark.parametrize("module", ["ggufspec.cli.main", "click", "ggufspec.cli.run", "numpy"])
+def test_ctrl_c_while_modules_are_imported(module: str, chatterbox: Path) -> None:
+    at_an_import = PREAMBLE + (
+        "import runpy, sys\n"
+        "class Press:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == {module!r}: signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Press())\n"
+        "runpy.run_module('ggufspec', run_name='__main__')"
+    )
+    process = start("run", "-m", chatterbox, "-p", "hi", "-n", "5", code=at_an_import)
+    out, err = (part.decode() for part in process.communicate(timeout=20))
+    assert (process.returncode, out) == (INTERRUPTED, "")
+    assert err.split("\n") == ["", INTERRUPTED_MESSAGE, ""]
+
+
+def test_ctrl_c_while_the_process_ends() -> None:
+    at_the_end = "import atexit\natexit.register(lambda: signal.raise_signal(signal.SIGINT))\n"
+    process = start("--version", code=PREAMBLE + at_the_end + ENTRY)
+    out, err = (part.decode() for part in process.communicate(timeout=20))
+    assert (process.returncode, out) == (INTERRUPTED, f"ggufspec, version {version('ggufspec')}\n")
+    assert err.split("\n") == ["", INTERRUPTED_MESSAGE, ""]
+
+
+def test_ctrl_c_stays_ignored_in_the_background() -> None:
+    ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    at_the_end = "import atexit; atexit.register(lambda: signal.raise_signal(signal.SIGINT))\n"
+    process = start("--version", code=ignored + at_the_end + ENTRY)
+    assert process.communicate(timeout=20)[1] == b""
+    assert process.returncode == 0
 
 
 def test_ctrl_c_ends_a_text_with_what_there_is(chatterbox: Path) -> None:
@@ -191,7 +224,7 @@ def test_ctrl_c_while_llama_cpp_logs(chatterbox: Path) -> None:
         "        signal.raise_signal(signal.SIGINT)\n"
         "logging.getLogger('ggufspec').addHandler(Press())\n"
         "logging.getLogger('ggufspec').setLevel(logging.DEBUG)\n"
-        "from ggufspec.cli.main import main; main()"
+        "from ggufspec.__main__ import main; main()"
     )
     process = start(
         "run", "-t", "1", "-m", chatterbox, "-p", "hi", "-n", "5", code=at_the_first_line
@@ -240,7 +273,7 @@ def test_a_closed_pipe_ends_the_command_quietly(chatterbox: Path) -> None:
     assert process.stderr is not None
     process.stdout.read(10)
     process.stdout.close()
-    assert process.wait(timeout=20) == ERROR
+    assert process.wait(timeout=20) == CLOSED_PIPE
     assert process.stderr.read() == b""
     process.stderr.close()
 
@@ -252,7 +285,7 @@ def test_a_pipe_closed_from_the_start(chatterbox: Path) -> None:
     process = start("run", "-t", "1", "-m", chatterbox, "-p", "hi", *args, stdout=writer)
     os.close(writer)
     _, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (ERROR, b"")
+    assert (process.returncode, err) == (CLOSED_PIPE, b"")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
@@ -267,6 +300,21 @@ def test_a_full_disk_is_reported(args: list[str], chatterbox: Path) -> None:
     assert err.decode() == (
         "ggufspec: cannot write the output: no space left on that disk; make room there\n"
     )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits the size of files")
+def test_a_cache_folder_on_a_full_disk_is_reported_once(chatterbox: Path, tmp_path: Path) -> None:
+    limit = "from resource import RLIMIT_FSIZE, setrlimit; setrlimit(RLIMIT_FSIZE, (0, 0))\n"
+    args = ("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, "-p", "hi", "-n", "5")
+    env = {**os.environ, "GGUFSPEC_CACHE": str(tmp_path)}
+    process = start(*args, "--seed", "1", code=limit + MAIN, env=env)
+    out, err = (part.decode() for part in process.communicate(timeout=20))
+    assert process.returncode == 0
+    assert len(out) == 6
+    assert err.count("measurements") == 1
+    assert f"{tmp_path}/pairs: File too large" in err
+    assert "set GGUFSPEC_CACHE to another folder" in err
+    assert not any(tmp_path.glob("*/*"))
 
 
 def test_letters_that_a_terminal_lacks_are_replaced(program: Command, smiley: Path) -> None:
@@ -291,7 +339,8 @@ def test_a_prompt_of_any_letters_arrives_in_the_c_locale(
     ("closed", "args", "code"),
     [
         ("<&-", [], ERROR),
-        (">&-", ["-p", "hi", "--json"], 0),
+        (">&-", ["-p", "hi"], ERROR),
+        (">&-", ["-p", "hi", "--json"], ERROR),
         ("2>&-", ["-p", "hi"], 0),
     ],
 )
@@ -303,9 +352,9 @@ def test_a_stream_may_be_closed(closed: str, args: list[str], code: int, smiley:
     out, err = done.stdout.decode(), done.stderr.decode()
     assert done.returncode == code, err
     assert no_trace(err)
-    assert out == (f"{SMILE}\n" if code == 0 and closed != ">&-" else "")
+    assert out == ("" if code else f"{SMILE}\n")
     if code:
-        assert "the prompt is empty" in err
+        assert ("the prompt is empty" if closed == "<&-" else "stdout is closed") in err
 
 
 @pytest.mark.parametrize(
