@@ -286,7 +286,7 @@ async def _frames(
     except ApiError as error:
         if not has_begun:
             raise
-        yield _frame(error.body)
+        yield _frame(builder.error_chunk(error.body))
 
 
 class _EventStream(Response):

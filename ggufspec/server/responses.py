@@ -103,6 +103,15 @@ class ResponseBuilder:
         last = self._chunk(choice, {}, statistics, finish_reason=choice.finish_reason)
         return [*chunks, last | {"timings": self._timings([choice])}]
 
+    def error_chunk(self, error: Mapping[str, Any]) -> dict[str, Any]:
+        """The last chunk of a stream that fails: the error, and the choices that it cuts short."""
+        cut = [
+            self._choice(choice, {}, finish_reason="error")
+            for choice in self._choices
+            if choice.finish_reason is None
+        ]
+        return {**self._chunk_of(cut, None), **error}
+
     def body(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
         choices = [self._body_of(choice) for choice in self._choices]
@@ -197,9 +206,12 @@ class ResponseBuilder:
         statistics: dict[str, Any] | None = None,
         **more: Any,
     ) -> dict[str, Any]:
+        return self._chunk_of([self._choice(choice, delta, **more)], statistics)
+
+    def _choice(self, choice: _Choice, delta: Mapping[str, Any], **more: Any) -> dict[str, Any]:
         body = {"index": choice.index, "logprobs": None, "finish_reason": None, **more}
         part = {"delta": delta} if self._is_chat else {"text": delta.get("content", "")}
-        return self._chunk_of([body | part], statistics)
+        return body | part
 
     def _chunk_of(self, choices: list[Any], statistics: dict[str, Any] | None) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._head, "choices": choices}
@@ -207,8 +219,8 @@ class ResponseBuilder:
             chunk["object"] = "chat.completion.chunk"
         if self._with_usage:
             chunk["usage"] = None
-        if self._with_drafted and statistics is not None:
-            chunk["ggufspec"] = statistics
+        if self._with_drafted:
+            chunk["ggufspec"] = statistics or {"drafted": []}
         return chunk
 
     def _statistics(self, choice: _Choice) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import subprocess
@@ -230,6 +231,18 @@ def test_at_shutdown_waiting_requests_fail_and_running_ones_have_time(endless: E
     assert '"code":"stopping"' in heard["runs"].text.split("\n\n")[-2]
 
 
+def test_openais_client_reports_a_stream_that_is_cut_short(endless: Engine) -> None:
+    with (
+        serving(endless, grace=0.1) as live,
+        openai.OpenAI(base_url=f"{live.url}/v1", api_key="x", max_retries=0) as client,
+    ):
+        stream = client.completions.create(model="x", prompt="hi", stream=True)
+        next(stream)
+        live.server.should_exit = True
+        with pytest.raises(openai.APIError, match="the server is stopping"):
+            list(stream)
+
+
 def test_what_ends_in_time_ends_well(endless: Engine) -> None:
     with serving(endless, grace=10) as live, ThreadPoolExecutor(1) as threads:
         asked = {**BRIEF, "max_tokens": 2600}
@@ -279,7 +292,9 @@ def test_a_signal_ends_the_command_gently(
             text = response.iter_text()
             next(text)
             process.send_signal(sent)
-            assert '"code":"stopping"' in "".join(text)
+            last = json.loads("".join(text).rstrip().rpartition("data: ")[2])
+    assert last["error"]["code"] == "stopping"
+    assert [choice["finish_reason"] for choice in last["choices"]] == ["error"]
     _, err = process.communicate(timeout=20)
     assert process.returncode == code, err
     assert "Traceback" not in err
