@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ import pytest
 import tiny
 import tiny_heads
 from head_pairs import MARKED, TABLE, Pair
+from patience import ctrl_c_in_a_batch
 
 import ggufspec
 from ggufspec.audit import PROMPTS, AuditOptions, audit
@@ -224,19 +224,10 @@ def test_after_ctrl_c_at_any_moment_the_head_is_right(kind: str, tmp_path: Path)
 
 
 def test_ctrl_c_ends_a_prompt_that_takes_long(tmp_path: Path) -> None:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     pair, n = head_pairs.glm4moe(tmp_path), 9_000
     with load(pair, n_ctx=n + 200, n_batch=n) as engine:
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                engine.generate([*LONG, *[50] * n], max_tokens=2, **GREEDY)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        with ctrl_c_in_a_batch():
+            engine.generate([*LONG, *[50] * n], max_tokens=2, **GREEDY)
         assert_right(pair, engine.generate(LONG, n_draft=4, max_tokens=20, **GREEDY), LONG)
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
 import tiny
-from engine.test_interrupts import at_most
+from patience import at_most, ctrl_c_in_a_batch
 
 import ggufspec
 from ggufspec.engine.engine import Engine
@@ -88,27 +86,18 @@ def test_texts_of_several_slots_are_those_of_one(pair: Callable[..., Engine]) ->
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")
 @pytest.mark.parametrize("slow", ["target", "draft"])
 def test_ctrl_c_ends_both_batches(slow: str, tmp_path: Path) -> None:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     n = 10_000
     large = tiny.write_llama(tmp_path / "large.gguf", n_ctx_train=n + 100)
     small = tiny.write_llama(tmp_path / "small.gguf", n_ctx_train=n + 100, n_layer=1)
     models = (large, small) if slow == "target" else (small, large)
     options: Any = {"n_ctx": n + 100, "n_batch": n, "n_threads": 1, "tuned": False}
-    with at_most(60), ggufspec.load(*models, **options) as engine:
+    with at_most(), ggufspec.load(*models, **options) as engine:
         engine.are_apart = True
         assert engine.draft is not None
         expected = engine.generate("another text", **GREEDY).tokens
         text = engine.tokenize("another text")
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                engine.generate([*text, *[5] * n], **GREEDY)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        with ctrl_c_in_a_batch():
+            engine.generate([*text, *[5] * n], **GREEDY)
         assert engine.target.n_cells() <= len(text)
         assert engine.draft.n_cells() <= len(text)
         assert engine.generate("another text", **GREEDY).tokens == expected

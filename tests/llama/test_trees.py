@@ -6,18 +6,17 @@ As in test_session, caches hold 32-bit floats, so that what is right differs by 
 from __future__ import annotations
 
 import random
-import signal
 import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tiny
+from patience import ctrl_c_in_a_batch
 
 from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
@@ -287,22 +286,13 @@ def test_after_a_pass_that_failed_trees_are_as_before(context: Context, alone: O
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no such alarm")
 def test_ctrl_c_within_a_tree_leaves_nothing_of_it(model: Model, alone: Oracle) -> None:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
     n, n_ctx = 3_000, 3_072
     text, tree = [*range(10, 30)], Drafted([50, 51, 52, 53], [-1, 0, -1, 2])
     with closing(context_of(model, n_leaves=N_LEAVES, n_ctx=n_ctx, n_batch=n_ctx)) as context:
         session = LlamaSession(context)
         session.score(text, *tree)
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        try:
-            with pytest.raises(KeyboardInterrupt):
-                session.score([*text, 52, *[5] * n], *tree)
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
+        with ctrl_c_in_a_batch():
+            session.score([*text, 52, *[5] * n], *tree)
         assert session.n_common(array("i", [*text, 52, 5])) == len(text) + 1
         text = [*text, 52, 60]
         assert_same(session.score(text, *tree), alone(text, tree))
