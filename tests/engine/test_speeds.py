@@ -62,8 +62,12 @@ def test_a_device_that_was_slower_than_predicted_for_the_processor_is_left_out(
     target = tiny.write_llama(tmp_path / "target.gguf", **wide)
     draft = tiny.write_llama(tmp_path / "draft.gguf", n_layer=1, **wide)
     assert run(target, draft) == (3, 2), "as predicted for the card"
+    (record,) = (each for each in profile_store.records() if "costs" in each.document)
+    costs = {**record.document["costs"], "target_seconds": {"1": 1.0}, "plain_seconds": 1.0}
+    profile_store.remember(record.facts, {**record.document, "costs": costs})
     machine = speeds.measured(Machine((Gpu(CARD, GIB),), None), target.stat().st_size)
-    assert machine.gpus[0].slowness > 2, "it is a processor"
+    of_card = record.document["assumed_seconds"]["target"]["gpu"]
+    assert machine.gpus[0].slowness == pytest.approx(1 / of_card)
     assert machine.host_bandwidth is None, "no layer was there"
     assert run(target, draft) == (0, 0), "by what is assumed of the processor"
     assert speeds.measured(machine, 0).host_bandwidth is not None
