@@ -121,7 +121,7 @@ class Sequences:
 class Divergence:
     """The first tokens (plain, speculative) in which two greedy texts of a prompt differ.
 
-    `gap`: how far the smaller logit of the two is below the largest logit there.
+    `gap`: how far the less likely of the two is below the likeliest, in logits: greedy.Divergence.
     """
 
     prompt: int

@@ -32,8 +32,7 @@ from ggufspec.audit.statistics import Floats, Test
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.toml import read_toml
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.tree import n_equal
-from ggufspec.engine import scoring
+from ggufspec.engine import greedy, scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import n_leaves
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
@@ -46,7 +45,6 @@ _Pair = tuple[Distribution, Distribution]  # of the target and of the draft, at 
 _N_SINGLE_TEXTS = 8  # texts whose distributions are also computed token by token,
 _N_SINGLE_TOKENS = 32  # for so many tokens: each distribution takes n_vocab doubles
 _N_GREEDY_TEXTS = 8
-_N_LIKELY = 8  # tokens whose gaps are compared to measure rounding
 _N_RULE_POSITIONS = 8
 _N_WHOLE_TEXTS = 500  # of each kind that are compared as wholes, each with each
 _ORDERS = ("draft/target ratio", "target probability")  # of the tokens, descending
@@ -75,11 +73,11 @@ def audit(
     if engine.draft is None:
         raise OptionError("an audit needs a draft model; load the engine with draft= (--draft)")
     run = _Audit(engine, _tokenize(engine, prompts, settings), settings, progress)
-    greedy = run.greedy()
+    at_0 = run.greedy()
     if settings.is_greedy:
-        return AuditReport(settings, len(prompts), None, None, None, greedy)
+        return AuditReport(settings, len(prompts), None, None, None, at_0)
     sequences, batch, pairs = run.sequences()
-    return AuditReport(settings, len(prompts), batch, run.rule(pairs), sequences, greedy)
+    return AuditReport(settings, len(prompts), batch, run.rule(pairs), sequences, at_0)
 
 
 def _tokenize(
@@ -140,25 +138,18 @@ class _Audit:
         settings = self._settings
         n_most = settings.n_runs if settings.is_greedy else _N_GREEDY_TEXTS
         prompts = self._prompts[:n_most]
-        divergences, texts = [], []
+        options = CheckedOptions.of(settings.options)
+        divergences, near_tie = [], settings.near_tie
         for i, prompt in enumerate(prompts):
             plain, speculative = (
                 self._generate(prompt, _TextSet(), drafter, 0, greedy=True)
                 for drafter in (_PLAIN, settings.drafter)
             )
-            at = n_equal(plain, speculative)
-            texts.append(plain)
-            if at < min(len(plain), len(speculative)):
-                tokens = (plain[at], speculative[at])
-                before = [*prompt, *plain[:at]]
-                (rows,) = scoring.logits(self._engine, before, [tokens[0]], whose="target")
-                gap = float(rows[0].max() - rows[0][list(tokens)].min())
-                divergences.append(Divergence(i, at, tokens, gap))
+            found = greedy.compare(self._engine, prompt, plain, speculative, options)
+            if found is not None:
+                near_tie = max(near_tie, found.rounding)
+                divergences.append(Divergence(i, found.position, found.tokens, found.gap))
             self._report("Generating at temperature 0", i + 1, len(prompts))
-        near_tie = settings.near_tie
-        for i, (prompt, text) in enumerate(zip(prompts, texts, strict=True) if divergences else ()):
-            near_tie = max(near_tie, *(gap for gap, _ in self._rounding(prompt, text)))
-            self._report("Measuring rounding", i + 1, len(prompts))
         return Greedy(len(prompts), near_tie, tuple(divergences))
 
     def sequences(self) -> tuple[Sequences, BatchDistributions, list[_Pair]]:
@@ -181,7 +172,7 @@ class _Audit:
                 for single, (batched, _) in zip(singles, kept, strict=True):
                     distances.append(total_variation(single, batched))
                 if kept:
-                    roundings += [far for _, far in self._rounding(prompt, text[: len(kept)])]
+                    roundings += self._rounding(prompt, text[: len(kept)])
                 pairs += [likeliest(*pair) for pair in kept if pair[1].any()]
             self._report("Generating texts both ways", i + 1, n_runs)
         median, rounding = (float(np.median(each)) for each in (distances, roundings))
@@ -271,13 +262,11 @@ class _Audit:
                     raise
                 yield np.zeros(engine.vocab.n_tokens)
 
-    def _rounding(self, prompt: list[int], text: list[int]) -> Iterator[tuple[float, float]]:
-        """What rounding changes at positions of a text: (the gaps of likely tokens, distribution).
+    def _rounding(self, prompt: list[int], text: list[int]) -> Iterator[float]:
+        """How far rounding moves the distributions at positions of a text.
 
         Compares two plain readings: token by token, and in batches as a prompt is read.
         """
-        n_before = max(len(text) - _N_SINGLE_TOKENS, 0)
-        prompt, text = [*prompt, *text[:n_before]], text[n_before:]
         self._engine.forget()
         singles = np.concatenate([*scoring.logits(self._engine, prompt, text, whose="target")])
         sampling = scoring.sampling(self._engine, prompt, **self._settings.options)
@@ -285,10 +274,8 @@ class _Audit:
         for at, rows in scoring.reprocessed(self._engine, prompt, text, n_rows):
             before, ahead = [*prompt, *text[:at]], text[at : at + len(rows) - 1]
             both = (singles[at : at + len(rows)], rows)
-            probs = [to_distributions(each, sampling, before, ahead) for each in both]
-            for single, row, *pair in zip(*both, *probs, strict=True):
-                changes = (row - single)[np.argsort(single)[-_N_LIKELY:]]
-                yield float(np.ptp(changes)), total_variation(*pair)
+            probs = (to_distributions(each, sampling, before, ahead) for each in both)
+            yield from map(total_variation, *probs)
 
     def _choose(self, pairs: list[_Pair]) -> list[_Pair]:
         """Random positions to test the rule at, preferably where the two models differ."""

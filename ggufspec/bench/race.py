@@ -12,6 +12,7 @@ from ggufspec.decoding.tree import n_equal
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
+    from ggufspec.engine.greedy import Divergence
 
 PLAIN, SPECULATIVE, N_GRAMS = "plain", "speculative", "n-grams"  # names of lanes
 
@@ -48,12 +49,16 @@ class Lane:
 
 @dataclass(frozen=True)
 class Race:
-    """Both contenders on the same prompt. They ran one after the other, `plain` first."""
+    """Both contenders on the same prompt. They ran one after the other, `plain` first.
+
+    `divergence`: at temperature 0, the first difference of the texts; None: they are equal.
+    """
 
     prompt: str
     plain: Lane
     speculative: Lane
     temperature: float
+    divergence: Divergence | None = None
 
     @property
     def lanes(self) -> tuple[Lane, Lane]:
@@ -125,7 +130,5 @@ def verdict(race: Race) -> str:
         )
     if at is None:
         return f"The two texts are the same, all {len(race.plain.tokens)} tokens."
-    return (
-        f"The two texts differ from token {at + 1} on: passes over several tokens round "
-        "differently from passes over one, and two tokens were nearly equally likely there."
-    )
+    assert race.divergence is not None
+    return f"The two texts differ from token {at + 1} on: {race.divergence.reason}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
@@ -132,12 +132,21 @@ class Measurement:
 
 @dataclass(frozen=True)
 class FirstDifference:
-    """Where a text at temperature 0 differs from plain's, and the difference of the two logits."""
+    """Where a text at temperature 0 differs from plain's; margins are in logits.
+
+    `margin`: between the two tokens; `rounding`: what batches change such margins by, at most, as
+    measured there; None: not measured. See engine.greedy.
+    """
 
     contender: str
     prompt: str
     position: int  # number of equal tokens before
-    margin: float  # in logits; near 0, rounding decided
+    margin: float
+    rounding: float | None = None
+
+    @property
+    def is_near_tie(self) -> bool:
+        return self.rounding is not None and self.margin <= self.rounding
 
 
 @dataclass
@@ -233,8 +242,13 @@ def read_results(path: Path, max_bytes: int = MAX_BYTES) -> BenchResults:
 
 
 def _record(kind: type[Record], document: Any) -> Record:
-    """A dataclass from an object with at least its fields."""
-    made = kind(**{each.name: document[each.name] for each in fields(kind)})  # type: ignore[arg-type]
+    """A dataclass from an object with at least its fields that have no default."""
+    given = (
+        each.name
+        for each in fields(kind)  # type: ignore[arg-type]
+        if each.name in document or each.default is MISSING
+    )
+    made = kind(**{name: document[name] for name in given})
     for name, needed in _hints(kind).items():  # type: ignore[arg-type]
         _check(needed, name, getattr(made, name))
     return made

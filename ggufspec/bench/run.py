@@ -10,7 +10,6 @@ from zlib import crc32
 from ggufspec.bench.baselines import Baseline
 from ggufspec.bench.contenders import rotated
 from ggufspec.bench.machine import EnergyMeter
-from ggufspec.bench.race import first_difference
 from ggufspec.bench.records import (
     COUNTS,
     BenchResults,
@@ -25,6 +24,7 @@ from ggufspec.common.prompts import Prompt
 from ggufspec.engine import scoring
 from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.greedy import compare
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.errors import PromptError
 
@@ -268,30 +268,29 @@ class _Writer:
 def divergences(
     engine: Engine, experiment: Experiment, results: BenchResults
 ) -> list[FirstDifference]:
-    """Where texts at temperature 0 differ from plain's, and the difference of the two logits.
+    """Where texts at temperature 0 differ from plain's, by how much, and what rounding changes.
 
     Of each contender, the first few texts of one turn.
     """
     prompts = {each.name: each for each in experiment.prompts if len(each.turns) == 1}
     writer = _Writer(engine, experiment, None)
+    by_name = {each.name: each for each in experiment.contenders}
     found: list[FirstDifference] = []
     for contender in experiment.contenders:
         if contender.baseline is None or contender.temperature > 0:
             continue
+        plain = by_name[contender.baseline].options
+        options = CheckedOptions.of({"ignore_eos": experiment.ignore_eos, **plain})  # type: ignore[typeddict-item]
         seen: set[str] = set()
         for text, other in results.with_plain(contender):
             if text.prompt not in prompts or text.prompt in seen:
                 continue
-            n_same = first_difference(text.tokens, other.tokens)
-            if n_same is None or n_same == min(len(text.tokens), len(other.tokens)):
-                continue
             if len(seen) == _N_DIVERGENCES:
                 break
-            seen.add(text.prompt)
             prompt = prompts[text.prompt]
-            before = [*writer.read(engine, prompt, prompt.turns), *other.tokens[:n_same]]
-            engine.forget()
-            row = next(scoring.logits(engine, before, [other.tokens[n_same]], whose="target"))[0]
-            margin = abs(float(row[other.tokens[n_same]] - row[text.tokens[n_same]]))
-            found.append(FirstDifference(contender.name, text.prompt, n_same, margin))
+            tokens = writer.read(engine, prompt, prompt.turns)
+            if difference := compare(engine, tokens, other.tokens, text.tokens, options):
+                seen.add(text.prompt)
+                at, gap, rounding = difference.position, difference.gap, difference.rounding
+                found.append(FirstDifference(contender.name, text.prompt, at, gap, rounding))
     return found

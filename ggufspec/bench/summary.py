@@ -19,7 +19,6 @@ _T_MANY = 1.96
 # A larger relative spread of the same text's rates, or a larger drift, gives a warning.
 NOISE = 0.10
 _MIN_VALUES = 3  # for a confidence interval
-_NEAR_TIE = 0.1  # logits
 
 
 @dataclass(frozen=True)
@@ -202,11 +201,13 @@ def _divergence_warnings(results: BenchResults) -> list[str]:
         n_different = sum(list(ours.tokens) != list(other.tokens) for ours, other in pairs)
         if not n_different:
             continue
-        margins = [each.margin for each in results.divergences if each.contender == contender.name]
+        known = [each for each in results.divergences if each.contender == contender.name]
         why = "batches of other sizes round differently"
-        if margins:
-            why += f"; the logits of the two tokens differ by at most {max(margins):.3g} there"
-            why += ", a near-tie" if max(margins) < _NEAR_TIE else "; check with `ggufspec audit`"
+        if known:
+            margin = max(each.margin for each in known)
+            is_tie = all(each.is_near_tie for each in known)
+            why += f"; the logits of the two tokens differ by at most {margin:.3g} there"
+            why += ", a near-tie" if is_tie else "; check with `ggufspec audit`"
         found.append(
             f"{contender.name} differs from plain in {n_different} of {len(pairs)} texts at "
             f"temperature 0 ({why}); their speeds are those of different texts"

@@ -192,7 +192,13 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
     plain, speculative = (
         _run_lane(engine, prompt, own, name, name) for name, own in contenders.items()
     )
-    return Race(text, plain, speculative, options.sampling.temperature)
+    temperature, divergence = options.sampling.effective_temperature, None
+    if temperature == 0:
+        from ggufspec.engine import greedy
+
+        tokens = engine.tokenize(prompt)
+        divergence = greedy.compare(engine, tokens, plain.tokens, speculative.tokens, options)
+    return Race(text, plain, speculative, temperature, divergence)
 
 
 def _run_lane(
@@ -312,5 +318,6 @@ def _document(race: Race) -> dict[str, Any]:
     document["speedup"] = race.speedup
     document["same_text"] = race.first_difference is None
     document["parting"] = race.first_difference
+    document["divergence"] = race.divergence and asdict(race.divergence)
     document["verdict"] = verdict(race)
     return document

@@ -78,6 +78,7 @@ def command(
     cost of --size parameters; it writes no better. It continues four prompts with and without its
     1.5 M draft, and one of them at temperature 0, where both ways write the same text.
     """
+    from ggufspec.engine.greedy import compare
     from ggufspec.engine.load import load
 
     shared.show_log(verbose)
@@ -96,8 +97,11 @@ def command(
                     pairs.append((plain.stats, speculative.stats))
             cold = {**settings, "temperature": 0.0}
             plain, speculative = _both(engine, cold, GREEDY_PROMPT, writer, " at temperature 0")
-            same = plain.tokens == speculative.tokens
-            greedy = {"prompt": GREEDY_PROMPT, "text": plain.text, "same_text": same}
+            both = plain.tokens, speculative.tokens
+            found = compare(engine, engine.tokenize(GREEDY_PROMPT), *both, checked(cold))
+            why = found and f"from token {found.position + 1} on: {found.reason}"
+            greedy = {"prompt": GREEDY_PROMPT, "text": plain.text, "same_text": found is None}
+            greedy["difference"] = why
         except KeyboardInterrupt:
             interrupted = True
     if pairs:
@@ -208,7 +212,4 @@ def _print_result(document: dict[str, Any]) -> None:
     if document["greedy"] is not None and document["greedy"]["same_text"]:
         render.echo("At temperature 0, both wrote the same text.")
     elif document["greedy"] is not None:
-        render.echo(
-            "At temperature 0, the texts differ: batches of different sizes round differently, "
-            "and two tokens were almost equally likely."
-        )
+        render.echo(f"At temperature 0, the texts differ {document['greedy']['difference']}.")

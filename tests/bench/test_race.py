@@ -9,6 +9,7 @@ import pytest
 from ggufspec.bench.race import Lane, Race, TimedText, first_difference, state_at, verdict
 from ggufspec.decoding.stats import summarize
 from ggufspec.decoding.types import Round
+from ggufspec.engine.greedy import Divergence
 
 
 def lane(name: str, *pieces: tuple[float, str, int, bool]) -> Lane:
@@ -74,9 +75,13 @@ def test_the_first_differing_token_is_found() -> None:
 
 def test_the_verdict_on_the_texts() -> None:
     assert "the same, all 12 tokens" in verdict(RACE)
-    other = replace(RACE, speculative=replace(FAST, tokens=(0, 1, 99)))
+    tie = Divergence(2, (2, 99), (0.01, 0.02), rounding=0.03)
+    other = replace(RACE, speculative=replace(FAST, tokens=(0, 1, 99)), divergence=tie)
     assert "differ from token 3 on:" in verdict(other)
-    assert "round differently" in verdict(other)
+    assert "0.01 and 0.02 logits apart" in verdict(other)
+    assert verdict(other).endswith("by up to 0.03: a near-tie.")
+    fault = replace(other, divergence=replace(tie, gaps=(0.01, 0.2)))
+    assert verdict(fault).endswith("rounding is not the cause.")
     assert "same distribution" in verdict(replace(other, temperature=0.8))
 
 

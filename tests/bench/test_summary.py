@@ -260,10 +260,12 @@ def test_texts_that_differ_from_plain_are_reported() -> None:
     ]
     (told,) = summary.warnings_of(results)
     assert told.startswith("draft 3 differs from plain in 3 of 9 texts")
-    results.divergences = [FirstDifference("draft 3", "a", 1, 0.01)]
+    results.divergences = [FirstDifference("draft 3", "a", 1, 0.01, 0.02)]
     assert "near-tie" in summary.warnings_of(results)[0]
-    results.divergences = [FirstDifference("draft 3", "a", 1, 2.0)]
-    assert "ggufspec audit" in summary.warnings_of(results)[0]
+    for rounding in (0.02, None):
+        results.divergences.append(FirstDifference("draft 3", "b", 1, 2.0, rounding))
+        assert "ggufspec audit" in summary.warnings_of(results)[0]
+        results.divergences.pop()
     warm = [
         replace(each, options={**each.options, "temperature": 0.7}) for each in results.contenders
     ]

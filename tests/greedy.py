@@ -1,0 +1,35 @@
+"""The one way to say that two texts at temperature 0 are equal: see ggufspec.engine.greedy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ggufspec.engine.engine import Engine
+from ggufspec.engine.greedy import compare
+from ggufspec.engine.options import CheckedOptions
+
+
+def assert_same(
+    engine: Engine,
+    prompt: str | Sequence[int],
+    found: Sequence[int],
+    wanted: Sequence[int],
+    **options: object,
+) -> int:
+    """Both continuations are equal, up to a near-tie on this machine; returns how many there are.
+
+    `options` are those that the texts were written with. If they differ, the engine forgets its
+    slots.
+    """
+    tokens = engine.tokenize(prompt)
+    given = CheckedOptions.of({**engine.file_sampling.options, **options})  # type: ignore[typeddict-item]
+    divergence = compare(engine, tokens, list(found), list(wanted), given)
+    if divergence is None:
+        return 0
+    texts = ["".join(engine.vocab.piece(token).decode("utf-8", "replace") for token in text)
+             for text in (found, wanted)]  # fmt: skip
+    assert divergence.is_near_tie, (
+        f"the texts differ from token {divergence.position} on: {divergence.reason}\n"
+        f"found:  {texts[0]!r}\nwanted: {texts[1]!r}"
+    )
+    return 1
