@@ -22,7 +22,7 @@ from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import ERROR, INTERRUPTED
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, gathered, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE, gathered, option
 from ggufspec.cli.progress import LateBars, late_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.facts import plain
@@ -36,12 +36,12 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
 
 
 @click.command(name="batch", cls=SectionedCommand)
-@click.argument("prompt_file", metavar="PROMPTS", type=click.Path(path_type=Path))
+@click.argument("prompt_file", metavar="PROMPTS", type=PATH)
 @option(
     "-o --output",
     "File for the records: JSON lines in the order of the prompts; -: stdout.",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
 )
 @shared.pair_options
 @gathered(
@@ -53,10 +53,7 @@ _WITHOUT_EFFECT = ("n_threads", "n_threads_draft", "mmap")  # on the texts
         default=1,
     ),
     option(
-        "--retries n_retries",
-        "Retries of a prompt whose process crashed.",
-        type=COUNT,
-        default=2,
+        "--retries n_retries", "Retries of a prompt whose process crashed.", type=COUNT, default=2
     ),
     option(
         "--timeout",

@@ -15,7 +15,7 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.exits import INTERRUPTED
-from ggufspec.cli.options import AT_LEAST_1, COUNT, DRAFT_LENGTH, NOT_NEGATIVE, TREE, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, DRAFT_LENGTH, FILE, NOT_NEGATIVE, TREE, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedGroup
 from ggufspec.cli.text_settings import sampling_options_beside_temperature
@@ -111,7 +111,7 @@ _format_option = option(
     "--prompts prompt_file",
     "Prompts: JSON lines with question_id, category, turns (Spec-Bench, MT-bench) or prompt, "
     "or plain text.  [default: built-in prompts]",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
 )
 @option(
     "--n-prompts", "Use at most this many prompts, spread over the categories.", type=AT_LEAST_1
@@ -144,11 +144,7 @@ _format_option = option(
 )
 @option("-s --seed", "Seed.", type=COUNT, default=0)
 @_format_option
-@option(
-    "--json json_path",
-    "Write all raw data into this file, after each text.",
-    type=click.Path(path_type=Path, dir_okay=False),
-)
+@option("--json json_path", "Write all raw data into this file, after each text.", type=FILE)
 @option("--resume", "Continue an interrupted benchmark from its --json file.", is_flag=True)
 @option(
     "--against",
@@ -166,7 +162,7 @@ _format_option = option(
     "--plot plot_path",
     "Draw a plot into this .png or .svg file: speed-up and cost by draft length, acceptance "
     "by position, one text over time. Needs ggufspec[plot].",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=FILE,
 )
 @sampling_options_beside_temperature
 @shared.load_options
@@ -249,8 +245,8 @@ def command(
 
 
 @command.command()
-@click.argument("before", type=click.Path(path_type=Path, dir_okay=False))
-@click.argument("after", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("before", type=FILE)
+@click.argument("after", type=FILE)
 @_format_option
 def compare(before: Path, after: Path, form: str) -> None:
     """Compare two benchmarks by their --json files.

@@ -18,6 +18,7 @@ Option = Callable[[Any], Any]  # a decorator that gives a command one option
 
 COUNT = click.IntRange(min=0)
 AT_LEAST_1 = click.IntRange(min=1)
+PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
 
 
 class _Number(click.FloatRange):
@@ -277,7 +278,7 @@ size_option = option(
 cache_dir_option = option(
     "--cache-dir",
     "Folder for the stand-in.  [default: GGUFSPEC_CACHE, or the user's cache folder]",
-    type=click.Path(path_type=Path),
+    type=PATH,
 )
 
 pair_options = gathered(
@@ -363,9 +364,7 @@ DRAFTING = (draft_n_option, tree_option, drafter_option, verify_option, draft_te
 prompt_options = gathered(
     "asked",
     option("-p --prompt", "Prompt text.  [default: read from stdin]"),
-    option(
-        "-f --file prompt_file", "Read the prompt from a file.", type=click.Path(path_type=Path)
-    ),
+    option("-f --file prompt_file", "Read the prompt from a file.", type=PATH),
     option("--chat", "Apply the target's chat template: answer, not continue.", is_flag=True),
     option("--system", "System message; implies --chat."),
 )

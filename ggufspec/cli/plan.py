@@ -218,7 +218,6 @@ def _print(
                 f"{whose}: {shape.name}, {counted(shape.n_layers, 'layer')}, {about}"
                 f"{format_bytes(shape.n_bytes)}"
             )
-    bandwidths = machine.bandwidths
     for gpu in machine.gpus:
         known = "nominal" if gpu.bandwidth or not gpu.is_remote else "assumed (--gpu-bandwidth)"
         speed = f"{_bytes_rate(gpu.nominal)} {known}"
@@ -227,7 +226,7 @@ def _print(
         render.echo(f"{gpu.name}: {format_bytes(gpu.n_free)} free, {speed}")
     ram = "" if machine.n_host_free is None else f"{format_bytes(machine.n_host_free)} free, "
     measured = "" if machine.host_bandwidth else " assumed (--ram-bandwidth)"
-    render.echo(f"CPU: {ram}{_bytes_rate(bandwidths.host)}{measured}")
+    render.echo(f"CPU: {ram}{_bytes_rate(machine.bandwidths.host)}{measured}")
     if draft:
         source = "" if was_given("acceptance") else "; assumed (--acceptance)"
         render.echo(
@@ -236,11 +235,9 @@ def _print(
     placed = None if draft is None or draft.is_inside else draft
     render.echo("GPU layers of target and draft, memory of GPUs and host, draft length n:")
     rows = [["placement", "target", "draft", "GPU", "host", "n", "tokens/s"]]
-    seen: list[OffloadPlan] = []
-    for name, plan in plans:
-        if plan in seen:
+    for i, (name, plan) in enumerate(plans):
+        if any(plan == other for _, other in plans[:i]):
             continue
-        seen.append(plan)
         rows.append(
             [
                 name if plan.fits else f"{name}: too large",

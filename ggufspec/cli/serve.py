@@ -11,20 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ggufspec.cli import options as shared
-from ggufspec.cli import render
+from ggufspec.cli import render, text_settings
 from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.files import read_file
 from ggufspec.cli.names import PairOptions
-from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, POSITIVE, option
+from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE, option
 from ggufspec.cli.progress import load_with_bars
 from ggufspec.cli.sections import SectionedCommand
-from ggufspec.cli.text_settings import (
-    chat_template_option,
-    check_needs_no_draft,
-    checked,
-    default_options,
-    with_file_sampling,
-)
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.terminal import LogFormatter
@@ -39,9 +32,9 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 
 @click.command(name="serve", cls=SectionedCommand)
 @shared.pair_or_embedded_options()
-@default_options
+@text_settings.default_options
 @shared.server_load_options
-@chat_template_option
+@text_settings.chat_template_option
 @option(
     "--host",
     "Address to listen on; other than loopback, other machines can connect.",
@@ -59,11 +52,7 @@ _HOSTS = ("127.0.0.1", "localhost", "[::1]")
     "the environment variable GGUFSPEC_API_KEY.",
     envvar="GGUFSPEC_API_KEY",
 )
-@option(
-    "--api-key-file",
-    "Require one of the keys in this file, one a line.",
-    type=click.Path(path_type=Path),
-)
+@option("--api-key-file", "Require one of the keys in this file, one a line.", type=PATH)
 @option(
     "--cors-origin cors_origins",
     "Allow web pages of this origin, such as http://localhost:3000; may be given several times.",
@@ -137,10 +126,10 @@ def command(
     if any(find_spec(name) is None for name in ("fastapi", "prometheus_client", "uvicorn")):
         raise OptionError("the server's packages are missing: pip install 'ggufspec[server]'")
     api_keys = _api_keys(api_key, api_key_file)
-    checked(settings)
+    text_settings.checked(settings)
     pair.check()
     if pair.target is not None and pair.draft is None:
-        check_needs_no_draft(settings)
+        text_settings.check_needs_no_draft(settings)
     shared.show_log(verbose)
     _show_own_log(verbose)
     from ggufspec.server.app import make_app, make_service
@@ -156,8 +145,10 @@ def command(
     with bind(host, port) as listening:
         target, draft = pair.find()
         with load_with_bars(target, draft, load_settings) as engine:
-            settings = with_file_sampling(settings, engine.file_sampling, verbose=True)
-            engine.check(checked(settings))
+            settings = text_settings.with_file_sampling(
+                settings, engine.file_sampling, verbose=True
+            )
+            engine.check(text_settings.checked(settings))
             service = make_service(
                 engine,
                 ServerOptions(

@@ -8,7 +8,7 @@ from time import monotonic
 import click
 
 from ggufspec.cli import render
-from ggufspec.cli.options import SHARE, option
+from ggufspec.cli.options import PATH, SHARE, option
 from ggufspec.cli.progress import late_bars
 from ggufspec.common.files import format_bytes
 
@@ -29,7 +29,7 @@ from ggufspec.common.files import format_bytes
     default=1.0,
 )
 @option("-f --force", "Replace an existing file.", is_flag=True)
-@click.argument("path", metavar="OUT", type=click.Path(path_type=Path))
+@click.argument("path", metavar="OUT", type=PATH)
 def command(like: str, agreement: float, force: bool, path: Path) -> None:
     """Write a file with the size and speed of a model, to measure before a download.
 

@@ -63,7 +63,7 @@ def _from_file(names: str, help_text: str, end: str = "") -> Option:
         except UnicodeDecodeError as error:
             raise OptionError(f"{path} is not UTF-8 at byte {error.start}") from error
 
-    return option(names, help_text, type=click.Path(path_type=Path), callback=read)
+    return option(names, help_text, type=shared.PATH, callback=read)
 
 
 chat_template_option = _from_file(
@@ -101,7 +101,7 @@ _SAMPLERS = (
     ),
     _sampler(
         "--min-p",
-        click.FloatRange(min=0, max=1),
+        shared.SHARE,
         "Keep tokens with this probability relative to the most likely one; 0: off.",
     ),
     _sampler(

@@ -15,7 +15,7 @@ from ggufspec.cli import render
 from ggufspec.cli.exits import ERROR
 from ggufspec.cli.files import read_file
 from ggufspec.cli.names import find_model
-from ggufspec.cli.options import option
+from ggufspec.cli.options import PATH, option
 from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.files import format_bytes
@@ -44,7 +44,7 @@ def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
 @option(
     "-o --output",
     "The file to write; without it, only the table is printed.",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
 )
 @option(
@@ -78,7 +78,7 @@ def _amount(value: str, *, lists: bool) -> tuple[int, ...] | int | str | None:
     "--text texts",
     "A file of text like what the target will write; may be given several times.  [default: text "
     "that the target writes]",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     multiple=True,
 )

@@ -17,6 +17,7 @@ from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import conditions, was_given
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
+from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.models.header import read_header
 from ggufspec.placement.speeds import type_note
 
@@ -95,7 +96,7 @@ def command(
     n_ctx = _n_ctx(load_settings["n_ctx"], depth, n_most)
     shared.show_log(verbose)
     from ggufspec.bench import tune
-    from ggufspec.drafting.profile_store import TunedSettings
+    from ggufspec.drafting.profile_store import TunedSettings, obstacle
 
     flash_attention = load_settings["flash_attention"]
     given = TunedSettings(
@@ -120,8 +121,8 @@ def command(
         _print_report(tuned, read_header(target).matrix_type)
     if not is_kept:
         render.note(
-            "the result could not be stored: the cache folder cannot be written. Name "
-            "another one in the environment variable GGUFSPEC_CACHE."
+            f"the result could not be stored in {obstacle() or 'the cache folder'}. Make room, or "
+            f"set {CACHE_VARIABLE} to another folder"
         )
 
 

@@ -16,9 +16,9 @@ from ggufspec.errors import OptionError
 
 def number(name: str, value: object) -> float:
     """A real number, also of numpy, as a float."""
-    if isinstance(value, (str, bytes, bool)):
-        raise OptionError(f"{name} is {value!r}; it must be a number")
     try:
+        if isinstance(value, (str, bytes, bool)):
+            raise TypeError
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError) as error:
         raise OptionError(f"{name} is {value!r}; it must be a number") from error

@@ -103,10 +103,7 @@ class PairProfile:
 
     @staticmethod
     def of_document(
-        document: Mapping[str, object],
-        n_most: int,
-        n_sharers: int = 1,
-        start: Start | None = None,
+        document: Mapping[str, object], n_most: int, n_sharers: int = 1, start: Start | None = None
     ) -> PairProfile:
         """Raises ValueError if it is not one. n_most, n_sharers, start: see CostModel."""
         costs, acceptance = document.get("costs"), document.get("acceptance", {})

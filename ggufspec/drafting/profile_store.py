@@ -86,10 +86,8 @@ def obstacle() -> str | None:
     try:
         folder().mkdir(parents=True, exist_ok=True)
         try_to_write(folder() / "measurements", _TYPICAL_BYTES)
-    except CacheError as error:
-        return str(error)
-    except OSError as error:
-        return f"{folder()}: {error.strerror or error}"
+    except (CacheError, OSError) as error:
+        return str(error) if isinstance(error, CacheError) else f"{folder()}: {error.strerror}"
     return None
 
 

@@ -272,14 +272,13 @@ class Engine:
         mapped = self.vocab_map and self.vocab_map.note
         below = self.draft_of_draft and self.draft_of_draft.vocab_map
         mapped_below = below and below.note.replace("the draft", "the draft of the draft")
-        unstored = None
+        lines = [self.placement, mapped, mapped_below, self.warning]
         if self.stored_profile.facts and (obstacle := profile_store.obstacle()):
-            unstored = (
+            lines.append(
                 f"measurements cannot be stored in {obstacle}. Each process measures this pair "
                 f"anew, and a seed may give another text there: make room, or set {CACHE_VARIABLE} "
                 "to another folder"
             )
-        lines = (self.placement, mapped, mapped_below, self.warning, unstored)
         return [line for line in lines if line]
 
     @property

@@ -150,10 +150,7 @@ def load(
 
 
 def _load(
-    options: LoadOptions,
-    servers: RpcConnections,
-    places: Fit,
-    progress: LoadProgress | None,
+    options: LoadOptions, servers: RpcConnections, places: Fit, progress: LoadProgress | None
 ) -> Engine:
     """Load what was placed. The engine closes `servers`; if this raises, they stay open."""
     head = places.head
@@ -168,8 +165,7 @@ def _load(
             rpc=servers.devices,
         )
         models = [stack.enter_context(closing(target_model))]
-        draft_model: Model | None = None
-        vocab_map = None
+        draft_model, model_below, vocab_map = None, None, None
         if options.draft == MTP:
             draft_model = target_model
         elif options.draft is not None:
@@ -188,7 +184,6 @@ def _load(
             )
             models.append(stack.enter_context(closing(draft_model)))
             vocab_map = None if head else map_of(target_model.vocab, draft_model.vocab)
-        model_below: Model | None = None
         if options.draft_of_draft is not None:
             model_below = Model(
                 options.draft_of_draft,
@@ -215,10 +210,8 @@ def _load(
         offloads = options.offloads and places.offloads(n_batch)
         shared = replace(shared, n_batch=n_batch, offloads=offloads)
         if options.tuned and options.flash_attention == defaults.FLASH_ATTENTION:
-            if found.flash_attention:
-                attention = Attention(found.flash_attention)
-            else:
-                attention = known_attention(target_model, draft_model, shared)
+            tuned = found.flash_attention and Attention(found.flash_attention)
+            attention = tuned or known_attention(target_model, draft_model, shared)
             shared = replace(shared, flash_attention=attention.setting)
         of_target = replace(
             shared,
@@ -231,7 +224,7 @@ def _load(
         target_context = stack.enter_context(closing(Context(target_model, of_target)))
         if options.exact:
             check_exact(target_context)
-        draft_context = None
+        draft_context, below, context_below = None, None, None
         link = None if head is None else HeadLink(target_context, head)
         if draft_model is not None:
             is_tiny = head is None and draft_model.n_bytes < _TINY_BYTES
@@ -243,7 +236,6 @@ def _load(
                 n_threads=options.n_threads_draft or found.n_threads_draft or usual,
             )
             draft_context = stack.enter_context(closing(Context(draft_model, of_draft, link=link)))
-        below, context_below = None, None
         if model_below is not None:
             n_threads = 1 if model_below.n_bytes < _TINY_BYTES else of_draft.n_threads
             of_below = replace(of_draft, n_rows=1, n_threads=n_threads)

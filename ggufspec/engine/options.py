@@ -146,7 +146,9 @@ class CheckedOptions:
         if self.choices is not None and not validate.texts("choices", self.choices):
             raise OptionError("choices is empty; give at least one text")
         validate.texts("dry_sequence_breakers", self.dry_sequence_breakers)
-        object.__setattr__(self, "stop", _stops(self.stop))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        stop = list(stop) if isinstance(stop, Set) else stop
+        object.__setattr__(self, "stop", validate.texts("stop", () if stop is None else stop))
         object.__setattr__(self, "stop_tokens", validate.tokens("stop_tokens", self.stop_tokens))
         DraftTemperature(self.sampling.temperature, self.draft_temperature)
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
@@ -164,10 +166,3 @@ class CheckedOptions:
             )
         made = [_GRAMMARS[name](getattr(self, name)) for name in given]
         object.__setattr__(self, "constraint_grammar", made[0] if made else None)
-
-
-def _stops(value: object) -> tuple[str, ...]:
-    """One text, a collection of texts, or None."""
-    if value is None or isinstance(value, str):
-        return () if value is None else (value,)
-    return validate.texts("stop", list(value) if isinstance(value, Set) else value)
