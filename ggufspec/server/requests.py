@@ -10,8 +10,15 @@ from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
 from ggufspec.server.chat import AnswerPlan, plan_answer, tools_of
 from ggufspec.server.events import ParsedRequest
+from ggufspec.server.formats.values import sent_arguments
 from ggufspec.server.options import ServerOptions
-from ggufspec.server.schema import ChatRequest, CompletionRequest, GenerationBody, PredictRequest
+from ggufspec.server.schema import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    GenerationBody,
+    PredictRequest,
+)
 
 # Fields with the name and the meaning of an option of the engine.
 _OPTIONS = (
@@ -100,11 +107,23 @@ def _chat_prompt(
     if body.top_logprobs and not body.logprobs:
         raise OptionError("top_logprobs needs 'logprobs': true")
     return engine.render(
-        [message.model_dump(exclude_none=True) for message in body.messages],
+        [_for_template(message) for message in body.messages],
         tools=tools,
         variables=variables_of(body),
         continue_final_message=continues_final_message(body),
     )
+
+
+def _for_template(message: ChatMessage) -> dict[str, Any]:
+    made = message.model_dump(exclude_none=True)
+    if called := made.pop("function_call", None):
+        made["tool_calls"] = [{"id": called["name"], "type": "function", "function": called}]
+    for call in made.get("tool_calls", ()):
+        if isinstance(arguments := call["function"]["arguments"], str):
+            call["function"]["arguments"] = sent_arguments(arguments)
+    if message.role == "function":
+        made |= {"role": "tool", "tool_call_id": made.get("name", "")}
+    return {"content": "", **made} if made["role"] == "tool" else made
 
 
 def variables_of(body: ChatRequest) -> dict[str, Any]:

@@ -187,11 +187,11 @@ class TextPart(_Body):
 
 
 class CalledFunction(_Body):
-    """The name of a called function, and its arguments as JSON text."""
+    """The name of a called function, and its arguments."""
 
     kinds = ("calls",)
     name: str
-    arguments: str
+    arguments: str | dict[str, Any] = Field("", description="Any text; usually that of an object.")
 
 
 class ToolCall(_Body):
@@ -207,9 +207,10 @@ class ChatMessage(_Body):
     """One message of a conversation."""
 
     kinds = ("messages",)
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[TextPart] | None = Field(None, validate_default=True)
     tool_calls: list[ToolCall] | None = None
+    function_call: CalledFunction | None = Field(None, description="As one of tool_calls.")
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
@@ -217,8 +218,10 @@ class ChatMessage(_Body):
     @field_validator("content")
     @classmethod
     def _may_be_null(cls, content: object, info: ValidationInfo) -> object:
-        if content is None and info.data.get("role") not in ("assistant", None):
-            raise PydanticCustomError("no_content", "only the assistant's can be null; send a text")
+        if content is None and info.data.get("role") in ("system", "developer", "user"):
+            raise PydanticCustomError(
+                "no_content", "only the assistant's and a tool's can be null; send a text"
+            )
         return content
 
     @property

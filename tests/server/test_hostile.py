@@ -113,11 +113,11 @@ WRONG_CHATS: dict[str, dict[str, Any]] = {
     "an image": {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
     },
-    "arguments that are no JSON": {
+    "arguments that are a list": {
         "messages": [
             {
                 "role": "assistant",
-                "tool_calls": [{"function": {"name": "f", "arguments": "{"}}],
+                "tool_calls": [{"function": {"name": "f", "arguments": []}}],
             }
         ]
     },

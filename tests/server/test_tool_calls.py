@@ -142,11 +142,64 @@ def test_a_required_call_is_one_unless_several_are_asked_for(chat_pair: Engine) 
 
 
 def test_a_text_that_was_cut_off_in_a_call_says_so(caller: Live) -> None:
-    asked = {"messages": TURN, "tools": TOOLS, "temperature": 0, "max_tokens": len(TEXT) - 14}
+    asked = {"messages": TURN, "tools": TOOLS, "temperature": 0, "max_tokens": len(TEXT) - 20}
     (choice,) = caller.ok("/v1/chat/completions", **asked)["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "length"
-    assert '{"x": [1, 2]}'.startswith(call["function"]["arguments"])
+    assert '{"x": [1, 2]'.startswith(call["function"]["arguments"])
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+    messages = [*TURN, choice["message"], result]
+    caller.ok("/v1/chat/completions", messages=messages, tools=TOOLS, max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        ('{"x": [1, 2', {"x": [1, 2]}),
+        ('{"x": "a, [b', {"x": "a, [b"}),
+        (r'{"x": "a\"b\u00', {"x": 'a"b'}),
+        (r'{"x": 1, "y": "\ud83d', {"x": 1}),
+        ('{"x": {"y": [1, tru', {"x": {"y": [1]}}),
+        ('{"x": 1, "y', {"x": 1}),
+        ("{", {}),
+        ("", {}),
+        ("null", {}),
+        ("[1]", {"arguments": "[1]"}),
+        ("over there", {"arguments": "over there"}),
+        ({"x": 1}, {"x": 1}),
+    ],
+)
+def test_arguments_that_come_back_may_be_any_text(
+    caller: Live, chat_pair: Engine, sent: object, shown: dict[str, Any]
+) -> None:
+    def messages(arguments: object, content: str | None) -> list[Any]:
+        call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": arguments}}
+        return [
+            *TURN,
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": content},
+        ]
+
+    asked = {"tools": TOOLS, "max_tokens": 1}
+    body = caller.ok("/v1/chat/completions", messages=messages(sent, None), **asked)
+    wanted = chat_pair.render(messages(shown, ""), TEMPLATE, tools=TOOLS)
+    assert body["usage"]["prompt_tokens"] == len(wanted)
+
+
+def test_a_function_of_old_is_shown_as_a_tool(caller: Live, chat_pair: Engine) -> None:
+    called = {"name": "add", "arguments": '{"x": 1}'}
+    old = [
+        {"role": "assistant", "content": None, "function_call": called},
+        {"role": "function", "name": "add", "content": "3"},
+    ]
+    new = [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "add", "function": called}]},
+        {"role": "tool", "tool_call_id": "add", "content": "3"},
+    ]
+    asked = {"tools": TOOLS, "max_tokens": 1}
+    body = caller.ok("/v1/chat/completions", messages=[*TURN, *old], **asked)
+    wanted = chat_pair.render([*TURN, *new], TEMPLATE, tools=TOOLS)
+    assert body["usage"]["prompt_tokens"] == len(wanted)
 
 
 THINKING = tiny.CHATML.replace("<|im_start|>assistant\n", "<|im_start|>assistant\n<think>\n")

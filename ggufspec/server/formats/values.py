@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ggufspec.server.formats.reader import decoded
@@ -108,3 +108,44 @@ def object_text(text: str) -> str:
         inside = decoded(text[1:-1])
         return inside if inside.lstrip().startswith("{") else "{}"
     return text if text.startswith("{") else "{}"
+
+
+_STRINGS_AND_MARKS = re.compile(r'"(?:[^"\\]|\\(?:u[0-9a-fA-F]{4}|[^u]))*("?)|[][{},]')
+
+
+def sent_arguments(text: str) -> str:
+    """The arguments of an earlier call as JSON text of an object, for chat templates.
+
+    Those that were cut off are closed; what is no object is the value of one.
+    """
+    if text.strip() in ("", "null"):
+        return "{}"
+    for found in (text, *_closed(text)):
+        try:
+            json.dumps(value := json.loads(found), ensure_ascii=False).encode()
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            return found
+    return json_text({"arguments": text})
+
+
+def _closed(text: str) -> Iterator[str]:
+    """JSON that was cut off, with the ends that it lacks: at its end, and after its last value."""
+    closers: list[str] = []
+    end, cut, quote = len(text), 0, ""
+    for found in _STRINGS_AND_MARKS.finditer(text):
+        mark = found[0]
+        if mark[0] == '"':
+            if not found[1]:
+                end, quote = found.end(), '"'
+                break
+            continue
+        if mark in "{[":
+            closers.append("}" if mark == "{" else "]")
+        elif mark != "," and closers:
+            closers.pop()
+        cut = found.start() if mark == "," else found.end()
+    ends = "".join(reversed(closers))
+    yield text[:end] + quote + ends
+    yield text[:cut] + ends
