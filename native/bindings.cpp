@@ -195,7 +195,7 @@ struct Rows {
     // Before sampling where the rows are those of logits in place.
     float gap(size_t i) const {
         const auto & row = at(i);
-        return i < n_in_place ? ggufspec::gap_of(logits.data() + i * n_vocab, n_vocab) : row.gap();
+        return i < n_in_place ? ggufspec::kernels.gap_of(logits.data() + i * n_vocab, n_vocab) : row.gap();
     }
 };
 
@@ -437,6 +437,7 @@ ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
 
 NB_MODULE(_native, m) {
     m.doc() = "Sampling, verification, draft length, n-grams and batches.";
+    m.attr("instructions") = ggufspec::kernels.instructions;  // that the loops over rows use: see kernels.h
     nb::class_<ggufspec::Sampling>(m, "Sampling", "How logits become a distribution.")
         .def("__init__", &make_sampling, nb::kw_only(), "samplers"_a, "temperature"_a, "top_k"_a, "top_p"_a, "min_p"_a,
              "typical_p"_a, "top_n_sigma"_a, "penalty_last_n"_a, "repeat_penalty"_a, "frequency_penalty"_a,
@@ -464,7 +465,9 @@ NB_MODULE(_native, m) {
             [](Rows & self, ConstMatrix logits, const ggufspec::Sampling & sampling, TokenRow tokens, const std::optional<ConstMasks> & masks,
                ggufspec::LengthRule & length_rule, double uniform) -> int32_t {
                 self.add(logits, sampling, tokens, {}, {}, masks, true);
-                if (length_rule.should_draw(ggufspec::gap_of(logits.data(), logits.shape(1)))) return self.rows[self.n - 1].pick(uniform);
+                if (length_rule.should_draw(ggufspec::kernels.gap_of(logits.data(), logits.shape(1)))) {
+                    return self.rows[self.n - 1].pick(uniform);
+                }
                 self.decline();
                 return -1;
             },
@@ -551,7 +554,7 @@ NB_MODULE(_native, m) {
         .def("pick", [](const Rows & self, size_t i, double uniform) { return self.at(i).pick(uniform); }, "i"_a, "uniform"_a,
              "Draw a token from row i with a uniform in [0, 1); -1 if the constraint allows none.");
     m.def(
-        "gap_of", [](ConstMatrix logits) { return ggufspec::gap_of(logits.data(), logits.shape(1)); }, "logits"_a.noconvert(),
+        "gap_of", [](ConstMatrix logits) { return ggufspec::kernels.gap_of(logits.data(), logits.shape(1)); }, "logits"_a.noconvert(),
         "By how much the largest of the first row of logits exceeds the second largest.");
     m.def("rows_at", &rows_at, nb::rv_policy::reference, "address"_a, "n_rows"_a, "n_vocab"_a,
           "Rows of floats (n_rows, n_vocab) in place: valid as long as the memory there is.");

@@ -1,17 +1,14 @@
 #include "kernels.h"
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <numeric>
 
-// One build runs everywhere: where the compiler can, each loop exists once for every width of vectors, and the
-// processor chooses when the extension is loaded (CMakeLists.txt tries whether it can).
-#ifdef GGUFSPEC_CLONES
-#define GGUFSPEC_WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define GGUFSPEC_WIDE
+// This file is compiled once for each instruction set (CMakeLists.txt), and dispatch.cpp chooses. It calls no inline
+// function of the standard library: the linker would keep one copy of it, which might be the one for other processors.
+#ifndef GGUFSPEC_KERNELS
+#define GGUFSPEC_KERNELS baseline
+#define GGUFSPEC_INSTRUCTIONS "baseline"
 #endif
 #ifdef __GNUC__
 #define GGUFSPEC_INLINE inline __attribute__((always_inline))
@@ -63,12 +60,11 @@ GGUFSPEC_INLINE double sum_over(size_t begin, size_t end, const Value & value) {
     }
     double sum = 0;
     for (; i < end; i++) sum += value(i);
-    return std::accumulate(lanes, lanes + kLanes, sum);
+    for (const float lane : lanes) sum += lane;
+    return sum;
 }
 
-}  // namespace
-
-GGUFSPEC_WIDE int32_t only_index_of(const float * values, size_t n, float value) {
+int32_t only_index_of(const float * values, size_t n, float value) {
     const int32_t end = int32_t(n);
     int32_t n_found = 0, index = 0;
     for (int32_t i = 0; i < end; i++) {
@@ -78,7 +74,7 @@ GGUFSPEC_WIDE int32_t only_index_of(const float * values, size_t n, float value)
     return n_found == 1 ? index : -1;
 }
 
-GGUFSPEC_WIDE float largest_of(const float * values, size_t n) {
+float largest_of(const float * values, size_t n) {
     float lanes[kLanes];
     for (size_t lane = 0; lane < kLanes; lane++) lanes[lane] = kNever;
     size_t i = 0;
@@ -96,7 +92,7 @@ GGUFSPEC_WIDE float largest_of(const float * values, size_t n) {
     return lanes[0];
 }
 
-GGUFSPEC_WIDE float gap_of(const float * values, size_t n) {
+float gap_of(const float * values, size_t n) {
     float first[kLanes], second[kLanes];
     for (size_t lane = 0; lane < kLanes; lane++) first[lane] = second[lane] = kNever;
     size_t i = 0;
@@ -120,11 +116,11 @@ GGUFSPEC_WIDE float gap_of(const float * values, size_t n) {
     return next > kNever ? largest - next : -kNever;
 }
 
-GGUFSPEC_WIDE void largest_of_lanes(const float * values, size_t n, size_t depth, float * largest) {
+void largest_of_lanes(const float * values, size_t n, size_t depth, float * largest) {
     for (size_t begin = 0; begin < n; begin += kLanes * depth, largest += kLanes) {
         float lanes[kLanes];
         for (size_t lane = 0; lane < kLanes; lane++) lanes[lane] = kNever;
-        const size_t end = std::min(n, begin + kLanes * depth);
+        const size_t end = begin + kLanes * depth < n ? begin + kLanes * depth : n;
         size_t i = begin;
         for (; i + kLanes <= end; i += kLanes) {
             for (size_t lane = 0; lane < kLanes; lane++) {
@@ -136,32 +132,40 @@ GGUFSPEC_WIDE void largest_of_lanes(const float * values, size_t n, size_t depth
     }
 }
 
-GGUFSPEC_WIDE double weight_of(const Softmax & row, size_t begin, size_t end) {
+double weight_of(const Softmax & row, size_t begin, size_t end) {
     const Softmax bare{row.logits, row.largest, row.rate, 1.0f};
     return row.scale * sum_over(begin, end, [&bare](size_t i) { return prob_of(bare, i); });
 }
 
-GGUFSPEC_WIDE void weights_of(const Softmax & row, size_t begin, size_t end, float * weights) {
+void weights_of(const Softmax & row, size_t begin, size_t end, float * weights) {
     const Softmax copy = row;
     for (size_t i = begin; i < end; i++) weights[i - begin] = prob_of(copy, i);
 }
 
-GGUFSPEC_WIDE double overlap_of(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end) {
+double overlap_of(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end) {
     const Softmax a{target.logits, target.largest, target.rate, factor * target.scale}, b = draft;
     return sum_over(begin, end, [&a, &b](size_t i) { return least(prob_of(a, i), prob_of(b, i)); });
 }
 
-GGUFSPEC_WIDE double excess_of(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end) {
+double excess_of(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end) {
     const Softmax a{target.logits, target.largest, target.rate, factor * target.scale}, b = draft;
     return sum_over(begin, end, [&a, &b](size_t i) { return excess(prob_of(a, i), prob_of(b, i)); });
 }
 
-GGUFSPEC_WIDE double second_of(const Softmax & target, float a, const Softmax & draft, float b, size_t n) {
+double second_of(const Softmax & target, float a, const Softmax & draft, float b, size_t n) {
     const Softmax p = target, q = draft;
     return sum_over(0, n, [&p, &q, a, b](size_t i) {
         const float drafted = prob_of(q, i);
         return least(excess(prob_of(p, i), drafted) * a, drafted * b);
     });
 }
+
+}  // namespace
+
+extern const Kernels GGUFSPEC_KERNELS;
+const Kernels GGUFSPEC_KERNELS = {
+    GGUFSPEC_INSTRUCTIONS, largest_of, only_index_of, gap_of,    largest_of_lanes,
+    weight_of,             weights_of, overlap_of,    excess_of, second_of,
+};
 
 }  // namespace ggufspec

@@ -14,33 +14,42 @@ struct Softmax {
     float scale;
 };
 
-// The largest value, NaN ignored; -infinity if there is none.
-float largest_of(const float * values, size_t n);
-
-// The index of the only occurrence of `value`; -1 if there are more, or none.
-int32_t only_index_of(const float * values, size_t n, float value);
-
-// By how much the largest value exceeds the second largest; infinity where there is no second.
-float gap_of(const float * values, size_t n);
-
-// The row cut into pieces of kLanes * depth values, the last filled up with -infinity: of each piece, the largest value
-// of each lane. Lane j of piece i has the values i * kLanes * depth + j, and on in steps of kLanes.
 constexpr size_t kLanes = 64;
-void largest_of_lanes(const float * values, size_t n, size_t depth, float * largest);
 
-// The sum of p over the tokens from `begin` to `end`. A NaN or -infinity has no weight.
-double weight_of(const Softmax & row, size_t begin, size_t end);
+// The loops, compiled for the vectors of one instruction set.
+struct Kernels {
+    const char * instructions;
 
-// p of the tokens from `begin` to `end`.
-void weights_of(const Softmax & row, size_t begin, size_t end, float * weights);
+    // The largest value, NaN ignored; -infinity if there is none.
+    float (*largest_of)(const float * values, size_t n);
 
-// The sum of min(factor * target, draft) over the tokens from `begin` to `end`.
-double overlap_of(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end);
+    // The index of the only occurrence of `value`; -1 if there are more, or none.
+    int32_t (*only_index_of)(const float * values, size_t n, float value);
 
-// The sum of max(factor * target - draft, 0) over the tokens from `begin` to `end`.
-double excess_of(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end);
+    // By how much the largest value exceeds the second largest; infinity where there is no second.
+    float (*gap_of)(const float * values, size_t n);
 
-// The sum of min(max(target - draft, 0) * a, draft * b) over the tokens up to `n`.
-double second_of(const Softmax & target, float a, const Softmax & draft, float b, size_t n);
+    // The row cut into pieces of kLanes * depth values, the last filled up with -infinity: of each piece, the largest
+    // value of each lane. Lane j of piece i has the values i * kLanes * depth + j, and on in steps of kLanes.
+    void (*largest_of_lanes)(const float * values, size_t n, size_t depth, float * largest);
+
+    // The sum of p over the tokens from `begin` to `end`. A NaN or -infinity has no weight.
+    double (*weight_of)(const Softmax & row, size_t begin, size_t end);
+
+    // p of the tokens from `begin` to `end`.
+    void (*weights_of)(const Softmax & row, size_t begin, size_t end, float * weights);
+
+    // The sum of min(factor * target, draft) over the tokens from `begin` to `end`.
+    double (*overlap_of)(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end);
+
+    // The sum of max(factor * target - draft, 0) over the tokens from `begin` to `end`.
+    double (*excess_of)(const Softmax & target, float factor, const Softmax & draft, size_t begin, size_t end);
+
+    // The sum of min(max(target - draft, 0) * a, draft * b) over the tokens up to `n`.
+    double (*second_of)(const Softmax & target, float a, const Softmax & draft, float b, size_t n);
+};
+
+// The fastest that this processor has. The environment variable GGUFSPEC_INSTRUCTIONS names another one, for tests.
+extern const Kernels & kernels;
 
 }  // namespace ggufspec

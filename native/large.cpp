@@ -11,14 +11,14 @@ void Lanes::read(const float * row, size_t n, size_t depth) {
     n_ = n;
     depth_ = depth;
     largest_.resize((n + kLanes * depth - 1) / (kLanes * depth) * kLanes);
-    largest_of_lanes(row, n, depth, largest_.data());
+    kernels.largest_of_lanes(row, n, depth, largest_.data());
 }
 
 void Large::read(const float * row, size_t n) {
     row_ = row;
     lower_.read(row, n, std::clamp<size_t>(n / 4096, 1, 16));
     upper_.read(lower_.largest().data(), lower_.largest().size(), 32);
-    largest_ = largest_of(upper_.largest().data(), upper_.largest().size());
+    largest_ = kernels.largest_of(upper_.largest().data(), upper_.largest().size());
 }
 
 float Large::reached_by(size_t k) {

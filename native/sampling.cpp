@@ -222,9 +222,9 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
     samplers.erase(samplers.begin(), truncation);
     if (temperature < kColdest && !keep && std::all_of(samplers.begin(), samplers.end(), keeps_largest)) {
         // Greedy: without a tie, the largest logit is all that matters. Rows to keep may get another temperature later.
-        largest_ = largest_of(row_, n_vocab);
+        largest_ = kernels.largest_of(row_, n_vocab);
         if (!std::isfinite(largest_)) return false;
-        likeliest_ = only_index_of(row_, n_vocab, largest_);
+        likeliest_ = kernels.only_index_of(row_, n_vocab, largest_);
         is_list_ = false;
         is_certain_ = true;
         if (likeliest_ >= 0) return true;
@@ -232,7 +232,7 @@ bool Row::set(const float * logits, size_t n_vocab, const Sampling & sampling, c
     const Job job{row_, n_vocab, sampling, samplers, text, temperature < kColdest};
     const bool is_fast = !samplers.empty() && job.starts_fast();
     if (is_fast) large.read(row_, n_vocab);
-    largest_ = is_fast ? large.largest() : largest_of(row_, n_vocab);
+    largest_ = is_fast ? large.largest() : kernels.largest_of(row_, n_vocab);
     if (!std::isfinite(largest_)) return false;
 
     if (!samplers.empty()) {
@@ -315,7 +315,7 @@ void Row::set_rate(float rate) {
     blocks_.clear();
     double sum = 0;
     for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
-        blocks_.push_back(weight_of(softmax_, begin, std::min(n_vocab_, begin + kBlock)));
+        blocks_.push_back(kernels.weight_of(softmax_, begin, std::min(n_vocab_, begin + kBlock)));
         sum += blocks_.back();
     }
     softmax_.scale = static_cast<float>(1 / sum);
@@ -395,7 +395,7 @@ bool Row::set_without(const Row & other, int32_t token) {
         return set_plain(left, sum);
     }
     if (row_ != own_.data()) keep_row(row_);
-    const float logit = std::exchange(own_[token], kNever), largest = largest_of(row_, n_vocab_);
+    const float logit = std::exchange(own_[token], kNever), largest = kernels.largest_of(row_, n_vocab_);
     if (!std::isfinite(largest)) {
         own_[token] = logit;
         return false;
@@ -407,8 +407,8 @@ bool Row::set_without(const Row & other, int32_t token) {
 }
 
 float Row::gap() const {
-    if (is_list_) return gap_of(logits_.data(), logits_.size());
-    return row_ ? gap_of(row_, n_vocab_) : -kNever;
+    if (is_list_) return kernels.gap_of(logits_.data(), logits_.size());
+    return row_ ? kernels.gap_of(row_, n_vocab_) : -kNever;
 }
 
 float Row::of(int32_t token) const {
@@ -437,10 +437,10 @@ float Row::gap_without(int32_t token) const {
         largest = std::max(largest, logit);
     };
     const auto add_all = [&](const float * begin, const float * end) {
-        const float first = largest_of(begin, end - begin);
+        const float first = kernels.largest_of(begin, end - begin);
         if (!(first > kNever)) return;
         add(first);
-        add(first - gap_of(begin, end - begin));
+        add(first - kernels.gap_of(begin, end - begin));
     };
     if (is_list_) {
         for (size_t i = 0; i < tokens_.size(); i++) {
@@ -487,12 +487,12 @@ double Row::overlap(float factor, const Row & draft) const {
         for (size_t i = 0; i < draft.tokens_.size(); i++) sum += std::min(factor * of(draft.tokens_[i]), draft.probs_[i]);
         return sum;
     }
-    if (!is_plain_) return overlap_of(softmax_, factor, draft.softmax_, 0, n_vocab_);
+    if (!is_plain_) return kernels.overlap_of(softmax_, factor, draft.softmax_, 0, n_vocab_);
     float targets[kBlock], drafts[kBlock];
     for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
         const size_t n = std::min(n_vocab_ - begin, kBlock);
         weights(begin, begin + n, targets);
-        weights_of(draft.softmax_, begin, begin + n, drafts);
+        kernels.weights_of(draft.softmax_, begin, begin + n, drafts);
         for (size_t i = 0; i < n; i++) targets[i] = std::min(factor * targets[i], drafts[i]);
         sum += sum_of(targets, n);
     }
@@ -500,7 +500,7 @@ double Row::overlap(float factor, const Row & draft) const {
 }
 
 void Row::weights(size_t begin, size_t end, float * out) const {
-    if (!is_plain_) return weights_of(softmax_, begin, end, out);
+    if (!is_plain_) return kernels.weights_of(softmax_, begin, end, out);
     for (size_t i = begin; i < end; i++) out[i - begin] = own_[i] * softmax_.scale;
 }
 
@@ -508,7 +508,7 @@ void Row::excess(size_t begin, size_t end, float factor, const Row & draft, floa
     weights(begin, end, left);
     float drafted[kBlock];
     if (!draft.is_certain_ && !draft.is_list_) {
-        weights_of(draft.softmax_, begin, end, drafted);
+        kernels.weights_of(draft.softmax_, begin, end, drafted);
     } else {
         std::fill(drafted, drafted + (end - begin), 0.0f);
         const auto put = [&](size_t token, float prob) {
@@ -535,7 +535,7 @@ int32_t Row::pick_excess(float factor, const Row & draft, double uniform) const 
     for (size_t begin = 0; begin < n_vocab_; begin += kBlock) {
         const size_t end = std::min(n_vocab_, begin + kBlock);
         if (both) {
-            sums.push_back(excess_of(softmax_, factor, draft.softmax_, begin, end));
+            sums.push_back(kernels.excess_of(softmax_, factor, draft.softmax_, begin, end));
         } else {
             float weights[kBlock];
             excess(begin, end, factor, draft, weights);
@@ -617,7 +617,7 @@ double Row::second_overlap(const Row & draft, int32_t rejected) const {
     if (!(excess > 0 && rest > 0)) return 0;
     if (!is_list_ && !draft.is_list_) {
         const auto a = static_cast<float>(1 / excess), b = static_cast<float>(1 / rest);
-        return std::min(second_of(softmax_, a, draft.softmax_, b, n_vocab_), 1.0);
+        return std::min(kernels.second_of(softmax_, a, draft.softmax_, b, n_vocab_), 1.0);
     }
     double sum = 0;  // the rejected token adds nothing: the draft has more of it
     const Row & list = draft.is_list_ ? draft : *this;
