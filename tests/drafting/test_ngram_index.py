@@ -214,13 +214,13 @@ def test_a_text_that_grew_is_indexed_as_one_read_at_once() -> None:
 def test_a_long_text_costs_little(period: int) -> None:
     text = array("i", [i % period for i in range(32_768)])
     ngrams = index()
-    start = time.perf_counter()
+    start = time.thread_time()
     ngrams.update(text)
     for i in range(100):
         text.append(i % period)
         assert ngrams.update(text) == len(text) - 1
         ngrams.predict(8)
-    assert time.perf_counter() - start < 1.0  # some 0.01, but for what others do on the machine
+    assert time.thread_time() - start < 1.0  # some 0.01
     assert ngrams.n_examined <= 100 * SOURCES_MOST * 5
 
 

@@ -304,11 +304,11 @@ def test_many_names_of_special_tokens_take_little_time(load: Load, kind: str) ->
     ]
     found = vocab.tokenize("".join(lines), add_special=True, parse_special=True)
     assert found == [token for tokens in alone for token in tokens]
-    began = time.monotonic()
+    began = time.thread_time()
     assert (
         len(vocab.tokenize("<|im_end|>" * 60_000, add_special=False, parse_special=True)) == 60_000
     )
-    assert time.monotonic() - began < 3
+    assert time.thread_time() - began < 3
 
 
 def test_a_vocabulary_that_adds_a_token_it_does_not_have_is_refused(load: Load) -> None:

@@ -168,6 +168,6 @@ def test_a_busy_server_times_out(byte: bytes, listens: Callable[[Answer], Addres
     started = monotonic()
     with pytest.raises(RpcError, match=r"did not answer within 0.2 s.*one process at a time"):
         greet(listens(answer), seconds=0.2)
-    assert monotonic() - started < 1
+    assert monotonic() - started < 4, "less than without `seconds`"
     over.set()
     sleep(0.06)
