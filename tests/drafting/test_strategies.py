@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tiny
 from fakes import FakeSession, hashed_logits, scripted_logits, speculated
+from greedy import assert_same
 
 import ggufspec
 from ggufspec.decoding import verify
@@ -183,8 +184,7 @@ def test_auto_is_what_an_engine_does(with_draft: bool, tmp_path: Path) -> None:
         assert done.stats.n_rounds_without_draft <= done.stats.n_rounds
         if with_draft:
             assert done.stats.n_drafted > 0
-    same = sum(a == b for a, b in zip(plain.tokens, done.tokens, strict=True))
-    assert same > 20  # batches of other sizes round differently: a near-tie may part them
+        assert_same(engine, "hello", done.tokens, plain.tokens)
 
 
 def test_a_grammar_holds_with_every_strategy(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
+from greedy import assert_same
 
 import ggufspec
 from ggufspec.decoding import verify
@@ -156,7 +157,8 @@ def test_greedy_text_under_a_constraint_is_that_of_plain_decoding(
 ) -> None:
     options: GenerateOptions = {"temperature": 0.0, "json_schema": PERSON, "max_tokens": 100}
     plain = pair.generate("The count is", drafter="none", **options)
-    assert pair.generate("The count is", drafter=drafter, **options).tokens == plain.tokens
+    done = pair.generate("The count is", drafter=drafter, **options)
+    assert_same(pair, "The count is", done.tokens, plain.tokens, **options)
 
 
 def test_the_next_text_starts_at_the_beginning_of_its_grammar(pair: Engine) -> None:
