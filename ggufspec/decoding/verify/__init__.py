@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from types import ModuleType
 
 from ggufspec.decoding.types import Verify
@@ -20,7 +21,7 @@ def names() -> list[str]:
 def known(name: str) -> str:
     """The name of a rule; of "block", that is "traversal". Raises OptionError if there is none."""
     found = _OTHER_NAMES.get(name, name)
-    if found not in names():
+    if f"{__name__}.{found}" not in sys.modules and found not in names():  # names() takes 0.1 ms
         raise OptionError(
             f"there is no verification rule {name!r}; choose from {', '.join(names())}"
         )
