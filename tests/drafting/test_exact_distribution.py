@@ -167,7 +167,6 @@ class Choices:
             self._planned = [taken for taken, _ in self._taken[:-1]] + [after]
 
     def choose(self, probs: Sequence[float]) -> int:
-        probs = list(map(float, probs))
         n = len(self._taken)
         first = next(i for i, p in enumerate(probs) if p > 0)
         taken = self._planned[n] if n < len(self._planned) else first
@@ -197,7 +196,7 @@ class DraftUniforms:
         probs = tempered(
             sampled(self.case, self.logits or DRAFT, text, self.top_k), self.temperature
         )
-        token = self.choices.choose(probs)
+        token = self.choices.choose(probs.tolist())
         self.drawn.append(token)
         return float(probs[:token].sum() + probs[token] / 2)
 
@@ -207,29 +206,43 @@ def tempered(probs: np.ndarray, temperature: float) -> np.ndarray:
     return weights / weights.sum()
 
 
+# What a rule may answer, and how probable that is, by all that it is given: most drafts come again.
+ANSWERS: dict[tuple[object, ...], tuple[list[Verdict], list[float]]] = {}
+
+
 def judged(name: str, choices: Choices) -> Verify:
     """Any verdict of a rule, by its twin; the rule itself gives it for the right uniforms."""
 
     def rule(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> Verdict:
-        tokens = list(draft.tokens)
-        target = np.asarray(target_probs).astype(float)
-        probs = None if draft.probs is None else np.asarray(draft.probs).astype(float)
-        twin = TWINS[name](tokens, probs, target)
-        outcomes, weights = [], []
-        for n, chance in enumerate(twin.reached()):
-            for token, q in enumerate(twin.rests[n]):
-                outcomes.append(Verdict(n, token))
-                weights.append(chance * q)
-            if chance > 0 and not twin.rests[n].any():  # behind the end of a text
-                outcomes.append(Verdict(n, -1))
-                weights.append(chance)
-        found = outcomes[choices.choose(weights)]
-        passing = uniforms_for(name, twin, tokens, target, found)
-        if passing is not None:
-            assert verify.rule(name)(draft, target_probs, passing) == found
-        return found
+        target = np.asarray(target_probs)
+        probs = None if draft.probs is None else np.asarray(draft.probs)
+        key = (name, *draft.tokens, target.tobytes(), None if probs is None else probs.tobytes())
+        if key not in ANSWERS:
+            ANSWERS[key] = answers(name, draft, target_probs)
+        verdicts, weights = ANSWERS[key]
+        return verdicts[choices.choose(weights)]
 
     return rule
+
+
+def answers(name: str, draft: Draft, target_probs: Probs) -> tuple[list[Verdict], list[float]]:
+    """All verdicts and their weights; the rule gives each that is possible."""
+    tokens = list(draft.tokens)
+    target = np.asarray(target_probs).astype(float)
+    probs = None if draft.probs is None else np.asarray(draft.probs).astype(float)
+    twin = TWINS[name](tokens, probs, target)
+    verdicts, weights = [], []
+    for n, chance in enumerate(twin.reached()):
+        for token, q in enumerate(twin.rests[n]):
+            verdicts.append(Verdict(n, token))
+            weights.append(float(chance * q))
+        if chance > 0 and not twin.rests[n].any():  # behind the end of a text
+            verdicts.append(Verdict(n, -1))
+            weights.append(float(chance))
+    for verdict, weight in zip(verdicts, weights, strict=True):
+        if weight > 0 and (passing := uniforms_for(name, twin, tokens, target, verdict)):
+            assert verify.rule(name)(draft, target_probs, passing) == verdict
+    return verdicts, weights
 
 
 def uniforms_for(
