@@ -56,7 +56,7 @@ class AuditOptions:
 
     @property
     def is_greedy(self) -> bool:
-        return self.options.get("temperature", defaults.TEMPERATURE) == 0
+        return CheckedOptions.of(self.options).sampling.effective_temperature == 0
 
 
 @dataclass(frozen=True)

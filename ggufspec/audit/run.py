@@ -29,6 +29,7 @@ from ggufspec.audit.report import (
     Sequences,
 )
 from ggufspec.audit.statistics import Floats, Test
+from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.toml import read_toml
 from ggufspec.decoding import verify as rules
@@ -210,6 +211,7 @@ class _Audit:
         }
         if greedy:
             options["temperature"] = 0.0
+            options["samplers"] = (*options.get("samplers", defaults.SAMPLERS), "temperature")
         stream = self._engine.stream(prompt, **options)
         for _ in stream:
             pass

@@ -62,6 +62,11 @@ class Contender:
     def temperature(self) -> float:
         return float(self.options.get("temperature", 0.0))
 
+    @property
+    def is_greedy(self) -> bool:
+        samplers = self.options.get("samplers") or ("temperature",)
+        return self.temperature == 0 and "temperature" in samplers
+
 
 @dataclass(frozen=True)
 class RoundTiming:

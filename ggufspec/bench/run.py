@@ -277,7 +277,7 @@ def divergences(
     by_name = {each.name: each for each in experiment.contenders}
     found: list[FirstDifference] = []
     for contender in experiment.contenders:
-        if contender.baseline is None or contender.temperature > 0:
+        if contender.baseline is None or not contender.is_greedy:
             continue
         plain = by_name[contender.baseline].options
         options = CheckedOptions.of({"ignore_eos": experiment.ignore_eos, **plain})  # type: ignore[typeddict-item]

@@ -191,7 +191,7 @@ def warnings_of(results: BenchResults, n_missing: int | None = None) -> list[str
 def _divergence_warnings(results: BenchResults) -> list[str]:
     found = []
     for contender in results.contenders:
-        if contender.baseline is None or contender.temperature > 0:
+        if contender.baseline is None or not contender.is_greedy:
             continue
         pairs = [  # whose tokens are known
             pair

@@ -68,6 +68,15 @@ def test_the_same_seed_makes_the_same_report(pair: Engine) -> None:
     assert fresh.settings.seed is not None
 
 
+def test_texts_are_greedy_where_the_temperature_is_and_where_no_sampler_reads_it(
+    pair: Engine,
+) -> None:
+    drawn: GenerateOptions = {"temperature": 0.0, "samplers": ("top_k",)}
+    report = audit(pair, PROMPTS, replace(SMALL, options=drawn))
+    assert report.sequences is not None
+    assert report.greedy.divergences == ()
+
+
 def test_at_temperature_0_only_greedy_texts_are_compared(pair: Engine) -> None:
     report = audit(pair, PROMPTS, replace(SMALL, options={"temperature": 0.0}))
     assert (report.batch, report.rule, report.sequences) == (None, None, None)
