@@ -10,6 +10,7 @@ from ggufspec.common.limited_process import LimitedProcess, LimitExceededError
 from ggufspec.errors import OptionError
 
 MAX_BYTES = 128 * 1024  # of a source: 1 MB of schema takes seconds to compile
+MAX_GRAMMAR_BYTES = 2 * MAX_BYTES  # it may have the schemas of hundreds of tools
 MAX_SECONDS = 0.7  # to compile one; terminals that each name the next take a minute
 _N_KEPT = 32  # results of the last sources
 
@@ -90,7 +91,8 @@ def _check_size(text: str, what: str) -> None:
         raise OptionError(
             f"the {what} is not valid Unicode at character {error.start}: {error.reason}"
         ) from error
-    if n_bytes > MAX_BYTES:
+    n_most = MAX_GRAMMAR_BYTES if what == "grammar" else MAX_BYTES
+    if n_bytes > n_most:
         raise OptionError(
-            f"the {what} has {n_bytes:,} bytes; it may have {MAX_BYTES:,}. Make it smaller"
+            f"the {what} has {n_bytes:,} bytes; it may have {n_most:,}. Make it smaller"
         )

@@ -37,6 +37,7 @@ _EXACT_FORMATS = {
     "time": ("^.{6}[0-5]",),
 }
 
+_ANNOTATIONS = ("title", "description", "default", "examples", "$comment")  # have no effect
 _MAX_BOUND = 2**53 - 1
 _BOUNDS = {"minimum": -1, "exclusiveMinimum": -1, "maximum": 1, "exclusiveMaximum": 1}
 
@@ -72,7 +73,7 @@ def lark_of_schema(text: str) -> str:
         if unknown:
             complaint = f"{unknown[1]} cannot be guaranteed; leave it out"
         raise OptionError(f"the JSON schema at {at}: {summary(complaint)}")
-    return f"start: %json {json.dumps(made)}"
+    return f"start: %json {json.dumps(made, separators=(',', ':'))}"
 
 
 def _prepared(schema: Any, text: str) -> Any:
@@ -82,6 +83,8 @@ def _prepared(schema: Any, text: str) -> Any:
     parts = dict(_all_parts(schema))
     combined = _combined(schema, list(parts.values()))
     for at, part in parts.items():
+        for name in _ANNOTATIONS:
+            part.pop(name, None)
         if part.get("uniqueItems") is False:  # allows everything, but llguidance refuses it
             del part["uniqueItems"]
         if not _DRAFTS.fullmatch(str(part.get("$schema", ""))):

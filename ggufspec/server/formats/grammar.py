@@ -35,7 +35,7 @@ class GrammarMaker:
         self._ends = [name for name, token in specials.items() if token in ends]
         names = sorted(specials, key=len, reverse=True)
         self._split = re.compile("(" + "|".join(map(re.escape, names)) + ")") if names else None
-        self._rules: list[str] = []
+        self._names: dict[str, str] = {}  # of rules and terminals, by what they match
 
     def grammar(
         self,
@@ -52,17 +52,18 @@ class GrammarMaker:
         is needed. Raises OptionError for parameters whose schema cannot be guaranteed.
         """
         call = self._syntax.call
+        content = ""
         if answer is not None and not is_required:
-            self._add("answer:" + answer.removeprefix("start:"))
+            content = self._rule("answer", answer.removeprefix("start: "))
         if call is None or not tools:
-            return self._whole("answer", reasoning)
+            return self._whole(content, reasoning)
         if NAME in call.opener:
             call = replace(call, opener="", head=call.opener.lstrip() + call.head, joint=None)
         opener, calls = call.opener.lstrip(), self._calls(call, tools, is_parallel)
         if is_required:
             body = f"{self._literal(opener)} {calls}"
-        elif answer is not None:
-            body = f"({self._literal(opener)} {calls} | answer)"
+        elif content:
+            body = f"({self._literal(opener)} {calls} | {content})"
         else:
             body = self._or_content(opener, calls)
         return self._whole(body, reasoning)
@@ -74,23 +75,29 @@ class GrammarMaker:
             if not reasoning.is_open:
                 thought = f"({self._literal(reasoning.begin)} {thought})?"
             start = f"{thought} SPACE? {body}"
-        return "\n".join([f"start: {start}", *self._rules, _TERMINALS])
+        rules = [f"{name}: {body}" for body, name in self._names.items()]
+        return "\n".join([f"start: {start}", *rules, _TERMINALS])
 
     def _calls(
         self, call: CallSyntax, tools: Sequence[Mapping[str, Any]], is_parallel: bool
     ) -> str:
-        alternatives = []
+        alternatives, arguments = [], dict[str, str]()
+        head, middle, tail = call.head, call.middle, call.tail
+        is_shared = NAME not in head + middle + tail  # by all tools, of which there may be hundreds
+        between = self._rule("middle", self._literal(middle)) if is_shared else ""
         for i, tool in enumerate(tools):
             name = tool["function"]["name"]
             schema = tool["function"].get("parameters") or {"type": "object"}
             shown = escaped(name) if call.kind == "json" else name
-            before = self._literal(call.head + shown + call.middle, name)
-            arguments = self._arguments(call, f"args_{i}", schema)
-            self._add(f"call_{i}: {before} {arguments} {self._literal(call.tail, name)}")
-            alternatives.append(f"call_{i}")
-        one = alternatives[0] if len(alternatives) == 1 else "one_call"
-        if len(alternatives) > 1:
-            self._add(f"one_call: {' | '.join(alternatives)}")
+            if (key := json_text(schema)) not in arguments:
+                arguments[key] = self._arguments(call, f"args_{i}", schema)
+            if is_shared:
+                alternatives.append(f"{self._literal(shown)} {between} {arguments[key]}")
+            else:
+                before = self._literal(head + shown + middle, name)
+                alternatives.append(f"{before} {arguments[key]} {self._literal(tail, name)}")
+        before, after = (self._literal(head), self._literal(tail)) if is_shared else ("", "")
+        one = self._rule("one_call", f"{before} ({' | '.join(alternatives)}) {after}")
         closer = call.closer
         closer = closer[: min((at for at in map(closer.find, self._ends) if at >= 0), default=None)]
         joint = call.joint
@@ -108,21 +115,21 @@ class GrammarMaker:
         around = [mark for mark in self._syntax.dropped if mark not in self._ends]
         marks = "".join(f" | {self._literal(mark)}" for mark in around if mark in self._specials)
         if not opener:  # a JSON object
-            self._add("CONTENT: /[^{ \\n](?s:.*)/")
-            return f"({_repeated('CONTENT' + marks)} | {calls})"
+            content = self._rule("CONTENT", "/[^{ \\n](?s:.*)/")
+            return f"({_repeated(content + marks)} | {calls})"
         first = words(opener)[0]
         if self._pieces(first)[0] in self._specials:
             text = _repeated("TEXT" + marks)
             return f"({text} | ({text})? {self._literal(opener)} {calls})"
-        self._add(f"CONTENT: /(?s:.+)/ & ~/(?s:.*){_as_regex(first)}(?s:.*)/")
+        content = self._rule("CONTENT", f"/(?s:.+)/ & ~/(?s:.*){_as_regex(first)}(?s:.*)/")
         before = f"({marks[3:]})* " if marks else ""
         rest = self._literal(opener.removeprefix(first))
-        text = _repeated("CONTENT" + marks)
+        text = _repeated(content + marks)
         return f"({text} | {before}{self._until('OPENER', first)} {rest} {calls})"
 
-    def _add(self, rule: str) -> None:
-        if rule not in self._rules:
-            self._rules.append(rule)
+    def _rule(self, name: str, body: str) -> str:
+        """The name of the rule, or terminal, with this body; the given one if it is new."""
+        return self._names.setdefault(body, name)
 
     def _until(self, name: str, end: str) -> str:
         """A text up to its end, which is included; adds a terminal with this name if it needs one.
@@ -134,8 +141,8 @@ class GrammarMaker:
             return f"TEXT? {self._literal(end.strip())}"
         space = end[: len(end) - len(end.lstrip())]
         inside = _as_regex(space + first)
-        self._add(f"{name}: /(?s:.*){inside}/ & ~/(?s:.*){inside}(?s:.+)/")
-        return f"{name} {self._literal(''.join(rest))}"
+        text = self._rule(name, f"/(?s:.*){inside}/ & ~/(?s:.*){inside}(?s:.+)/")
+        return f"{text} {self._literal(''.join(rest))}"
 
     def _pieces(self, text: str) -> list[str]:
         return [each for each in (self._split.split(text) if self._split else [text]) if each]
@@ -177,14 +184,13 @@ class GrammarMaker:
             before = self._literal(begin)
             if made and gap:
                 before = f"({before} | {self._literal(gap + begin)})"
-            self._add(f"{rule}_{i}_argument: {before} {value}")
-            made.append(f"{rule}_{i}_argument" + ("" if key in names else "?"))
+            argument = self._rule(f"{rule}_{i}_argument", f"{before} {value}")
+            made.append(argument + ("" if key in names else "?"))
         text = " ".join(made)
         return f'"(" {text} ")"' if call.kind == "python" else text
 
     def _json_rule(self, rule: str, schema: Mapping[str, Any]) -> str:
-        self._add(f"{rule}: {of_json_schema(schema).removeprefix('start: ')}")
-        return rule
+        return self._rule(rule, of_json_schema(schema).removeprefix("start: "))
 
     def _tagged(
         self, call: CallSyntax, rule: str, key: str, schema: Mapping[str, Any], types: set[str]
@@ -225,23 +231,18 @@ class GrammarMaker:
                 separator = '","? ' if made else ""
                 argument = f"{separator}{_quoted(key + ':')} {value}"
                 made.append(argument if key in names else f"({argument})?")
-            self._add(f'{rule}: "{{" {" ".join(made)} "}}"')
-            return rule
+            return self._rule(rule, f'"{{" {" ".join(made)} "}}"')
         if types == {"array"} and depth:
             item = self._gemma(f"{rule}_item", found.get("items"), root, quote, depth - 1)
-            self._add(f'{rule}: "[" ({item} ("," {item})*)? "]"')
-            return rule
+            return self._rule(rule, f'"[" ({item} ("," {item})*)? "]"')
         if types & {"any", "object", "array", "string"}:
             text = f"{self._literal(quote)} {self._until('QUOTED', quote)}"
-            any_value = (
-                f'gemma_value: {text} | SCALAR | "[" (gemma_value ("," gemma_value)*)?'
-                ' "]" | gemma_object\n'
-                'gemma_object: "{" (gemma_member ("," gemma_member)*)? "}"\n'
-                'gemma_member: GEMMA_KEY ":" gemma_value\n'
-                "SCALAR: /-?(0|[1-9][0-9]*)(\\.[0-9]+)?|true|false|null/\n"
-                "GEMMA_KEY: /[A-Za-z0-9_]+/"
-            )
-            self._add(any_value)
+            self._rule("SCALAR", "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?|true|false|null/")
+            self._rule("GEMMA_KEY", "/[A-Za-z0-9_]+/")
+            self._rule("gemma_member", 'GEMMA_KEY ":" gemma_value')
+            self._rule("gemma_object", '"{" (gemma_member ("," gemma_member)*)? "}"')
+            items = '"[" (gemma_value ("," gemma_value)*)? "]"'
+            self._rule("gemma_value", f"{text} | SCALAR | {items} | gemma_object")
             return "gemma_object" if types == {"object"} else "gemma_value"
         return self._json_rule(rule, found)
 
