@@ -60,14 +60,13 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
         (400, "The request is invalid."),
         (401, "The API key is missing or wrong."),
         (403, "Host header not allowed; set --host or an API key to accept other names."),
-        (404, "Not found."),
+        (404, "Not found, or not supported."),
         (408, "The body took too long to arrive."),
         (413, "The body is too large."),
         (415, "The body is not JSON."),
         (429, "The queue is full; retry after the seconds in Retry-After."),
         (500, "Internal error."),
         (503, "The server is stopping, or its engine worker has failed."),
-        (501, "This API is not supported."),
         (504, "The request took longer than --timeout."),
         ("default", "Any other error."),  # also keeps FastAPI from documenting 422, which is 400
     )
@@ -211,12 +210,7 @@ def _add_information(router: APIRouter, service: Service) -> None:
 
     @router.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
-        """Describe the model."""
-        alias = service.options.alias
-        if name != alias:
-            raise ApiError(
-                404, f"this server has no such model; use {alias!r}", code="model_not_found"
-            )
+        """Describe the model, whatever name it is called by."""
         return JSONResponse(model)
 
     @router.get("/health")
@@ -330,7 +324,7 @@ def _add_error_handlers(app: FastAPI) -> None:
             return error.response()
         for paths, reason in _NOT_SERVED.items():
             if error.status_code == 404 and request.url.path.startswith(paths):
-                return ApiError(501, reason, code="not_supported").response()
+                return ApiError(404, reason, code="not_supported").response()
         message = {
             404: "there is nothing at this path; see /openapi.json",
             405: "this path does not support this method; see /openapi.json",

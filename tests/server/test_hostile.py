@@ -230,7 +230,7 @@ def test_the_check_of_json_is_quick() -> None:
         ("DELETE", "/v1/models", 405),
         ("PUT", "/predict", 405),
         ("POST", "/../../etc/passwd", 404),
-        ("GET", "/v1/models/%00%ff", 404),
+        ("GET", "/v1/model/any", 404),
     ],
 )
 def test_unknown_paths_are_reported(live: Live, method: str, path: str, status: int) -> None:
@@ -252,7 +252,7 @@ def test_unknown_paths_are_reported(live: Live, method: str, path: str, status: 
 )
 def test_apis_that_are_not_served_are_named(live: Live, method: str, path: str, told: str) -> None:
     response = live.client.request(method, path, json={} if method == "POST" else None)
-    check_refused(live, response, 501)
+    check_refused(live, response, 404)  # OpenAI's clients would retry a 501
     assert told in response.json()["error"]["message"]
 
 
