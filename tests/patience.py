@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -24,6 +25,14 @@ def comes_true(asked: Callable[[], object], within: float = PATIENCE) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process exists and is no zombie, by /proc."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def child_seconds() -> float:

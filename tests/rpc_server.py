@@ -8,10 +8,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from time import monotonic, sleep
 from typing import NamedTuple
 
 import llama_cpp
+from patience import comes_true
 
 from ggufspec.errors import RpcError
 from ggufspec.llama import devices
@@ -31,16 +31,17 @@ def rpc_server(device: str = "CPU") -> Iterator[RpcServer]:
     command = [sys.executable, __file__, str(address), device]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
         try:
-            deadline = monotonic() + 30
-            while monotonic() < deadline:
-                try:
-                    greet(address)
-                    break
-                except RpcError:
-                    sleep(0.05)
+            assert comes_true(lambda: answers(address))
             yield RpcServer(str(address), process)
         finally:
             process.kill()
+
+
+def answers(address: Address) -> bool:
+    try:
+        return bool(greet(address))
+    except RpcError:
+        return False
 
 
 def main(endpoint: str, device: str = "CPU") -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from patience import PATIENCE, comes_true
 
 from ggufspec.engine.engine import Engine
 from ggufspec.server.app import Service, make_app, make_service
@@ -50,25 +50,16 @@ class Live:
         lines = self.client.get("/metrics").text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"ggufspec_{name}"))
 
-    def is_free(self, *, within: float = 5.0) -> bool:
+    def is_free(self, *, within: float = PATIENCE) -> bool:
         """Whether the worker comes to rest."""
         return comes_true(lambda: not self.service.worker.n_running, within)
-
-
-def comes_true(asked: Callable[[], bool], within: float = 5.0) -> bool:
-    until = time.monotonic() + within
-    while time.monotonic() < until:
-        if asked():
-            return True
-        time.sleep(0.005)
-    return False
 
 
 @contextmanager
 def serving(
     engine: Engine, *, grace: float = 0.2, n_unsent: int | None = None, **settings: Any
 ) -> Iterator[Live]:
-    """A server in a thread of this process; at the end it must stop within seconds."""
+    """A server in a thread of this process; at the end it must stop."""
     service = make_service(engine, ServerOptions(**{"alias": "tiny", **settings}))
     server = GracefulServer(make_app(service), service.worker, grace=grace)
     listening = bind("127.0.0.1", 0)
@@ -82,13 +73,15 @@ def serving(
         headers["Authorization"] = f"Bearer {settings['api_keys'][0]}".encode()
     try:
         assert comes_true(lambda: server.started)
-        with httpx.Client(base_url=url, headers=headers, timeout=20, trust_env=False) as client:
+        with httpx.Client(
+            base_url=url, headers=headers, timeout=PATIENCE, trust_env=False
+        ) as client:
             yield Live(url, service, server, client)
     finally:
         server.should_exit = True
-        thread.join(10)
+        thread.join(PATIENCE)
         assert not thread.is_alive()
-        assert service.worker.join(5)
+        assert service.worker.join(PATIENCE)
 
 
 def events_of(response: httpx.Response) -> list[Any]:

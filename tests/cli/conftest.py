@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import tiny
+from patience import PATIENCE
 
 from ggufspec.cli import main
 from ggufspec.cli.exits import INTERRUPTED
@@ -37,7 +38,8 @@ class Result:
 
 
 Command = Callable[..., Result]
-_INTERRUPTIBLE = (
+# A shell starts jobs in the background with Ctrl-C disabled: enable it.
+MAIN = (
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
     "from ggufspec.__main__ import main; main()"
 )
@@ -73,7 +75,7 @@ def program() -> Command:
             input=stdin,
             capture_output=True,
             env={**os.environ, **env},
-            timeout=60,
+            timeout=PATIENCE,
         )
         return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 
@@ -95,7 +97,7 @@ def draft(target: Path) -> Path:
 def check_interrupted(arguments: Sequence[object]) -> None:
     """Run a command until it has two contexts; Ctrl-C then ends it without a traceback."""
     process = subprocess.Popen(
-        [sys.executable, "-c", _INTERRUPTIBLE, *map(str, arguments)],
+        [sys.executable, "-c", MAIN, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         bufsize=0,
@@ -109,7 +111,7 @@ def check_interrupted(arguments: Sequence[object]) -> None:
             n_contexts += b"sched_reserve: reserve took" in line
         time.sleep(0.7)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert (process.returncode, out) == (INTERRUPTED, b"")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import tiny
+from patience import PATIENCE
 
 Command = Callable[..., Any]
 
@@ -180,7 +181,7 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
             stdin=theirs,
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=PATIENCE,
         )
     finally:
         os.close(ours)
@@ -280,7 +281,7 @@ def test_a_context_that_does_not_fit_into_memory(target: Path) -> None:
         [sys.executable, "-c", limited, *args],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
     )
     assert (done.returncode, done.stdout) == (ERROR, "")
     assert "context of 10,000,000 tokens" in done.stderr

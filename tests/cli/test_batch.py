@@ -8,23 +8,19 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from cli.conftest import MAIN
+from patience import PATIENCE, at_most, comes_true, is_alive
 
 Command = Callable[..., Any]
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
-# A shell starts jobs in the background with Ctrl-C disabled: enable it.
-MAIN = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from ggufspec.cli.main import main; main()"
-)
 N = 10
 
 
@@ -97,16 +93,15 @@ class Long:
         self.process.communicate()
 
     def wait_for(self, n_finished: int) -> None:
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            if self.part.exists() and len(records(self.part)) >= n_finished:
-                return
-            assert self.process.poll() is None
-            time.sleep(0.005)
-        raise AssertionError("it took too long")
+        def has_finished() -> bool:
+            found = self.part.exists() and len(records(self.part)) >= n_finished
+            assert found or self.process.poll() is None
+            return found
+
+        assert comes_true(has_finished)
 
     def end(self) -> tuple[int, str]:
-        _, err = self.process.communicate(timeout=30)
+        _, err = self.process.communicate(timeout=PATIENCE)
         return self.process.returncode, err.decode()
 
     def workers(self) -> set[int]:
@@ -120,21 +115,6 @@ def long(talker: Path, prompts: Path, tmp_path: Path) -> Iterator[Callable[..., 
     """Starts them, and leaves none behind."""
     with ExitStack() as stack:
         yield lambda *args: stack.enter_context(Long(talker, prompts, tmp_path / "r.jsonl", *args))
-
-
-def wait_until_gone(pids: Sequence[int] | set[int], seconds: float = 5) -> None:
-    deadline = time.monotonic() + seconds
-    while any(Path(f"/proc/{pid}/cmdline").exists() and alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a process is still running"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks into /proc")
@@ -253,7 +233,7 @@ def test_kill_9_of_everything_loses_and_repeats_nothing(
     workers = first.workers()
     os.killpg(first.process.pid, signal.SIGKILL)
     first.end()
-    wait_until_gone(workers)
+    assert comes_true(lambda: not any(map(is_alive, workers)))
     kept = {record["index"]: record for record in records(first.part)}
     assert n_finished <= len(kept) < N
     with first.part.open("ab") as torn:
@@ -288,24 +268,21 @@ def test_interrupted_it_keeps_what_is_finished(
         "ggufspec: interrupted; the same command with --resume continues"
     )
     assert workers
-    wait_until_gone(workers)
+    assert comes_true(lambda: not any(map(is_alive, workers)))
     assert 2 <= len(records(first.part)) < N
 
 
 @linux
 def test_when_the_parent_is_killed_its_workers_go_too(long: Callable[..., Long]) -> None:
     first = long("--ignore-eos", "-n", "4000")
-    deadline = time.monotonic() + 20
     assert first.process.stderr is not None
-    for line in first.process.stderr:
-        if b"begins prompt 2" in line:
-            break
-        assert time.monotonic() < deadline
+    with at_most():
+        assert any(b"begins prompt 2" in line for line in first.process.stderr)
     workers = first.workers()
     assert len(workers) == 2
     first.process.kill()
-    first.process.communicate(timeout=20)
-    wait_until_gone(workers)
+    first.process.communicate(timeout=PATIENCE)
+    assert comes_true(lambda: not any(map(is_alive, workers)))
 
 
 def test_a_resumed_batch_must_be_the_same(batch: Command, prompts: Path, tmp_path: Path) -> None:

@@ -9,12 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.conftest import MAIN
+from patience import PATIENCE, comes_true
 
 from ggufspec.bench import presets, run, suite
 from ggufspec.cli import bench as cli_bench
@@ -24,10 +25,6 @@ from ggufspec.models import local
 from ggufspec.models.registry import load_registry
 
 Command = Callable[..., Any]
-MAIN = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from ggufspec.cli.main import main; main()"
-)
 SHORT = ("-t", "1", "-n", "6", "--runs", "2", "--warm-up", "2")
 
 
@@ -372,11 +369,9 @@ def test_what_was_measured_survives_ctrl_c(target: Path, draft: Path, tmp_path: 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    deadline = time.monotonic() + 60
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert comes_true(path.exists)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
     document = json.loads(path.read_text())
     assert document["interrupted"]

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 import tiny
+from cli.conftest import MAIN
+from patience import PATIENCE
 
 from ggufspec.standin import embedded
 
@@ -29,10 +31,6 @@ ERROR, USAGE, INTERRUPTED = 1, 2, 130
 ESCAPE_SCREEN, RETURN = b"\x1b[?1049h", b"\x1b[?1049l"
 SHOW_CURSOR, HIDE_CURSOR = b"\x1b[?25h", b"\x1b[?25l"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-MAIN = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from ggufspec.cli.main import main; main()"
-)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +97,7 @@ def test_the_document(compare: Command) -> None:
         seconds = [chunk["seconds"] for chunk in lane["chunks"]]
         assert seconds == sorted(seconds)
         assert 0 < seconds[0] <= seconds[-1]
-        assert seconds[-1] == pytest.approx(30 / lane["tokens_per_second"], abs=0.05)
+        assert -1e-3 < seconds[-1] - 30 / lane["tokens_per_second"] < 1
     assert not any(chunk["drafted"] for chunk in document["plain"]["chunks"])
     drafted = [chunk["n_tokens"] for chunk in document["speculative"]["chunks"] if chunk["drafted"]]
     assert sum(drafted) == document["speculative"]["n_accepted"] == 24
@@ -305,7 +303,7 @@ class Terminal:
         self._ours = ours
         self.data = b""
 
-    def read_until(self, wanted: bytes | None, seconds: float = 25) -> bytes:
+    def read_until(self, wanted: bytes | None, seconds: float = PATIENCE) -> bytes:
         """All that came so far, up to `wanted` and perhaps more; None: to the end."""
         deadline = time.monotonic() + seconds
         while wanted is None or wanted not in self.data:
@@ -324,7 +322,7 @@ class Terminal:
     def end(self) -> tuple[int, str, str]:
         """Exit code, what was left on the terminal, and stderr."""
         self.read_until(None)
-        code = self.process.wait(20)
+        code = self.process.wait(PATIENCE)
         os.close(self._ours)
         err = ""
         if self.process.stderr is not None:
@@ -387,7 +385,7 @@ def test_ctrl_c_while_they_run(chatterbox: Path) -> None:
             assert any(b"runs first" in line for line in process.stderr)
             time.sleep(0.5)
             process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=PATIENCE)
         finally:
             process.kill()  # nothing, where it has ended
     assert (process.returncode, out) == (INTERRUPTED, b"")

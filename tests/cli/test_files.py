@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE
 
 from ggufspec.cli import files
 from ggufspec.cli.files import read_file
@@ -35,7 +36,7 @@ def test_a_pipe_that_nothing_is_written_to_is_refused(
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     # So that a read that waits for ever ends after all.
-    rescue = threading.Timer(10, lambda: pipe.write_bytes(b"too late"))
+    rescue = threading.Timer(PATIENCE, lambda: pipe.write_bytes(b"too late"))
     rescue.daemon = True
     rescue.start()
     with pytest.raises(PromptError, match="pipe that no program has written to"):
@@ -83,7 +84,7 @@ def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: found.append(pipe.read_bytes()), daemon=True)
     reader.start()
     write_file(pipe, b"hello")
-    reader.join(5)
+    reader.join(PATIENCE)
     assert found == [b"hello"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 

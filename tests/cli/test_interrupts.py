@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from patience import PATIENCE
+
 PREAMBLE = """
 import hashlib, signal, time
 from ggufspec.cli.interrupts import end_at_second_interrupt
@@ -52,7 +54,7 @@ def test_a_second_interrupt_ends_what_cannot_be_interrupted() -> None:
         assert "Ctrl-C again ends at once" in process.stderr.readline()
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
+        assert process.wait(PATIENCE) == 130
 
 
 def test_interrupts_that_are_handled_do_not_end_the_process() -> None:
@@ -61,4 +63,4 @@ def test_interrupts_that_are_handled_do_not_end_the_process() -> None:
         for _ in range(3):
             process.send_signal(signal.SIGINT)
             process.stdout.readline()
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE) == 0

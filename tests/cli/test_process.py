@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from importlib.metadata import entry_points, version
 from pathlib import Path
-from threading import Timer
 from typing import Any
 
 import pytest
 import tiny
+from patience import PATIENCE, at_most
 
 from ggufspec import __main__ as entry
 from ggufspec.cli.progress import LateBars
@@ -67,10 +67,8 @@ def start(*args: str | Path, code: str = MAIN, **how: Any) -> subprocess.Popen[b
 def wait_for_context(process: subprocess.Popen[bytes]) -> None:
     """Return when a process that was started with -v has its model loaded and its context made."""
     assert process.stderr is not None
-    watchdog = Timer(20, process.kill)
-    watchdog.start()
-    assert any(b"sched_reserve: reserve took" in line for line in process.stderr)
-    watchdog.cancel()
+    with at_most():
+        assert any(b"sched_reserve: reserve took" in line for line in process.stderr)
     time.sleep(0.3)
 
 
@@ -92,7 +90,7 @@ def test_help_comes_without_the_heavy_libraries() -> None:
     )
     names = ("", "run", "compare", "demo", "serve", "trim", "tune")
     process = start("--version", *(f"{name} --help" for name in names), code=told)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert out.count(b"Usage:") == len(names)
     assert err == b""
@@ -120,7 +118,7 @@ def test_ctrl_c_while_modules_are_imported(module: str, chatterbox: Path) -> Non
         "runpy.run_module('ggufspec', run_name='__main__')"
     )
     process = start("run", "-m", chatterbox, "-p", "hi", "-n", "5", code=at_an_import)
-    out, err = (part.decode() for part in process.communicate(timeout=20))
+    out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
     assert (process.returncode, out) == (INTERRUPTED, "")
     assert err.split("\n") == ["", INTERRUPTED_MESSAGE, ""]
 
@@ -128,7 +126,7 @@ def test_ctrl_c_while_modules_are_imported(module: str, chatterbox: Path) -> Non
 def test_ctrl_c_while_the_process_ends() -> None:
     at_the_end = "import atexit\natexit.register(lambda: signal.raise_signal(signal.SIGINT))\n"
     process = start("--version", code=PREAMBLE + at_the_end + ENTRY)
-    out, err = (part.decode() for part in process.communicate(timeout=20))
+    out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
     assert (process.returncode, out) == (INTERRUPTED, f"ggufspec, version {version('ggufspec')}\n")
     assert err.split("\n") == ["", INTERRUPTED_MESSAGE, ""]
 
@@ -137,7 +135,7 @@ def test_ctrl_c_stays_ignored_in_the_background() -> None:
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     at_the_end = "import atexit; atexit.register(lambda: signal.raise_signal(signal.SIGINT))\n"
     process = start("--version", code=ignored + at_the_end + ENTRY)
-    assert process.communicate(timeout=20)[1] == b""
+    assert process.communicate(timeout=PATIENCE)[1] == b""
     assert process.returncode == 0
 
 
@@ -148,7 +146,7 @@ def test_ctrl_c_ends_a_text_with_what_there_is(chatterbox: Path) -> None:
     while len(begin) < 100 and (more := process.stdout.read(100)):
         begin += more
     process.send_signal(signal.SIGINT)
-    rest, err = process.communicate(timeout=20)
+    rest, err = process.communicate(timeout=PATIENCE)
     text = (begin + rest).decode()
     assert process.returncode == INTERRUPTED, err
     assert text.endswith("\n")
@@ -164,7 +162,7 @@ def test_ctrl_c_with_json_ends_in_a_whole_document(chatterbox: Path) -> None:
     process = start("run", "-t", "1", "-m", chatterbox, *ENDLESS, "--json", "-v")
     wait_for_context(process)
     process.send_signal(signal.SIGINT)
-    out, err = (part.decode() for part in process.communicate(timeout=20))
+    out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
     document = json.loads(out)
     assert (process.returncode, document["finish_reason"]) == (INTERRUPTED, "interrupted")
     assert document["n_generated"] == len(document["text"]) > 0
@@ -229,7 +227,7 @@ def test_ctrl_c_while_llama_cpp_logs(chatterbox: Path) -> None:
     process = start(
         "run", "-t", "1", "-m", chatterbox, "-p", "hi", "-n", "5", code=at_the_first_line
     )
-    out, err = (part.decode() for part in process.communicate(timeout=20))
+    out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
     assert (process.returncode, out) == (INTERRUPTED, "")
     assert no_trace(err)
     assert INTERRUPTED_MESSAGE in err
@@ -258,7 +256,7 @@ def test_a_real_ctrl_c_while_a_long_prompt_is_read(chatterbox: Path) -> None:
     wait_for_context(process)
     assert process.poll() is None, "the prompt must be long enough"
     process.send_signal(signal.SIGINT)
-    out, err = (part.decode() for part in process.communicate(timeout=20))
+    out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
     assert (process.returncode, out.strip()) == (INTERRUPTED, "")
     assert err.splitlines()[-1] == INTERRUPTED_MESSAGE
     assert no_trace(err)
@@ -273,7 +271,7 @@ def test_a_closed_pipe_ends_the_command_quietly(chatterbox: Path) -> None:
     assert process.stderr is not None
     process.stdout.read(10)
     process.stdout.close()
-    assert process.wait(timeout=20) == CLOSED_PIPE
+    assert process.wait(timeout=PATIENCE) == CLOSED_PIPE
     assert process.stderr.read() == b""
     process.stderr.close()
 
@@ -284,7 +282,7 @@ def test_a_pipe_closed_from_the_start(chatterbox: Path) -> None:
     os.close(reader)
     process = start("run", "-t", "1", "-m", chatterbox, "-p", "hi", *args, stdout=writer)
     os.close(writer)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (CLOSED_PIPE, b"")
 
 
@@ -295,7 +293,7 @@ def test_a_full_disk_is_reported(args: list[str], chatterbox: Path) -> None:
         args = [*args, "-t", "1", "-m", str(chatterbox), "-p", "hi", "-n", "5"]
     with open("/dev/full", "wb") as full:
         process = start(*args, stdout=full)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == ERROR
     assert err.decode() == (
         "ggufspec: cannot write the output: no space left on that disk; make room there\n"
@@ -308,7 +306,7 @@ def test_a_cache_folder_on_a_full_disk_is_reported_once(chatterbox: Path, tmp_pa
     args = ("run", "-t", "1", "-m", chatterbox, "-md", chatterbox, "-p", "hi", "-n", "5")
     env = {**os.environ, "GGUFSPEC_CACHE": str(tmp_path)}
     process = start(*args, "--seed", "1", code=limit + MAIN, env=env)
-    out, err = (part.decode() for part in process.communicate(timeout=20))
+    out, err = (part.decode() for part in process.communicate(timeout=PATIENCE))
     assert process.returncode == 0
     assert len(out) == 6
     assert err.count("measurements") == 1
@@ -347,7 +345,7 @@ def test_a_prompt_of_any_letters_arrives_in_the_c_locale(
 def test_a_stream_may_be_closed(closed: str, args: list[str], code: int, smiley: Path) -> None:
     shell = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "ggufspec"]
     done = subprocess.run(
-        [*shell, "run", "-t", "1", "-m", smiley, *args], capture_output=True, timeout=20
+        [*shell, "run", "-t", "1", "-m", smiley, *args], capture_output=True, timeout=PATIENCE
     )
     out, err = done.stdout.decode(), done.stderr.decode()
     assert done.returncode == code, err

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from patience import PATIENCE, comes_true
 from small import small
 
 from ggufspec import standin
@@ -127,12 +127,9 @@ def test_an_interruption_leaves_nothing(tmp_path: Path) -> None:
         [sys.executable, "-m", "ggufspec", "standin", "--like", LARGE, path],
         stderr=subprocess.PIPE,
     )
-    for _ in range(600):
-        if any(part.stat().st_size for part in tmp_path.iterdir()):
-            break
-        time.sleep(0.05)
+    assert comes_true(lambda: any(part.stat().st_size for part in tmp_path.iterdir()))
     os.kill(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == INTERRUPTED
     assert err.strip() == b"ggufspec: interrupted"
     assert not list(tmp_path.iterdir())

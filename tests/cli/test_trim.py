@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from patience import PATIENCE, comes_true
 
 from ggufspec.models.header import read_header
 from ggufspec.standin.embedded import embedded_draft, embedded_target
@@ -172,12 +172,9 @@ def test_an_interruption_leaves_nothing(number: signal.Signals, tmp_path: Path) 
         stderr=subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(folder)},
     )
-    for _ in range(600):
-        if list(folder.iterdir()):
-            break
-        time.sleep(0.05)
+    assert comes_true(lambda: list(folder.iterdir()))
     process.send_signal(number)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number
     if number == signal.SIGINT:
         assert err.splitlines()[-1] == b"ggufspec: interrupted"

@@ -17,6 +17,7 @@ from pathlib import Path
 import head_pairs
 import llama_cpp
 import pytest
+from patience import PATIENCE
 from rpc_server import RpcServer, rpc_server
 
 import ggufspec
@@ -253,7 +254,7 @@ def test_a_server_that_goes_away_ends_the_process(
         assert writer.stdout is not None
         assert writer.stdout.readline() == "loaded\n"
         process.kill()
-        _, said = writer.communicate(timeout=30)
+        _, said = writer.communicate(timeout=PATIENCE)
     assert writer.returncode == -signal.SIGABRT
     assert "Remote RPC server crashed" in said
     assert len(said.splitlines()) == 1

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 import tiny
+from patience import PATIENCE
 
 import ggufspec
 from ggufspec.errors import ClosedError, ModelError, PromptError, VocabError
@@ -355,7 +356,7 @@ def test_an_engine_may_be_closed_while_another_thread_tokenizes(engine: ggufspec
     thread.start()
     started.wait()
     engine.close()
-    thread.join(30)
+    thread.join(PATIENCE)
     assert len(errors) == 1
 
 
