@@ -7,7 +7,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from hub import Hub, broken_off, corrupted, git_sha1, sha256, short, slow, status, without_ranges
 from huggingface_hub import scan_cache_dir, try_to_load_from_cache
+from patience import PATIENCE, comes_true
 
 from ggufspec.errors import CacheError, DownloadError, ModelError, OptionError
 from ggufspec.models import download, hashes, local, pull, registry
@@ -320,9 +320,11 @@ PULL = "import sys; from ggufspec.models.pull import pull; pull(sys.argv[1])"
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of a process are Unix's")
 def test_a_disk_that_fills_up_on_the_way(repo: Hub) -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000)); "
+    # Python below 3.13 would leave half of a compiled module to all later processes.
+    limit = "import resource, sys; sys.dont_write_bytecode = True; "
+    limit += "resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000)); "
     done = subprocess.run(
-        [sys.executable, "-c", limit + PULL, NAME], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", limit + PULL, NAME], capture_output=True, text=True, timeout=PATIENCE
     )
     assert "CacheError" in done.stderr
     assert "cannot write model-Q4_K_M.gguf into" in done.stderr
@@ -341,11 +343,9 @@ def test_an_interrupted_download_goes_on_in_the_next_run(repo: Hub) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 30
-    while not any(path.stat().st_size for path in parts()) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert comes_true(lambda: any(path.stat().st_size for path in parts()))
     process.send_signal(signal.SIGINT)
-    _, talk = process.communicate(timeout=30)
+    _, talk = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert talk.strip() == "ggufspec: interrupted"
     n_there = parts()[0].stat().st_size
