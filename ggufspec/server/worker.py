@@ -31,6 +31,9 @@ ROUND_SECONDS_MAX = 120.0  # of a large model on a CPU, a piece of a prompt may 
 _MAX_RETRY = 60.0  # seconds, in Retry-After
 _EXITS = (SystemExit, KeyboardInterrupt)
 _N_SEEDS = 2**64
+# For each of its tokens, a prompt lets those go first that came so many seconds later: about the
+# time that a large model takes for a token on a CPU.
+_SECONDS_OVERTAKEN = 0.03
 
 WorkerStatus = Literal["ok", "stopping", "stalled", "failed"]
 RunSoon = Callable[..., object]  # (function, *arguments), as asyncio's call_soon_threadsafe
@@ -219,6 +222,8 @@ class EngineWorker:
             with self._ends_on_error(choice.owner):
                 self._echo(choice)
         choices = [choice for choice in choices if choice.echo is None]
+        if len(choices) <= self._engine.n_slots:  # else one without a slot would stop the others
+            choices.sort(key=_turn)
         by_generation = {choice.generation: choice for choice in choices}
         errors = self._step(scheduler, list(by_generation))
         for choice in choices:
@@ -356,6 +361,11 @@ class EngineWorker:
     def _send_events(self) -> None:
         events, self._events = self._events, []
         _send(events)
+
+
+def _turn(choice: RunningChoice) -> float:
+    """When its prompt is processed, relative to others: short ones that came later go first."""
+    return choice.owner.arrived_at + _SECONDS_OVERTAKEN * choice.generation.n_prompt
 
 
 def _send(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,13 @@ from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
 from ggufspec.engine.engine import Engine
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.server import worker
+from ggufspec.server.app import make_service
+from ggufspec.server.events import ParsedRequest, RequestEnded, RequestEvent
 from ggufspec.server.logprobs import logprobs_of
+from ggufspec.server.options import ServerOptions
 
 N_SLOTS = 3
 ENDLESS: dict[str, Any] = {"prompt": "hi", "temperature": 0, "stream": True}
@@ -133,6 +138,37 @@ def test_without_a_queue_whoever_finds_a_slot_is_served(endless_file: Path) -> N
         assert live.post("/v1/completions", **ENDLESS).status_code == 429
 
 
+@pytest.mark.parametrize(
+    ("seconds_before", "wanted"),
+    [(0.0, ["short", "long", "longer"]), (600.0, ["longer", "short", "long"])],
+    ids=["at once", "not for ever"],
+)
+def test_a_short_prompt_does_not_wait_for_long_ones(
+    endless_file: Path, seconds_before: float, wanted: list[str]
+) -> None:
+    ended: list[str] = []
+
+    def note(name: str, event: RequestEvent) -> None:
+        if isinstance(event, RequestEnded):
+            ended.append(name)
+
+    how: dict[str, Any] = {"n_slots": N_SLOTS, "n_threads": 1, "n_ctx": 5000, "n_batch": 256}
+    with ggufspec.load(endless_file, tuned=False, **how) as engine:
+        worker = make_service(engine, ServerOptions(alias="tiny")).worker
+        options = CheckedOptions.of({"max_tokens": 2})
+        for name, n_prompt in (("longer", 4000), ("long", 3000), ("short", 8)):
+            other = engine.tokenize(name)[-1:]  # no prompt begins as another does
+            request = ParsedRequest([other * n_prompt], options)
+            queued = worker.submit(request, partial(note, name))
+            if name == "longer":
+                queued.arrived_at -= seconds_before
+        worker.start()
+        assert comes_true(lambda: len(ended) == 3, 60)
+        worker.finish()
+        assert worker.join(10)
+    assert ended == wanted
+
+
 def test_cancelled_texts_are_counted_too(busy: Live) -> None:
     with ExitStack() as stack:
         lines = begin(busy, stack).iter_lines()
@@ -155,7 +191,8 @@ def test_one_that_fails_leaves_the_others_alone(
 
     def ask(logprobs: int | None) -> httpx.Response:
         body: dict[str, Any] = {"prompt": "say", "temperature": 0, "max_tokens": 40}
-        return wide.post("/v1/completions", **body, logprobs=logprobs)
+        asked = {**body, "logprobs": logprobs}
+        return wide.client.post("/v1/completions", json=asked, timeout=120)
 
     with ThreadPoolExecutor(6) as threads:
         good, bad, logs = ([threads.submit(ask, n) for _ in range(2)] for n in (None, 3, 2))
