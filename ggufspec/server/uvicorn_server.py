@@ -25,7 +25,9 @@ from ggufspec.server.worker import EngineWorker
 
 HEAD_SECONDS = 10.0  # for the first line and the headers of a request
 STALLED_SECONDS = 60.0  # for a client that does not read its response
-_IDLE_SECONDS = 5  # between requests on one connection
+# Between requests on one connection. httpx, and so OpenAI's client, closes connections that were
+# idle for 5 s: a server that does so at the same time ends requests that are just being sent.
+_IDLE_SECONDS = 15
 _N_CONNECTIONS = 512
 _N_RESERVED_FILES = 64  # for models, child processes, and connections that are being accepted
 _N_WANTED_FILES = 1024

@@ -465,6 +465,13 @@ def test_requests_in_a_row_on_one_connection_are_all_answered(live: Live) -> Non
     assert heard.count(b"HTTP/1.1 200 OK") == 10
 
 
+def test_connections_are_kept_until_clients_have_closed_them(live: Live) -> None:
+    """Else a request could be sent on a connection that the server closes in this moment."""
+    kept = httpx.Limits().keepalive_expiry
+    assert kept is not None
+    assert live.server.config.timeout_keep_alive >= 2 * kept
+
+
 def test_many_silent_connections_do_not_block_others(live: Live) -> None:
     silent = [socket.create_connection(live.address, timeout=5) for _ in range(100)]
     try:
