@@ -99,10 +99,11 @@ def rule_error(
         points = np.arange(n_used, n_used + n_points)[:, None] * steps
         n_used += n_points  # each draft has points of its own, so that errors cancel
         for outcome, shift in zip(outcomes, shifts, strict=True):
+            counts = [0] * len(target)
             for uniforms in ((points + shift) % 1.0).tolist():
-                verdict = verify(drafted, rows, uniforms)
-                next_token = [*drafted.accepted(verdict), verdict.next_token][0]
-                outcome[next_token] += weight / n_points
+                n_accepted, token, path = verify(drafted, rows, uniforms)
+                counts[tokens[path[0] if path else 0] if n_accepted else token] += 1
+            outcome += np.array(counts) * (weight / n_points)
     errors = outcomes.std(axis=0, ddof=1) / np.sqrt(_N_SHIFTS)
     expected = target / target.sum(dtype=np.float64)
     return total_variation(outcomes.mean(axis=0), expected), float(errors.sum() / 2)
