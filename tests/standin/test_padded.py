@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -44,6 +45,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
 
 
+@functools.cache
+def read(path: Path) -> gguf.GGUFReader:
+    """Each file is read once: its vocabulary takes half a second."""
+    return gguf.GGUFReader(path)
+
+
 class Model:
     """Logits of llama.cpp, one token a batch, on one thread."""
 
@@ -71,7 +78,7 @@ class Model:
 @pytest.fixture(scope="session")
 def target(cache: Path) -> Iterator[Model]:
     """The embedded target with its own weights in F16, as a stand-in has them."""
-    source = gguf.GGUFReader(embedded_target())
+    source = read(embedded_target())
     writer = gguf.GGUFWriter(cache / "narrow.gguf", "llama")
     for field in source.fields.values():
         if not field.name.startswith("GGUF.") and field.name != "general.architecture":
@@ -120,8 +127,8 @@ def test_a_stand_in_computes_what_the_embedded_target_computes(
     [(SMALLEST, "8.92M", 1), (WIDER, "45.1M", 1), (WIDEST, "172M", 1 / 4)],
 )
 def test_the_file_says_what_it_is(n_params: int, size: str, filled: float, cache: Path) -> None:
-    reader = gguf.GGUFReader(padded_target(n_params, cache))
-    source = gguf.GGUFReader(embedded_target())
+    reader = read(padded_target(n_params, cache))
+    source = read(embedded_target())
     values = {key: field.contents() for key, field in reader.fields.items()}
     assert values["general.name"] == f"classics-target as a stand-in of {size}"
     assert "cost-padded stand-in" in values["general.description"]
@@ -142,9 +149,9 @@ def test_the_file_says_what_it_is(n_params: int, size: str, filled: float, cache
 def test_every_weight_is_kept_and_the_rest_is_zero(
     n_params: int, n_copies: int, scale: float, cache: Path
 ) -> None:
-    tensors = gguf.GGUFReader(padded_target(n_params, cache)).tensors
+    tensors = read(padded_target(n_params, cache)).tensors
     wide = {tensor.name: tensor.data for tensor in tensors}
-    for tensor in gguf.GGUFReader(embedded_target()).tensors:
+    for tensor in read(embedded_target()).tensors:
         narrow = in_f16(tensor)
         if narrow.ndim == 1:
             narrow = narrow * np.float32(scale)
@@ -162,7 +169,7 @@ def test_every_weight_is_kept_and_the_rest_is_zero(
 
 @pytest.mark.parametrize("path", [embedded_target(), embedded_draft()])
 def test_the_embedded_files_name_themselves(path: Path) -> None:
-    fields = gguf.GGUFReader(path).fields
+    fields = read(path).fields
     assert fields["general.name"].contents() == path.stem
     assert fields["general.license"].contents() == "CC0-1.0"
     assert fields["general.file_type"].contents() == gguf.LlamaFileType.MOSTLY_Q8_0
