@@ -110,7 +110,7 @@ class ResponseBuilder:
             for choice in self._choices
             if choice.finish_reason is None
         ]
-        return {**self._chunk_of(cut, None), **error}
+        return {**error, **self._chunk_of(cut, None)}
 
     def body(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
