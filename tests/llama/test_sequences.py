@@ -33,7 +33,7 @@ WRITERS: dict[str, Callable[..., Path]] = {
 }
 N_CTX, N_ROWS, N_SEQUENCES = 96, 5, 3
 N_VOCAB = len(tiny.SPM)
-TOLERANCE = 4e-3  # see test_session
+TOLERANCE = 1e-2  # see test_session
 
 Tokens = list[int]
 

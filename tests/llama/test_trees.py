@@ -28,7 +28,7 @@ from ggufspec.llama.session import LlamaSession
 
 N_CTX, N_BATCH, N_ROWS, N_LEAVES, N_SLOTS = 256, 32, 9, 4, 2  # llama.cpp rounds 256 cells to 256
 N_VOCAB = len(tiny.SPM)
-TOLERANCE = 4e-3  # see test_session
+TOLERANCE = 1e-2  # see test_session
 
 Tokens = list[int]
 
