@@ -253,10 +253,10 @@ def fixed(n: int, text: Text, costs: Costs, rng: random.Random) -> float:
 def ngram(n: int, text: Text, costs: Costs, rng: random.Random) -> float:
     """Seconds with `n` tokens of n-grams in each round."""
     index, curve, i, seconds = NgramIndex(), costs.curve, 0, 0.0
+    written = array("i", text.prompt)
     while i < len(text):
-        tokens = index.predict(
-            array("i", [*text.prompt, *text.tokens[:i]]), min(n, len(text) - i - 1)
-        ).tokens
+        written.extend(text.tokens[len(written) - len(text.prompt) : i])
+        tokens = index.predict(written, min(n, len(text) - i - 1)).tokens
         pairs = zip(tokens, text.tokens[i:], strict=False)
         n_accepted = next((k for k, (a, b) in enumerate(pairs) if a != b), len(tokens))
         seconds += curve[len(tokens)]
@@ -267,12 +267,13 @@ def ngram(n: int, text: Text, costs: Costs, rng: random.Random) -> float:
 def clairvoyant(text: Text, costs: Costs, rng: random.Random) -> float:
     """Seconds if it is known how many tokens of the draft model and of n-grams will be accepted."""
     curve, n_text = costs.curve, len(text)
-    index = NgramIndex()
+    index, written = NgramIndex(), array("i", text.prompt)
     runs, free = [], []
     for i in range(n_text):
         n_most = min(N_MOST, n_text - i - 1)
         runs.append(_n_accepted(text, i, n_most, rng))
-        predicted = index.predict(array("i", [*text.prompt, *text.tokens[:i]]), n_most).tokens
+        predicted = index.predict(written, n_most).tokens
+        written.append(text.tokens[i])
         pairs = zip(predicted, text.tokens[i:], strict=False)
         free.append(next((k for k, (a, b) in enumerate(pairs) if a != b), len(predicted)))
     best = [0.0] * (n_text + 1)
