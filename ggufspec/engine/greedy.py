@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,12 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
 
 _N_ROWS = (2, 4, 8)  # rows of the batches that are compared with single tokens
-_N_POSITIONS = 32  # at most, around the difference, at which rounding is measured
+# Rounding is rare on some processors: it changes few cells of the cache, and then all that follows.
+_N_BEFORE, _N_AFTER = 128, 16  # tokens before and after a difference, to measure it at, at most
 _N_LIKELY = 8  # tokens whose gaps are compared
 _KEEP_THE_ORDER = ("penalties", "dry")  # the samplers that can change which token is the likeliest
 
-Scores = NDArray[np.float64]  # (n, n_vocab): logits as sampling sees them, up to a constant per row
+Scores = NDArray[np.float64]  # (n_vocab,): logits as sampling sees them, up to a constant
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Divergence:
     `tokens`: of the first text and of the second. `gaps`: how far the less likely one of them is
     below the likeliest token, in logits after penalties and constraints, when the text is read
     token by token, and in batches (the largest). `rounding`: the largest change of a gap between
-    two likely tokens that batches were measured to make, there and nearby.
+    two likely tokens that batches were measured to make in that text, before penalties.
     """
 
     position: int
@@ -82,23 +84,24 @@ def compare(
     kept = tuple(name for name in sampling.samplers if name in _KEEP_THE_ORDER)
     sampling = replace(sampling, temperature=1.0, samplers=kept)
     longer = first if len(first) > at else second
-    n_before = max(at + 1 - _N_POSITIONS // 2, 0)
-    before, text = [*prompt, *longer[:n_before]], list(longer[n_before:][:_N_POSITIONS])
+    n_before = max(at - _N_BEFORE, 0)
+    before, text = [*prompt, *longer[:n_before]], list(longer[n_before : at + _N_AFTER])
     there = at - n_before
     engine.forget()
-    rows = np.concatenate([*scoring.logits(engine, before, text, whose="target")])
-    singles = _scores(rows, sampling, before, text[:-1])
-    ends = max(engine.vocab.stop_tokens, key=lambda end: singles[there, end], default=-1)
+    singles = [*chain.from_iterable(scoring.logits(engine, before, text, whose="target"))]
+
+    def scores(row: Logits) -> Scores:
+        return _scores(row, sampling, [*before, *text[:there]])
+
+    single = scores(singles[there])
+    ends = max(engine.vocab.stop_tokens, key=lambda end: single[end], default=-1)
     tokens = (first[at] if at < len(first) else ends, second[at] if at < len(second) else ends)
     rounding, gaps = 0.0, []
-    for i, batch in _in_batches(engine, before, text):
-        known = [*before, *text[:i]]
-        batched = _scores(batch, sampling, known, text[i : i + len(batch) - 1])
-        for single, row in zip(singles[i:], batched, strict=False):
-            rounding = max(rounding, float(np.ptp(_changes(single, row))))
+    for i, batched in _in_batches(engine, before, text):
+        rounding = max(rounding, *map(_change, singles[i:], batched))
         if i <= there < i + len(batched):
-            gaps.append(_gap(batched[there - i], tokens))
-    return Divergence(at, tokens, (_gap(singles[there], tokens), max(gaps)), rounding)
+            gaps.append(_gap(scores(batched[there - i]), tokens))
+    return Divergence(at, tokens, (_gap(single, tokens), max(gaps)), rounding)
 
 
 def _in_batches(
@@ -110,19 +113,17 @@ def _in_batches(
             yield from scoring.reprocessed(engine, before, text[: max(n, 0)], n_rows)
 
 
-def _scores(
-    logits: Logits, sampling: Sampling, tokens: Sequence[int], ahead: Sequence[int]
-) -> Scores:
+def _scores(logits: Logits, sampling: Sampling, tokens: Sequence[int]) -> Scores:
+    probs = np.asarray(to_probs(logits[np.newaxis], sampling, tokens))[0].astype(np.float64)
     with np.errstate(divide="ignore"):  # of what is banned
-        return np.log(np.asarray(to_probs(logits, sampling, tokens, ahead)), dtype=np.float64)
+        return np.log(probs)
 
 
 def _gap(scores: Scores, tokens: Sequence[int]) -> float:
     return float(scores.max() - scores[list(tokens)].min())
 
 
-def _changes(single: Scores, batched: Scores) -> Scores:
-    """What batches change in the scores of likely tokens."""
+def _change(single: Logits, batched: Logits) -> float:
+    """The largest change of a gap between two likely tokens."""
     likely = np.argsort(single)[-_N_LIKELY:]
-    likely = likely[np.isfinite(single[likely]) & np.isfinite(batched[likely])]
-    return batched[likely] - single[likely]
+    return float(np.ptp(batched[likely] - single[likely]))
