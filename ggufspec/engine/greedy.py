@@ -114,9 +114,10 @@ def _in_batches(
 
 
 def _scores(logits: Logits, sampling: Sampling, tokens: Sequence[int]) -> Scores:
-    probs = np.asarray(to_probs(logits[np.newaxis], sampling, tokens))[0].astype(np.float64)
+    (row,) = np.asarray(to_probs(logits[np.newaxis], sampling, tokens))
     with np.errstate(divide="ignore"):  # of what is banned
-        return np.log(probs)
+        scores: Scores = np.log(row.astype(np.float64))
+        return scores
 
 
 def _gap(scores: Scores, tokens: Sequence[int]) -> float:

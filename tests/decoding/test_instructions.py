@@ -8,12 +8,10 @@ import subprocess
 import sys
 from functools import cache
 
-import numpy as np
 import pytest
 
 LEVELS = ("baseline", "x86-64-v3", "x86-64-v4")
 PROGRAM = """
-import numpy as np
 from ggufspec import _native
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Sampling, to_probs
