@@ -29,7 +29,6 @@ def assert_same(
     texts = ["".join(engine.vocab.piece(token).decode("utf-8", "replace") for token in text)
              for text in (found, wanted)]  # fmt: skip
     assert divergence.is_near_tie, (
-        f"the texts differ from token {divergence.position} on: {divergence.reason}\n"
-        f"found:  {texts[0]!r}\nwanted: {texts[1]!r}"
+        f"the texts differ {divergence.reason}\nfound:  {texts[0]!r}\nwanted: {texts[1]!r}"
     )
     return 1

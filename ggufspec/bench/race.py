@@ -131,4 +131,4 @@ def verdict(race: Race) -> str:
     if at is None:
         return f"The two texts are the same, all {len(race.plain.tokens)} tokens."
     assert race.divergence is not None
-    return f"The two texts differ from token {at + 1} on: {race.divergence.reason}."
+    return f"The two texts differ {race.divergence.reason}."

@@ -318,6 +318,6 @@ def _document(race: Race) -> dict[str, Any]:
     document["speedup"] = race.speedup
     document["same_text"] = race.first_difference is None
     document["parting"] = race.first_difference
-    document["divergence"] = race.divergence and asdict(race.divergence)
+    document["divergence"] = race.divergence and race.divergence.document
     document["verdict"] = verdict(race)
     return document

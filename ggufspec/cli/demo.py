@@ -99,9 +99,9 @@ def command(
             plain, speculative = _both(engine, cold, GREEDY_PROMPT, writer, " at temperature 0")
             both = plain.tokens, speculative.tokens
             found = compare(engine, engine.tokenize(GREEDY_PROMPT), *both, checked(cold))
-            why = found and f"from token {found.position + 1} on: {found.reason}"
             greedy = {"prompt": GREEDY_PROMPT, "text": plain.text, "same_text": found is None}
-            greedy["difference"] = why
+            greedy["divergence"] = found and found.document
+            verdict = f"the texts differ {found.reason}" if found else "both wrote the same text"
         except KeyboardInterrupt:
             interrupted = True
     if pairs:
@@ -116,6 +116,8 @@ def command(
             render.echo_json(document)
         else:
             _print_result(document)
+            if greedy is not None:
+                render.echo(f"At temperature 0, {verdict}.")
     return INTERRUPTED if interrupted else 0
 
 
@@ -209,7 +211,3 @@ def _print_result(document: dict[str, Any]) -> None:
         f"Medians of {n_texts} texts at temperature {temperature:g}. The large model is a stand-in "
         f"with the cost of {document['stand_in']['n_params'] / 1e6:,.0f} M parameters."
     )
-    if document["greedy"] is not None and document["greedy"]["same_text"]:
-        render.echo("At temperature 0, both wrote the same text.")
-    elif document["greedy"] is not None:
-        render.echo(f"At temperature 0, the texts differ {document['greedy']['difference']}.")

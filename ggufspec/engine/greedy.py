@@ -7,7 +7,7 @@ greedy texts may differ from a token on whose rivals are nearer than rounding mo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 
 import numpy as np
@@ -56,12 +56,19 @@ class Divergence:
 
     @property
     def reason(self) -> str:
+        """How the two texts differ, to follow "the texts differ"."""
         single, batched = self.gaps
         found = (
-            f"the two tokens there are {single:.2g} and {batched:.2g} logits apart (token by token "
-            f"and in batches), and batches change such gaps by up to {self.rounding:.2g}"
+            f"from token {self.position + 1} on: the two tokens there are {single:.2g} and "
+            f"{batched:.2g} logits apart (token by token and in batches), and batches change such "
+            f"gaps by up to {self.rounding:.2g}"
         )
         return f"{found}: a near-tie" if self.is_near_tie else f"{found}: rounding is not the cause"
+
+    @property
+    def document(self) -> dict[str, object]:
+        """The same as JSON data."""
+        return {**asdict(self), "near_tie": self.is_near_tie}
 
 
 def compare(

@@ -145,7 +145,7 @@ def test_without_a_target_the_embedded_pair_runs(command: Command) -> None:
     assert document["settings"]["temperature"] == 0
     assert document["settings"]["repeat_penalty"] == 1.15
     assert document["settings"]["draft"] == str(embedded.embedded_draft())
-    assert document["same_text"]
+    assert document["same_text"] or document["divergence"]["near_tie"]
     assert document["plain"]["n_generated"] == 12
 
 
