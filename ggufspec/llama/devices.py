@@ -110,7 +110,25 @@ def look_for_devices() -> None:
     """Let ggml look for devices, once in a process; what it logs goes to ggufspec's log."""
     with listening():
         llama_cpp.llama_backend_init()
+        _load_backends()
         llama_cpp.llama_print_system_info()  # the first call that needs the list of backends
+
+
+def _load_backends() -> None:
+    """Load the backends of a build that has them in files of their own (GGML_BACKEND_DL).
+
+    With GGML_CPU_ALL_VARIANTS there is one for each kind of processor, and ggml takes the best.
+    llama-cpp-python does not load them; its build leaves them in its lib folder, or in a bin folder
+    beside the package.
+    """
+    package = Path(llama_cpp.__file__).parent
+    for library in libraries():
+        load = getattr(library, "ggml_backend_load_all_from_path", None)
+        if load is None or library.ggml_backend_reg_count():
+            continue
+        load.restype, load.argtypes = None, [TEXT]
+        for folder in (package / "lib", package.parent / "bin"):
+            load(os.fsencode(folder))
 
 
 def devices() -> list[Device]:
