@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -89,10 +89,12 @@ class Pair:
 
 
 @contextmanager
-def opened(write: Callable[..., Path], folder: Path) -> Iterator[Pair]:
+def opened(
+    write: Callable[..., Path], folder: Path, perturb: Mapping[str, float] = PERTURB
+) -> Iterator[Pair]:
     models, contexts = [], []
-    for name, perturb in PERTURB.items():
-        models.append(Model(write(folder / f"{name}.gguf", perturb=perturb)))
+    for name, share in perturb.items():
+        models.append(Model(write(folder / f"{name}.gguf", perturb=share)))
         options = ContextOptions(
             n_ctx=64, n_rows=N_NODES + 1, n_rollback=N_DRAFT, n_threads=1, n_leaves=N_NODES
         )
@@ -304,7 +306,11 @@ def test_texts_of_staged_drafts_have_the_targets_distribution(pair: Pair) -> Non
 
 
 def test_texts_of_a_hybrid_model_have_its_distribution(tmp_path: Path) -> None:
-    with opened(tiny.write_qwen35, tmp_path) as hybrid:
+    """The rule that breaks has statistics of 9,220 to 9,701 here; the limit is 62.
+
+    With PERTURB's draft, this model's right and wrong rules write the same texts.
+    """
+    with opened(tiny.write_qwen35, tmp_path, {**PERTURB, "draft": 0.02}) as hybrid:
         statistic, n_free = chi_square(hybrid, verify.rule("traversal"), N_RUNS, seed=1)
     assert n_free > 20
     assert statistic < limit(n_free)
@@ -409,9 +415,9 @@ def partial_to_forced(draft: Draft, target_probs: Probs, uniforms: Uniforms) -> 
 
 
 def test_constrained_texts_have_the_targets_distribution(pair: Pair) -> None:
-    """30,000 texts; the enumeration of tests/drafting/test_exact_distribution.py has all rules."""
+    """100,000 texts; the enumeration of tests/drafting/test_exact_distribution.py has all rules."""
     statistic, n_free = chi_square(
-        pair, verify.rule("traversal"), 30_000, 1, sampling=under_grammar(pair), n_tokens=N_LETTERS
+        pair, verify.rule("traversal"), 100_000, 1, sampling=under_grammar(pair), n_tokens=N_LETTERS
     )
     assert n_free > 20
     assert statistic < limit(n_free)
@@ -456,7 +462,11 @@ def headed(
     ("headed", "name"), [("glm4moe", "traversal"), ("eagle3_d2t", "rejection")], indirect=["headed"]
 )
 def test_texts_with_a_head_have_the_targets_distribution(name: str, headed: Pair) -> None:
-    statistic, n_free = chi_square(headed, verify.rule(name), 15_000, 1)
+    """A wrong residual is found with GLM's head: over seeds 1 to 5, the statistics were 108 to 133.
+
+    The limit is 62. With EAGLE-3's head, probabilities of another temperature are found: see below.
+    """
+    statistic, n_free = chi_square(headed, verify.rule(name), 30_000, 1)
     assert n_free > 12
     assert statistic < limit(n_free)
 
