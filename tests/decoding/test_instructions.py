@@ -12,6 +12,7 @@ import pytest
 
 LEVELS = ("baseline", "x86-64-v3", "x86-64-v4")
 PROGRAM = """
+import numpy as np
 from ggufspec import _native
 from ggufspec.decoding import verify
 from ggufspec.decoding.sampling import Sampling, to_probs
