@@ -215,7 +215,7 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
         (["--top-p", "2"], ["--top-p", "0<x<=1"]),
         (["--top-p", "nan"], ["top_p is nan"]),
         (["--min-p", "2"], ["--min-p", "0<=x<=1"]),
-        (["--min-p", "nan"], ["min_p is nan"]),
+        (["--min-p", "nan"], ["--min-p", "is not a number"]),
         (["--top-k", "-1"], ["--top-k", "-1"]),
         (["-n", "0"], ["-n", "at least 1"]),
         (["-n", "-5"], ["-n", "at least 1", "-1 for no limit"]),
