@@ -37,7 +37,7 @@ class Divergence:
     `tokens`: of the first text and of the second. `gaps`: how far the less likely one of them is
     below the likeliest token, in logits after penalties and constraints, when the text is read
     token by token, and in batches (the largest). `rounding`: the largest change of a gap between
-    two likely tokens that batches were measured to make in that text, before penalties.
+    two likely tokens that batches were measured to make in prompt and text, before penalties.
     """
 
     position: int
@@ -47,7 +47,13 @@ class Divergence:
 
     @property
     def gap(self) -> float:
-        return max(self.gaps)
+        """What rounding has to explain.
+
+        Plain decoding reads token by token, so its gap is at most one change away from the other
+        text's choice. Batches of the sizes that are read here are up to two changes away.
+        """
+        single, batched = self.gaps
+        return max(single, batched / 2)
 
     @property
     def is_near_tie(self) -> bool:
@@ -91,24 +97,36 @@ def compare(
     kept = tuple(name for name in sampling.samplers if name in _KEEP_THE_ORDER)
     sampling = replace(sampling, temperature=1.0, samplers=kept)
     longer = first if len(first) > at else second
-    n_before = max(at - _N_BEFORE, 0)
-    before, text = [*prompt, *longer[:n_before]], list(longer[n_before : at + _N_AFTER])
-    there = at - n_before
+    tokens = [*prompt, *longer[: at + _N_AFTER]]
+    there = len(prompt) + at
+    # First as the texts were written: the prompt in one piece. Then the prompt's tokens as well.
+    n_known = max(len(prompt), there - _N_BEFORE)
+    single, batched, rounding = _read(engine, tokens, n_known, there)
+    if (earlier := max(there - _N_BEFORE, 1)) < n_known:
+        rounding = max(rounding, _read(engine, tokens, earlier, there)[2])
+    scores, *others = (_scores(row, sampling, tokens[:there]) for row in (single, *batched))
+    ends = max(engine.vocab.stop_tokens, key=lambda end: scores[end], default=-1)
+    differ = (first[at] if at < len(first) else ends, second[at] if at < len(second) else ends)
+    gaps = _gap(scores, differ), max(_gap(other, differ) for other in others)
+    return Divergence(at, differ, gaps, rounding)
+
+
+def _read(
+    engine: Engine, tokens: Sequence[int], n_known: int, there: int
+) -> tuple[Logits, list[Logits], float]:
+    """Read the tokens from `n_known` on singly, and in batches as a prompt is.
+
+    Returns the logits before token `there`, those by each size of batches, and the rounding.
+    """
+    before, text = tokens[:n_known], tokens[n_known:]
     engine.forget()
     singles = [*chain.from_iterable(scoring.logits(engine, before, text, whose="target"))]
-
-    def scores(row: Logits) -> Scores:
-        return _scores(row, sampling, [*before, *text[:there]])
-
-    single = scores(singles[there])
-    ends = max(engine.vocab.stop_tokens, key=lambda end: single[end], default=-1)
-    tokens = (first[at] if at < len(first) else ends, second[at] if at < len(second) else ends)
-    rounding, gaps = 0.0, []
+    rounding, found = 0.0, []
     for i, batched in _in_batches(engine, before, text):
         rounding = max(rounding, *map(_change, singles[i:], batched))
-        if i <= there < i + len(batched):
-            gaps.append(_gap(scores(batched[there - i]), tokens))
-    return Divergence(at, tokens, (_gap(single, tokens), max(gaps)), rounding)
+        if i <= there - n_known < i + len(batched):
+            found.append(batched[there - n_known - i].copy())
+    return singles[there - n_known], found, rounding
 
 
 def _in_batches(
