@@ -19,7 +19,7 @@ from ggufspec.common.files import is_stream
 from ggufspec.errors import ModelError
 from ggufspec.models.gguf_file import ARRAY, SCALARS, STRING
 from ggufspec.models.quants import whole_split
-from ggufspec.models.tensors import TYPES_BY_NUMBER, Tensor
+from ggufspec.models.tensors import QUANTIZATIONS, TYPES_BY_NUMBER, Tensor
 
 # The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
@@ -126,13 +126,9 @@ class Header:
     @cached_property
     def quantization(self) -> str:
         """Its quantization by the name of llama-quantize; else its matrix_type."""
-        from gguf import LlamaFileType
-
         found = self.values.get("general.file_type")
-        if isinstance(found, int) and found in LlamaFileType._value2member_map_:
-            name = str(LlamaFileType(found).name)
-            return name.removeprefix("MOSTLY_").removeprefix("ALL_")
-        return self.matrix_type
+        is_known = isinstance(found, int) and 0 <= found < len(QUANTIZATIONS)
+        return (QUANTIZATIONS[found] if is_known else "") or self.matrix_type
 
     @cached_property
     def matrix_type(self) -> str:

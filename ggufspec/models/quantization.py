@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ggufspec.models.header import Header, layer_of
 from ggufspec.models.registry import Dimensions
-from ggufspec.models.tensors import TYPES, Tensor
+from ggufspec.models.tensors import QUANTIZATIONS, TYPES, Tensor
 
 _Shaped = tuple[str, tuple[int, ...]]  # the innermost dimension first, as in a GGUF file
 
@@ -110,25 +111,12 @@ def _feed_forward(of: Dimensions, kind: Architecture) -> Iterator[_Shaped]:
 
 # Names of quantizations: (llama_ftype, the type of most tensors).
 FILE_TYPES = {
-    "F32": (0, "F32"),
-    "F16": (1, "F16"),
-    "BF16": (32, "BF16"),
-    "Q4_0": (2, "Q4_0"),
-    "Q4_1": (3, "Q4_1"),
-    "Q5_0": (8, "Q5_0"),
-    "Q5_1": (9, "Q5_1"),
-    "Q8_0": (7, "Q8_0"),
-    "Q2_K": (10, "Q2_K"),
-    "Q3_K_S": (11, "Q3_K"),
-    "Q3_K_M": (12, "Q3_K"),
-    "Q3_K_L": (13, "Q3_K"),
-    "Q4_K_S": (14, "Q4_K"),
-    "Q4_K_M": (15, "Q4_K"),
-    "Q5_K_S": (16, "Q5_K"),
-    "Q5_K_M": (17, "Q5_K"),
-    "Q6_K": (18, "Q6_K"),
+    name: (QUANTIZATIONS.index(name), re.sub("_[SML]$", "", name))
+    for name in (
+        *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K_S"),
+        *("Q3_K_M", "Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"),
+    )
 }
-
 _OTHER_NAMES = {"FP16": "F16", "FP32": "F32"}
 _FALLBACKS = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _KEPT = ("_norm.weight", "ffn_gate_inp.weight", "position_embd.weight")  # never quantized

@@ -15,7 +15,6 @@ class WeightType(NamedTuple):
     n_bytes: int
 
 
-# gguf has this table too (GGML_QUANT_SIZES), but importing it takes longer than reading a header.
 _TYPES = (
     WeightType(0, "F32", 1, 4),
     WeightType(1, "F16", 1, 2),
@@ -51,6 +50,13 @@ _TYPES = (
     WeightType(39, "MXFP4", 32, 17),
     WeightType(40, "NVFP4", 64, 36),
     WeightType(41, "Q1_0", 128, 18),
+)
+# The names of llama-quantize by llama_ftype in llama.h; "": a number that is not in use.
+QUANTIZATIONS = (
+    *("F32", "F16", "Q4_0", "Q4_1", "", "", "", "Q8_0", "Q5_0", "Q5_1", "Q2_K", "Q3_K_S", "Q3_K_M"),
+    *("Q3_K_L", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K", "IQ2_XXS", "IQ2_XS", "Q2_K_S"),
+    *("IQ3_XS", "IQ3_XXS", "IQ1_S", "IQ4_NL", "IQ3_S", "IQ3_M", "IQ2_S", "IQ2_M", "IQ4_XS"),
+    *("IQ1_M", "BF16", "", "", "", "TQ1_0", "TQ2_0", "MXFP4_MOE", "NVFP4", "Q1_0"),
 )
 TYPES_BY_NUMBER = {each.number: each for each in _TYPES}
 TYPES = {each.name: each for each in _TYPES}

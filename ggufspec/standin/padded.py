@@ -21,7 +21,7 @@ from ggufspec.models.gguf_file import Chunk, GgufFile
 from ggufspec.models.header import read_header
 from ggufspec.models.quantization import FILE_TYPES, n_params_of, tensors_of
 from ggufspec.models.registry import Dimensions
-from ggufspec.models.tensors import Tensor
+from ggufspec.models.tensors import TYPES, Tensor
 from ggufspec.standin.embedded import embedded_target
 
 _RECIPE = 3  # raise it when the files that this module writes change
@@ -166,20 +166,24 @@ class _Source:
 
 @functools.cache
 def _read_source() -> _Source:
-    import gguf
-
-    reader, header = gguf.GGUFReader(embedded_target()), read_header(embedded_target())
+    header, data = read_header(embedded_target()), np.fromfile(embedded_target(), np.uint8)
+    starts = {name: start for name, (_, start) in header.starts.items()}
     return _Source(
-        sha256=hashlib.sha256(reader.data).hexdigest(),
+        sha256=hashlib.sha256(data).hexdigest(),
         values=dict(header.values),
-        data={
-            tensor.name: tensor.data.view(np.uint8)
-            if tensor.data.dtype == np.float32
-            else gguf.dequantize(tensor.data, tensor.tensor_type).astype("<f2").view(np.uint8)
-            for tensor in reader.tensors
-        },
+        data={each.name: _dequantized(each, data[starts[each.name] :]) for each in header.tensors},
         n_embd=header.number("embedding_length"),
     )
+
+
+def _dequantized(tensor: Tensor, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Q8_0 as F16, F32 as it is."""
+    data = data[: tensor.n_bytes]
+    if tensor.type == "F32":
+        return data
+    blocks = data.reshape(tensor.n_rows, -1, TYPES[tensor.type].n_bytes)
+    weights: NDArray[np.float16] = blocks[..., :2].view("<f2") * blocks[..., 2:].view("i1")
+    return weights.reshape(tensor.n_rows, -1).view(np.uint8)
 
 
 def _values(of: Dimensions, source: _Source, filled: float) -> dict[str, Any]:
