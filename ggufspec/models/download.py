@@ -1,7 +1,7 @@
 """Downloads files from the hub into its standard cache, and checks their hashes.
 
 huggingface_hub (2.4) restarts a broken download in the next run, and checks only its size. So a
-part file is received here, and huggingface_hub links the complete blob into the snapshot.
+part file is received here, and linked into the snapshot when it is complete.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +40,9 @@ def fetch(files: Sequence[RemoteFile], progress: NamedProgress | None = None) ->
     Raises DownloadError; CacheError where the disk does not take them. After an error or an
     interrupt, the next call continues with what has been received.
     """
-    missing = [file for file in files if not _blob(file).is_file() and _snapshot_file(file) is None]
+    missing = [
+        file for file in files if not (_blob(file).is_file() or _snapshot_path(file).is_file())
+    ]
     _check_room(missing)
     with hub.quiet():
         if missing:
@@ -51,10 +54,8 @@ def fetch(files: Sequence[RemoteFile], progress: NamedProgress | None = None) ->
 
 def _check_room(missing: Sequence[RemoteFile]) -> None:
     """Raise CacheError now rather than after gigabytes."""
-    parts = ((file.size, _part(file)) for file in missing)
-    n_needed = sum(
-        max(size - part.stat().st_size, 0) if part.is_file() else size for size, part in parts
-    )
+    parts = [part.stat().st_size for part in map(_part, missing) if part.is_file()]
+    n_needed = sum(file.size for file in missing) - sum(parts)
     folder = local.hub_cache()
     n_free = free_bytes(folder)
     if n_free is not None and n_free < n_needed:
@@ -117,10 +118,8 @@ def _receive(file: RemoteFile, stop: threading.Event, n_done: dict[str, int]) ->
     with WeakFileLock(lock):
         if not blob.is_file():
             with contextlib.closing(_PartFile(file, n_done)) as part:
-                while part.n_bytes < file.size and not stop.is_set():
-                    hub.retry(
-                        lambda: part.receive(stop), n_done=lambda: part.n_bytes, sleep=stop.wait
-                    )
+                if part.n_bytes < file.size:
+                    hub.retry(partial(part.receive, stop), lambda: part.n_bytes, stop.wait)
                 if not stop.is_set():
                     part.become(blob)
 
@@ -210,29 +209,20 @@ class _PartFile:
 
 
 def _link(file: RemoteFile) -> Path:
-    """Have huggingface_hub link the blob into the snapshot; record the commit of the revision."""
-    if (path := _snapshot_file(file)) is None:
-        from huggingface_hub import hf_hub_download
+    """Link the blob into the snapshot; record the commit of the revision."""
+    from huggingface_hub.file_download import are_symlinks_supported
 
-        def link() -> Path:
-            with _disk(file), hub.explained(file.repo, file.revision, file.path):
-                return Path(
-                    hf_hub_download(
-                        file.repo,
-                        file.path,
-                        revision=file.commit,
-                        cache_dir=local.hub_cache(),
-                        endpoint=hub.endpoint(),
-                    )
-                )
-
-        path = hub.retry(link)
-        if not path.is_symlink():  # a file system without links: it was copied
-            with contextlib.suppress(OSError):
-                _blob(file).unlink()
+    path, blob = _snapshot_path(file), _blob(file)
     reference = local.repo_folder(file.repo) / "refs" / file.revision
-    if file.revision != file.commit:
-        with _disk(file):
+    with _disk(file):
+        if not path.is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):  # another process was first
+                if are_symlinks_supported(local.hub_cache()):
+                    path.symlink_to(os.path.relpath(blob, path.parent))
+                else:
+                    blob.rename(path)
+        if file.revision != file.commit:
             reference.parent.mkdir(parents=True, exist_ok=True)
             reference.write_text(file.commit, encoding="utf-8")
     return path
@@ -284,7 +274,6 @@ def _part(file: RemoteFile) -> Path:
     return blob.with_name(blob.name + PART_SUFFIX)
 
 
-def _snapshot_file(file: RemoteFile) -> Path | None:
+def _snapshot_path(file: RemoteFile) -> Path:
     folder = local.repo_folder(file.repo) / "snapshots" / file.commit
-    path = folder.joinpath(*file.path.split("/"))
-    return path if path.is_file() else None
+    return folder.joinpath(*file.path.split("/"))

@@ -100,7 +100,6 @@ def is_offline() -> bool:
 
 def retry(
     attempt: Callable[[], Result],
-    *,
     n_done: Callable[[], int] = lambda: 0,
     sleep: Callable[[float], object] = time.sleep,
 ) -> Result:
@@ -138,8 +137,6 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
         ) from error
     except errors.RevisionNotFoundError as error:
         raise DownloadError(f"{repo} has no revision {revision}; the default is main") from error
-    except errors.LocalEntryNotFoundError as error:  # raised for a failed connection
-        raise _broken(what, error.__cause__ or error, path) from error
     except errors.EntryNotFoundError as error:
         raise DownloadError(f"{what} does not exist at revision {revision}") from error
     except errors.RepositoryNotFoundError as error:
@@ -157,7 +154,7 @@ def explained(repo: str, revision: str, path: str | None = None) -> Iterator[Non
         raise _broken(what, error, path) from error
     except errors.HFValidationError as error:
         raise DownloadError(f"{repo} is not a valid repository name: {error}") from error
-    except (httpx2.InvalidURL, errors.FileMetadataError) as error:
+    except httpx2.InvalidURL as error:
         raise DownloadError(_no_hub()) from error
 
 
