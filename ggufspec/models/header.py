@@ -127,8 +127,9 @@ class Header:
     def quantization(self) -> str:
         """Its quantization by the name of llama-quantize; else its matrix_type."""
         found = self.values.get("general.file_type")
-        is_known = isinstance(found, int) and 0 <= found < len(QUANTIZATIONS)
-        return (QUANTIZATIONS[found] if is_known else "") or self.matrix_type
+        if isinstance(found, int) and 0 <= found < len(QUANTIZATIONS):
+            return QUANTIZATIONS[found] or self.matrix_type
+        return self.matrix_type
 
     @cached_property
     def matrix_type(self) -> str:

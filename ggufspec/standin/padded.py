@@ -166,10 +166,11 @@ class _Source:
 
 @functools.cache
 def _read_source() -> _Source:
-    header, data = read_header(embedded_target()), np.fromfile(embedded_target(), np.uint8)
+    header, content = read_header(embedded_target()), embedded_target().read_bytes()
+    data = np.frombuffer(content, np.uint8)
     starts = {name: start for name, (_, start) in header.starts.items()}
     return _Source(
-        sha256=hashlib.sha256(data).hexdigest(),
+        sha256=hashlib.sha256(content).hexdigest(),
         values=dict(header.values),
         data={each.name: _dequantized(each, data[starts[each.name] :]) for each in header.tensors},
         n_embd=header.number("embedding_length"),
