@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from ggufspec.common.facts import json_object
-from ggufspec.common.files import write_all
+from ggufspec.common.files import disk_errors, write_all
 from ggufspec.errors import CacheError, OptionError
 
 if sys.platform != "win32":
@@ -36,12 +36,8 @@ class Journal:
     def __init__(self, path: Path) -> None:
         """Open the file or create it. Raises CacheError, also where another batch has it open."""
         self.path = path
-        try:
+        with disk_errors(str(path), "; give another output to -o"):
             self._file = FileIO(path, "a+")
-        except OSError as error:
-            raise CacheError(
-                f"cannot write {path}: {error.strerror or error}; give another output to -o"
-            ) from error
         if sys.platform != "win32":
             try:
                 fcntl.flock(self._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,16 +106,10 @@ class Journal:
         self._file.close()
 
 
-@contextlib.contextmanager
-def write_errors(path: Path) -> Iterator[None]:
+def write_errors(path: Path) -> contextlib.AbstractContextManager[None]:
     """Turns an OSError of the block into a CacheError: finished prompts are not lost."""
-    try:
-        yield
-    except OSError as error:
-        raise CacheError(
-            f"cannot write {path}: {error.strerror or error}; finished prompts are kept: free some "
-            "space, then run again with --resume"
-        ) from error
+    remedy = "; finished prompts are kept: free some space, then run again with --resume"
+    return disk_errors(str(path), remedy)
 
 
 def _sync_folder(folder: Path) -> None:

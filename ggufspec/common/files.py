@@ -132,12 +132,17 @@ def write_file(path: Path, data: bytes) -> None:
     if not is_stream(path):
         write_whole(path, len(data), [data], place=USER_FOLDER)
         return
-    try:
+    with disk_errors(str(path), "; name another file"):
         path.write_bytes(data)
+
+
+@contextlib.contextmanager
+def disk_errors(what: str, remedy: str) -> Iterator[None]:
+    """Turns an OSError of the block into a CacheError: `what` cannot be written, and what to do."""
+    try:
+        yield
     except OSError as error:
-        raise CacheError(
-            f"cannot write {path}: {error.strerror or error}; name another file"
-        ) from error
+        raise CacheError(f"cannot write {what}: {error.strerror or error}{remedy}") from error
 
 
 def check_writable(path: Path) -> None:

@@ -11,13 +11,14 @@ import hashlib
 import os
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec.common.files import format_bytes, free_bytes, write_all
+from ggufspec.common.files import disk_errors, format_bytes, free_bytes, write_all
 from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import CacheError, DownloadError
 from ggufspec.models import hashes, hub, local
@@ -245,17 +246,13 @@ def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: NamedProgress | 
             )
 
 
-@contextlib.contextmanager
-def _disk(file: RemoteFile) -> Iterator[None]:
-    """Turns an OSError into a CacheError. Errors of huggingface_hub are OSErrors too: not here."""
-    try:
-        yield
-    except OSError as error:
-        raise CacheError(
-            f"cannot write {file.path} into {local.hub_cache()}: {error.strerror or error}. Make "
-            "room (`ggufspec models rm`), or choose another folder with the environment variable "
-            f"HF_HUB_CACHE; {hub.KEPT}"
-        ) from error
+def _disk(file: RemoteFile) -> AbstractContextManager[None]:
+    """Not around calls of huggingface_hub: its errors are OSErrors, too."""
+    return disk_errors(
+        f"{file.path} into {local.hub_cache()}",
+        ". Make room (`ggufspec models rm`), or choose another folder with the environment "
+        f"variable HF_HUB_CACHE; {hub.KEPT}",
+    )
 
 
 def _digest(file: RemoteFile) -> _Hash:
