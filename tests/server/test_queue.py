@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from patience import PATIENCE, at_most
 from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
@@ -99,7 +99,7 @@ def test_a_client_that_goes_away_frees_the_worker_within_a_round(busy: Live, str
     else:
         with pytest.raises(httpx.ReadTimeout):
             busy.client.post("/v1/completions", json={**ENDLESS, "stream": False}, timeout=0.3)
-    assert busy.is_free(within=1.0)
+    assert busy.is_free()
     assert busy.metric('generations_total{outcome="cancelled"}') == 1
     assert busy.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
 
@@ -111,7 +111,7 @@ def test_a_cancelled_request_ends_with_its_round(busy: Live, endless: Engine) ->
     assert comes_true(lambda: len(events) > 2)
     busy.service.worker.cancel(queued)
     n_events = len(events)
-    assert busy.is_free(within=1.0)
+    assert busy.is_free()
     assert len(events) - n_events <= 2, "the round in progress, and one that began meanwhile"
 
 
@@ -130,8 +130,8 @@ def test_a_cancelled_prompt_is_not_processed_further(endless_file: Path) -> None
         serving(engine) as live,
     ):
         with pytest.raises(httpx.ReadTimeout):
-            live.client.post("/v1/completions", json={**BRIEF, "prompt": "x" * 60_000}, timeout=0.5)
-        assert live.is_free(within=1.0)
+            live.client.post("/v1/completions", json={**BRIEF, "prompt": "x" * 60_000}, timeout=0.1)
+        assert live.is_free()
         assert live.metric("generated_tokens_total") == 0
         assert live.ok("/v1/completions", **BRIEF)["choices"][0]["text"] == LETTERS
 
@@ -162,7 +162,7 @@ def test_a_request_that_takes_too_long_gets_an_error(endless: Engine, stream: bo
             assert response.status_code == 504
             assert response.json()["error"]["type"] == "timeout_error"
             assert response.headers["x-should-retry"] == "false"
-        assert live.is_free(within=1.0)
+        assert live.is_free()
 
 
 def test_the_operators_limit_of_tokens_holds(endless: Engine) -> None:
@@ -225,7 +225,7 @@ def test_at_shutdown_waiting_requests_fail_and_running_ones_have_time(endless: E
         second = threads.submit(live.post, "/v1/completions", **{**ENDLESS, "stream": False})
         assert comes_true(lambda: live.service.worker.n_waiting == 1)
         live.server.should_exit = True
-        heard = {"runs": first.result(10), "waits": second.result(10)}
+        heard = {"runs": first.result(PATIENCE), "waits": second.result(PATIENCE)}
     assert heard["waits"].status_code == 503
     assert heard["runs"].status_code == 200
     assert '"code":"stopping"' in heard["runs"].text.split("\n\n")[-2]
@@ -249,7 +249,7 @@ def test_what_ends_in_time_ends_well(endless: Engine) -> None:
         running = threads.submit(live.post, "/v1/completions", **asked)
         assert comes_true(lambda: live.service.worker.n_running == 1)
         live.server.should_exit = True
-        assert running.result(10).json()["choices"][0]["text"] == LETTERS * 100
+        assert running.result(PATIENCE).json()["choices"][0]["text"] == LETTERS * 100
 
 
 # As a process
@@ -270,12 +270,9 @@ def start(*args: str | Path, preamble: str = "") -> tuple[subprocess.Popen[str],
         stderr=subprocess.PIPE,
         text=True,
     )
-    watchdog = threading.Timer(20, process.kill)
-    watchdog.start()
     assert process.stdout is not None
-    url = process.stdout.readline().strip()
-    watchdog.cancel()
-    return process, url
+    with at_most():
+        return process, process.stdout.readline().strip()
 
 
 @pytest.mark.parametrize(
@@ -286,7 +283,7 @@ def test_a_signal_ends_the_command_gently(
 ) -> None:
     process, url = start("-m", endless_file, "-c", "100000", "--grace", "0.2")
     assert url.startswith("http://127.0.0.1:")
-    with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+    with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client:
         assert client.get("/v1/models").json()["data"][0]["id"] == "endless"
         with client.stream("POST", "/v1/completions", json=ENDLESS) as response:
             text = response.iter_text()
@@ -295,7 +292,7 @@ def test_a_signal_ends_the_command_gently(
             last = json.loads("".join(text).rstrip().rpartition("data: ")[2])
     assert last["error"]["code"] == "stopping"
     assert [choice["finish_reason"] for choice in last["choices"]] == ["error"]
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == code, err
     assert "Traceback" not in err
     assert str(endless_file.parent) not in err
@@ -309,7 +306,7 @@ class Checked:
         if text.startswith("http://"):
             host, _, port = text.strip().removeprefix("http://").partition(":")
             try:
-                socket.create_connection((host, int(port)), timeout=5).close()
+                socket.create_connection((host, int(port)), timeout=60).close()
             except OSError as error:
                 text = f"{error}\\n"
         return self.real.write(text)
@@ -321,7 +318,7 @@ sys.stdout = Checked(sys.stdout)
 def test_the_url_is_printed_once_the_server_listens(endless_file: Path) -> None:
     process, url = start("-m", endless_file, "-c", "1000", preamble=CONNECT_WHEN_PRINTED)
     process.terminate()
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE)
     assert url.startswith("http://127.0.0.1:")
     assert not url.endswith(":0")
     assert process.returncode == 0, err
@@ -330,7 +327,7 @@ def test_the_url_is_printed_once_the_server_listens(endless_file: Path) -> None:
 def test_a_second_ctrl_c_does_not_wait(endless_file: Path) -> None:
     process, url = start("-m", endless_file, "-c", "100000", "--grace", "60")
     with (
-        httpx.Client(base_url=url, trust_env=False, timeout=20) as client,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
         client.stream("POST", "/v1/completions", json=ENDLESS) as response,
     ):
         text = response.iter_text()
@@ -339,7 +336,7 @@ def test_a_second_ctrl_c_does_not_wait(endless_file: Path) -> None:
         assert comes_true(lambda: not answers(url))
         process.send_signal(signal.SIGINT)
         assert '"code":"stopping"' in "".join(text)
-    _, err = process.communicate(timeout=10)
+    _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, "Traceback" in err) == (130, False)
 
 
@@ -358,13 +355,13 @@ def test_a_thread_that_is_stuck_does_not_outlive_the_grace(endless_file: Path) -
     body = b'{"prompt": "hi"}'
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
     with (
-        httpx.Client(base_url=url, trust_env=False, timeout=20) as client,
+        httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client,
         socket.create_connection((host, int(port))) as asking,
     ):
         asking.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         assert comes_true(lambda: "ggufspec_queue_running 1.0" in client.get("/metrics").text)
         process.terminate()
-        _, err = process.communicate(timeout=10)
+        _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
     assert err.splitlines()[-1] == (
         "ggufspec: the engine has not stopped within 0.5 s; ending the process"
@@ -380,11 +377,11 @@ def test_idle_connections_do_not_keep_others_out(endless_file: Path) -> None:
     with ExitStack() as stack:
         for _ in range(300):
             stack.enter_context(socket.create_connection((host, int(port))))
-        with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+        with httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE) as client:
             assert client.get("/health").json() == {"status": "ok"}
             assert client.post("/v1/completions", json=BRIEF).status_code == 200
     process.terminate()
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert 0 < len([line for line in err.splitlines() if "connections" in line]) < 3
     assert "Traceback" not in err

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from patience import PATIENCE
 from serving import Live, comes_true, events_of, said, serving
 
 import ggufspec
@@ -165,7 +166,7 @@ def test_a_short_prompt_does_not_wait_for_long_ones(
         worker.start()
         assert comes_true(lambda: len(ended) == 3, 60)
         worker.finish()
-        assert worker.join(10)
+        assert worker.join(PATIENCE)
     assert ended == wanted
 
 
@@ -239,7 +240,7 @@ def test_at_shutdown_running_requests_get_an_error(busy: Live) -> None:
         busy.service.worker.abort()
         for response in running:
             assert "stopping" in response.read().decode().lower()
-    assert busy.service.worker.join(5.0)
+    assert busy.service.worker.join(PATIENCE)
 
 
 def test_a_conversation_goes_on_where_it_was_while_others_have_theirs(wide: Live) -> None:
