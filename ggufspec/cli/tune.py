@@ -229,31 +229,29 @@ def _print_report(tuned: Tuned, matrix_type: str) -> None:
 def _print_trials(trials: Sequence[Trial]) -> None:
     """Two tables: trials measured by passes, and trials measured by a prompt."""
     by_passes = [trial for trial in trials if trial.reading_seconds is None]
-    sizes = sorted({size for trial in by_passes for size in trial.target_seconds})
-    has_draft = any(trial.draft_seconds is not None for trial in by_passes)
-    names = [f"{size} token{'s' if size > 1 else ''}, ms" for size in sizes]
-    header = ["Setting", *names, *(["draft step, ms"] if has_draft else []), ""]
-    rows = [
-        [
-            *[_ms(trial.target_seconds.get(size)) for size in sizes],
-            *([_ms(trial.draft_seconds)] if has_draft else []),
-        ]
-        for trial in by_passes
-    ]
-    _print_settings(header, by_passes, rows)
     by_prompt = [trial for trial in trials if trial.reading_seconds is not None]
-    rows = [[_ms(trial.reading_seconds)] for trial in by_prompt]
-    _print_settings(["Setting, with a prompt", "ms/token", ""], by_prompt, rows)
+    columns = {
+        f"{counted(size, 'token')}, ms": [trial.target_seconds.get(size) for trial in by_passes]
+        for size in sorted({size for trial in by_passes for size in trial.target_seconds})
+    }
+    if any(steps := [trial.draft_seconds for trial in by_passes]):
+        columns["draft step, ms"] = steps
+    _print_settings("Setting", by_passes, columns)
+    readings = [trial.reading_seconds for trial in by_prompt]
+    _print_settings("Setting, with a prompt", by_prompt, {"ms/token": readings})
 
 
-def _print_settings(header: list[str], trials: Sequence[Trial], cells: Sequence[list[str]]) -> None:
+def _print_settings(
+    title: str, trials: Sequence[Trial], columns: dict[str, list[float | None]]
+) -> None:
     rows = []
-    for trial, row in zip(trials, cells, strict=True):
+    for i, trial in enumerate(trials):
         name = _SETTINGS[trial.what].format(trial.value)
         name = name.removesuffix("s") if trial.value == 1 else name
-        rows.append([name, *row, "chosen" if trial.is_chosen else ""])
+        cells = [_ms(seconds[i]) for seconds in columns.values()]
+        rows.append([name, *cells, "chosen" if trial.is_chosen else ""])
     if rows:
-        render.echo_table(header, rows)
+        render.echo_table([title, *columns, ""], rows)
 
 
 def _print_draft(draft: dict[str, Any]) -> None:

@@ -24,6 +24,14 @@ if sys.platform != "win32":
 
 CACHE_VARIABLE = "GGUFSPEC_CACHE"
 
+# By platform and purpose: a variable of the environment, and the folder without it, below home.
+_FOLDERS = {
+    ("win32", "cache"): ("LOCALAPPDATA", "AppData/Local"),
+    ("win32", "config"): ("APPDATA", "AppData/Roaming"),
+    ("darwin", "cache"): ("", "Library/Caches"),
+    ("darwin", "config"): ("", "Library/Application Support"),
+}
+_XDG_FOLDERS = {"cache": ("XDG_CACHE_HOME", ".cache"), "config": ("XDG_CONFIG_HOME", ".config")}
 _SUFFIX = ".ggufspec-tmp"
 _BLOCK = 2**16  # bytes of a fingerprint's blocks
 
@@ -50,12 +58,20 @@ def default_cache_dir() -> Path:
     try:
         if chosen := os.environ.get(CACHE_VARIABLE):
             return Path(chosen).expanduser()
-        return _platform_cache_dir() / "ggufspec"
+        return platform_folder("cache") / "ggufspec"
     except RuntimeError as error:
         raise CacheError(
             "there is no home folder to keep a cache in: name a folder with --cache-dir or the "
             f"environment variable {CACHE_VARIABLE}"
         ) from error
+
+
+def platform_folder(purpose: str) -> Path:
+    """The user's folder for "cache" or "config". Raises RuntimeError where there is no home."""
+    # platformdirs would take a relative XDG_CACHE_HOME, and a folder named ~ without a home.
+    variable, usual = _FOLDERS.get((sys.platform, purpose)) or _XDG_FOLDERS[purpose]
+    chosen = Path(os.environ.get(variable, ""))
+    return chosen if chosen.is_absolute() else Path.home() / usual
 
 
 def is_stream(path: Path) -> bool:
@@ -238,13 +254,3 @@ def _remove_leftovers(folder: Path) -> None:
                 file = stack.enter_context(FileIO(leftover, "r+"))
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             leftover.unlink()
-
-
-def _platform_cache_dir() -> Path:
-    # platformdirs would take a relative XDG_CACHE_HOME, and a folder named ~ without a home.
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return chosen if chosen.is_absolute() else Path.home() / ".cache"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from ggufspec.common.files import default_cache_dir
+from ggufspec.common.files import default_cache_dir, platform_folder
 from ggufspec.common.toml import TOMLDecodeError, parse_toml
 from ggufspec.errors import ModelError, OptionError
 from ggufspec.models.quants import did_you_mean
@@ -183,16 +182,9 @@ def load_registry() -> Registry:
 def user_registry_path() -> Path | None:
     """The file of a user's own models; None without a home folder."""
     try:
-        if sys.platform == "win32":
-            folder = Path(os.environ.get("APPDATA") or Path.home() / "AppData" / "Roaming")
-        elif sys.platform == "darwin":
-            folder = Path.home() / "Library" / "Application Support"
-        else:
-            chosen = Path(os.environ.get("XDG_CONFIG_HOME", ""))
-            folder = chosen if chosen.is_absolute() else Path.home() / ".config"
+        return platform_folder("config") / "ggufspec" / _FILE_NAME
     except RuntimeError:
         return None
-    return folder / "ggufspec" / _FILE_NAME
 
 
 def parse_registry(texts: Iterable[tuple[str, str]]) -> Registry:
