@@ -55,6 +55,21 @@ def _amx(_caches: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _threads(_amx: None) -> Iterator[None]:
+    """One thread by default where llama.cpp has threads of its own, which spin as they wait.
+
+    With more of them than cores, as xdist has them, a pass can take a second.
+    """
+    from ggufspec.llama import context, devices
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "OPENMP" not in str(devices.machine()["llama_cpp_build"]):
+            for module in (context, devices):
+                patch.setattr(module, "n_threads_default", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _attention(_amx: None) -> Iterator[None]:
     """Attention over heads of one size is timed once by each process, not at each load."""
     from ggufspec.llama import attention
