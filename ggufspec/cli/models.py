@@ -19,7 +19,8 @@ from ggufspec.cli.progress import late_bars
 from ggufspec.common.facts import counted
 from ggufspec.common.files import format_bytes
 from ggufspec.errors import DownloadError, ModelError
-from ggufspec.models import hashes, local
+from ggufspec.models import local
+from ggufspec.models.download import hashes_of
 from ggufspec.models.header import Header, read_header
 from ggufspec.models.heads import head_text, is_head
 from ggufspec.models.hub import Transient, is_offline
@@ -192,7 +193,7 @@ def verify(name: str) -> int:
     paths = _here(name)
     is_damaged = False
     with late_bars() as bars:
-        for i, digest in enumerate(hashes.hashes_of(paths, bars.download)):
+        for i, digest in enumerate(hashes_of(paths, bars.download)):
             path = paths[i]
             wanted = (entry.sha256_of(entry.files[i]) if entry else None) or _blob_sha256(path)
             verdict = {None: "not compared, no sha256 is known for it", digest: "correct"}.get(

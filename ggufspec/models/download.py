@@ -8,20 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ggufspec.common.files import disk_errors, format_bytes, free_bytes, write_all
+from ggufspec.common.facts import json_object
+from ggufspec.common.files import (
+    default_cache_dir,
+    disk_errors,
+    format_bytes,
+    free_bytes,
+    write_all,
+    write_whole,
+)
 from ggufspec.common.progress import NamedProgress
 from ggufspec.errors import CacheError, DownloadError
-from ggufspec.models import hashes, hub, local
+from ggufspec.models import hub, local
 from ggufspec.models.hub import RemoteFile
 
 if TYPE_CHECKING:
@@ -189,7 +198,7 @@ class _PartFile:
             self._open.close()
             os.replace(self.path, blob)
         if self._file.sha256 is not None:
-            hashes.remember(blob, self._file.sha256)
+            remember(blob, self._file.sha256)
 
     def close(self) -> None:
         with _disk(self._file):
@@ -234,9 +243,9 @@ def _verify(pairs: Sequence[tuple[RemoteFile, Path]], progress: NamedProgress | 
     unknown = [
         (file, path)
         for file, path in pairs
-        if file.sha256 is not None and hashes.known_sha256(path) != file.sha256
+        if file.sha256 is not None and known_sha256(path) != file.sha256
     ]
-    found = hashes.hashes_of([path for _, path in unknown], progress)
+    found = hashes_of([path for _, path in unknown], progress)
     for (file, path), sha256 in zip(unknown, found, strict=True):
         if sha256 != file.sha256:
             local.remove([path])
@@ -274,3 +283,49 @@ def _part(file: RemoteFile) -> Path:
 def _snapshot_path(file: RemoteFile) -> Path:
     folder = local.repo_folder(file.repo) / "snapshots" / file.commit
     return folder.joinpath(*file.path.split("/"))
+
+
+# Hashes of files, stored by path, size and modification time.
+
+
+def known_sha256(path: Path) -> str | None:
+    """The stored hash of a file, if the file has not changed since."""
+    try:
+        content = json_object(_record_path(path).read_bytes())
+    except (CacheError, OSError):
+        return None
+    is_same = content is not None and content.get("file") == _identity(path)
+    return str(content.get("sha256")) if content and is_same else None
+
+
+def hashes_of(paths: Sequence[Path], progress: NamedProgress | None = None) -> Iterator[str]:
+    """Compute and store the sha256 of each file."""
+    n_done, n_bytes = 0, sum(path.stat().st_size for path in paths)
+    for path in paths:
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                digest.update(chunk)
+                n_done += len(chunk)
+                if progress is not None:
+                    progress("Verifying", n_done, n_bytes)
+        remember(path, digest.hexdigest())
+        yield digest.hexdigest()
+
+
+def remember(path: Path, sha256: str) -> None:
+    """Store the hash of a file; if that fails, it will be computed again."""
+    with contextlib.suppress(CacheError, OSError):
+        data = json.dumps({"file": _identity(path), "sha256": sha256}).encode()
+        write_whole(_record_path(path), len(data), [data])
+
+
+def _identity(path: Path) -> list[str | int]:
+    content = path.resolve()
+    found = content.stat()
+    return [str(content), found.st_size, found.st_mtime_ns]
+
+
+def _record_path(path: Path) -> Path:
+    name = hashlib.sha256(str(path.resolve()).encode("utf-8", "surrogatepass")).hexdigest()
+    return default_cache_dir() / "verified" / f"{name[:32]}.json"

@@ -17,7 +17,7 @@ from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 from patience import PATIENCE, comes_true
 
 from ggufspec.errors import CacheError, DownloadError, ModelError, OptionError
-from ggufspec.models import download, hashes, local, pull, registry
+from ggufspec.models import download, local, pull, registry
 from ggufspec.models.names import HubFiles
 
 REPO = "some/model-GGUF"
@@ -187,8 +187,8 @@ def test_a_file_that_another_tool_left_damaged_is_removed(repo: Hub) -> None:
 def test_a_hash_is_computed_once(repo: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     path = get()
     hashed: list[Path] = []
-    original = hashes.hashes_of
-    monkeypatch.setattr(hashes, "hashes_of", lambda ps, t: hashed.extend(ps) or original(ps, t))
+    original = download.hashes_of
+    monkeypatch.setattr(download, "hashes_of", lambda ps, t: hashed.extend(ps) or original(ps, t))
     get()
     assert not hashed  # it was computed while it came
     path.resolve().touch()
