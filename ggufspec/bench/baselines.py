@@ -196,16 +196,15 @@ def _check_room(header: Header, n_bytes: int, n_logits: int, n_ctx: int) -> None
     Weights mapped from the file are shared and count as free, but llama.cpp repacks many of them
     for the processor.
     """
-    free = free_memory()
-    if free is None or n_bytes + n_logits <= free:
+    free, needed = free_memory(), n_bytes + n_logits
+    if free is None or needed <= free:
         return
+    what = f"it may need {needed / _GB:.1f} GB more"
+    remedy = "close other programs, or compare with fewer"
     if n_logits > free:
-        raise OutOfMemoryError(
+        what = (
             f"it keeps the logits of every position: {header.n_vocab:,} tokens x {n_ctx:,} "
-            f"positions x 4 bytes are {n_logits / _GB:.1f} GB, and {free / _GB:.1f} GB are free; "
-            "use a smaller context (-c)"
+            f"positions x 4 bytes are {n_logits / _GB:.1f} GB"
         )
-    raise OutOfMemoryError(
-        f"it may need {(n_bytes + n_logits) / _GB:.1f} GB more, and {free / _GB:.1f} GB are free; "
-        "close other programs, or compare with fewer"
-    )
+        remedy = "use a smaller context (-c)"
+    raise OutOfMemoryError(f"{what}, and {free / _GB:.1f} GB are free; {remedy}")

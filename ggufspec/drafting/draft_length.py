@@ -9,8 +9,7 @@ from itertools import islice
 from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
-from ggufspec.drafting.acceptance import Acceptance, SecondChoice
-from ggufspec.drafting.block_bonus import BlockBonus
+from ggufspec.drafting.acceptance import Acceptance, BlockBonus, SecondChoice
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.fixed_length import Action, FixedLength, PrefixLength, prefix_length
 from ggufspec.drafting.loss_limit import LossLimit

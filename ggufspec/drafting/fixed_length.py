@@ -10,8 +10,7 @@ from typing import NamedTuple
 from ggufspec import _native
 from ggufspec.decoding.types import Round
 from ggufspec.drafting import constants
-from ggufspec.drafting.acceptance import Acceptance, SecondChoice
-from ggufspec.drafting.block_bonus import BlockBonus
+from ggufspec.drafting.acceptance import Acceptance, BlockBonus, SecondChoice
 
 
 class Action(Enum):
