@@ -227,7 +227,7 @@ def _link(file: RemoteFile) -> Path:
     with _disk(file):
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError):  # another process was first
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # others were first
                 if are_symlinks_supported(local.hub_cache()):
                     path.symlink_to(os.path.relpath(blob, path.parent))
                 else:
