@@ -196,6 +196,8 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
     if temperature == 0:
         from ggufspec.engine import greedy
 
+        if plain.tokens != speculative.tokens:
+            render.note("the texts differ: measuring how passes over several tokens round")
         tokens = engine.tokenize(prompt)
         divergence = greedy.compare(engine, tokens, plain.tokens, speculative.tokens, options)
     return Race(text, plain, speculative, temperature, divergence)
