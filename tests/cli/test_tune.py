@@ -16,6 +16,7 @@ from ggufspec.cli.render import echo_bars
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.llama.attention import Attention
+from ggufspec.llama.devices import libraries
 from ggufspec.llama.profile_key import profile_key
 from ggufspec.llama.timing import DraftTimes, time_interleaved
 from ggufspec.standin.embedded import embedded_draft
@@ -58,7 +59,8 @@ def test_the_output_has_tables_and_a_plot(tune: Command) -> None:
     assert (result.code, result.err) == (0, "")
     lines = [line.split() for line in result.out.splitlines()]
     settings = [line[:3] for line in lines if line and line[0] in ("target,", "draft,")]
-    assert lines[0][:2] == ["Flash", "attention"]
+    if any(hasattr(each, "ggml_backend_cpu_init") for each in libraries()):  # else it is not timed
+        assert lines[0][:2] == ["Flash", "attention"]
     assert ["target,", "1", "thread"] in settings
     assert ["draft,", "1", "thread"] in settings
     assert ["target,", "n_batch", "512"] in settings
