@@ -22,6 +22,7 @@ Signature = tuple[Any, list[Any]]  # the types of a C function: result, argument
 
 _CPU, _GPU, _IGPU = 0, 1, 2  # enum ggml_backend_dev_type in ggml-backend.h
 _BLOCK = 256  # values of the largest block of any type
+_FILE_PAGES = ("inactive_file", "active_file")  # the kernel frees them, such as of a file just read
 _CGROUPS, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 # Apple's processors: llama.cpp calls their GPU one with memory of its own.
 _IS_UNIFIED = sys.platform == "darwin" and platform.machine() == "arm64"
@@ -215,7 +216,9 @@ def free_memory(root: Path = _CGROUPS, own: Path = _OWN_CGROUP) -> int | None:
     for group in _groups(root, own):
         found = [*_lines(group / "memory.max"), *_lines(group / "memory.current")]
         if len(found) == 2 and all(map(str.isdigit, found)):
-            limits.append(max(int(found[0]) - int(found[1]), 0))
+            stat = (line.partition(" ") for line in _lines(group / "memory.stat"))
+            n_cached = sum(int(n) for name, _, n in stat if name in _FILE_PAGES)
+            limits.append(max(int(found[0]) - int(found[1]) + n_cached, 0))
     return min(limits, default=physical_memory())
 
 

@@ -10,6 +10,8 @@ import pytest
 from ggufspec.llama import devices
 from ggufspec.llama.devices import cpu_quota, fast_cores, free_memory, n_threads_default
 
+STAT = "anon 7\nfile 900\ninactive_file 200\nactive_file 100\nslab 4\n"  # shared memory is in file
+
 
 def write(path: Path, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,6 +49,8 @@ def test_the_quota_is_the_least_of_all_groups(
         ({"a/memory.max": "900", "a/memory.current": "700", "a/b/memory.max": "max"}, 200),
         ({"a/memory.max": "900", "a/memory.current": "901"}, 0),
         ({"c/memory.max": "900", "c/memory.current": "700"}, None),
+        ({"a/b/memory.max": "900", "a/b/memory.current": "800", "a/b/memory.stat": STAT}, 400),
+        ({"a/memory.max": "900", "a/memory.current": "800", "a/memory.stat": STAT}, 400),
     ],
 )
 def test_free_memory_is_the_least_of_all_groups(
