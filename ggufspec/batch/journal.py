@@ -101,6 +101,8 @@ class Journal:
         self._file.close()
 
     def remove(self) -> None:
+        if sys.platform == "win32":  # which removes no open file; elsewhere the lock is kept so long
+            self._file.close()
         with contextlib.suppress(OSError):
             self.path.unlink()
         self._file.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -245,6 +246,26 @@ def test_a_disk_that_is_full_for_the_output_alone_is_reported(tmp_path: Path) ->
             write()
     with closing(results(tmp_path, resume=True)) as again:
         assert list(again.records) == [0]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs a list of open files")
+def test_windows_which_removes_no_open_file_keeps_no_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, remove = tmp_path / "r.jsonl.part", Path.unlink
+
+    def unlink(self: Path, missing_ok: bool = False) -> None:
+        if str(self) in map(opens, map(int, os.listdir("/proc/self/fd"))):
+            raise PermissionError("in use")
+        remove(self, missing_ok)
+
+    made = results(tmp_path)
+    for index in range(N):
+        made.add(record(index))
+    monkeypatch.setattr(Path, "unlink", unlink)
+    monkeypatch.setattr(sys, "platform", "win32")
+    made.close()
+    assert not path.exists()
 
 
 def test_an_id_of_any_characters_can_be_written(tmp_path: Path) -> None:
