@@ -100,21 +100,26 @@ class Scheduler:
                 break
             generation.set_n_sharers(len(alive))
             try:
-                piece = self._piece(generation, n_free, is_writing, is_alone=len(alive) == 1)
+                unread = generation.unread()
+                piece = self._piece(generation, unread, n_free, is_writing, len(alive) == 1)
             except Exception as error:
                 failed.append((generation, error))
                 continue
             if piece:
                 pieces.append((generation, PreparedScore(piece, 0)))
-            n_free -= len(piece) or generation.n_prompt
+            n_free -= len(piece) or len(unread)
         return pieces
 
     def _piece(
-        self, generation: Generation, n_most: int, is_writing: bool, *, is_alone: bool
+        self,
+        generation: Generation,
+        unread: Sequence[int],
+        n_most: int,
+        is_writing: bool,
+        is_alone: bool,
     ) -> Sequence[int]:
         """A piece of a prompt for a shared pass; none, if it was read, or is left to `ask`."""
         if self._engine.target.can_share_passes and not generation.reads_alone:
-            unread = generation.unread()
             if len(unread) < n_most and not generation.draft_reads_ahead:
                 generation.leave_unread(len(unread))
                 return ()

@@ -204,6 +204,24 @@ def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> N
         stream.close()
 
 
+@pytest.mark.parametrize("heard", [None, lambda whose, done, total: None])
+def test_prompts_that_slots_hold_begin_at_once_beside_a_text(engine: Engine, heard: Any) -> None:
+    engine.forget()
+    options = {**LENGTHS, "drafter": "none", "max_tokens": 60}
+    prompts = [[*range(first, first + 50)] for first in (5, 60)]
+    for prompt in prompts:
+        engine.generate(prompt, **options)
+    writer = begin(engine, PROMPTS[0], **options)
+    scheduler = Scheduler(engine)
+    while not writer.rounds:
+        scheduler.step([writer])
+    held = [begin(engine, prompt, progress=heard, **options) for prompt in prompts]
+    assert not scheduler.step([writer, *held])
+    assert not any(each.is_reading for each in held)
+    for each in (writer, *held):
+        each.close()
+
+
 def test_prompts_that_begin_together_are_read_in_one_pass(
     engine: Engine, passes: list[int]
 ) -> None:
