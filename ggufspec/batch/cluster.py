@@ -133,9 +133,8 @@ class RemoteProcess:
             )
             .remote()
         )
-        # The actor has another working directory.
-        absolute = {role: os.path.abspath(task[role]) for role in _models(task)}
-        args = (number, {**task, **absolute}, events)
+        task = {**_absolute(task), "load": _absolute(task["load"])}
+        args = (number, task, events)
         self._reader = threading.Thread(target=self._read, args=args, daemon=True)
         self._reader.start()
 
@@ -159,7 +158,7 @@ class RemoteProcess:
     def _read(self, number: int, task: dict[str, Any], events: SimpleQueue[WorkerEvent]) -> None:
         import ray
 
-        models = {task[role]: fingerprint(Path(task[role])) for role in _models(task)}
+        models = {path: fingerprint(Path(path)) for path in _models(task)}
         try:
             started = self._actor.start.remote(
                 number, task, models, self._needed["CPU"], __version__
@@ -236,8 +235,18 @@ def _missing(node: str, models: Mapping[str, str | None], version: str) -> dict[
     return None
 
 
+def _absolute(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With absolute paths of models: an actor has another working directory."""
+    return {**settings, **{role: os.path.abspath(at) for role, at in _given(settings).items()}}
+
+
 def _models(task: Mapping[str, Any]) -> list[str]:
-    return [role for role in ("target", "draft") if task[role] not in (None, MTP)]
+    return [path for settings in (task, task["load"]) for path in _given(settings).values()]
+
+
+def _given(settings: Mapping[str, Any]) -> dict[str, str]:
+    roles = ("target", "draft", "draft_of_draft")
+    return {role: settings[role] for role in roles if settings.get(role) not in (None, MTP)}
 
 
 def _cpus(ray: Any) -> dict[str, int]:

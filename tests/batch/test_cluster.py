@@ -153,6 +153,18 @@ def test_a_model_that_is_not_on_the_node(batch: BatchSetup, start: StartWorker) 
         batch.run(texts(2), start=start, target="/nowhere.gguf")
 
 
+def test_a_draft_of_the_draft_is_looked_for_on_the_node(
+    batch: BatchSetup, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its absolute path: the worker has another working directory."""
+    load = {"draft_of_draft": batch.draft.name}
+    with pytest.raises(ModelError, match=rf"cannot read {re.escape(os.getcwd())}/draft\.gguf"):
+        batch.run(texts(2), start=start, load=load)
+    monkeypatch.chdir(batch.draft.parent)
+    (record,) = batch.run(texts(1), "found", start=start, load=load)
+    assert record["error"] is None
+
+
 def test_another_model_on_the_node(
     batch: BatchSetup, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,7 +230,7 @@ def test_a_worker_without_room_waits_and_the_others_write(
 @pytest.mark.usefixtures("start")
 def test_a_worker_too_large_for_any_node_is_reported_and_can_be_closed(batch: BatchSetup) -> None:
     events: SimpleQueue[WorkerEvent] = SimpleQueue()
-    task = {"target": str(batch.target), "draft": None}
+    task = {"target": str(batch.target), "draft": None, "load": {}}
     process = RemoteProcess(64, 0.5, 0.1, 3, task, events)
     number, message = events.get(timeout=20)
     assert number == 3
