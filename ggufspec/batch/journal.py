@@ -101,7 +101,7 @@ class Journal:
         self._file.close()
 
     def remove(self) -> None:
-        if sys.platform == "win32":  # which removes no open file; elsewhere the lock is kept so long
+        if sys.platform == "win32":  # which removes no open file; elsewhere keep the lock so long
             self._file.close()
         with contextlib.suppress(OSError):
             self.path.unlink()
