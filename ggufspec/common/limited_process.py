@@ -14,6 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from ggufspec.errors import GgufspecError
+
+_READY = b"ready\n"  # what the process writes to stderr before it closes it
 _STACK_BYTES = 64 * 1024 * 1024
 _WALL_FACTOR = 4  # a busy machine may give the process a quarter of a core
 _EXIT_TIME = 1  # the status that faulthandler ends a process with
@@ -32,7 +35,7 @@ class LimitedProcess:
     def __init__(self, module: str) -> None:
         """`module`: its function `main` calls `answer_requests`."""
         self._module = module
-        self._lock = threading.Lock()
+        self._locks: dict[int, threading.Lock] = {}  # by process: a fork may copy one that is held
         self._process: subprocess.Popen[bytes] | None = None
         self._pid = 0  # of the process that started it
         self._end: Callable[[], object] = lambda: None
@@ -40,12 +43,13 @@ class LimitedProcess:
     def ask(self, request: Any, *, seconds: float) -> Any:
         """The answer to a request. `seconds`: of processor time.
 
-        Raises LimitExceededError; TypeError, ValueError or RecursionError for what is not JSON.
+        Raises LimitExceededError; TypeError, ValueError or RecursionError for what is not JSON;
+        GgufspecError if the process does not start.
         """
-        if self._pid != os.getpid():  # never, or before a fork
-            self._lock, self._process, self._pid = threading.Lock(), None, os.getpid()
         data = json.dumps([seconds, request]).encode() + b"\n"
-        with self._lock:
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
+            if self._pid != os.getpid():  # never, or before a fork
+                self._process, self._pid = None, os.getpid()
             process = self._running()
             assert process.stdin is not None
             assert process.stdout is not None
@@ -76,15 +80,29 @@ class LimitedProcess:
             code = (
                 f"import sys; sys.path[:] = {sys.path!r}; from {self._module} import main; main()"
             )
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
-            )
-            self._end = weakref.finalize(self, _end, self._process, os.getpid())
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", code],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+                )
+            except OSError as error:
+                raise self._not_started(str(error)) from error
+            self._end = weakref.finalize(self, _end, process, os.getpid())
+            assert process.stderr is not None
+            if not (said := process.stderr.read()).endswith(_READY):
+                last = said.decode(errors="replace").strip().rpartition("\n")[2]
+                raise self._not_started(last or f"it ended with status {process.wait()}")
+            self._process = process
         return self._process
+
+    def _not_started(self, reason: str) -> GgufspecError:
+        return GgufspecError(
+            f"the process for {self._module} did not start: {reason}; if a module is missing, "
+            "install ggufspec again"
+        )
 
 
 def answer_requests(answer: Callable[[Any], Any], *, n_bytes_max: int) -> None:
@@ -98,6 +116,9 @@ def answer_requests(answer: Callable[[Any], Any], *, n_bytes_max: int) -> None:
     threading.stack_size(_STACK_BYTES)
     thread = threading.Thread(target=_answer_requests, args=(answer,))
     thread.start()
+    sys.stderr.buffer.write(_READY)
+    sys.stderr.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
     thread.join()
 
 
@@ -123,6 +144,6 @@ def _end(process: subprocess.Popen[bytes], pid: int) -> None:
     if pid == os.getpid():  # not in a forked process
         process.kill()
         process.wait()
-    for pipe in (process.stdin, process.stdout):
+    for pipe in (process.stdin, process.stdout, process.stderr):
         with suppress(OSError):  # a request that was not written
             pipe.close()  # type: ignore[union-attr]
