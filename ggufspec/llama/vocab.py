@@ -39,7 +39,7 @@ class Vocab:
     def __init__(self, model: int) -> None:
         self._pointer: int | None = llama_cpp.llama_model_get_vocab(model)
         self._changed = threading.Condition()
-        self._n_users = 0  # threads that tokenize
+        self._n_users = 0  # threads in its functions
         self._tabling = threading.Lock()
         self._table: TokenTable | None = None
         self.n_tokens: int = llama_cpp.llama_vocab_n_tokens(self.pointer)
@@ -62,7 +62,7 @@ class Vocab:
 
     def close(self) -> None:
         """Called before the model is freed: waits for other threads that use the vocabulary."""
-        with self._tabling, self._changed:
+        with self._changed:
             self._changed.wait_for(lambda: not self._n_users)
             self._pointer = None
 
@@ -95,13 +95,13 @@ class Vocab:
 
         `progress` is called with (tokens done, tokens) while it does.
         """
-        with self._tabling:
+        with self._tabling, self._in_use():
             if self._table is None:
                 pieces, special = [], []
                 for token in range(self.n_tokens):
                     if progress and token % _PROGRESS_EVERY == 0:
                         progress(token // 2, self.n_tokens)  # the table takes as long as the rest
-                    pieces.append(self.shown(token))
+                    pieces.append(self._to_piece(token, special=True))
                     if self._is_special(token, pieces[-1]):
                         special.append(token)
                 self._table = TokenTable(
@@ -301,13 +301,15 @@ class Vocab:
 
     def shown(self, token: int) -> bytes:
         """The bytes of a token; for control tokens, their names."""
-        return self._to_piece(token, special=True)
+        with self._in_use():
+            return self._to_piece(token, special=True)
 
     def piece(self, token: int) -> bytes:
         """The bytes of a token; empty for control tokens."""
         known = self._pieces.get(token)
         if known is None:
-            known = self._pieces[token] = self._to_piece(token, special=False)
+            with self._in_use():
+                known = self._pieces[token] = self._to_piece(token, special=False)
         return known
 
     def name(self, token: int) -> str:
@@ -341,13 +343,11 @@ class Vocab:
         if texts not in self._breakers:
             if len(self._breakers) >= _MOST_BREAKERS:  # of a server, whose clients choose them
                 self._breakers.clear()
-            found: set[tuple[int, tuple[int, ...]]] = set()
-            words = [self.shown(token) for token in range(self.n_tokens)]
-            for text in texts:
-                data = text.encode("utf-8", "replace")[:_MAX_BREAKER_BYTES]
-                if data:
-                    found |= self._overlaps(words, data)
-            self._breakers[texts] = sorted(found)
+            with self._in_use():
+                words = [self._to_piece(token, special=True) for token in range(self.n_tokens)]
+            each = (text.encode("utf-8", "replace")[:_MAX_BREAKER_BYTES] for text in texts)
+            overlaps = [self._overlaps(words, data) for data in each if data]
+            self._breakers[texts] = sorted(set().union(*overlaps))
         return self._breakers[texts]
 
     def _overlaps(self, words: list[bytes], data: bytes) -> set[tuple[int, tuple[int, ...]]]:

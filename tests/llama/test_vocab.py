@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import gguf
+import llama_cpp
 import numpy as np
 import pytest
 import tiny
@@ -358,6 +359,28 @@ def test_an_engine_may_be_closed_while_another_thread_tokenizes(engine: ggufspec
     engine.close()
     thread.join(PATIENCE)
     assert len(errors) == 1
+
+
+def test_an_engine_may_be_closed_while_another_thread_reads_a_token(
+    engine: ggufspec.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocab, started, ended = engine.vocab, threading.Event(), threading.Event()
+    real = llama_cpp.llama_token_to_piece
+
+    def slow(*args: object) -> int:
+        started.set()
+        ended.wait(0.3)
+        n: int = real(*args)
+        ended.set()
+        return n
+
+    monkeypatch.setattr(llama_cpp, "llama_token_to_piece", slow)
+    thread = threading.Thread(target=vocab.shown, args=(5,))
+    thread.start()
+    started.wait(PATIENCE)
+    engine.close()
+    assert ended.is_set(), "close waits for it"
+    thread.join(PATIENCE)
 
 
 def test_every_token_of_the_vocabulary_is_taken(engine: ggufspec.Engine) -> None:
