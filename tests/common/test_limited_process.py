@@ -80,5 +80,5 @@ def test_a_missing_interpreter_is_named(
     made: Callable[[str], LimitedProcess], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(GgufspecError, match="did not start: .*/nowhere/python"):
+    with pytest.raises(GgufspecError, match=r"did not start: .*/nowhere/python"):
         made(ECHO).ask("a", seconds=5)
