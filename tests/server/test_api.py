@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from patience import PATIENCE
 from prometheus_client.parser import text_string_to_metric_families
 from serving import Live, events_of, said, serving
 
@@ -112,7 +113,7 @@ def test_curl_gets_an_answer(live: Live) -> None:
     done = subprocess.run(
         [curl, "-sS", "--noproxy", "*", f"{live.url}/v1/completions", "--json", asked],
         capture_output=True,
-        timeout=20,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     wanted = live.engine.generate("hello world", **GREEDY).text
@@ -228,9 +229,9 @@ def test_a_schema_that_cannot_be_used_is_refused_by_its_path(live: Live) -> None
 
     items = {"type": "array", "uniqueItems": True}
     assert "at #/properties/names:" in message({"properties": {"names": items}})
-    start = time.monotonic()
+    start = time.process_time()
     assert "Make it smaller" in message({"enum": ["a" * 200_000]})
-    assert time.monotonic() - start < 20, "it is ended after 0.7 s of processor time"
+    assert time.process_time() - start < 1.5, "it is refused before it is compiled"
 
 
 def test_a_slow_schema_leaves_other_requests_alone(
@@ -243,7 +244,7 @@ def test_a_slow_schema_leaves_other_requests_alone(
         "response_format": {"type": "json_schema", "json_schema": {"schema": slow}},
     }
     n_answered = 0
-    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=live.url, timeout=20) as other:
+    with ThreadPoolExecutor(1) as pool, httpx.Client(base_url=live.url, timeout=PATIENCE) as other:
         refused = pool.submit(other.post, "/v1/completions", json=body)
         while not refused.done():
             live.ok("/v1/completions", prompt="hello world", max_tokens=1)

@@ -173,7 +173,7 @@ def test_an_error_in_any_step_fails_that_request_alone(
     assert isinstance(finished, worker.ChoiceFinished)
     assert finished.completion.text == "abcdefgh"
     ran.finish()
-    assert ran.join(5)
+    assert ran.join(PATIENCE)
 
 
 def test_logits_that_are_no_numbers_fail_that_request_alone(

@@ -480,7 +480,7 @@ def test_many_silent_connections_do_not_block_others(live: Live) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(PATIENCE)
         assert works(live)
     finally:
         for connection in silent:

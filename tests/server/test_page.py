@@ -126,7 +126,7 @@ def test_drafts_are_coloured_errors_are_shown_and_escape_stops_the_text(
         page.keyboard.press("Enter")
         assert comes_true(lambda: live.service.worker.n_running == 1)
         page.keyboard.press("Escape")
-        assert live.is_free(within=20)
+        assert live.is_free()
         page.wait_for_selector("text=stopped")
 
 

@@ -389,6 +389,6 @@ def test_idle_connections_do_not_keep_others_out(endless_file: Path) -> None:
 
 def answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", trust_env=False, timeout=1).status_code == 200
+        return httpx.get(f"{url}/health", trust_env=False, timeout=PATIENCE).status_code == 200
     except httpx.HTTPError:
         return False
