@@ -170,7 +170,7 @@ def test_a_worker_that_hangs_is_killed(batch: BatchSetup) -> None:
         if event.what == "begun" and event.index == 0:
             os.kill(event.pid, signal.SIGSTOP)
 
-    records = batch.run(texts(2), report=freeze, timeout=1.0, grace=0.3)
+    records = batch.run(texts(2), report=freeze, timeout=5.0, grace=0.3)
     assert "took longer than" in records[0]["error"]
     assert records[0]["attempts"] == 1, "it would take too long again"
     assert records[1]["error"] is None
