@@ -209,7 +209,7 @@ def test_a_terminal_instead_of_a_prompt(target: Path) -> None:
         (["--color", "green"], ["'green'", "--color", "'off'"]),
         (["--temp", "-1"], ["--temp", "-1.0"]),
         (["--temp", "abc"], ["--temp", "'abc'"]),
-        (["--temp", "nan"], ["is not a number"]),
+        (["--temp", "nan"], ["--temp", "is not a number"]),
         (["--temp", "inf"], ["temperature is inf"]),
         (["--top-p", "0"], ["--top-p", "0<x<=1"]),
         (["--top-p", "2"], ["--top-p", "0<x<=1"]),
