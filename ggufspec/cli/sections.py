@@ -44,7 +44,7 @@ _SECTIONS: Final = {
     ),
     "Output": (
         *("form", "json_path", "resume", "retry_failed", "plot_path", "record", "speed", "color"),
-        *("as_json", "verbose", "help"),
+        *("as_json", "verbose"),
     ),
 }
 _SHORTER: Final = {
