@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from batch.conftest import BatchSetup, killing, texts, together
+from patience import PATIENCE, comes_true, is_alive
 
 from ggufspec.batch import cluster as cluster_module
 from ggufspec.batch.cluster import RemoteProcess, check, cluster, threads_each
@@ -55,19 +55,8 @@ def of_text(record: dict[str, Any]) -> list[Any]:
     return [record[name] for name in names]
 
 
-def wait_until_gone(*pids: int, seconds: float = 10) -> None:
-    deadline = time.monotonic() + seconds
-    while any(is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline, "a process is still running"
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+def are_gone(*pids: int) -> bool:
+    return comes_true(lambda: not any(map(is_alive, pids)))
 
 
 def until(lines: Iterable[bytes], what: bytes) -> Iterator[bytes]:
@@ -108,7 +97,7 @@ def test_a_cluster_changes_no_text(
     )
     assert {record["worker"] for record in there} == {1, 2}
     assert {event.node for event in batch.events_of("ready")} == {socket.gethostname()}
-    wait_until_gone(*(event.pid for event in batch.events_of("ready")))
+    assert are_gone(*(event.pid for event in batch.events_of("ready")))
     monkeypatch.setenv("GGUFSPEC_CACHE", str(memory))
     here = batch.run(texts(6), "here", settings=settings)
     assert list(map(of_text, there)) == list(map(of_text, here))
@@ -137,7 +126,7 @@ def test_killed_workers_are_replaced_and_their_prompts_tried_again(
     assert "killed by SIGKILL" in deaths[1].reason
     assert deaths[2].reason.startswith("its worker was lost: ")
     assert all(death.reason.endswith(f"(on node {death.node})") for death in deaths.values())
-    wait_until_gone(*(event.pid for event in batch.events_of("begun")))
+    assert are_gone(*(event.pid for event in batch.events_of("begun")))
 
 
 def test_a_prompt_fails_after_its_retries(batch: BatchSetup, start: StartWorker) -> None:
@@ -192,14 +181,14 @@ def test_when_the_command_is_killed_its_workers_go_and_the_cluster_stays(
     program = [sys.executable, "-m", "ggufspec", *map(str, command)]
     with subprocess.Popen(program, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
-        at_most = Timer(60, process.kill)
+        at_most = Timer(PATIENCE, process.kill)
         at_most.start()
         said = [line.decode() for line in until(process.stderr, b"begins prompt 2")]
         at_most.cancel()
         process.kill()
     pids = [int(pid) for pid in re.findall(r"\((\d+) on .* begins prompt", "".join(said))]
     assert len(pids) == 2, said
-    wait_until_gone(*pids)
+    assert are_gone(*pids)
     assert batch.run(texts(1), start=start)[0]["error"] is None
 
 
@@ -221,7 +210,7 @@ def test_a_worker_without_room_waits_and_the_others_write(
         while held and len(batch.events_of("ready")) == 2 and 3 in waiting:
             os.kill(held.pop(), signal.SIGCONT)
 
-    records = batch.run(texts(4), n_workers=3, report=report, start=start, timeout=20)
+    records = batch.run(texts(4), n_workers=3, report=report, start=start, timeout=PATIENCE)
     assert {record["worker"] for record in records} == {1, 2}
     (said,) = {event.reason for event in batch.events_of("waiting") if event.worker == 3}
     assert said == "waits for a node with 1 CPU free; the whole cluster has 0 CPUs free"
@@ -232,13 +221,13 @@ def test_a_worker_too_large_for_any_node_is_reported_and_can_be_closed(batch: Ba
     events: SimpleQueue[WorkerEvent] = SimpleQueue()
     task = {"target": str(batch.target), "draft": None, "load": {}}
     process = RemoteProcess(64, 0.5, 0.1, 3, task, events)
-    number, message = events.get(timeout=20)
+    number, message = events.get(timeout=PATIENCE)
     assert number == 3
     assert message is not None
     assert message["waiting"].startswith("waits for a node with 64 CPUs and 0.5 GPUs free; ")
     assert "no node is large enough: give a smaller -t" in message["waiting"]
     process.close()
-    assert events.get(timeout=20) == (3, None)
+    assert events.get(timeout=PATIENCE) == (3, None)
 
 
 @pytest.mark.parametrize(

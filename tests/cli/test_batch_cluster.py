@@ -7,22 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
+from cli.conftest import MAIN
+from patience import PATIENCE, comes_true
 
 Command = Callable[..., Any]
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
-# A shell starts jobs in the background with Ctrl-C disabled: enable it.
-MAIN = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    "from ggufspec.cli.main import main; main()"
-)
 MARK = "GGUFSPEC_TEST_OF"  # in the environment of all that a test has started
 
 linux = pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks into /proc")
@@ -58,13 +54,6 @@ def family(mark: str) -> set[int]:
         except OSError:
             continue
     return found
-
-
-def wait_until_none(mark: str, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while family(mark):
-        assert time.monotonic() < deadline, f"left behind: {family(mark)}"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -108,11 +97,11 @@ def test_a_local_ray_ends_with_its_batch_which_resumes_without_it(
     wait_for(process, b"begins prompt 3")
     assert len(family(mark)) > 5
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, out) == (INTERRUPTED, b""), err.decode()
     assert b"Traceback" not in err
     assert err.endswith(b"ggufspec: interrupted; the same command with --resume continues\n")
-    wait_until_none(mark)
+    assert comes_true(lambda: not family(mark)), f"left behind: {family(mark)}"
     n_kept = output.with_name("r.jsonl.part").read_bytes().count(b'{"index"')
     assert 1 <= n_kept < 6
     result = command(*given, "--resume")
