@@ -307,16 +307,13 @@ size_t n_cells(const ggufspec::Context & self, size_t sequence) {
     return self.n_cells(sequence);
 }
 
-unsigned long main_thread() {
-    static const auto found = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
-    return found;
-}
+unsigned long main_thread = 0;  // set as the module is imported
 
 // Runs the batch without the GIL. In the main thread, signal handlers of Python run within it; what one raises ends it.
 template <typename Add, typename Run> int32_t run_batch(ggufspec::Context & self, const Add & add, const Run & run) {
     std::exception_ptr raised;
     std::function<bool()> is_interrupted;
-    if (PyThread_get_thread_ident() == main_thread()) {
+    if (PyThread_get_thread_ident() == main_thread) {
         is_interrupted = [&raised] {
             nb::gil_scoped_acquire acquire;
             // Not left in the thread's state: llama.cpp logs next, through a callback in Python.
@@ -436,6 +433,14 @@ ConstMatrix rows_at(uintptr_t address, size_t n_rows, size_t n_vocab) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+    main_thread = nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
+    nb::register_exception_translator([](const std::exception_ptr & thrown, void *) {
+        try {
+            std::rethrow_exception(thrown);
+        } catch (const ggufspec::DecodeError & error) {  // imported now: the stub is made without the package
+            PyErr_SetString(nb::module_::import_("ggufspec.errors").attr("DecodeError").ptr(), error.what());
+        }
+    });
     m.doc() = "Sampling, verification, draft length, n-grams and batches.";
     m.attr("instructions") = ggufspec::kernels.instructions;  // that the loops over rows use: see kernels.h
     nb::class_<ggufspec::Sampling>(m, "Sampling", "How logits become a distribution.")

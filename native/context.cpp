@@ -4,6 +4,8 @@
 #include <atomic>
 #include <future>
 #include <numeric>
+#include <optional>
+#include <string>
 #include <utility>
 
 namespace ggufspec {
@@ -233,14 +235,22 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
     const auto start = Clock::now();
     next_check_ = start + kCheckInterval;
     is_interrupted_ = std::move(is_interrupted);
-    const int32_t result = functions_.decode(context_, batch);
-    functions_.synchronize(context_);
+    int32_t result = -1;
+    std::optional<DecodeError> thrown;
+    try {
+        result = functions_.decode(context_, batch);
+        functions_.synchronize(context_);
+    } catch (const std::exception & error) {
+        thrown.emplace(std::string("llama.cpp could not decode a batch: ") + error.what());
+    } catch (...) {
+        thrown.emplace("llama.cpp could not decode a batch: unknown exception");
+    }
     is_interrupted_ = nullptr;
     seconds_ += std::chrono::duration<double>(Clock::now() - start).count();
     const int32_t * tokens = tokens_.data();
     for (const Part & part : parts_) {
         Tree & tree = part.held->tree;
-        if (result != 0) {
+        if (result != 0 || thrown) {
             tree = {};
             continue;
         }
@@ -253,6 +263,7 @@ int32_t Context::run(std::function<bool()> is_interrupted) {
         part.held->n_droppable = static_cast<int32_t>(std::min(n_rollback_, part.n_tokens - 1));
         tokens += part.n_tokens;
     }
+    if (thrown) throw *thrown;
     return result;
 }
 

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,10 @@ struct Functions {
     void (*seq_cp)(void *, int32_t, int32_t, int32_t, int32_t);  // llama_memory_seq_cp
     int32_t (*seq_pos_max)(void *, int32_t);               // llama_memory_seq_pos_max
     void (*set_abort_callback)(void *, bool (*)(void *), void *);  // llama_set_abort_callback
+};
+
+struct DecodeError : std::runtime_error {
+    using std::runtime_error::runtime_error;
 };
 
 class Context {
@@ -73,8 +78,9 @@ public:
     // (n_tokens, n_hidden), copied; null for zeros. `parents`: the last n_nodes tokens are a tree, in which a node
     // follows an earlier one, or -1: the token before them. It has at most n_leaves leaves, and is held until the next
     // call for this sequence that changes what it holds.
-    // run returns llama_decode's code; unless it is 0, none of the tokens is held. On CPU backends, a
-    // batch that takes long calls is_interrupted, in this thread and ten times a second, and ends if it is true.
+    // run returns llama_decode's code, or throws what it threw as a DecodeError; unless the code is 0, none of the tokens is
+    // held. On CPU backends, a batch that takes long calls is_interrupted, in this thread and ten times a second, and ends
+    // if it is true.
     void begin();
     void add(size_t sequence, const int32_t * tokens, size_t n_tokens, size_t n_rows, const float * hidden = nullptr,
              const int32_t * parents = nullptr, size_t n_nodes = 0);

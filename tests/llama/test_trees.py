@@ -5,7 +5,10 @@ As in test_session, caches hold 32-bit floats, so that what is right differs by 
 
 from __future__ import annotations
 
+import ctypes
 import random
+import shutil
+import subprocess
 import sys
 from array import array
 from collections.abc import Callable, Iterator
@@ -21,8 +24,11 @@ from patience import ctrl_c_in_a_batch
 from ggufspec.decoding.tree import leaves, path_to
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import DecodeError
+from ggufspec.llama import context as context_module
 from ggufspec.llama.context import BatchPart, Context
 from ggufspec.llama.context_options import ContextOptions
+from ggufspec.llama.devices import address_of
+from ggufspec.llama.functions import addresses
 from ggufspec.llama.model import Model
 from ggufspec.llama.session import LlamaSession
 
@@ -297,3 +303,45 @@ def test_ctrl_c_within_a_tree_leaves_nothing_of_it(model: Model, alone: Oracle) 
         text = [*text, 52, 60]
         assert_same(session.score(text, *tree), alone(text, tree))
         context.decode([5] * (n_ctx - len(text) - 2), 0)  # all cells are free again
+
+
+THROWING = """
+#include <stdexcept>
+struct Batch { int n_tokens; void * arrays[6]; };
+extern "C" {
+int (*decode_of_llama)(void *, Batch);
+bool fails = false;
+int decode(void * context, Batch batch) {
+    if (fails) throw std::runtime_error("no memory for the graph");
+    return decode_of_llama(context, batch);
+}
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
+def test_a_tree_whose_decode_throws_leaves_the_cells_before_it(
+    model: Model, alone: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "throwing.cpp").write_text(THROWING)
+    made = tmp_path / "throwing.so"
+    command = ["c++", "-shared", "-fPIC", "-o", made, tmp_path / "throwing.cpp"]
+    subprocess.run(command, check=True)
+    library, functions = ctypes.CDLL(str(made)), addresses()
+    ctypes.c_void_p.in_dll(library, "decode_of_llama").value = functions["llama_decode"]
+    functions["llama_decode"] = address_of(library.decode)
+    monkeypatch.setattr(context_module, "addresses", lambda: functions)
+    fails = ctypes.c_bool.in_dll(library, "fails")
+    text, draft = [5, 6, 7, 8], Drafted([9, 10, 11, 12], [-1, 0, -1, 2])
+    with closing(context_of(model, n_leaves=N_LEAVES)) as context:
+        context.decode(text[:3], 1)
+        fails.value = True
+        for _ in range(2):
+            with pytest.raises(DecodeError, match="no memory for the graph"):
+                context.decode([text[3], *draft.tokens], 5, 0, draft.parents)
+            longer = array("i", [*text, *draft.path(3)])
+            assert (context.n_cells(), context.n_common(longer)) == (3, 3)
+            assert context.resume(longer, len(longer)) == 3
+        fails.value = False
+        context.decode([text[3], *draft.tokens], 5, 0, draft.parents)
+        assert np.abs(context.rows(0, 5) - alone(text, draft)).max() < TOLERANCE
