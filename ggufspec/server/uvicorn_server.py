@@ -32,6 +32,7 @@ _N_CONNECTIONS = 512
 _N_RESERVED_FILES = 64  # for models, child processes, and connections that are being accepted
 _N_WANTED_FILES = 1024
 _BACKLOG = 128  # asyncio accepts up to so many connections before it handles the first of them
+_POLL_SECONDS = 0.05  # while texts are finished
 _NOTICE_SECONDS = 60.0  # between two lines of the log about too many connections
 AFTER_GRACE_SECONDS = 5  # for sending the last events to requests that were aborted
 
@@ -113,19 +114,17 @@ class GracefulServer(uvicorn.Server):
             server_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=int(grace) + AFTER_GRACE_SECONDS,
+            timeout_graceful_shutdown=AFTER_GRACE_SECONDS,
         )
         super().__init__(config)
         self.stopped_by: int | None = None  # the first signal
         self._worker = worker
         self._grace = grace
         self._on_listening, self._on_signal = on_listening, on_signal
-        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. Raises OptionError if another process has taken the port since `bind`."""
-        self._loop = asyncio.get_running_loop()
-        self._loop.set_exception_handler(_log_accept_failures)
+        asyncio.get_running_loop().set_exception_handler(_log_accept_failures)
         self._worker.start()
         try:
             await super().startup(sockets)
@@ -137,12 +136,18 @@ class GracefulServer(uvicorn.Server):
             self._on_listening(url_of(listening))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new requests, wait for running ones, and abort them after `grace` seconds."""
+        """Refuse new requests, wait for running ones, and abort them after `grace` seconds.
+
+        Meanwhile connections are accepted, so that clients hear the reason.
+        """
         self._worker.finish()
-        timer = asyncio.get_running_loop().call_later(self._grace, self._worker.abort)
-        await super().shutdown(sockets)
-        timer.cancel()
+        began = monotonic()
+        while not self._worker.join(0) or self.server_state.tasks:
+            if monotonic() - began >= self._grace:
+                break
+            await asyncio.sleep(_POLL_SECONDS)
         self._worker.abort()
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first signal stops gracefully, the second one aborts running requests.
@@ -152,8 +157,8 @@ class GracefulServer(uvicorn.Server):
         if self.stopped_by is None:
             self.stopped_by = sig
             self._on_signal()
-        elif self._loop is not None:
-            self._loop.call_soon_threadsafe(self._worker.abort)
+        else:
+            self._grace = 0.0
         self.should_exit = True
 
 
