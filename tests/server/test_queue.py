@@ -233,15 +233,19 @@ def test_at_shutdown_waiting_requests_fail_and_running_ones_have_time(endless: E
 
 def test_while_texts_are_finished_new_requests_hear_that_it_stops(endless: Engine) -> None:
     """On new connections; and the server ends as soon as the texts do."""
-    with serving(endless, grace=10 * PATIENCE) as live, httpx.Client(timeout=PATIENCE) as client:
-        with client.stream("POST", f"{live.url}/v1/completions", json=ENDLESS) as response:
-            next(response.iter_text())
-            live.server.should_exit = True
-            assert comes_true(lambda: httpx.get(f"{live.url}/health").status_code == 503)
-            assert httpx.get(f"{live.url}/health").json() == {"status": "stopping"}
-            refused = httpx.post(f"{live.url}/v1/completions", json=ENDLESS)
-            assert refused.status_code == 503
-            assert refused.json()["error"]["code"] == "stopping"
+    with (
+        serving(endless, grace=10 * PATIENCE) as live,
+        httpx.stream(
+            "POST", f"{live.url}/v1/completions", json=ENDLESS, timeout=PATIENCE
+        ) as response,
+    ):
+        next(response.iter_text())
+        live.server.should_exit = True
+        assert comes_true(lambda: httpx.get(f"{live.url}/health").status_code == 503)
+        assert httpx.get(f"{live.url}/health").json() == {"status": "stopping"}
+        refused = httpx.post(f"{live.url}/v1/completions", json=ENDLESS)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "stopping"
 
 
 def test_openais_client_reports_a_stream_that_is_cut_short(endless: Engine) -> None:
