@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from typing import NamedTuple
+from weakref import finalize
 
 from typing_extensions import Unpack
 
@@ -42,6 +43,7 @@ class DraftOfDraft(NamedTuple):
 class Engine:
     """A target and its draft, ready to generate. Made by `load`; a context manager.
 
+    The models are freed by `close`, and once nothing refers to the engine.
     May be used from several threads: their rounds alternate.
     """
 
@@ -95,7 +97,8 @@ class Engine:
         self._stored_profile_of_draft = stored_profile_of_draft or StoredProfile()
         self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
         self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
-        self._resources = resources
+        self._free = finalize(self, _free, self.lock, resources)  # which nothing refers back from
+        self._free.atexit = False
         self._closed = False
 
     def generate(
@@ -339,13 +342,18 @@ class Engine:
                 self._stored_profile_of_draft.remember(self.profile_of_draft)
             self._closed = True
             self._templates.close()
-            self._resources.close()
+            self._free()
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _free(lock: EngineLock, resources: ExitStack) -> None:
+    if not lock.is_forked:
+        resources.close()
 
 
 def _check_list(value: object, what: str, wanted: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, finalize
 
 import llama_cpp
 import numpy as np
@@ -72,6 +73,8 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         except BaseException:
             self._model.close()
             raise
+        self._free = finalize(self, _free, self._context, self._model, os.getpid())
+        self._free.atexit = False
         self._session = LlamaSession(self._context, drafts=True)
         self._targets: WeakKeyDictionary[Any, _Target] = WeakKeyDictionary()
 
@@ -110,6 +113,11 @@ class DraftModel(LlamaDraftModel):  # type: ignore[misc]  # llama_cpp has no typ
         return known
 
     def close(self) -> None:
-        """Free the memory. Closing twice is fine."""
-        self._context.close()
-        self._model.close()
+        """Free the memory, as happens once nothing refers to it. Closing twice is fine."""
+        self._free()
+
+
+def _free(context: Context, model: Model, pid: int) -> None:
+    if pid == os.getpid():  # in a forked process it is not ours
+        context.close()
+        model.close()

@@ -274,3 +274,22 @@ def test_a_wrong_file_is_refused(draft_model: MakeDraft, tmp_path: Path) -> None
     with pytest.raises(OptionError, match="too long"):
         draft_model(timed, n_ctx=65)
     assert len(draft_model(timed, n_ctx=64)(np.array([5], np.intc))) > 0
+
+
+def test_a_draft_model_that_is_dropped_frees_its_memory(
+    llama: MakeLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freed: list[Context] = []
+    close = Context.close
+
+    def watched(self: Context) -> None:
+        freed.append(self)
+        close(self)
+
+    monkeypatch.setattr(Context, "close", watched)
+    draft = ggufspec.DraftModel(embedded_draft(), n_ctx=512, n_threads=1)
+    target = llama(draft_model=draft)
+    assert greedy(target, target.tokenize(b"It was"), 4)
+    target.draft_model = None
+    del draft
+    assert len(freed) == 1

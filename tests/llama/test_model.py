@@ -531,6 +531,24 @@ def test_a_closed_engine_keeps_no_object_alive(good: Path) -> None:
     assert [reference() for reference in gone] == [None, None]
 
 
+def test_an_engine_that_is_dropped_frees_its_models(good: Path) -> None:
+    """At once: no cycle keeps it."""
+    engine = load(good, good)
+    written(engine)
+    engine.generate("hello", json_schema={"type": "boolean"}, max_tokens=4)
+    engine.generate_batch(["hello", "hello"], max_tokens=4, n_draft="auto")
+    next(engine.stream("hello", max_tokens=4))
+    kept = [engine.target, engine.target.model, engine.draft, engine.draft.model]  # type: ignore[union-attr]
+    gc.disable()
+    try:
+        del engine
+    finally:
+        gc.enable()
+    for each in kept:
+        with pytest.raises(ClosedError):
+            each.pointer  # type: ignore[union-attr]  # noqa: B018
+
+
 # llama.cpp's log
 
 
