@@ -12,6 +12,7 @@ from types import UnionType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from ggufspec.common.facts import plain
+from ggufspec.decoding.sampling import Sampling
 from ggufspec.decoding.stats import Stats
 from ggufspec.errors import OptionError
 
@@ -64,8 +65,8 @@ class Contender:
 
     @property
     def is_greedy(self) -> bool:
-        samplers = self.options.get("samplers") or ("temperature",)
-        return self.temperature == 0 and "temperature" in samplers
+        given = {name: self.options[name] for name in ("top_k", "samplers") if name in self.options}
+        return Sampling(temperature=self.temperature, **given).effective_temperature == 0
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,11 @@ class Measurement:
     @property
     def key(self) -> TextKey:
         return TextKey(self.contender, self.prompt, self.run)
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether its tokens are known."""
+        return bool(self.tokens) or not self.n_generated
 
     @property
     def tokens_per_second(self) -> float:

@@ -285,6 +285,10 @@ def divergences(
         for text, other in results.with_plain(contender):
             if text.prompt not in prompts or text.prompt in seen:
                 continue
+            if not (text.has_tokens and other.has_tokens):
+                continue
+            if list(text.tokens) == list(other.tokens):  # most are: their prompts are not read
+                continue
             if len(seen) == _N_DIVERGENCES:
                 break
             prompt = prompts[text.prompt]

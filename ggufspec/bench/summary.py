@@ -193,10 +193,10 @@ def _divergence_warnings(results: BenchResults) -> list[str]:
     for contender in results.contenders:
         if contender.baseline is None or not contender.is_greedy:
             continue
-        pairs = [  # whose tokens are known
-            pair
-            for pair in results.with_plain(contender)
-            if all(text.tokens or not text.n_generated for text in pair)
+        pairs = [
+            (ours, other)
+            for ours, other in results.with_plain(contender)
+            if ours.has_tokens and other.has_tokens
         ]
         n_different = sum(list(ours.tokens) != list(other.tokens) for ours, other in pairs)
         if not n_different:

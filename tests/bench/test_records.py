@@ -9,7 +9,7 @@ from typing import Any
 import measured
 import pytest
 
-from ggufspec.bench.records import BenchResults, read_results
+from ggufspec.bench.records import BenchResults, Contender, read_results
 from ggufspec.errors import OptionError
 
 
@@ -94,3 +94,19 @@ def test_a_damaged_file_is_refused_in_one_line(path: Any, value: object) -> None
         BenchResults.of_document(json.loads(json.dumps(document)), "it.json")
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize(
+    ("options", "is_greedy"),
+    [
+        ({"temperature": 0.0}, True),
+        ({"temperature": 0.7}, False),
+        ({"temperature": 0.7, "top_k": 1}, True),
+        ({"temperature": 0.0, "samplers": ["top_k"]}, False),
+        ({"temperature": 0.0, "samplers": ["temp"]}, True),
+    ],
+)
+def test_a_contender_is_greedy_where_nothing_is_drawn(
+    options: dict[str, object], is_greedy: bool
+) -> None:
+    assert Contender("draft 2", options).is_greedy == is_greedy

@@ -188,6 +188,8 @@ def test_divergences_are_found_where_the_texts_differ(engine: Engine) -> None:
     (found,) = run.divergences(engine, whole, results)
     assert (found.contender, found.prompt, found.position) == ("draft 2", "hello", 3)
     assert found.margin > 0
+    tokens.clear()  # type: ignore[attr-defined]
+    assert run.divergences(engine, whole, results) == [], "its tokens are not known"
 
 
 # The engine
