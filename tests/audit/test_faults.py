@@ -82,9 +82,9 @@ def test_a_target_that_reads_a_tree_as_a_chain_is_found(
 
 
 def test_a_lossy_rule_is_found_by_its_texts(embedded: Engine, plant: Plant) -> None:
-    """Accepting three times as often shifts by about 0.08; 0.064 is found with 90 % power here."""
-    plant(lossy(3.0))
-    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=24))
+    """Accepting twice as often shifts by about 0.08; 0.050 is found with 90 % power here."""
+    plant(lossy(2.0))
+    report = audit(embedded, PROMPTS, LARGE)
     assert report.sequences is not None
     shift = report.sequences.tests[0]
     assert shift in report.sequences.found
