@@ -193,13 +193,12 @@ def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOpt
         _run_lane(engine, prompt, own, name, name) for name, own in contenders.items()
     )
     temperature, divergence = options.sampling.effective_temperature, None
-    if temperature == 0:
+    if temperature == 0 and plain.tokens != speculative.tokens:
         from ggufspec.engine import greedy
 
-        if plain.tokens != speculative.tokens:
-            render.note("the texts differ: measuring how passes over several tokens round")
-        tokens = engine.tokenize(prompt)
-        divergence = greedy.compare(engine, tokens, plain.tokens, speculative.tokens, options)
+        render.note("the texts differ: measuring how passes over several tokens round")
+        both = plain.tokens, speculative.tokens
+        divergence = greedy.compare(engine, engine.tokenize(prompt), *both, options)
     return Race(text, plain, speculative, temperature, divergence)
 
 
