@@ -5,7 +5,8 @@
 #include <limits>
 
 // This file is compiled once for each instruction set (CMakeLists.txt), and dispatch.cpp chooses. It calls no inline
-// function of the standard library: the linker would keep one copy of it, which might be the one for other processors.
+// function of the standard library: the linker keeps one copy of such a function for all files, perhaps with instructions
+// that this processor lacks.
 #ifndef GGUFSPEC_KERNELS
 #define GGUFSPEC_KERNELS baseline
 #define GGUFSPEC_INSTRUCTIONS "baseline"

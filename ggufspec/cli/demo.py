@@ -76,7 +76,8 @@ def command(
 
     The large model is a stand-in: a 7 M-parameter model of old novels, padded with zeros to the
     cost of --size parameters; it writes no better. It continues four prompts with and without its
-    1.5 M draft, and one of them at temperature 0, where both ways write the same text.
+    1.5 M draft, and one of them at temperature 0, where both ways write the same text, up to
+    rounding.
     """
     from ggufspec.engine.greedy import compare
     from ggufspec.engine.load import load

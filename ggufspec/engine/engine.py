@@ -97,7 +97,7 @@ class Engine:
         self._stored_profile_of_draft = stored_profile_of_draft or StoredProfile()
         self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
         self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
-        self._free = finalize(self, _free, self.lock, resources)  # which nothing refers back from
+        self._free = finalize(self, _free, self.lock, resources)  # neither refers to the engine
         self._free.atexit = False
         self._closed = False
 

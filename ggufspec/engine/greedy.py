@@ -1,7 +1,7 @@
-"""Whether two texts at temperature 0 are equal but for a token that rounding chose.
+"""Compares two texts at temperature 0, and measures whether rounding explains a difference.
 
-Kernels for one token and for several round differently, and each processor in its own way. So two
-greedy texts may differ from a token on whose rivals are nearer than rounding moves them.
+Kernels for one token and for several round differently, and each processor in its own way. So
+greedy texts may differ from a position on where two logits are closer than rounding changes them.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions
 
 _N_ROWS = (2, 4, 8)  # rows of the batches that are compared with single tokens
-# Rounding is rare on some processors: it changes few cells of the cache, and then all that follows.
-_N_BEFORE, _N_AFTER = 128, 16  # tokens before and after a difference, to measure it at, at most
+# Rounding is measured at this many tokens at most, before and after a difference. On AVX2 it
+# changes few cells of the cache (F16), and then all later logits: a short text may show none.
+_N_BEFORE, _N_AFTER = 128, 16
 _N_LIKELY = 8  # tokens whose gaps are compared
-_KEEP_THE_ORDER = ("penalties", "dry")  # the samplers that can change which token is the likeliest
+_REORDERING = ("penalties", "dry")  # the samplers that can change which token is the likeliest
 
 Scores = NDArray[np.float64]  # (n_vocab,): logits as sampling sees them, up to a constant
 
@@ -94,12 +95,12 @@ def compare(
     if at == len(first) == len(second):
         return None
     sampling = sampling_of(options, engine.vocab, len(prompt))
-    kept = tuple(name for name in sampling.samplers if name in _KEEP_THE_ORDER)
+    kept = tuple(name for name in sampling.samplers if name in _REORDERING)
     sampling = replace(sampling, temperature=1.0, samplers=kept)
     longer = first if len(first) > at else second
     tokens = [*prompt, *longer[: at + _N_AFTER]]
     there = len(prompt) + at
-    # First as the texts were written: the prompt in one piece. Then the prompt's tokens as well.
+    # First with the prompt in one piece, as both texts had it; then at the prompt's tokens, too.
     n_known = max(len(prompt), there - _N_BEFORE)
     single, batched, rounding = _read(engine, tokens, n_known, there)
     if (earlier := max(there - _N_BEFORE, 1)) < n_known:

@@ -138,7 +138,7 @@ class GracefulServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse new requests, wait for running ones, and abort them after `grace` seconds.
 
-        Meanwhile connections are accepted, so that clients hear the reason.
+        Meanwhile connections are accepted: new requests get status 503 with the reason.
         """
         self._worker.finish()
         began = monotonic()

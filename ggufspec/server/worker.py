@@ -31,8 +31,8 @@ ROUND_SECONDS_MAX = 120.0  # of a large model on a CPU, a piece of a prompt may 
 _MAX_RETRY = 60.0  # seconds, in Retry-After
 _EXITS = (SystemExit, KeyboardInterrupt)
 _N_SEEDS = 2**64
-# For each of its tokens, a prompt lets those go first that came so many seconds later: about the
-# time that a large model takes for a token on a CPU.
+# For each token of a prompt, the time within which a later, shorter prompt is processed first:
+# about what a large model takes for a token on a CPU.
 _SECONDS_OVERTAKEN = 0.03
 
 WorkerStatus = Literal["ok", "stopping", "stalled", "failed"]
