@@ -15,7 +15,7 @@ import tiny
 import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit
-from ggufspec.llama import devices
+from ggufspec.llama import context, devices
 from ggufspec.llama.profile_key import pair_key, profile_key
 from ggufspec.placement.plan import Gpu
 
@@ -202,7 +202,7 @@ def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
     def loaded(**options: Any) -> tuple[int, int, str]:
         with ggufspec.load(target, draft, **options) as engine:
             assert engine.draft is not None
-            options = {context.options.flash_attention for context in (engine.target, engine.draft)}
+            options = {each.options.flash_attention for each in (engine.target, engine.draft)}
             (flash_attention,) = options
             return engine.target.n_threads, engine.draft.n_threads, flash_attention
 
@@ -210,7 +210,7 @@ def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
     assert loaded(n_threads=1) == (1, 2, "off")
     assert loaded(n_threads_draft=4) == (3, 4, "off")
     assert loaded(flash_attention="on") == (3, 2, "on")
-    assert loaded(tuned=False) == (devices.n_threads_default(), 1, "auto")
+    assert loaded(tuned=False) == (context.n_threads_default(), 1, "auto")
     assert loaded(tuned=False, type_k="f32") == loaded(type_k="f32"), "of others nothing is known"
     with ggufspec.load(target) as engine:
-        assert engine.target.n_threads == devices.n_threads_default(), "the pair is another"
+        assert engine.target.n_threads == context.n_threads_default(), "the pair is another"
