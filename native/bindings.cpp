@@ -22,6 +22,7 @@
 #include "context.h"
 #include "ngrams.h"
 #include "draft_length.h"
+#include "matmul/bindings.h"
 #include "sampling.h"
 #include "verify.h"
 
@@ -686,4 +687,5 @@ NB_MODULE(_native, m) {
              "The first n_tried tokens of the last prediction were verified: n_accepted were right, the next was wrong.\n\n"
              "The prediction is then discarded.")
         .def_prop_ro("n_examined", &ggufspec::Ngrams::n_examined, "How many earlier occurrences predictions have examined so far.");
+    ggufspec::matmul::bind(m);
 }
