@@ -8,7 +8,6 @@ import os
 import shlex
 import socket
 import subprocess
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -17,6 +16,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from ggufspec.common.files import temporary_folder
 from ggufspec.decoding.sampling import Sampling
 from ggufspec.errors import OptionError
 from ggufspec.llama.lookup import BaselineRequest, BaselineText
@@ -219,8 +219,8 @@ def running(
         tried.bind((_HOST, 0))
         port: int = tried.getsockname()[1]
     arguments = command(program, port)
-    with tempfile.TemporaryDirectory(prefix="ggufspec-server-") as folder:
-        log = Path(folder, "log")
+    with temporary_folder("ggufspec-server-") as folder:
+        log = folder / "log"
         try:
             with log.open("wb") as file:
                 process = subprocess.Popen(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from ggufspec.bench.chances import Chances, by_kind, chances_of, predicted_speedup
 from ggufspec.bench.layer_search import search_layers
 from ggufspec.bench.reference import Reference, ReferenceText, rows_of, text_context
+from ggufspec.common.files import temporary_folder
 from ggufspec.common.progress import NamedProgress
 from ggufspec.common.sigterm import exit_on_sigterm
 from ggufspec.engine.engine import Engine
@@ -162,8 +162,8 @@ def trim(
     Raises OptionError for cuts that the draft does not allow, ModelError, CacheError, DecodeError.
     """
     tell: NamedProgress = progress or (lambda what, done, of: None)
-    with exit_on_sigterm(), tempfile.TemporaryDirectory(prefix="ggufspec-trim-") as folder:
-        trimmer = _Trimmer(engine, source, reference, wanted, Path(folder), tell)
+    with exit_on_sigterm(), temporary_folder("ggufspec-trim-") as folder:
+        trimmer = _Trimmer(engine, source, reference, wanted, folder, tell)
         trimmer.measure(trimmer.vocabulary_cuts, is_asked=wanted.n_tokens != "auto")
         trimmer.measure(trimmer.layer_cuts(wanted.layers), is_asked=wanted.layers != "auto")
         if wanted.type is not None:

@@ -10,6 +10,7 @@ import secrets
 import shutil
 import stat
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator
 from io import FileIO
 from pathlib import Path
@@ -102,6 +103,20 @@ def write_whole(
             n_done += len(chunk)
             if progress is not None:
                 progress(n_done, n_bytes)
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A new folder for one use, which is removed even if a signal comes while it is made.
+
+    `tempfile.TemporaryDirectory` knows its folder only afterwards.
+    """
+    folder = Path(tempfile.gettempdir(), prefix + secrets.token_hex(8))
+    try:
+        folder.mkdir(mode=0o700)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
