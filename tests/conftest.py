@@ -46,10 +46,14 @@ def _caches(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _amx(_caches: Path) -> Iterator[None]:
-    """Whether AMX works is tried once, not by each process; llama_cpp.Llama crashes if not, too."""
-    from ggufspec.llama import amx
+    """Whether AMX works is tried once, not by each process; llama_cpp.Llama crashes if not, too.
+
+    Our own kernels are used wherever there are some: nothing is tried or measured at each load.
+    """
+    from ggufspec.llama import amx, kernels
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(kernels.VARIABLE, os.environ.get(kernels.VARIABLE, "on"))
         patch.setenv(amx.VARIABLE, "off" if amx.leave_out_if_broken() else "on")
         yield
 

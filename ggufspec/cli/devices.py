@@ -82,6 +82,9 @@ def _print(document: dict[str, Any]) -> None:
     render.echo(f"llama-cpp-python {version}, built with {', '.join(document['backends'])}")
     for backend, features in document["features"].items():
         render.echo(f"{backend}: {features}")
+    own = document["kernels"]
+    used = f"{own['instructions']} for {', '.join(own['types'])}"
+    render.echo(f"own kernels: {used if own['types'] else 'none, ' + own['reason']}")
     cores = f"{document['n_threads']} by default, {document['n_logical_cores']} logical cores"
     render.echo(f"threads: {cores}")
     for line in document["messages"][-_N_SHOWN:]:

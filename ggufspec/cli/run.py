@@ -73,8 +73,8 @@ def command(
     load_settings |= {**shared.room_for(settings["n_draft"]), **pair.further}
     with load_with_bars(*paths, load_settings) as engine:
         settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
-        if verbose and engine.attention:
-            render.note(engine.attention)
+        for reason in filter(None, [*engine.kernels, engine.attention] if verbose else []):
+            render.note(reason)
         if verbose and engine.chains_only and settings["tree"] == "auto":
             render.note(engine.chains_only)
         options = text_settings.checked(settings)

@@ -264,6 +264,13 @@ class Engine:
             self.slots.forget()
 
     @property
+    def kernels(self) -> list[str]:
+        """Which kernels the target and the draft use for their weights, where that was measured."""
+        models = {context.model for context in (self.target, self.draft) if context}
+        found = ((model.path.name, model.kernels.reason) for model in models)
+        return sorted(f"{name}: {reason}" for name, reason in found if reason)
+
+    @property
     def vocab(self) -> Vocab:
         """The target's vocabulary. Raises ClosedError."""
         self._check_open()

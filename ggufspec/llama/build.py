@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import llama_cpp
 
-from ggufspec.llama import devices
+from ggufspec.llama import devices, kernels
 from ggufspec.llama.devices import POINTER, SIZE, TEXT, Device
 from ggufspec.llama.install import CUDA, METAL, VULKAN, VisibleGpu, build_command, visible_gpus
 from ggufspec.placement.speeds import known_bandwidth
@@ -148,6 +148,7 @@ def facts() -> dict[str, Any]:
         "devices": listed,
         "backends": built,
         "features": features(),
+        "kernels": kernels.status()._asdict(),
         "n_threads": devices.n_threads_default(),
         "n_logical_cores": devices.n_logical_cores(),
         "advice": advice(built, found, visible_gpus(), os.environ),

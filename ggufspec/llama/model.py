@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import llama_cpp
 
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
-from ggufspec.llama import amx
+from ggufspec.llama import amx, kernels
 from ggufspec.llama.devices import offload_devices
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
@@ -76,7 +77,11 @@ class Model:
             used = [*(at.pointer for at in rpc), *(at.pointer for at in offload_devices())]
             pointers = (ctypes.c_void_p * (len(used) + 1))(*used, None)
             params.devices = ctypes.cast(pointers, ctypes.c_void_p)
-        self._pointer: int | None = self._load(params, progress)
+        on_cpu = not (rpc or offload_devices())
+        self._pointer: int | None
+        self._pointer, self.kernels = self._load(
+            params, progress, on_cpu=on_cpu, writes=not is_head
+        )
         self.vocab = Vocab(self.pointer)
         at = self.pointer
         self.n_params: int = llama_cpp.llama_model_n_params(at)
@@ -99,8 +104,11 @@ class Model:
             raise
 
     def _load(
-        self, params: llama_cpp.llama_model_params, progress: Callable[[float], None] | None
-    ) -> int:
+        self,
+        params: llama_cpp.llama_model_params,
+        progress: Callable[[float], None] | None,
+        **about: bool,
+    ) -> tuple[int, kernels.Choice]:
         interrupted: list[BaseException] = []
 
         def on_progress(share: float, _: int | None) -> bool:
@@ -118,14 +126,15 @@ class Model:
         with listening():
             llama_cpp.llama_backend_init()
             path = os.fsencode(self.path)
-            pointer: int | None = llama_cpp.llama_model_load_from_file(path, params)
+            load_file = partial(llama_cpp.llama_model_load_from_file, path, params)
+            pointer, choice = kernels.load(self.path, load_file, **about)
             if interrupted or log.interrupted:
                 if pointer:
                     llama_cpp.llama_model_free(pointer)
                 raise interrupted[0] if interrupted else KeyboardInterrupt
             if not pointer:
                 raise self._load_error(params)
-        return pointer
+        return pointer, choice
 
     def _template(self, name: bytes | None) -> str | None:
         """A Jinja template of the file; llama.cpp gives a name instead for a model without one."""

@@ -50,6 +50,8 @@ def _model_key(model: Model) -> dict[str, object]:
         "fingerprint": fingerprint(model.path),
         "n_gpu_layers": model.n_gpu_layers,
     }
+    if model.kernels.types:
+        found["kernels"] = [*model.kernels.types]
     if devices := model.devices:
         found["devices"] = [*devices]
         if len(devices) > 1:

@@ -1,4 +1,4 @@
-"""Products of quantized weights with a few rows: each type and instruction set of this processor."""
+"""Products of quantized weights with a few rows, by each instruction set of this processor."""
 
 import gguf
 import numpy as np

@@ -1,0 +1,404 @@
+"""Uses the extension's kernels for products of quantized weights where they are faster."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import cache
+from os import environ
+from pathlib import Path
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import llama_cpp
+import numpy as np
+
+from ggufspec import _native
+from ggufspec.drafting import profile_store
+from ggufspec.drafting.profile_store import fingerprint
+from ggufspec.llama import devices, trial
+from ggufspec.llama.devices import InitParams, Signature
+from ggufspec.llama.log import logger
+from ggufspec.models.header import read_header
+
+# "on": wherever they work, without measuring; "off"; or a name of instructions, measured as usual.
+VARIABLE = "GGUFSPEC_KERNELS"
+BUFFER_TYPE = "GGUFSPEC"  # its name in ggml
+SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
+GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/matmul/ggml_abi.h
+
+_NO_SLOWER = 1.02  # of llama.cpp's time for one token, which repeated measurements differ by
+_N_PASSES, _SECONDS = 7, 1.0  # of each size at most; of all sizes for a second repetition
+# By their names in the libraries, one of which is C++'s.
+_FUNCTIONS = {
+    "_Z39ggml_backend_cpu_get_extra_buffer_typesv": "ggml_backend_cpu_get_extra_buffer_types",
+    **{
+        name: name
+        for name in (
+            *("ggml_barrier", "ggml_threadpool_chunk_set", "ggml_threadpool_chunk_add"),
+            *("ggml_backend_cpu_buffer_type", "ggml_backend_buft_alloc_buffer"),
+            "ggml_backend_buft_is_host",
+        )
+    },
+}
+
+Load = Callable[[], "int | None"]
+Times = Mapping[int, float]  # milliseconds by tokens of a pass
+
+
+class Status(NamedTuple):
+    """The instructions whose kernels this process may use, and for which types of weights.
+
+    reason: why there are none; None if there are.
+    """
+
+    instructions: str | None
+    types: Mapping[str, int]  # ggml's names and numbers
+    reason: str | None = None
+
+
+class Choice(NamedTuple):
+    """For which types of a model's weights the kernels are used, and the times that decided."""
+
+    types: tuple[str, ...] = ()
+    llama_cpp: Times | None = None
+    ggufspec: Times | None = None
+
+    @property
+    def reason(self) -> str | None:
+        """The choice in a line; None where nothing was measured."""
+        if not self.llama_cpp or not self.ggufspec:
+            return None
+        ours, theirs = (
+            "/".join(f"{times[size]:.3g}" for size in SIZES)
+            for times in (self.ggufspec, self.llama_cpp)
+        )
+        which = f"own kernels for {', '.join(self.types)}" if self.types else "llama.cpp's kernels"
+        sizes = "/".join(map(str, SIZES))
+        return f"{which}: passes over {sizes} tokens take {ours} ms, with llama.cpp's {theirs}"
+
+
+@cache
+def register() -> str | None:
+    """Put the buffer type before llama.cpp's; why that is impossible, None if it was done.
+
+    ggml lists its buffer types when it is first asked for them, so call this before.
+    """
+    if environ.get(VARIABLE) == "off":
+        return f"{VARIABLE}=off"
+    if (name := _instructions()) is None:
+        return "there are none for this processor"
+    library = devices.ggml({"ggml_version": (devices.TEXT, [])})
+    version = library.ggml_version().decode("ascii", "replace") if library else "unknown"
+    if version not in GGML_VERSIONS:
+        return f"they know ggml {', '.join(GGML_VERSIONS)}, and this is {version}"
+    addresses = _addresses()
+    if missing := [each for each in _FUNCTIONS.values() if each not in addresses]:
+        return f"this llama.cpp does not export {missing[0]}"
+    _native.register_kernels(name, addresses)
+    if trial.find_buffer_type(BUFFER_TYPE) is None:
+        return "another part of this process has loaded a model before"
+    return None
+
+
+@cache
+def status() -> Status:
+    """Which kernels this process may use: those that a trial has found right."""
+    if (reason := register()) is not None:
+        return Status(None, {}, reason)
+    name = str(_instructions())
+    types = _native.kernel_types(name)
+    if environ.get(VARIABLE) == "on":
+        return Status(name, types)
+    found = trial.outcome("kernels", __name__, instructions=name, extension=trial.extension())
+    if found is None or not found.works:
+        return Status(None, {}, "a trial in a child process has failed")
+    return Status(name, {each: types[each] for each in found.words if each in types})
+
+
+def load(path: Path, load_file: Load, *, on_cpu: bool, writes: bool) -> tuple[int | None, Choice]:
+    """Load a model with the kernels that are fastest for it: (its pointer or None, the choice).
+
+    The first time on this machine, it is loaded with llama.cpp's kernels and with ours, and passes
+    over SIZES tokens decide; that is stored. on_cpu: all its layers are there, and no GPU is.
+    writes: it is a model of its own, so that its passes can be measured.
+    """
+    usable = status().types if on_cpu else {}
+    kinds = {tensor.type for tensor in read_header(path).tensors} if usable else set()
+    types = {name: number for name, number in usable.items() if name.upper() in kinds}
+    if not types:
+        return load_file(), Choice()
+    if environ.get(VARIABLE) == "on" or not writes:
+        return _load(load_file, types), Choice((*types,))
+    key = {
+        **{"about": "kernels of a model", "cpu": devices.cpu_name(), "build": trial.build()},
+        **{"extension": trial.extension(), "model": fingerprint(path), "types": [*types]},
+        **{"instructions": status().instructions, "n_threads": devices.n_threads_default()},
+    }
+    if (known := profile_store.recall(key)) is None:
+        pointer, choice = _measure(path, load_file, types)
+        if pointer is not None and choice.llama_cpp is not None:
+            profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
+        return pointer, choice
+    chosen = tuple(name for name in known.get("types", []) if name in types)
+    return _load(load_file, {name: types[name] for name in chosen}), Choice(
+        chosen, *(_times(known.get(of)) for of in ("llama_cpp", "ggufspec"))
+    )
+
+
+def _measure(path: Path, load_file: Load, types: Mapping[str, int]) -> tuple[int | None, Choice]:
+    """The pointer and the choice by passes of the whole model.
+
+    All types together where one token is then no slower; else each type on its own, and those for
+    which it is no slower.
+    """
+    logger.info("ggufspec: measures which kernels are faster for %s (once)", path.name)
+    if (pointer := _load(load_file, {})) is None:
+        return None, Choice()
+    if (theirs := _time(pointer)) is None:
+        return pointer, Choice()
+    chosen, ours = types, theirs
+    for subset in (types, *({name: types[name]} for name in types if len(types) > 1)):
+        llama_cpp.llama_model_free(pointer)
+        if (pointer := _load(load_file, subset)) is None:
+            return None, Choice()
+        times = _time(pointer) or theirs
+        if subset is types:
+            chosen, ours = {}, times
+        if _is_faster(times, theirs):
+            chosen = {**chosen, **subset}
+            if subset is types:
+                return pointer, Choice((*types,), theirs, times)
+    llama_cpp.llama_model_free(pointer)
+    return _load(load_file, chosen), Choice((*chosen,), theirs, ours)
+
+
+def _is_faster(times: Times, than: Times) -> bool:
+    return times[1] <= _NO_SLOWER * than[1] and sum(
+        times[size] / than[size] for size in SIZES
+    ) < len(SIZES)
+
+
+def _times(found: object) -> Times | None:
+    if not isinstance(found, dict) or {*found} != {*map(str, SIZES)}:
+        return None
+    return {int(size): float(milliseconds) for size, milliseconds in found.items()}
+
+
+def _load(load_file: Load, types: Mapping[str, int]) -> int | None:
+    """Load with the kernels for these types, which no other model takes."""
+    _native.offer_kernels([*types.values()])
+    try:
+        return load_file()
+    finally:
+        _native.offer_kernels([])
+
+
+def _time(pointer: int) -> Times | None:
+    """Milliseconds of the model's passes at an empty cache; None if it makes none."""
+    if llama_cpp.llama_model_has_encoder(pointer) or not llama_cpp.llama_model_has_decoder(pointer):
+        return None
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_batch = 64, max(SIZES)
+    params.n_threads = params.n_threads_batch = devices.n_threads_default()
+    context = llama_cpp.llama_init_from_model(pointer, params)
+    if not context:
+        return None
+    n_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(pointer))
+    batch = llama_cpp.llama_batch_init(max(SIZES), 0, 1)
+    for i in range(max(SIZES)):
+        batch.token[i], batch.pos[i], batch.logits[i] = (7 + 101 * i) % max(n_tokens, 1), i, True
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+    found: dict[int, list[float]] = {size: [] for size in SIZES}
+    began = perf_counter()
+    try:
+        for i in range(_N_PASSES):
+            for size in SIZES:
+                batch.n_tokens = size
+                llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
+                started = perf_counter()
+                if llama_cpp.llama_decode(context, batch):
+                    return None
+                llama_cpp.llama_synchronize(context)
+                found[size].append(1000 * (perf_counter() - started))
+            if i > 1 and perf_counter() - began > _SECONDS:
+                break
+        return {size: min(times) for size, times in found.items()}
+    finally:
+        llama_cpp.llama_batch_free(batch)
+        llama_cpp.llama_free(context)
+
+
+def _instructions() -> str | None:
+    """The fastest of this processor, or those that the environment names."""
+    found = _native.kernel_instructions()
+    most = environ.get("GGUFSPEC_INSTRUCTIONS")  # see native/dispatch.cpp
+    if most == "baseline":
+        found = []
+    elif most == "x86-64-v3":
+        found = [name for name in found if name == "avx2"]
+    named = environ.get(VARIABLE)
+    return named if named in found else next(iter(found), None)
+
+
+def _addresses() -> dict[str, int]:
+    """Of what the extension calls: in the library of the CPU backend, and in those it uses."""
+    candidates = [*devices.libraries(), *_backend_libraries()]
+    return {
+        name: devices.address_of(getattr(library, symbol))
+        for symbol, name in _FUNCTIONS.items()
+        for library in candidates
+        if hasattr(library, symbol)
+    }
+
+
+class _DlInfo(ctypes.Structure):
+    _fields_ = [
+        *(("dli_fname", ctypes.c_char_p), ("dli_fbase", ctypes.c_void_p)),
+        *(("dli_sname", ctypes.c_char_p), ("dli_saddr", ctypes.c_void_p)),
+    ]
+
+
+def _backend_libraries() -> Iterator[ctypes.CDLL]:
+    """The library of the CPU backend where it is loaded at run time, so that none links it."""
+    function = devices.backend_function("CPU", "ggml_backend_dev_get_extra_bufts", None)
+    info = _DlInfo()
+    with suppress(OSError, AttributeError):  # no dladdr on Windows
+        if function and ctypes.CDLL(None).dladdr(function, ctypes.byref(info)):
+            yield ctypes.CDLL(info.dli_fname.decode())
+
+
+# The trial
+
+_ROWS, _COLUMNS, _EXPERTS, _MOST = 40, 512, 3, 17
+_TOLERANCE = 0.06  # of the size of a product; both sides round activations to 8 bits, by about 0.01
+_F32, _I32 = 0, 26  # enum ggml_type
+_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_GGML: dict[str, Signature] = {
+    "ggml_init": (_POINTER, [InitParams]),
+    "ggml_free": (None, [_POINTER]),
+    "ggml_tensor_overhead": (ctypes.c_size_t, []),
+    "ggml_new_tensor_3d": (_POINTER, [_POINTER, _INT, *[_LONG] * 3]),
+    "ggml_get_data": (_POINTER, [_POINTER]),
+    "ggml_nbytes": (ctypes.c_size_t, [_POINTER]),
+    "ggml_quantize_chunk": (
+        ctypes.c_size_t,
+        [_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER],
+    ),
+    "ggml_mul_mat": (_POINTER, [_POINTER] * 3),
+    "ggml_mul_mat_id": (_POINTER, [_POINTER] * 4),
+    "ggml_new_graph": (_POINTER, [_POINTER]),
+    "ggml_build_forward_expand": (None, [_POINTER, _POINTER]),
+    "ggml_backend_alloc_ctx_tensors_from_buft": (_POINTER, [_POINTER, _POINTER]),
+    "ggml_backend_tensor_set": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
+    "ggml_backend_buffer_free": (None, [_POINTER]),
+    "ggml_backend_cpu_init": (_POINTER, []),
+    "ggml_backend_cpu_set_n_threads": (None, [_POINTER, _INT]),
+    "ggml_backend_graph_compute": (_INT, [_POINTER, _POINTER]),
+    "ggml_backend_free": (None, [_POINTER]),
+}
+
+
+def run_trial(spoiled: str = "") -> None:
+    """Tell which types of weights have the products that ggml computes. For a child process.
+
+    spoiled: a type whose weights are damaged for the kernels, to see that the trial finds it.
+    """
+    environ[VARIABLE] = "on"
+    trial.without_core_dumps()
+    found = status()
+    library = devices.ggml(_GGML)
+    if library is None or not found.types:
+        trial.tell(trial.WRONG)
+        return
+    right = [
+        name
+        for name, number in found.types.items()
+        if _is_right(library, number, spoil=name == spoiled)
+    ]
+    trial.tell(trial.WORKS, *right)
+
+
+def _is_right(library: Any, number: int, *, spoil: bool) -> bool:
+    """Products with 1 to _MOST rows, without and with experts, against ggml's own kernels."""
+    draw = np.random.default_rng(number)
+    rows = draw.standard_normal((_MOST, _COLUMNS), np.float32)
+    for n_experts in (1, _EXPERTS):
+        values = draw.standard_normal((n_experts, _ROWS, _COLUMNS), np.float32)
+        with _pair(library, number, values, spoil) as (memory, backend, plain, packed):
+            for n in range(1, _MOST + 1):
+                ids = None
+                if n_experts > 1:
+                    ids = draw.integers(0, n_experts, (n, 2)).astype(np.int32)
+                found, expected = (
+                    _product(library, memory, backend, weights, rows[:n], ids)
+                    for weights in (packed, plain)
+                )
+                if not np.abs(found - expected).max() < _TOLERANCE * np.sqrt(_COLUMNS):
+                    return False
+    return True
+
+
+@contextmanager
+def _pair(
+    library: Any, number: int, values: np.ndarray[Any, Any], spoil: bool
+) -> Iterator[tuple[Any, Any, Any, Any]]:
+    """A context of ggml, a backend, and the same weights in ggml's layout and in ours."""
+    memory = library.ggml_init(InitParams(2**25, None, False))
+    empty = library.ggml_init(InitParams(4 * library.ggml_tensor_overhead(), None, True))
+    backend = library.ggml_backend_cpu_init()
+    library.ggml_backend_cpu_set_n_threads(backend, 2)
+    n_experts, n_rows, n_columns = values.shape
+    plain, packed = (
+        library.ggml_new_tensor_3d(context, number, n_columns, n_rows, n_experts)
+        for context in (memory, empty)
+    )
+    data = library.ggml_get_data(plain)
+    library.ggml_quantize_chunk(
+        number, values.ctypes.data, data, 0, n_experts * n_rows, n_columns, None
+    )
+    copy = ctypes.create_string_buffer(ctypes.string_at(data, library.ggml_nbytes(plain)))
+    if spoil:
+        for i in range(0, len(copy), 7):
+            copy[i] = bytes([ord(copy[i]) ^ 0x24])
+    listed = trial.find_buffer_type(BUFFER_TYPE)
+    assert listed is not None
+    types, i = listed
+    buffer = library.ggml_backend_alloc_ctx_tensors_from_buft(empty, types[i])
+    library.ggml_backend_tensor_set(packed, copy, 0, library.ggml_nbytes(plain))
+    try:
+        yield memory, backend, plain, packed
+    finally:
+        library.ggml_backend_buffer_free(buffer)
+        library.ggml_backend_free(backend)
+        library.ggml_free(empty)
+        library.ggml_free(memory)
+
+
+def _product(
+    library: Any,
+    memory: Any,
+    backend: Any,
+    weights: Any,
+    rows: np.ndarray[Any, Any],
+    ids: np.ndarray[Any, Any] | None,
+) -> np.ndarray[Any, Any]:
+    """The rows times the weights, or times those of the experts in `ids` (n_rows, n_used)."""
+    n, n_columns = rows.shape
+    given = library.ggml_new_tensor_3d(
+        memory, _F32, n_columns, *((n, 1) if ids is None else (1, n))
+    )
+    ctypes.memmove(library.ggml_get_data(given), rows.ctypes.data, rows.nbytes)
+    if ids is None:
+        result = library.ggml_mul_mat(memory, weights, given)
+    else:
+        chosen = library.ggml_new_tensor_3d(memory, _I32, ids.shape[1], n, 1)
+        ctypes.memmove(library.ggml_get_data(chosen), ids.ctypes.data, ids.nbytes)
+        result = library.ggml_mul_mat_id(memory, weights, given, chosen)
+    graph = library.ggml_new_graph(memory)
+    library.ggml_build_forward_expand(graph, result)
+    library.ggml_backend_graph_compute(backend, graph)
+    size = n * _ROWS * (1 if ids is None else ids.shape[1])
+    found = (ctypes.c_float * size).from_address(library.ggml_get_data(result))
+    return np.array(found)

@@ -1,0 +1,190 @@
+"""The extension's kernels as a buffer type of ggml: which models take them, and when not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small import small
+
+from ggufspec import _native, standin
+from ggufspec.drafting import profile_store
+from ggufspec.llama import kernels
+
+pytestmark = pytest.mark.skipif(
+    kernels.register() is not None, reason=f"no kernels here: {kernels.register()}"
+)
+
+# A pass over eight tokens, and the same tokens one by one: in bits of float32.
+PASSES = """
+    import sys
+    import numpy as np
+    from ggufspec.llama import kernels
+    from ggufspec.llama.context import Context
+    from ggufspec.llama.context_options import ContextOptions
+    from ggufspec.llama.model import Model
+
+    def logits(path, n):
+        model = Model(path)
+        context = Context(model, ContextOptions(n_ctx=64, n_rows=8, n_threads=2))
+        tokens, found = [*range(300, 308)], []
+        for i in range(0, 8, n):
+            context.decode(tokens[i : i + n], n)
+            found.append(np.array(context.rows(0, n)))
+        context.close()
+        used = model.kernels
+        model.close()
+        return np.concatenate(found), used
+"""
+
+
+@pytest.fixture(scope="module", params=["Q4_0", "Q4_K_M"])
+def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
+    source = standin.source_from_dimensions("small", small(), request.param)
+    standin.write(standin.plan(source, 1.0), path)
+    return path
+
+
+def run(program: str, *arguments: Path) -> list[str]:
+    """The lines that a process prints, for which nothing has been loaded yet."""
+    code = textwrap.dedent(PASSES) + textwrap.dedent(program)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.returncode}: {done.stdout[-800:]}{done.stderr[-1500:]}"
+    return done.stdout.splitlines()
+
+
+def test_logits_are_those_of_llama_cpp_up_to_rounding(quantized: Path, tmp_path: Path) -> None:
+    program = """
+        found, used = logits(sys.argv[1], 8)
+        np.save(sys.argv[2], found)
+        print(*used.types)
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        found = []
+        for setting in ("on", "off"):
+            patch.setenv(kernels.VARIABLE, setting)
+            path = tmp_path / f"{setting}.npy"
+            types = run(program, quantized, path)[-1].split()
+            found.append((types, np.load(path)))
+    (types, ours), (none, theirs) = found
+    assert types
+    assert none == []
+    assert 0 < abs(ours - theirs).max() < 0.2 * theirs.std()
+
+
+def test_a_token_of_several_slots_costs_no_rounding(quantized: Path) -> None:
+    """Products are equal bit for bit, alone and beside others; attention is what is left."""
+    lines = run(
+        """
+        alone, _ = logits(sys.argv[1], 1)
+        together, _ = logits(sys.argv[1], 8)
+        print(np.abs(alone[0] - together[0]).max() == 0)
+        """,
+        quantized,
+    )
+    assert lines[-1] == "True"
+
+
+def test_other_code_in_the_process_keeps_llama_cpps_kernels(quantized: Path) -> None:
+    """Before, between and after models that ggufspec has loaded."""
+    lines = run(
+        """
+        import llama_cpp, ctypes
+        _, used = logits(sys.argv[1], 8)
+        kept = []
+        callback = llama_cpp.llama_log_callback(lambda level, text, _: kept.append(text.decode()))
+        llama_cpp.llama_log_set(callback, ctypes.c_void_p())
+        params = llama_cpp.llama_model_default_params()
+        model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
+        llama_cpp.llama_model_free(model)
+        print(bool(used.types), any("GGUFSPEC model buffer" in line for line in kept))
+        """,
+        quantized,
+    )
+    assert lines[-1] == "True False"
+
+
+def test_after_a_model_of_other_code_llama_cpps_kernels_stay(quantized: Path) -> None:
+    lines = run(
+        """
+        import llama_cpp
+        params = llama_cpp.llama_model_default_params()
+        model = llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
+        _, used = logits(sys.argv[1], 8)
+        print(kernels.status().reason, used.types)
+        """,
+        quantized,
+    )
+    assert lines[-1] == "another part of this process has loaded a model before ()"
+
+
+def test_two_models_are_used_at_once_freed_and_loaded_again(
+    quantized: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.gguf"
+    source = standin.source_from_dimensions("small", small(), "Q8_0")
+    standin.write(standin.plan(source, 1.0), other)
+    lines = run(
+        """
+        first, used = logits(sys.argv[1], 8)
+        beside = Model(sys.argv[2])
+        again, _ = logits(sys.argv[1], 8)
+        beside.close()
+        other, used_there = logits(sys.argv[2], 8)
+        last, _ = logits(sys.argv[1], 8)
+        print((first == again).all() and (first == last).all())
+        print(used.types != used_there.types)
+        """,
+        quantized,
+        other,
+    )
+    assert lines[-2:] == ["True", "True"]
+
+
+@pytest.mark.parametrize("spoiled", ["", "q4_K", "q8_0"])
+def test_the_trial_finds_a_kernel_that_computes_something_else(spoiled: str) -> None:
+    (line,) = run(f"kernels.run_trial({spoiled!r})")
+    works, *types = line.split()
+    assert works == "works"
+    expected = {*_native.kernel_types(_native.kernel_instructions()[0])} - {spoiled}
+    assert {*types} == expected
+
+
+def test_passes_of_the_model_decide_once(quantized: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured is stored, and used by the next process."""
+    monkeypatch.delenv(kernels.VARIABLE)
+    program = """
+        _, used = logits(sys.argv[1], 8)
+        print(used.reason)
+        print(*used.types)
+    """
+    first = run(program, quantized)
+    stored = [
+        each for each in profile_store.records() if each.facts["about"] == "kernels of a model"
+    ]
+    assert len(stored) == 1
+    assert {*stored[0].document["llama_cpp"]} == {"1", "2", "4", "8"}
+    assert run(program, quantized)[-2:] == first[-2:]
+    assert "passes over 1/2/4/8 tokens take" in first[-2]
+
+
+def test_an_unknown_version_of_ggml_leaves_llama_cpps(quantized: Path) -> None:
+    lines = run(
+        """
+        kernels.GGML_VERSIONS = ("0.1",)
+        _, used = logits(sys.argv[1], 8)
+        print(used.types, kernels.status().reason)
+        """,
+        quantized,
+    )
+    assert lines[-1].startswith("() they know ggml 0.1, and this is ")
