@@ -17,6 +17,7 @@ import numpy as np
 from ggufspec import _native
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import fingerprint
+from ggufspec.errors import GgufspecError
 from ggufspec.llama import devices, trial
 from ggufspec.llama.devices import InitParams, Signature
 from ggufspec.llama.log import logger
@@ -124,8 +125,10 @@ def load(path: Path, load_file: Load, *, on_cpu: bool, writes: bool) -> tuple[in
     over SIZES tokens decide; that is stored. on_cpu: all its layers are there, and no GPU is.
     writes: it is a model of its own, so that its passes can be measured.
     """
-    usable = status().types if on_cpu else {}
-    kinds = {tensor.type for tensor in read_header(path).tensors} if usable else set()
+    usable = status().types if on_cpu and environ.get(VARIABLE) != "off" else {}
+    kinds: set[str] = set()
+    with suppress(GgufspecError):  # llama.cpp says what is wrong with the file
+        kinds = {tensor.type for tensor in read_header(path).tensors} if usable else set()
     types = {name: number for name, number in usable.items() if name.upper() in kinds}
     if not types:
         return load_file(), Choice()
@@ -153,7 +156,9 @@ def _measure(path: Path, load_file: Load, types: Mapping[str, int]) -> tuple[int
     All types together where one token is then no slower; else each type on its own, and those for
     which it is no slower.
     """
-    logger.info("ggufspec: measures which kernels are faster for %s (once)", path.name)
+    logger.warning(
+        "ggufspec: measures which kernels are faster for %s, once: it is loaded twice", path.name
+    )
     if (pointer := _load(load_file, {})) is None:
         return None, Choice()
     if (theirs := _time(pointer)) is None:

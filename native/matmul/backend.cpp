@@ -1,8 +1,11 @@
 #include "backend.h"
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 namespace ggufspec::matmul {
 namespace {
@@ -209,8 +212,15 @@ void set_tensor(ggml::Buffer *, ggml::Tensor * tensor, const void * data, size_t
     };
     const int64_t n = std::clamp<int64_t>(n_bytes * tensor->ne[2] / kPackPerThread, 1, std::max(1u, std::thread::hardware_concurrency()));
     std::vector<std::thread> others;
-    for (int64_t i = 1; i < n; i++) others.emplace_back(pack, n_all * i / n, n_all * (i + 1) / n);
-    pack(0, n_all / n);
+    int64_t begin = 0;
+    try {
+        for (; int64_t(others.size()) < n - 1; begin = n_all * int64_t(others.size()) / n) {
+            others.emplace_back(pack, begin, n_all * int64_t(others.size() + 1) / n);
+        }
+    } catch (const std::exception &) {
+        // No memory for a thread: this one does what is left.
+    }
+    pack(begin, n_all);
     for (std::thread & each : others) each.join();
 }
 
@@ -227,7 +237,7 @@ ggml::Buffer * allocate(ggml::BufferType * type, size_t size) {
 size_t allocated_bytes(ggml::BufferType *, const ggml::Tensor * tensor) {
     const Traits * traits = traits_of(tensor);
     if (traits == nullptr) return tensor->nb[3] * tensor->ne[3];
-    return packed_bytes(traits->kernel, tensor) * tensor->ne[2] + 0;
+    return packed_bytes(traits->kernel, tensor) * tensor->ne[2];
 }
 
 ggml::BufferType * buffer_type() {

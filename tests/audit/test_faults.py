@@ -99,7 +99,8 @@ def test_a_draft_drawn_from_another_distribution_is_found_by_texts(
 ) -> None:
     """Each drafted token is the median of the distribution that it claims to be drawn from.
 
-    With seeds 1 to 4, the test of whole texts had its smallest possible p.
+    With seeds 0 to 4, the test of whole texts had its smallest possible p, with llama.cpp's kernels
+    and with ours; with half as many texts, one of ten was not found.
     """
     honest = generation.uniform_streams
 
@@ -107,7 +108,7 @@ def test_a_draft_drawn_from_another_distribution_is_found_by_texts(
         return honest(seed)[0], lambda n: [0.5] * n
 
     monkeypatch.setattr(generation, "uniform_streams", median)
-    report = audit(embedded, PROMPTS, LARGE)
+    report = audit(embedded, PROMPTS, replace(LARGE, n_runs=80))
     assert report.rule is not None
     assert not report.rule.found  # the rule is lossless; its input is not what it claims
     assert report.sequences is not None

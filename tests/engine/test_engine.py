@@ -15,6 +15,7 @@ import ggufspec
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError
+from ggufspec.llama import kernels
 from ggufspec.standin.embedded import embedded_draft, embedded_target
 
 PROMPTS = [
@@ -50,6 +51,18 @@ def pair() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
+def pair_of_llama_cpp() -> Iterator[Engine]:
+    """With llama.cpp's kernels, as its own loop has them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(kernels.VARIABLE, "off")
+        engine = ggufspec.load(
+            embedded_target(), embedded_draft(), n_ctx=512, n_threads=1, flash_attention="on"
+        )
+    with engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
 def by_llama_cpp() -> dict[str, list[int]]:
     """Greedy continuations, 24 tokens each, by llama-cpp-python's own loop."""
     llama = llama_cpp.Llama(
@@ -72,21 +85,21 @@ def by_llama_cpp() -> dict[str, list[int]]:
 
 @pytest.mark.parametrize("n_draft", [1, 2, 3, 4, 7, 8, 15, 16])
 def test_greedy_text_is_that_of_the_target_alone(
-    pair: Engine, by_llama_cpp: dict[str, list[int]], n_draft: int
+    pair_of_llama_cpp: Engine, by_llama_cpp: dict[str, list[int]], n_draft: int
 ) -> None:
     n_ties = 0
     for prompt in PROMPTS:
-        done = pair.generate(prompt, max_tokens=24, temperature=0, n_draft=n_draft)
-        n_ties += assert_same(pair, prompt, done.tokens, by_llama_cpp[prompt])
+        done = pair_of_llama_cpp.generate(prompt, max_tokens=24, temperature=0, n_draft=n_draft)
+        n_ties += assert_same(pair_of_llama_cpp, prompt, done.tokens, by_llama_cpp[prompt])
         assert done.finish_reason == "length"
     assert n_ties <= len(PROMPTS) // 4
 
 
 def test_plain_greedy_text_is_that_of_llama_cpp_python(
-    pair: Engine, by_llama_cpp: dict[str, list[int]]
+    pair_of_llama_cpp: Engine, by_llama_cpp: dict[str, list[int]]
 ) -> None:
     for prompt in PROMPTS:
-        done = pair.generate(prompt, max_tokens=24, temperature=0, drafter="none")
+        done = pair_of_llama_cpp.generate(prompt, max_tokens=24, temperature=0, drafter="none")
         assert list(done.tokens) == by_llama_cpp[prompt]
         assert done.stats.n_drafted == 0
         assert done.stats.mean_length == 1

@@ -14,7 +14,7 @@ from small import small
 from ggufspec import standin
 from ggufspec.common import child
 from ggufspec.drafting import profile_store
-from ggufspec.llama import amx
+from ggufspec.llama import amx, kernels
 
 BUILD = llama_cpp.llama_print_system_info().decode()
 with_amx = pytest.mark.skipif("AMX_INT8 = 1" not in BUILD, reason="llama.cpp has no AMX here")
@@ -59,6 +59,7 @@ def test_what_is_left_out_is_used_by_no_model(
 ) -> None:
     """Shown with kernels that most processors have: they are in the same list."""
     monkeypatch.setenv(amx.VARIABLE, "off")
+    monkeypatch.setenv(kernels.VARIABLE, "off")  # they come before those of llama.cpp
     usual = loaded(quantized)
     if not any("REPACK model buffer" in line for line in usual):
         pytest.skip("llama.cpp repacks no Q4_0 on this processor")
