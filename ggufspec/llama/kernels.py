@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from os import environ
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import llama_cpp
-import numpy as np
 
 from ggufspec import _native
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.profile_store import fingerprint
 from ggufspec.errors import GgufspecError
 from ggufspec.llama import devices, trial
-from ggufspec.llama.devices import InitParams, Signature
 from ggufspec.llama.log import logger
 from ggufspec.models.header import read_header
 
 # "on": wherever they work, without measuring; "off"; or a name of instructions, measured as usual.
 VARIABLE = "GGUFSPEC_KERNELS"
 BUFFER_TYPE = "GGUFSPEC"  # its name in ggml
+_TRIAL = "ggufspec.llama.kernels_trial"
 SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
 GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/matmul/ggml_abi.h
 
@@ -112,7 +111,7 @@ def status() -> Status:
     types = _native.kernel_types(name)
     if environ.get(VARIABLE) == "on":
         return Status(name, types)
-    found = trial.outcome("kernels", __name__, instructions=name, extension=trial.extension())
+    found = trial.outcome("kernels", _TRIAL, instructions=name, extension=trial.extension())
     if found is None or not found.works:
         return Status(None, {}, "a trial in a child process has failed")
     return Status(name, {each: types[each] for each in found.words if each in types})
@@ -272,138 +271,3 @@ def _backend_libraries() -> Iterator[ctypes.CDLL]:
     with suppress(OSError, AttributeError):  # no dladdr on Windows
         if function and ctypes.CDLL(None).dladdr(function, ctypes.byref(info)):
             yield ctypes.CDLL(info.dli_fname.decode())
-
-
-# The trial
-
-_ROWS, _COLUMNS, _EXPERTS, _MOST = 40, 512, 3, 17
-_TOLERANCE = 0.06  # of the size of a product; both sides round activations to 8 bits, by about 0.01
-_F32, _I32 = 0, 26  # enum ggml_type
-_POINTER, _INT, _LONG = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
-_GGML: dict[str, Signature] = {
-    "ggml_init": (_POINTER, [InitParams]),
-    "ggml_free": (None, [_POINTER]),
-    "ggml_tensor_overhead": (ctypes.c_size_t, []),
-    "ggml_new_tensor_3d": (_POINTER, [_POINTER, _INT, *[_LONG] * 3]),
-    "ggml_get_data": (_POINTER, [_POINTER]),
-    "ggml_nbytes": (ctypes.c_size_t, [_POINTER]),
-    "ggml_quantize_chunk": (
-        ctypes.c_size_t,
-        [_INT, _POINTER, _POINTER, _LONG, _LONG, _LONG, _POINTER],
-    ),
-    "ggml_mul_mat": (_POINTER, [_POINTER] * 3),
-    "ggml_mul_mat_id": (_POINTER, [_POINTER] * 4),
-    "ggml_new_graph": (_POINTER, [_POINTER]),
-    "ggml_build_forward_expand": (None, [_POINTER, _POINTER]),
-    "ggml_backend_alloc_ctx_tensors_from_buft": (_POINTER, [_POINTER, _POINTER]),
-    "ggml_backend_tensor_set": (None, [_POINTER, _POINTER, ctypes.c_size_t, ctypes.c_size_t]),
-    "ggml_backend_buffer_free": (None, [_POINTER]),
-    "ggml_backend_cpu_init": (_POINTER, []),
-    "ggml_backend_cpu_set_n_threads": (None, [_POINTER, _INT]),
-    "ggml_backend_graph_compute": (_INT, [_POINTER, _POINTER]),
-    "ggml_backend_free": (None, [_POINTER]),
-}
-
-
-def run_trial(spoiled: str = "") -> None:
-    """Tell which types of weights have the products that ggml computes. For a child process.
-
-    spoiled: a type whose weights are damaged for the kernels, to see that the trial finds it.
-    """
-    environ[VARIABLE] = "on"
-    trial.without_core_dumps()
-    found = status()
-    library = devices.ggml(_GGML)
-    if library is None or not found.types:
-        trial.tell(trial.WRONG)
-        return
-    right = [
-        name
-        for name, number in found.types.items()
-        if _is_right(library, number, spoil=name == spoiled)
-    ]
-    trial.tell(trial.WORKS, *right)
-
-
-def _is_right(library: Any, number: int, *, spoil: bool) -> bool:
-    """Products with 1 to _MOST rows, without and with experts, against ggml's own kernels."""
-    draw = np.random.default_rng(number)
-    rows = draw.standard_normal((_MOST, _COLUMNS), np.float32)
-    for n_experts in (1, _EXPERTS):
-        values = draw.standard_normal((n_experts, _ROWS, _COLUMNS), np.float32)
-        with _pair(library, number, values, spoil) as (memory, backend, plain, packed):
-            for n in range(1, _MOST + 1):
-                ids = None
-                if n_experts > 1:
-                    ids = draw.integers(0, n_experts, (n, 2)).astype(np.int32)
-                found, expected = (
-                    _product(library, memory, backend, weights, rows[:n], ids)
-                    for weights in (packed, plain)
-                )
-                if not np.abs(found - expected).max() < _TOLERANCE * np.sqrt(_COLUMNS):
-                    return False
-    return True
-
-
-@contextmanager
-def _pair(
-    library: Any, number: int, values: np.ndarray[Any, Any], spoil: bool
-) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """A context of ggml, a backend, and the same weights in ggml's layout and in ours."""
-    memory = library.ggml_init(InitParams(2**25, None, False))
-    empty = library.ggml_init(InitParams(4 * library.ggml_tensor_overhead(), None, True))
-    backend = library.ggml_backend_cpu_init()
-    library.ggml_backend_cpu_set_n_threads(backend, 2)
-    n_experts, n_rows, n_columns = values.shape
-    plain, packed = (
-        library.ggml_new_tensor_3d(context, number, n_columns, n_rows, n_experts)
-        for context in (memory, empty)
-    )
-    data = library.ggml_get_data(plain)
-    library.ggml_quantize_chunk(
-        number, values.ctypes.data, data, 0, n_experts * n_rows, n_columns, None
-    )
-    copy = ctypes.create_string_buffer(ctypes.string_at(data, library.ggml_nbytes(plain)))
-    if spoil:
-        for i in range(0, len(copy), 7):
-            copy[i] = bytes([ord(copy[i]) ^ 0x24])
-    listed = trial.find_buffer_type(BUFFER_TYPE)
-    assert listed is not None
-    types, i = listed
-    buffer = library.ggml_backend_alloc_ctx_tensors_from_buft(empty, types[i])
-    library.ggml_backend_tensor_set(packed, copy, 0, library.ggml_nbytes(plain))
-    try:
-        yield memory, backend, plain, packed
-    finally:
-        library.ggml_backend_buffer_free(buffer)
-        library.ggml_backend_free(backend)
-        library.ggml_free(empty)
-        library.ggml_free(memory)
-
-
-def _product(
-    library: Any,
-    memory: Any,
-    backend: Any,
-    weights: Any,
-    rows: np.ndarray[Any, Any],
-    ids: np.ndarray[Any, Any] | None,
-) -> np.ndarray[Any, Any]:
-    """The rows times the weights, or times those of the experts in `ids` (n_rows, n_used)."""
-    n, n_columns = rows.shape
-    given = library.ggml_new_tensor_3d(
-        memory, _F32, n_columns, *((n, 1) if ids is None else (1, n))
-    )
-    ctypes.memmove(library.ggml_get_data(given), rows.ctypes.data, rows.nbytes)
-    if ids is None:
-        result = library.ggml_mul_mat(memory, weights, given)
-    else:
-        chosen = library.ggml_new_tensor_3d(memory, _I32, ids.shape[1], n, 1)
-        ctypes.memmove(library.ggml_get_data(chosen), ids.ctypes.data, ids.nbytes)
-        result = library.ggml_mul_mat_id(memory, weights, given, chosen)
-    graph = library.ggml_new_graph(memory)
-    library.ggml_build_forward_expand(graph, result)
-    library.ggml_backend_graph_compute(backend, graph)
-    size = n * _ROWS * (1 if ids is None else ids.shape[1])
-    found = (ctypes.c_float * size).from_address(library.ggml_get_data(result))
-    return np.array(found)
