@@ -11,7 +11,7 @@
 namespace ggufspec::ggml {
 
 constexpr int kMulMat = 29, kMulMatId = 30;  // enum ggml_op
-constexpr int kF32 = 0, kI32 = 26;           // enum ggml_type
+constexpr int kF32 = 0;                      // enum ggml_type
 
 struct Buffer;
 struct BufferType;

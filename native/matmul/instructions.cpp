@@ -21,7 +21,7 @@ const size_t kNumInstructions = 0;
 const Instructions * find_instructions(const char * name) {
     for (size_t i = 0; i < kNumInstructions; i++) {
         const Instructions * each = kInstructions[i];
-        if ((name == nullptr || std::strcmp(name, each->name) == 0) && each->supported()) return each;
+        if (std::strcmp(name, each->name) == 0 && each->supported()) return each;
     }
     return nullptr;
 }

@@ -55,7 +55,7 @@ struct Instructions {
 extern const Instructions * const kInstructions[];
 extern const size_t kNumInstructions;
 
-// Those of a name; null if there are none, or this processor does not have them. Null for the name: the fastest.
+// Those of a name; null if there are none, or this processor does not have them.
 const Instructions * find_instructions(const char * name);
 
 const Kernel * find_kernel(const Instructions & instructions, int type);
