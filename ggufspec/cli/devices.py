@@ -25,8 +25,10 @@ _N_SHOWN = 5  # lines of a driver
 def command(as_json: bool) -> None:
     """Show what llama.cpp can run on, what it was built with, and what it lacks.
 
-    For a GPU that this build cannot use, it prints the command that builds it again. `ggufspec
-    plan` predicts how many layers of a pair fit on the GPUs, and how fast it is.
+    It also says for which types of weights ggufspec's own kernels can be used on this CPU; the
+    first call tries them. For a GPU that this build cannot use, it prints the command that builds
+    it again. `ggufspec plan` predicts how many layers of a pair fit on the GPUs, and how fast it
+    is.
     """
     found, messages = _facts()
     document = {**found, "messages": messages, "versions": render.versions()}
