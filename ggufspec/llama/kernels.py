@@ -30,18 +30,13 @@ GGML_VERSIONS = ("0.25.3",)  # whose structures are those of native/matmul/ggml_
 
 _NO_SLOWER = 1.02  # of llama.cpp's time for one token, which repeated measurements differ by
 _N_PASSES, _SECONDS = 7, 1.0  # of each size at most; of all sizes for a second repetition
-# By their names in the libraries, one of which is C++'s.
-_FUNCTIONS = {
-    "_Z39ggml_backend_cpu_get_extra_buffer_typesv": "ggml_backend_cpu_get_extra_buffer_types",
-    **{
-        name: name
-        for name in (
-            *("ggml_barrier", "ggml_threadpool_chunk_set", "ggml_threadpool_chunk_add"),
-            *("ggml_backend_cpu_buffer_type", "ggml_backend_buft_alloc_buffer"),
-            "ggml_backend_buft_is_host",
-        )
-    },
-}
+_GET_TYPES = "ggml_backend_cpu_get_extra_buffer_types"  # a function of C++
+_SYMBOLS = {_GET_TYPES: "_Z39ggml_backend_cpu_get_extra_buffer_typesv"}
+_FUNCTIONS = (
+    *(_GET_TYPES, "ggml_barrier", "ggml_threadpool_chunk_set", "ggml_threadpool_chunk_add"),
+    *("ggml_backend_cpu_buffer_type", "ggml_backend_buft_alloc_buffer"),
+    "ggml_backend_buft_is_host",
+)
 
 Load = Callable[[], "int | None"]
 Times = Mapping[int, float]  # milliseconds by tokens of a pass
@@ -74,9 +69,11 @@ class Choice(NamedTuple):
             "/".join(f"{times[size]:.3g}" for size in SIZES)
             for times in (self.ggufspec, self.llama_cpp)
         )
-        which = f"own kernels for {', '.join(self.types)}" if self.types else "llama.cpp's kernels"
-        sizes = "/".join(map(str, SIZES))
-        return f"{which}: passes over {sizes} tokens take {ours} ms, with llama.cpp's {theirs}"
+        passes = f"passes over {'/'.join(map(str, SIZES))} tokens take"
+        if not self.types:
+            return f"llama.cpp's kernels: {passes} {theirs} ms, with ggufspec's {ours}"
+        names = ", ".join(self.types)
+        return f"own kernels for {names}: {passes} {ours} ms, with llama.cpp's {theirs}"
 
 
 @cache
@@ -94,7 +91,7 @@ def register() -> str | None:
     if version not in GGML_VERSIONS:
         return f"they know ggml {', '.join(GGML_VERSIONS)}, and this is {version}"
     addresses = _addresses()
-    if missing := [each for each in _FUNCTIONS.values() if each not in addresses]:
+    if missing := [each for each in _FUNCTIONS if each not in addresses]:
         return f"this llama.cpp does not export {missing[0]}"
     _native.register_kernels(name, addresses)
     if trial.find_buffer_type(BUFFER_TYPE) is None:
@@ -125,28 +122,30 @@ def load(path: Path, load_file: Load, *, on_cpu: bool, writes: bool) -> tuple[in
     writes: it is a model of its own, so that its passes can be measured.
     """
     usable = status().types if on_cpu and environ.get(VARIABLE) != "off" else {}
-    kinds: set[str] = set()
-    with suppress(GgufspecError):  # llama.cpp says what is wrong with the file
-        kinds = {tensor.type for tensor in read_header(path).tensors} if usable else set()
-    types = {name: number for name, number in usable.items() if name.upper() in kinds}
-    if not types:
+    if not usable:
         return load_file(), Choice()
-    if environ.get(VARIABLE) == "on" or not writes:
-        return _load(load_file, types), Choice((*types,))
     key = {
         **{"about": "kernels of a model", "cpu": devices.cpu_name(), "build": trial.build()},
-        **{"extension": trial.extension(), "model": fingerprint(path), "types": [*types]},
+        **{"extension": trial.extension(), "model": fingerprint(path), "types": [*usable]},
         **{"instructions": status().instructions, "n_threads": devices.n_threads_default()},
     }
-    if (known := profile_store.recall(key)) is None:
-        pointer, choice = _measure(path, load_file, types)
-        if pointer is not None and choice.llama_cpp is not None:
-            profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
-        return pointer, choice
-    chosen = tuple(name for name in known.get("types", []) if name in types)
-    return _load(load_file, {name: types[name] for name in chosen}), Choice(
-        chosen, *(_times(known.get(of)) for of in ("llama_cpp", "ggufspec"))
-    )
+    measures = environ.get(VARIABLE) != "on" and writes
+    if measures and (known := profile_store.recall(key)) is not None:
+        chosen = {name: usable[name] for name in known.get("types", []) if name in usable}
+        times = (_times(known.get(of)) for of in ("llama_cpp", "ggufspec"))
+        return _load(load_file, chosen), Choice((*chosen,), *times)
+    types = {}
+    with suppress(GgufspecError):  # llama.cpp says what is wrong with the file
+        kinds = {tensor.type for tensor in read_header(path).tensors}
+        types = {name: number for name, number in usable.items() if name.upper() in kinds}
+    if not types:
+        return load_file(), Choice()
+    if not measures:
+        return _load(load_file, types), Choice((*types,))
+    pointer, choice = _measure(path, load_file, types)
+    if pointer is not None and choice.reason is not None:
+        profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
+    return pointer, choice
 
 
 def _measure(path: Path, load_file: Load, types: Mapping[str, int]) -> tuple[int | None, Choice]:
@@ -156,26 +155,38 @@ def _measure(path: Path, load_file: Load, types: Mapping[str, int]) -> tuple[int
     which it is no slower.
     """
     logger.warning(
-        "ggufspec: measures which kernels are faster for %s, once: it is loaded twice", path.name
+        "ggufspec: %s is loaded with llama.cpp's kernels and with ggufspec's, to measure which are "
+        "faster; this happens once",
+        path.name,
     )
-    if (pointer := _load(load_file, {})) is None:
-        return None, Choice()
-    if (theirs := _time(pointer)) is None:
+    pointer, theirs = _timed(load_file, {})
+    if pointer is None or theirs is None:
         return pointer, Choice()
-    chosen, ours = types, theirs
-    for subset in (types, *({name: types[name]} for name in types if len(types) > 1)):
-        llama_cpp.llama_model_free(pointer)
-        if (pointer := _load(load_file, subset)) is None:
-            return None, Choice()
-        times = _time(pointer) or theirs
-        if subset is types:
-            chosen, ours = {}, times
-        if _is_faster(times, theirs):
-            chosen = {**chosen, **subset}
-            if subset is types:
-                return pointer, Choice((*types,), theirs, times)
     llama_cpp.llama_model_free(pointer)
-    return _load(load_file, chosen), Choice((*chosen,), theirs, ours)
+    pointer, together = _timed(load_file, types)
+    if pointer is None or together is None or _is_faster(together, theirs):
+        return pointer, Choice((*types,), theirs, together)
+    chosen: dict[str, int] = {}
+    for name, number in types.items() if len(types) > 1 else ():
+        llama_cpp.llama_model_free(pointer)
+        pointer, times = _timed(load_file, {name: number})
+        if pointer is None or times is None:
+            return pointer, Choice((name,))
+        if _is_faster(times, theirs):
+            chosen[name] = number
+    llama_cpp.llama_model_free(pointer)
+    pointer, times = _timed(load_file, chosen)
+    return pointer, Choice((*chosen,), theirs, times if chosen else together)
+
+
+def _timed(load_file: Load, types: Mapping[str, int]) -> tuple[int | None, Times | None]:
+    """Load with the kernels for these types, and time passes; frees the model if that raises."""
+    pointer = _load(load_file, types)
+    try:
+        return pointer, None if pointer is None else _time(pointer)
+    except BaseException:
+        llama_cpp.llama_model_free(pointer)
+        raise
 
 
 def _is_faster(times: Times, than: Times) -> bool:
@@ -251,7 +262,8 @@ def _addresses() -> dict[str, int]:
     candidates = [*devices.libraries(), *_backend_libraries()]
     return {
         name: devices.address_of(getattr(library, symbol))
-        for symbol, name in _FUNCTIONS.items()
+        for name in _FUNCTIONS
+        for symbol in [_SYMBOLS.get(name, name)]
         for library in candidates
         if hasattr(library, symbol)
     }
