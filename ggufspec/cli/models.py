@@ -31,7 +31,6 @@ from ggufspec.models.pull import pull as pull_one
 from ggufspec.models.registry import ModelEntry, ModelPair, TrimEntry, load_registry
 from ggufspec.models.shape import shape_of
 from ggufspec.models.trim_facts import trim_of, trim_text
-from ggufspec.placement.speeds import type_note
 
 
 @click.group(name="models")
@@ -226,6 +225,7 @@ def rm(name: str, yes: bool) -> None:
 
 def _header_text(header: Header) -> str:
     from ggufspec.engine.file_sampling import sampling_text
+    from ggufspec.engine.speeds import weights_note
 
     facts = _header_facts(header)
     layers = list(filter(None, facts["layer_bytes"]))  # without those of a head
@@ -238,7 +238,8 @@ def _header_text(header: Header) -> str:
         "parameters": f"{facts['n_params'] / 1e6:,.0f} M",
         **({"origin": trim_text(facts["trim"])} if facts["trim"] else {}),
         "quantization": facts["quantization"],
-        **({} if is_head(header) else {"weights": type_note(facts["matrix_type"])}),  # for targets
+        # For targets only.
+        **({} if is_head(header) else {"weights": weights_note(facts["matrix_type"])}),
         "layers": f"{len(layers)}, {span} each",
         **({"head": facts["head"]} if facts["head"] else {}),
         "context": f"{facts['n_ctx']} tokens",

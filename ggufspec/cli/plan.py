@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import closing
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -24,7 +25,6 @@ from ggufspec.models.pull import locate
 from ggufspec.models.shape import ModelShape, shape_of_name, shapes_of_pair
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 from ggufspec.placement.plan import Gpu, Machine, OffloadPlan, PlacementOptions, alternatives
-from ggufspec.placement.speeds import type_note
 
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?)\s*(?:([KMGT])(i?))?(B?)\s*", re.IGNORECASE)
 _LIKELY_FREE = 0.94  # share of a GPU's memory that desktop and driver leave free
@@ -137,7 +137,7 @@ def command(
             f"the target has {shape.n_vocab:,} tokens, the draft {shape_draft.n_vocab:,}: it "
             "drafts only tokens that both have, so fewer are accepted (--acceptance)"
         )
-    machine = _machine(shape.n_bytes, **hardware)
+    machine = _machine(shape, **hardware)
     wishes = PlacementOptions(
         n_ctx=n_ctx or (0 if n_ctx is None else shape.n_ctx_train),
         type_k=type_k,
@@ -162,6 +162,9 @@ def command(
         render.echo_json(document)
     else:
         _print(plans, shape, shape_draft, shape_below, machine, acceptance, hardware["rpc"])
+        is_here = hardware["vram"] is None and not hardware["rpc"]
+        if is_here and (paths := locate(target)) is not None:
+            _print_kernels(paths[0], plans[0][1].n_gpu_layers, shape)
 
 
 def _is_head(name: str) -> bool:
@@ -177,14 +180,14 @@ def _named(
 
 
 def _machine(
-    n_bytes: int,
+    shape: ModelShape,
     vram: list[int] | None,
     ram: int | None,
     gpu_bandwidth: int | None,
     ram_bandwidth: int | None,
     rpc: tuple[str, ...],
 ) -> Machine:
-    from ggufspec.engine.speeds import measured
+    from ggufspec.engine.speeds import machine_for, measured
     from ggufspec.llama.devices import free_memory, gpus
     from ggufspec.llama.rpc import RpcConnections
     from ggufspec.placement import rpc_address as servers
@@ -198,8 +201,10 @@ def _machine(
         found = tuple(replace(gpu, bandwidth=float(gpu_bandwidth)) for gpu in found)
     if ram is None and vram is None:
         ram = free_memory()
-    machine = Machine(found, ram, float(ram_bandwidth) if ram_bandwidth else None)
-    return measured(machine, n_bytes) if vram is None else machine
+    machine = machine_for(found, ram, shape)
+    if ram_bandwidth:
+        machine = replace(machine, host_bandwidth=float(ram_bandwidth))
+    return measured(machine, shape.n_bytes) if vram is None else machine
 
 
 def _print(
@@ -252,7 +257,9 @@ def _print(
     render.echo_rows(rows)
     chosen = plans[0][1]
     if chosen.n_gpu_layers <= target.n_layers:
-        render.echo(f"\nThe target's weights are {type_note(target.matrix_type)}.")
+        from ggufspec.engine.speeds import weights_note
+
+        render.echo(f"\nThe target's weights are {weights_note(target.matrix_type)}.")
     if not chosen.fits:
         render.echo("\nNone of these fits: use a smaller quantization or a smaller model.")
         return
@@ -263,6 +270,23 @@ def _print(
         + (f" --rpc {','.join(rpc)}" if rpc else "")
         + f" -c {chosen.caches.n_ctx}"
     )
+
+
+def _print_kernels(path: Path, n_gpu_layers: int, shape: ModelShape) -> None:
+    """What the first load has measured about the layers on the CPU."""
+    from ggufspec.llama.devices import offload_devices
+    from ggufspec.llama.kernel_choice import Placed, recall
+
+    if n_gpu_layers > shape.n_layers:
+        return
+    choice = recall(path, Placed([device.name for device in offload_devices()], n_gpu_layers))
+    if choice is None:
+        render.echo(
+            "The first load measures whether its passes are faster with ggufspec's kernels or with "
+            "llama.cpp's."
+        )
+    elif choice.reason:
+        render.echo(f"On the CPU it uses {choice.reason}.")
 
 
 def _bytes_rate(bandwidth: float) -> str:

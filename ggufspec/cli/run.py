@@ -20,8 +20,6 @@ from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common.prompts import decoded
 from ggufspec.errors import PromptError
-from ggufspec.models.header import read_header
-from ggufspec.placement.speeds import BATCHED_TYPES, type_note
 
 if TYPE_CHECKING:
     from ggufspec.decoding.types import Round
@@ -104,11 +102,6 @@ def command(
         render.echo(render.stats_line(stats, speedup), err=True)
         if run.completion.advice:
             render.note(run.completion.advice)
-            from ggufspec.llama.devices import gpus
-
-            matrix_type = read_header(paths[0]).matrix_type
-            if not gpus() and matrix_type not in BATCHED_TYPES:
-                render.note(f"the target's weights are {type_note(matrix_type)}")
     return INTERRUPTED if run.interrupted else 0
 
 

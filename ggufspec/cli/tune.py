@@ -19,7 +19,6 @@ from ggufspec.common import defaults
 from ggufspec.common.facts import counted
 from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.models.header import read_header
-from ggufspec.placement.speeds import type_note
 
 if TYPE_CHECKING:
     from ggufspec.bench.tune import Trial, Tuned
@@ -218,7 +217,9 @@ def _print_report(tuned: Tuned, matrix_type: str) -> None:
             "decoding if the\nacceptance rate is above the break-even acceptance.\n"
         )
     if not tuned.facts["pair"]["target"]["n_gpu_layers"]:
-        render.echo(f"The target's weights are {type_note(matrix_type)}.\n")
+        from ggufspec.engine.speeds import weights_note
+
+        render.echo(f"The target's weights are {weights_note(matrix_type)}.\n")
     render.echo(f"Milliseconds by tokens per pass, with {tuned.depth} tokens in the cache:\n")
     names = [f"{measured.n_tokens:2}: {_ms(measured.seconds):>5}" for measured in tuned.passes]
     render.echo_bars([measured.seconds for measured in tuned.passes], names)

@@ -14,12 +14,14 @@ class Start(NamedTuple):
 
     Each is limited to what is usual on processors: drafts that are predicted to be too slow would
     never be tried. target: passes over 1, 2 ... tokens, as many as a pass may have. step: a draft
-    step. read: each further token that the draft model reads in a batch.
+    step. read: each further token that the draft model reads in a batch. compiles: a device may
+    compile its program at the first pass of each size, which is then not measured.
     """
 
     target: Sequence[float]
     step: float
     read: float
+    compiles: bool = True
 
 
 class CostModel:
@@ -34,8 +36,7 @@ class CostModel:
     def __init__(self, n_most: int, n_sharers: int = 1, start: Start | None = None) -> None:
         """`n_sharers`: the most texts that share a pass, each with at most `n_most` tokens.
 
-        `start`: where a device takes part; its first pass of each size, for which the device's
-        program may be compiled, is then not measured. None: what is usual on processors.
+        `start`: None: what is usual on processors.
         """
         self.n_most = n_most
         self.n_sharers = n_sharers
@@ -64,7 +65,7 @@ class CostModel:
         """A pass over `n_tokens` took that long, verification included."""
         if self.is_frozen or not 1 <= n_tokens <= self._n_largest or not seconds > 0:
             return
-        if self.start is not None and self._is_first(n_tokens):
+        if self._is_compiled_for(n_tokens):
             return
         count = self._counts.get(n_tokens, 0)
         if not count:
@@ -99,7 +100,7 @@ class CostModel:
         """
         if self.is_frozen or n_steps < 1 or not seconds > 0:
             return
-        if self.start is not None and self._is_first(0):
+        if self._is_compiled_for(0):
             return
         if not self._n_steps:  # divided by what is usual
             self._step = seconds / (n_steps + self._usual_read * n_further)
@@ -114,11 +115,11 @@ class CostModel:
         self._n_steps += 1
         self._step_at = self.n_passes
 
-    def _is_first(self, n_tokens: int) -> bool:
-        """Whether a device had no such pass before."""
+    def _is_compiled_for(self, n_tokens: int) -> bool:
+        """Whether a device had no such pass before, so that it may have compiled its program."""
         is_first = n_tokens not in self._warm
         self._warm.add(n_tokens)
-        return is_first
+        return is_first and self.start is not None and self.start.compiles
 
     # Queries.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ggufspec.common import defaults, validate
 from ggufspec.engine.file_sampling import file_sampling
-from ggufspec.engine.speeds import Predicted, measured, predicted
+from ggufspec.engine.speeds import Predicted, machine_for, measured, predicted
 from ggufspec.errors import OptionError
 from ggufspec.llama.build import why_no_gpu
 from ggufspec.llama.context_options import KV_TYPES, choice
@@ -218,7 +218,7 @@ class Fit:
     @cached_property
     def _known(self) -> Machine:
         """The devices after `add`, as earlier runs measured them: reads all stored profiles."""
-        machine = Machine(self._gpus, None)
+        machine = machine_for(self._gpus, None, self._target)
         is_known = bool(self._gpus) and self._options.tuned
         return measured(machine, self._target.n_bytes) if is_known else machine
 

@@ -15,6 +15,7 @@ from ggufspec.engine import fit
 from ggufspec.engine.chat_template import check_template
 from ggufspec.engine.engine import DraftOfDraft, Engine
 from ggufspec.engine.fit import Fit, LoadOptions
+from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context, HeadLink
@@ -244,15 +245,19 @@ def _load(
         resources = ExitStack()
         n_gpu_layers_draft = draft_model.n_gpu_layers if draft_model else 0
         n_most = (options.n_draft_max + 1) * options.n_slots
+        of_pair = places.predicted(target_model.n_gpu_layers, n_gpu_layers_draft, n_most)
         stored = StoredProfile(
             profile_key(target_context, draft_context, context_below) if options.tuned else None,
-            *places.predicted(target_model.n_gpu_layers, n_gpu_layers_draft, n_most),
+            timed_start(target_model, draft_model, n_most) or of_pair.start,
+            of_pair.assumed,
         )
         stored_of_draft = None
-        if draft_context is not None and head is None:
+        if draft_context is not None and draft_model is not None and head is None:
+            of_draft_pair = places.predicted_of_draft(n_gpu_layers_draft, of_draft.n_rows)
             stored_of_draft = StoredProfile(
                 profile_key(draft_context, context_below) if options.tuned else None,
-                *places.predicted_of_draft(n_gpu_layers_draft, of_draft.n_rows),
+                timed_start(draft_model, model_below, of_draft.n_rows) or of_draft_pair.start,
+                of_draft_pair.assumed,
             )
         engine = Engine(
             target_context,

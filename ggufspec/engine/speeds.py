@@ -7,18 +7,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ggufspec.drafting import profile_store
+from ggufspec.drafting.constants import UNMEASURED_STEP
 from ggufspec.drafting.cost_model import CostModel, Start
+from ggufspec.llama import kernels
 from ggufspec.llama.devices import machine, offload_devices
+from ggufspec.llama.kernel_choice import SIZES
+from ggufspec.llama.model import Model
 from ggufspec.models.shape import ModelShape
 from ggufspec.placement.plan import Gpu, Machine
-from ggufspec.placement.speeds import GPU_SLOPE, HOST_BANDWIDTH, HOST_SLOPE, PassTimes
+from ggufspec.placement.speeds import GPU_SLOPE, HOST_BANDWIDTH, HOST_SLOPE, PassTimes, type_note
 
 _FEW = 8  # tokens of a pass that verifies a short draft
 # What a smaller model measured of a GPU is used if it has at least this share of the bytes: passes
 # of small models spend most of their time on starting kernels, not on reading weights.
 _SIMILAR = 1 / 4
 _CPU = "CPU"
+
+
+def weights_note(matrix_type: str) -> str:
+    """A line on what the type of a target's matrices means for speculation on this CPU."""
+    return type_note(matrix_type, is_ours=kernels.slope(matrix_type) is not None)
 
 
 class Predicted(NamedTuple):
@@ -52,12 +63,36 @@ def predicted(
     return Predicted(Start(seconds, one, two - one), named)
 
 
+def timed_start(target: Model, draft: Model | None, n_most: int) -> Start | None:
+    """By the passes that chose the models' kernels when they were first loaded; None: none were."""
+    times = target.kernels.times
+    if times is None:
+        return None
+    sizes = [*SIZES]
+    seconds = [times[size] / 1000 for size in sizes]
+    slope = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+    curve = np.interp(range(1, n_most + 1), sizes, seconds)
+    further = [seconds[-1] + slope * (n - sizes[-1]) for n in range(sizes[-1] + 1, n_most + 1)]
+    step = read = UNMEASURED_STEP * seconds[0]
+    if draft is not None and draft is not target and draft.kernels.times is not None:
+        of_draft = draft.kernels.times
+        step, read = of_draft[1] / 1000, max(of_draft[2] - of_draft[1], 0.0) / 1000
+    measured = [*map(float, curve[: sizes[-1]]), *further]
+    return Start(measured, step, read, compiles=bool(target.devices))
+
+
 class _Measured(NamedTuple):
     """How many times slower than assumed a place is, by a model of so many bytes."""
 
     n_bytes: int
     slowness: float
     slope: float
+
+
+def machine_for(gpus: tuple[Gpu, ...], n_host_free: int | None, shape: ModelShape) -> Machine:
+    """A machine with this processor, on which a target of such a shape is placed."""
+    slope = kernels.slope(shape.matrix_type)
+    return Machine(gpus, n_host_free, host_slope=HOST_SLOPE if slope is None else slope)
 
 
 def measured(known: Machine, n_bytes: int) -> Machine:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import llama_cpp
 
 from ggufspec.errors import ClosedError, GgufspecError, ModelError, OutOfMemoryError
-from ggufspec.llama import amx, kernels
+from ggufspec.llama import amx, kernel_choice
 from ggufspec.llama.devices import offload_devices
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.rpc import RemoteDevice
@@ -77,11 +76,9 @@ class Model:
             used = [*(at.pointer for at in rpc), *(at.pointer for at in offload_devices())]
             pointers = (ctypes.c_void_p * (len(used) + 1))(*used, None)
             params.devices = ctypes.cast(pointers, ctypes.c_void_p)
-        on_cpu = not (rpc or offload_devices())
+        placed = kernel_choice.Placed(self._used_devices(), n_gpu_layers)
         self._pointer: int | None
-        self._pointer, self.kernels = self._load(
-            params, progress, on_cpu=on_cpu, writes=not is_head
-        )
+        self._pointer, self.kernels = self._load(params, progress, placed, writes=not is_head)
         self.vocab = Vocab(self.pointer)
         at = self.pointer
         self.n_params: int = llama_cpp.llama_model_n_params(at)
@@ -107,8 +104,9 @@ class Model:
         self,
         params: llama_cpp.llama_model_params,
         progress: Callable[[float], None] | None,
-        **about: bool,
-    ) -> tuple[int, kernels.Choice]:
+        placed: kernel_choice.Placed,
+        writes: bool,
+    ) -> tuple[int, kernel_choice.Choice]:
         interrupted: list[BaseException] = []
 
         def on_progress(share: float, _: int | None) -> bool:
@@ -120,14 +118,18 @@ class Model:
                 interrupted.append(error)
             return not interrupted and not log.interrupted
 
+        def load_file(no_host: bool) -> int | None:
+            params.no_host = no_host
+            loaded: int | None = llama_cpp.llama_model_load_from_file(path, params)
+            return loaded
+
+        path = os.fsencode(self.path)
         amx.leave_out_if_broken()
         callback = llama_cpp.llama_progress_callback(on_progress)
         params.progress_callback = callback
         with listening():
             llama_cpp.llama_backend_init()
-            path = os.fsencode(self.path)
-            load_file = partial(llama_cpp.llama_model_load_from_file, path, params)
-            pointer, choice = kernels.load(self.path, load_file, **about)
+            pointer, choice = kernel_choice.load(self.path, load_file, placed, writes=writes)
             if interrupted or log.interrupted:
                 if pointer:
                     llama_cpp.llama_model_free(pointer)
@@ -233,9 +235,11 @@ class Model:
 
         Several share them by `tensor_split`, or by the memory that was free.
         """
+        return self._used_devices() if self.n_gpu_layers else ()
+
+    def _used_devices(self) -> tuple[str, ...]:
         local = [at.name for at in offload_devices()]
-        chosen = local if self._gpu is None else local[self._gpu : self._gpu + 1]
-        return (*self.rpc, *chosen) if self.n_gpu_layers else ()
+        return (*self.rpc, *(local if self._gpu is None else local[self._gpu : self._gpu + 1]))
 
     @property
     def places(self) -> frozenset[str]:

@@ -17,6 +17,9 @@ from ggufspec.models.tensors import TYPES
 VALUE_BYTES = {
     name: TYPES[name.upper()].n_bytes / TYPES[name.upper()].n_values for name in defaults.KV_TYPES
 }
+# What weights on the host take more than in the file, packed for ggufspec's kernels: a share of it,
+# by native/matmul/types.h.
+_PACKED = {"Q4_K": 0.028, "Q3_K": 0.036, "Q5_K": 0.023, "IQ4_XS": 0.015}
 _CELLS = 256  # the size of a cache is a multiple of this
 # How many vectors of n_ff and of n_embd numbers a graph holds for each token of a batch, and its
 # inputs, on the host, of n_embd numbers: fitted to the buffers that llama.cpp reports for dense
@@ -112,6 +115,8 @@ class ModelMemory:
             *(at.n_bytes + n for at, n in zip(shape.layers[::-1], cached[::-1], strict=True)),
         )
         self._sums = [0, *accumulate(self.units)]
+        n_weights = (self.units[0], *(at.n_bytes for at in reversed(shape.layers)))
+        self._weights = [0, *accumulate(n_weights)]
         # Rows of logits, and of hidden states for a head, that are on the host until they are read.
         n_rows = max(caches.n_outputs, _n_sequences(shape, caches))
         self._rows = 4 * shape.n_row_values * min(caches.n_batch, caches.n_ctx)
@@ -135,7 +140,9 @@ class ModelMemory:
         has_gpu: there is one that computes prompts even if it holds no layers.
         """
         on_gpu = self._sums[n_gpu_layers]
-        host = self._sums[-1] - on_gpu + self._rows
+        n_weights = self._weights[-1] - self._weights[n_gpu_layers]
+        packed = round(_PACKED.get(self.shape.matrix_type, 0.0) * n_weights)
+        host = self._sums[-1] - on_gpu + packed + self._rows
         if n_gpu_layers or not self.shape.is_tied:  # else the output on the host is the input too
             host += self.shape.n_input_bytes
         if not n_gpu_layers and not has_gpu:

@@ -27,7 +27,7 @@ _N_COPIED = 32
 N_DRAFT_MOST = 16
 # Types that llama.cpp's CPU kernels compute for several tokens at once, as measured: see the guide
 # of models/ (IQ4_NL: by its source).
-BATCHED_TYPES = ("Q4_0", "Q5_0", "IQ4_NL", "F16", "BF16")
+_BATCHED_TYPES = ("Q4_0", "Q5_0", "IQ4_NL", "F16", "BF16")
 
 
 class Bandwidths(NamedTuple):
@@ -53,10 +53,14 @@ def known_bandwidth(description: str) -> float | None:
     return known[max(found, key=len)] * 1e9 if found else None
 
 
-def type_note(matrix_type: str) -> str:
-    """A line on what the type of a target's matrices means for speculation on a CPU."""
-    if matrix_type in BATCHED_TYPES:
-        effect = "4 tokens in a pass cost little more than one, so speculation can pay"
+def type_note(matrix_type: str, is_ours: bool) -> str:
+    """A line on what the type of a target's matrices means for speculation on a CPU.
+
+    is_ours: ggufspec has kernels for it.
+    """
+    if is_ours or matrix_type in _BATCHED_TYPES:
+        own = ", with ggufspec's kernels," if is_ours else ""
+        effect = f"4 tokens in a pass{own} cost little more than one, so speculation can pay"
     else:
         effect = "each token adds to a pass; a Q4_0 file gains more by speculation"
     return f"mostly {matrix_type}: on a CPU, {effect}"

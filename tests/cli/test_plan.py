@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from ggufspec.cli.main import cli
+from ggufspec.engine.speeds import weights_note
 from ggufspec.llama import rpc
 from ggufspec.placement.plan import Gpu
 from ggufspec.placement.speeds import type_note
@@ -53,11 +54,12 @@ def test_an_acceptance_that_was_not_given_is_called_assumed(pair: list[str]) -> 
 
 
 def test_a_target_on_the_cpu_is_described_by_the_type_of_its_weights(pair: list[str]) -> None:
-    line = "The target's weights are mostly Q3_K: on a CPU, each token adds to a pass"
+    line = f"The target's weights are {weights_note('Q3_K')}."
     assert line in invoke(*pair, "--vram", "24GiB", "--ram", "64GiB").output
     assert line not in invoke(*pair, "--vram", "99GiB", "--ram", "64GiB").output
-    assert "adds to a pass" in type_note("Q4_K")
-    assert "little more" in type_note("Q4_0")
+    assert "adds to a pass" in type_note("Q4_K", is_ours=False)
+    assert "with ggufspec's kernels, cost little more" in type_note("Q4_K", is_ours=True)
+    assert "little more" in type_note("Q4_0", is_ours=False)
 
 
 def test_a_context_of_0_is_what_the_target_was_trained_for(pair: list[str]) -> None:

@@ -16,6 +16,7 @@ import tiny
 from real_models import FILES, VARIABLE
 
 import ggufspec
+from ggufspec.llama import kernels
 from ggufspec.llama.context import Context
 from ggufspec.llama.context_options import ContextOptions
 from ggufspec.llama.devices import Device
@@ -63,6 +64,14 @@ class Taken:
                 else:
                     here += n_bytes
         return MemoryUse(round(there), round(here))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def llama_cpps_kernels() -> Iterator[None]:
+    """With ggufspec's, devices read no weights from the host: their buffers are smaller."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(kernels.VARIABLE, "off")
+        yield
 
 
 @pytest.fixture

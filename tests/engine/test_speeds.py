@@ -13,7 +13,7 @@ import ggufspec
 from ggufspec.drafting import profile_store
 from ggufspec.engine import fit, speeds
 from ggufspec.engine.calibration import settle
-from ggufspec.llama import model
+from ggufspec.llama import kernel_choice, model
 from ggufspec.llama.devices import Device
 from ggufspec.placement.plan import Gpu, Machine
 from ggufspec.placement.speeds import HOST_BANDWIDTH
@@ -142,3 +142,21 @@ def test_costs_of_a_draft_and_of_settled_engines_start_there_too(
         before = engine.profile.costs.start
         settle(engine)
         assert engine.profile.costs.start == before is not None
+
+
+def test_the_first_drafts_cost_what_the_choice_of_kernels_has_measured(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {1: 10.0, 2: 11.0, 4: 12.0, 8: 20.0}
+    choice = kernel_choice.Choice(("q4_0",), {1: 10.0, 2: 20.0, 4: 40.0, 8: 80.0}, times)
+    real = kernel_choice.load
+
+    def load(*about: Any, **more: Any) -> tuple[int | None, kernel_choice.Choice]:
+        return real(*about, **more)[0], choice
+
+    monkeypatch.setattr(kernel_choice, "load", load)
+    with ggufspec.load(target, n_threads=1, n_draft_max=11) as engine:
+        curve = engine.profile.costs.curve
+    assert [round(seconds / curve[0], 6) for seconds in curve] == pytest.approx(
+        [1, 1.1, 1.15, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.4, 2.6, 2.8]
+    )

@@ -28,9 +28,9 @@ PASSES = """
     from ggufspec.llama.context_options import ContextOptions
     from ggufspec.llama.model import Model
 
-    def logits(path, n):
+    def logits(path, n, n_threads=2):
         model = Model(path)
-        context = Context(model, ContextOptions(n_ctx=64, n_rows=8, n_threads=2))
+        context = Context(model, ContextOptions(n_ctx=64, n_rows=8, n_threads=n_threads))
         tokens, found = [*range(300, 308)], []
         for i in range(0, 8, n):
             context.decode(tokens[i : i + n], n)
@@ -44,13 +44,17 @@ PASSES = """
 
 @pytest.fixture(scope="module", params=["Q4_0", "Q4_K_M"])
 def quantized(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    source = standin.source_from_dimensions("small", small(), request.param)
+    return written(tmp_path_factory.mktemp("models") / f"{request.param}.gguf", request.param)
+
+
+def written(path: Path, type_: str) -> Path:
+    """A small model with random weights of such a type."""
+    source = standin.source_from_dimensions("small", small(), type_)
     standin.write(standin.plan(source, 1.0), path)
     return path
 
 
-def run(program: str, *arguments: Path) -> list[str]:
+def run(program: str, *arguments: str | Path) -> list[str]:
     """The lines that a process prints, for which nothing has been loaded yet."""
     code = textwrap.dedent(PASSES) + textwrap.dedent(program)
     done = subprocess.run(
@@ -131,9 +135,7 @@ def test_after_a_model_of_other_code_llama_cpps_kernels_stay(quantized: Path) ->
 def test_two_models_are_used_at_once_freed_and_loaded_again(
     quantized: Path, tmp_path: Path
 ) -> None:
-    other = tmp_path / "other.gguf"
-    source = standin.source_from_dimensions("small", small(), "Q8_0")
-    standin.write(standin.plan(source, 1.0), other)
+    other = written(tmp_path / "other.gguf", "Q8_0")
     lines = run(
         """
         first, used = logits(sys.argv[1], 8)
@@ -176,6 +178,103 @@ def test_passes_of_the_model_decide_once(quantized: Path, monkeypatch: pytest.Mo
     assert {*stored[0].document["llama_cpp"]} == {"1", "2", "4", "8"}
     assert run(program, quantized)[-2:] == first[-2:]
     assert "passes over 1/2/4/8 tokens take" in first[-2]
+
+
+# Loads the file with a clock that runs slower after a load with our kernels for certain types.
+SLOWED = """
+    from pathlib import Path
+    import llama_cpp
+    from ggufspec import _native
+    from ggufspec.llama import kernel_choice
+
+    offered, clock = [], {"now": 0.0, "step": 1.0}
+    offer = _native.offer_kernels
+
+    class Extension:
+        @staticmethod
+        def offer_kernels(types):
+            offered.extend(types)
+            offer(types)
+
+    def load_file(no_host):
+        assert no_host == bool(offered)
+        slow = {*map(kernels.status().types.get, sys.argv[2].split())}
+        clock["step"] = 1.0 if not offered else 2.0 if slow & {*offered} else 0.5
+        offered.clear()
+        params = llama_cpp.llama_model_default_params()
+        return llama_cpp.llama_model_load_from_file(sys.argv[1].encode(), params)
+
+    def perf_counter():
+        clock["now"] += clock["step"]
+        return clock["now"]
+
+    kernel_choice.perf_counter, kernel_choice._native = perf_counter, Extension
+    llama_cpp.llama_backend_init()
+    placed = kernel_choice.Placed(*((["GPU0"], int(sys.argv[3])) if len(sys.argv) > 3 else ()))
+    pointer, choice = kernel_choice.load(Path(sys.argv[1]), load_file, placed, writes=True)
+    assert pointer
+    print(*choice.types)
+    print(choice.reason)
+"""
+
+
+@pytest.mark.parametrize(
+    ("slow", "chosen"), [("none", "q4_K q6_K"), ("q6_K", "q4_K"), ("q4_K q6_K", "")]
+)
+def test_types_whose_kernels_are_slower_are_left_to_llama_cpp(
+    slow: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(kernels.VARIABLE)
+    path = written(tmp_path / "model.gguf", "Q4_K_M")
+    types, reason = run(SLOWED, path, slow)
+    assert types == chosen
+    assert ("own kernels for" if chosen else "llama.cpp's kernels: ") in reason
+
+
+@pytest.mark.parametrize(
+    ("slow", "n_layers", "chosen"),
+    [("none", "1", "q4_K q6_K"), ("none", "0", "q4_K q6_K"), ("none", "-1", ""), ("q4_K", "1", "")],
+)
+def test_layers_that_devices_leave_to_the_processor_are_measured_with_a_prompt(
+    slow: str, n_layers: str, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(kernels.VARIABLE)
+    path = written(tmp_path / "model.gguf", "Q4_K_M")
+    types, reason = run(SLOWED, path, slow, n_layers)
+    assert types == chosen
+    assert ("passes over 1/2/4/8/512 tokens take" in reason) == (n_layers != "-1")
+
+
+def test_weights_that_memory_cannot_hold_twice_stay_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "model.gguf", "Q4_0")
+    lines = run(
+        """
+        from ggufspec.llama import devices
+        devices.free_memory = lambda: 1000
+        _, used = logits(sys.argv[1], 8)
+        print(used.types)
+        """,
+        path,
+    )
+    assert lines[-1] == "()"
+
+
+def test_a_forked_process_computes_the_same(quantized: Path) -> None:
+    lines = run(
+        """
+        import os
+        first, used = logits(sys.argv[1], 8, n_threads=1)
+        child = os.fork()
+        if not child:
+            again, _ = logits(sys.argv[1], 8, n_threads=1)
+            os._exit(0 if (first == again).all() else 3)
+        print(os.waitpid(child, 0)[1], bool(used.types))
+        """,
+        quantized,
+    )
+    assert lines[-1] == "0 True"
 
 
 def test_an_unknown_version_of_ggml_leaves_llama_cpps(quantized: Path) -> None:

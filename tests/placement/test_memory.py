@@ -174,6 +174,17 @@ def test_layers_move_from_the_host_to_the_gpu() -> None:
     assert sizes.use(0).host > none.host, "without a GPU, the host has all buffers"
 
 
+def test_weights_on_the_host_are_counted_as_packed_for_our_kernels() -> None:
+    plain, packed = (
+        ModelMemory(replace(_simple(), matrix_type=type_), CacheParams(256, 64))
+        for type_ in ("Q4_0", "Q3_K")
+    )
+    known = _simple()
+    n_bytes = known.n_output_bytes + sum(layer.n_bytes for layer in known.layers)
+    assert packed.use(0).host - plain.use(0).host == pytest.approx(0.036 * n_bytes, abs=1)
+    assert packed.use(plain.n_units).host == plain.use(plain.n_units).host
+
+
 def test_rows_of_logits_and_the_copy_of_a_tied_embedding_are_counted() -> None:
     few, many = (ModelMemory(_simple(), CacheParams(256, 64, n_rows=n)).use(7) for n in (8, 20))
     assert many.host - few.host == 12 * 4 * _simple().n_vocab

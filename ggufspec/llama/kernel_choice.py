@@ -1,0 +1,246 @@
+"""Loads a model with the kernels that its own passes are fastest with, llama.cpp's or ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from os import environ
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+import llama_cpp
+
+from ggufspec import _native
+from ggufspec.drafting import profile_store
+from ggufspec.drafting.profile_store import fingerprint
+from ggufspec.errors import GgufspecError
+from ggufspec.llama import devices, kernels, trial
+from ggufspec.llama.log import logger
+from ggufspec.models.header import Header, layer_of, read_header
+
+SIZES = (1, 2, 4, 8)  # tokens of the passes that decide
+# Of a model that is partly on devices also those of a text of so many tokens, prompt and answer:
+# its weights on the host then leave the host buffers, from which devices read them for prompts.
+PROMPT, N_WRITTEN = 512, 256
+
+_NO_SLOWER = 1.02  # of llama.cpp's time for one token, which repeated measurements differ by
+_N_PASSES, _SECONDS = 7, 1.0  # of each size at most; of all sizes for a second repetition
+_PROMPT_MILLISECONDS = 1000  # after which the prompt is not repeated
+
+Load = Callable[[bool], "int | None"]  # without host buffers of devices?
+Times = Mapping[int, float]  # milliseconds by tokens of a pass
+
+
+class Choice(NamedTuple):
+    """For which types of a model's weights our kernels are used, and the times that decided."""
+
+    types: tuple[str, ...] = ()
+    llama_cpp: Times | None = None
+    ggufspec: Times | None = None
+
+    @property
+    def times(self) -> Times | None:
+        """With the kernels that are used; None where nothing was measured."""
+        return self.ggufspec if self.types else self.llama_cpp
+
+    @property
+    def reason(self) -> str | None:
+        """The choice in a line; None where nothing was measured."""
+        if not self.llama_cpp or not self.ggufspec:
+            return None
+        sizes = [*self.llama_cpp]
+        ours, theirs = (
+            "/".join(f"{times[size]:.3g}" for size in sizes)
+            for times in (self.ggufspec, self.llama_cpp)
+        )
+        passes = f"passes over {'/'.join(map(str, sizes))} tokens take"
+        if not self.types:
+            return f"llama.cpp's kernels: {passes} {theirs} ms, with ggufspec's {ours}"
+        names = ", ".join(self.types)
+        return f"own kernels for {names}: {passes} {ours} ms, with llama.cpp's {theirs}"
+
+
+class Placed(NamedTuple):
+    """The devices of a model, and how many of its layers are on them; negative: all."""
+
+    devices: Sequence[str] = ()
+    n_layers: int = 0
+
+
+def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[int | None, Choice]:
+    """Load a model with the kernels that are fastest for it: (its pointer or None, the choice).
+
+    The first time on this machine, it is loaded with llama.cpp's kernels and with ours, and passes
+    over SIZES tokens decide; that is stored. writes: it is a model of its own, so that its passes
+    can be measured.
+    """
+    usable: Mapping[str, int] = {}
+    if environ.get(kernels.VARIABLE) != "off" and (writes or not placed.devices):
+        usable = kernels.status().types
+    measures = environ.get(kernels.VARIABLE) != "on" and writes
+    key = _key(path, placed, usable) if usable and measures else {}
+    if key and (known := _recall(key, usable)) is not None:
+        return _load(load_file, {name: usable[name] for name in known.types}), known
+    types: dict[str, int] = {}
+    with suppress(GgufspecError):  # llama.cpp says what is wrong with the file
+        types = _used(read_header(path), placed, usable) if usable else {}
+    if not types:
+        return load_file(False), Choice()
+    if not measures:
+        return _load(load_file, types), Choice((*types,))
+    logger.warning(
+        "ggufspec: %s is loaded with llama.cpp's kernels and with ggufspec's, to measure which are "
+        "faster; this happens once",
+        path.name,
+    )
+    pointer, choice = _measure(load_file, types, (*SIZES, PROMPT) if placed.devices else SIZES)
+    if pointer is not None and choice.reason is not None:
+        profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
+    return pointer, choice
+
+
+def recall(path: Path, placed: Placed) -> Choice | None:
+    """What was chosen for a model in this place; None if it was not loaded there yet."""
+    usable = kernels.status().types
+    return _recall(_key(path, placed, usable), usable) if usable else Choice()
+
+
+def _key(path: Path, placed: Placed, usable: Mapping[str, int]) -> dict[str, object]:
+    return {
+        **{"about": "kernels of a model", "cpu": devices.cpu_name(), "build": trial.build()},
+        **{"extension": trial.extension(), "model": fingerprint(path), "types": [*usable]},
+        **{"instructions": kernels.instructions(), "n_threads": devices.n_threads_default()},
+        **({"devices": [*placed.devices], "n_gpu_layers": placed.n_layers} if placed[0] else {}),
+    }
+
+
+def _recall(key: Mapping[str, object], usable: Mapping[str, int]) -> Choice | None:
+    if (known := profile_store.recall(key)) is None:
+        return None
+    names = [name for name in known.get("types", []) if name in usable]
+    sizes = (*SIZES, PROMPT) if "devices" in key else SIZES
+    return Choice((*names,), *(_times(known.get(of), sizes) for of in ("llama_cpp", "ggufspec")))
+
+
+def _used(header: Header, placed: Placed, usable: Mapping[str, int]) -> dict[str, int]:
+    """The usable types of the weights on the host; none where there is no memory to pack them.
+
+    Packed weights cannot be dropped from memory and read again, as those of a mapped file can.
+    """
+    n_units = header.n_layers + 1  # the output is one more
+    n_placed = placed.n_layers if 0 <= placed.n_layers < n_units else n_units
+    n_host = n_units - (n_placed if placed.devices else 0)
+    kinds, n_bytes = set(), 0
+    for tensor in header.tensors:
+        layer = layer_of(tensor.name)
+        if (header.n_layers if layer is None else layer) < n_host:
+            kinds.add(tensor.type)
+            n_bytes += tensor.n_bytes
+    free = devices.free_memory()
+    if free is not None and n_bytes > free:
+        return {}
+    return {name: number for name, number in usable.items() if name.upper() in kinds}
+
+
+def _measure(
+    load_file: Load, types: Mapping[str, int], sizes: Sequence[int]
+) -> tuple[int | None, Choice]:
+    """The pointer and the choice by passes of the whole model.
+
+    All types together where one token is then no slower; else, of a model on the CPU alone, each
+    type on its own, and those for which it is no slower.
+    """
+    pointer, theirs = _timed(load_file, {}, sizes)
+    if pointer is None or theirs is None:
+        return pointer, Choice()
+    llama_cpp.llama_model_free(pointer)
+    pointer, together = _timed(load_file, types, sizes)
+    if pointer is None or together is None or _is_faster(together, theirs):
+        return pointer, Choice((*types,), theirs, together)
+    chosen: dict[str, int] = {}
+    for name, number in types.items() if len(types) > 1 and PROMPT not in sizes else ():
+        llama_cpp.llama_model_free(pointer)
+        pointer, times = _timed(load_file, {name: number}, sizes)
+        if pointer is None or times is None:
+            return pointer, Choice((name,))
+        if _is_faster(times, theirs):
+            chosen[name] = number
+    llama_cpp.llama_model_free(pointer)
+    if not chosen:
+        return load_file(False), Choice((), theirs, together)
+    pointer, times = _timed(load_file, chosen, sizes)
+    return pointer, Choice((*chosen,), theirs, times)
+
+
+def _timed(
+    load_file: Load, types: Mapping[str, int], sizes: Sequence[int]
+) -> tuple[int | None, Times | None]:
+    """Load with our kernels for these types, and time passes; frees the model if that raises."""
+    pointer = _load(load_file, types)
+    try:
+        return pointer, None if pointer is None else _time(pointer, sizes)
+    except BaseException:
+        llama_cpp.llama_model_free(pointer)
+        raise
+
+
+def _is_faster(times: Times, than: Times) -> bool:
+    if times[1] > _NO_SLOWER * than[1]:
+        return False
+    of_text, of_text_than = (each.get(PROMPT, 0.0) + N_WRITTEN * each[1] for each in (times, than))
+    ratios = (times[size] / than[size] for size in SIZES)
+    return sum(ratios) < len(SIZES) and of_text <= _NO_SLOWER * of_text_than
+
+
+def _times(found: object, sizes: Sequence[int]) -> Times | None:
+    if not isinstance(found, dict) or {*found} != {*map(str, sizes)}:
+        return None
+    return {int(size): float(milliseconds) for size, milliseconds in found.items()}
+
+
+def _load(load_file: Load, types: Mapping[str, int]) -> int | None:
+    """Load with our kernels for these types, which no other model takes."""
+    _native.offer_kernels([*types.values()])
+    try:
+        return load_file(bool(types))
+    finally:
+        _native.offer_kernels([])
+
+
+def _time(pointer: int, sizes: Sequence[int]) -> Times | None:
+    """Milliseconds of the model's passes at an empty cache; None if it makes none."""
+    if llama_cpp.llama_model_has_encoder(pointer) or not llama_cpp.llama_model_has_decoder(pointer):
+        return None
+    n_most = max(sizes)
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx, params.n_batch = n_most + 64, n_most
+    params.n_threads = params.n_threads_batch = devices.n_threads_default()
+    context = llama_cpp.llama_init_from_model(pointer, params)
+    if not context:
+        return None
+    n_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(pointer))
+    batch = llama_cpp.llama_batch_init(n_most, 0, 1)
+    for i in range(n_most):
+        batch.token[i], batch.pos[i] = (7 + 101 * i) % max(n_tokens, 1), i
+        batch.n_seq_id[i], batch.seq_id[i][0], batch.logits[i] = 1, 0, i < max(SIZES)
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    began = perf_counter()
+    try:
+        for i in range(_N_PASSES):
+            for size in sizes:
+                if size == PROMPT and sum(found[size]) > _PROMPT_MILLISECONDS:
+                    continue
+                batch.n_tokens = size
+                llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), False)
+                started = perf_counter()
+                if llama_cpp.llama_decode(context, batch):
+                    return None
+                llama_cpp.llama_synchronize(context)
+                found[size].append(1000 * (perf_counter() - started))
+            if i > 1 and perf_counter() - began > _SECONDS:
+                break
+        return {size: min(times) for size, times in found.items()}
+    finally:
+        llama_cpp.llama_batch_free(batch)
+        llama_cpp.llama_free(context)
