@@ -115,8 +115,8 @@ class Scored(NamedTuple):
 class Round(NamedTuple):
     """One round. The last of `tokens` is the target's own, unless a stop token came first.
 
-    `n_drafted`: nodes of the draft. `target_seconds` are those of the pass, which `n_sharers` texts
-    shared.
+    `n_drafted`: nodes of the draft. `rows`: which row of the logits each token was drawn by.
+    `target_seconds` are those of the pass, which `n_sharers` texts shared.
     """
 
     tokens: Sequence[int]
@@ -130,6 +130,7 @@ class Round(NamedTuple):
     n_sharers: int = 1
     drafted_tokens: Sequence[int] = ()  # of a tree, by node; empty for a chain, as `parents`
     parents: Sequence[int] = ()  # as the Draft has them
+    rows: Sequence[int] = ()
 
     @property
     def depth(self) -> int:

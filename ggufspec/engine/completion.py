@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from ggufspec.decoding.stats import Stats
+from ggufspec.engine.logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length"]
 
@@ -13,12 +14,14 @@ FinishReason = Literal["stop", "length"]
 class Chunk(NamedTuple):
     """A piece of the text; `drafted` says for each token whether the draft proposed it.
 
-    `text` may lag behind `tokens`, by part of a character or of a stop string.
+    `text` may lag behind `tokens`, by part of a character or of a stop string. `logprobs`: of each
+    token, for a generation that was begun with `n_top`.
     """
 
     text: str
     tokens: tuple[int, ...]
     drafted: tuple[bool, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,16 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ggufspec.common import defaults
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
 from ggufspec.decoding.loop import Steps, speculate
 from ggufspec.decoding.rng import by_position, stage_streams, uniform_streams
 from ggufspec.decoding.stats import summarize
-from ggufspec.decoding.types import Ask, Drafter, Round, Scored
+from ggufspec.decoding.types import Ask, Drafter, Logits, Round, Scored
 from ggufspec.drafting import strategies as drafters
 from ggufspec.drafting.draft_length import AutoLength, LengthPolicy
 from ggufspec.drafting.fixed_length import FixedLength
@@ -26,6 +29,7 @@ from ggufspec.drafting.pair_profile import fixed_length
 from ggufspec.engine.calibration import calibrate, calibrate_draft
 from ggufspec.engine.completion import Chunk, Completion, FinishReason
 from ggufspec.engine.constraints import sampling_of
+from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.engine.reading import reading
 from ggufspec.engine.slots import DraftSession, SlotLease
@@ -52,8 +56,12 @@ class Generation:
         *,
         seed: int | None = None,
         progress: NamedProgress | None = None,
+        n_top: int | None = None,
     ) -> None:
         """`tokens`: as Engine.tokenize returns them. `seed`, `progress`: instead of the options'.
+
+        `n_top`: chunks have the log-probabilities of their tokens and of the so many likeliest
+        instead, before sampling, from the logits that verify the draft. None: they have none.
 
         Raises OptionError, DecodeError, ClosedError.
         """
@@ -69,6 +77,7 @@ class Generation:
         self.lock = engine.lock
         self._engine = engine
         self._prompt = tokens
+        self._n_top = n_top
         self.n_prompt = len(tokens)
         self._all_tokens = array("i", tokens)  # with the text, and its stop token
         self._lease = SlotLease(engine.slots)
@@ -186,7 +195,7 @@ class Generation:
                 constraint = self._constraint
                 is_complete = constraint is not None and constraint.is_over(self._all_tokens)
                 self.finish_reason = "stop" if is_complete else "length"
-                self._write_run((), drafted=False)  # the text that was held back
+                self._write_run((), (), drafted=False)  # the text that was held back
                 self.end()
             else:
                 assert isinstance(step, Ask)
@@ -208,7 +217,7 @@ class Generation:
             assert isinstance(round_, Round)
             self._policy.observe_round(round_)
             self.rounds.append(round_)
-            self._write(round_)
+            self._write(round_, scored.logits)
             if self.finish_reason is not None:
                 self.end()
         except BaseException:
@@ -342,16 +351,22 @@ class Generation:
         self._started_at = self._ended_at = perf_counter()
         self._prompt_seconds = self._started_at - self._begun_at
 
-    def _write(self, round_: Round) -> None:
-        n_accepted = round_.n_accepted
-        if n_accepted:
-            self._write_run(round_.tokens[:n_accepted], drafted=True)
+    def _write(self, round_: Round, logits: Logits) -> None:
+        n = round_.n_accepted
+        rows = [] if self._n_top is None else [logits[row] for row in round_.rows]
+        if n:
+            self._write_run(round_.tokens[:n], rows[:n], drafted=True)
         if self.finish_reason is None:
-            self._write_run(round_.tokens[n_accepted:], drafted=False)
+            self._write_run(round_.tokens[n:], rows[n:], drafted=False)
         self._ended_at = perf_counter()
 
-    def _write_run(self, run: Sequence[int], *, drafted: bool) -> None:
-        """Add a chunk of tokens; sets finish_reason if the text ends among them."""
+    def _write_run(
+        self, run: Sequence[int], rows: Sequence[NDArray[np.float32]], *, drafted: bool
+    ) -> None:
+        """Add a chunk of tokens, each with the logits that it was drawn from.
+
+        Sets finish_reason if the text ends among them.
+        """
         tokens: list[int] = []
         text = ""
         for token in run:
@@ -368,7 +383,16 @@ class Generation:
         if text or tokens:
             self._text.append(text)
             self._tokens += tokens
-            self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens)))
+            logprobs = self._logprobs(tokens, rows)
+            self.chunks.append(Chunk(text, tuple(tokens), (drafted,) * len(tokens), logprobs))
+
+    def _logprobs(
+        self, tokens: Sequence[int], rows: Sequence[NDArray[np.float32]]
+    ) -> tuple[TokenLogprobs, ...]:
+        if (n_top := self._n_top) is None:
+            return ()
+        of, vocab = zip(rows, tokens, strict=False), self._engine.vocab
+        return tuple(logprobs_of(row, token, n_top, vocab) for row, token in of)
 
 
 def n_leaves(engine: Engine, options: CheckedOptions) -> int:

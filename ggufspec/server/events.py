@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ggufspec.engine.completion import Completion
+from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.server.errors import ApiError
 from ggufspec.server.formats import ChatParser
-from ggufspec.server.logprobs import TokenLogprobs
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Literal
 
-from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
+from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
@@ -24,7 +24,7 @@ from ggufspec.server.events import (
     RequestEnded,
     RequestEvent,
 )
-from ggufspec.server.logprobs import PromptScores, TokenLogprobs, logprobs_of
+from ggufspec.server.logprobs import PromptScores
 from ggufspec.server.metrics import Metrics
 
 ROUND_SECONDS_MAX = 120.0  # of a large model on a CPU, a piece of a prompt may take half of it
@@ -48,7 +48,7 @@ class RunningChoice:
     generation: Generation
     # Scores the prompt before it is echoed; None: there is nothing to echo any more.
     echo: Generator[None, None, Sequence[TokenLogprobs]] | None = None
-    tokens: list[int] = field(default_factory=list)
+    has_tokens: bool = False
 
 
 class TextRequest:
@@ -268,10 +268,11 @@ class EngineWorker:
             if (seed := request.parsed.seed) is not None:
                 seed = (seed + index) % _N_SEEDS
             prompt, options = request.prompt_of(index), request.parsed.options
-            generation = Generation(self._engine, prompt, options, seed=seed)
+            n_top = request.parsed.n_top
+            generation = Generation(self._engine, prompt, options, seed=seed, n_top=n_top)
             choice = RunningChoice(request, index, generation)
             if request.parsed.echo is not None:
-                choice.echo = self._scores.of(prompt, request.parsed.n_top)
+                choice.echo = self._scores.of(prompt, n_top)
             request.choices.append(choice)
 
     def _echo(self, choice: RunningChoice) -> None:
@@ -298,27 +299,13 @@ class EngineWorker:
         request, generation = choice.owner, choice.generation
         while generation.chunks:
             chunk = generation.chunks.popleft()
-            if not choice.index and not choice.tokens:
+            if not choice.index and not choice.has_tokens:
                 self._metrics.time_to_first_token.observe(perf_counter() - request.arrived_at)
-            logprobs = self._logprobs(choice, chunk.tokens)
-            choice.tokens += chunk.tokens
-            delta = ChoiceDelta(choice.index, chunk.text, chunk.tokens, chunk.drafted, logprobs)
-            self._events.append((request, delta))
+            choice.has_tokens = True
+            self._events.append((request, ChoiceDelta(choice.index, *chunk)))
         if generation.is_over:
             self._release(choice)
             self._events.append((request, ChoiceFinished(choice.index, generation.completion)))
-
-    def _logprobs(self, choice: RunningChoice, tokens: Sequence[int]) -> list[TokenLogprobs]:
-        """The target's log-probabilities before sampling; it scores the tokens again for them."""
-        n_top = choice.owner.parsed.n_top
-        if n_top is None or not tokens:
-            return []
-        engine = self._engine
-        before = [*choice.owner.prompt_of(choice.index), *choice.tokens]
-        n_together = min(len(tokens), engine.n_draft_max + 1)
-        pieces = scoring.logits(engine, before, tokens, whose="target", n_together=n_together)
-        rows = zip((row for piece in pieces for row in piece), tokens, strict=True)
-        return [logprobs_of(row, token, n_top, engine.vocab) for row, token in rows]
 
     def _release(self, choice: RunningChoice) -> None:
         choice.owner.choices.remove(choice)

@@ -16,6 +16,7 @@ from serving import comes_true, serving
 
 import ggufspec
 from ggufspec.decoding.stats import Stats
+from ggufspec.engine import generation
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.options import CheckedOptions
@@ -120,12 +121,13 @@ STEPS: dict[str, tuple[Any, str]] = {
     "ask": (Generation, "ask"),
     "preparation": (LlamaSession, "prepare"),
     "answer": (Generation, "answer"),
-    "log-probabilities": (worker.scoring, "logits"),
+    "log-probabilities": (generation, "logprobs_of"),
     "metrics": (Metrics, "observe"),
     "end": (Generation, "end"),
 }
 SEED = 13  # of the request that fails
 N_PROMPT = 5  # its tokens
+N_TOP = 19  # log-probabilities that it asks for
 
 
 def is_bad(given: object) -> bool:
@@ -133,6 +135,8 @@ def is_bad(given: object) -> bool:
         return vars(given).get("seed") == SEED
     if isinstance(given, Stats):
         return given.n_prompt == N_PROMPT
+    if isinstance(given, int):
+        return given == N_TOP
     return isinstance(given, Sequence | array) and list(given[:N_PROMPT]) == BAD
 
 
@@ -158,7 +162,8 @@ def test_an_error_in_any_step_fails_that_request_alone(
         prompt = BAD if bad else two_slots.tokenize("hi")
         options = CheckedOptions.of({"temperature": 0, "max_tokens": 8})
         seed = SEED if bad else 1
-        ran.submit(ParsedRequest([prompt], options, seed=seed, n_top=0), events.append)
+        n_top = N_TOP if bad else 0
+        ran.submit(ParsedRequest([prompt], options, seed=seed, n_top=n_top), events.append)
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, fails)
         ran.start()

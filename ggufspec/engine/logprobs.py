@@ -1,0 +1,65 @@
+"""Log-probabilities of tokens, by the target's logits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ggufspec.llama.vocab import Vocab
+
+_MIN_LOGPROB = -9999.0  # what OpenAI's API returns for a probability of 0
+
+
+class Logprob(NamedTuple):
+    """A token's bytes, its log-probability, and its name if it has no bytes: a control token.
+
+    The log-probability of the first token of a prompt is None: nothing is before it.
+    """
+
+    data: bytes
+    logprob: float | None
+    name: str = ""
+
+    @property
+    def text(self) -> str:
+        r"""The token as text; part of a character in OpenAI's form: `bytes:\xe2\x80`."""
+        try:
+            return self.data.decode("utf-8") or self.name
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+
+
+class TokenLogprobs(NamedTuple):
+    """The chosen token, and the most likely ones at its position."""
+
+    chosen: Logprob
+    top: Sequence[Logprob]
+
+
+def logprobs_of(logits: NDArray[np.float32], token: int, n_top: int, vocab: Vocab) -> TokenLogprobs:
+    """Log-probabilities at temperature 1, without truncation, from logits (n_vocab,)."""
+    best = int(logits.argmax())
+    # Sums in 64 bits of exponentials in 32, which are computed four times as fast.
+    total = float(logits[best]) + math.log(
+        float(np.exp(logits - logits[best]).sum(dtype=np.float64))
+    )
+
+    def entry(i: int) -> Logprob:
+        return entry_of(i, max(float(logits[i]) - total, _MIN_LOGPROB), vocab)
+
+    top = [best] if n_top else []
+    if n_top > 1:
+        left = logits.copy()
+        for _ in range(min(n_top, len(left)) - 1):  # faster than a partition, for these few
+            left[top[-1]] = -np.inf
+            top.append(int(left.argmax()))
+    return TokenLogprobs(entry(token), [entry(i) for i in top])
+
+
+def entry_of(token: int, logprob: float | None, vocab: Vocab) -> Logprob:
+    data = vocab.piece(token)
+    return Logprob(data, logprob, "" if data else vocab.name(token))
