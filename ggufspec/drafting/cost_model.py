@@ -10,18 +10,20 @@ from ggufspec.drafting import constants
 
 
 class Start(NamedTuple):
-    """Predicted seconds, whose proportions are used for what is not measured yet.
+    """Seconds that are known beforehand, whose proportions are used for what is not measured yet.
 
-    Each is limited to what is usual on processors: drafts that are predicted to be too slow would
-    never be tried. target: passes over 1, 2 ... tokens, as many as a pass may have. step: a draft
-    step. read: each further token that the draft model reads in a batch. compiles: a device may
-    compile its program at the first pass of each size, which is then not measured.
+    target: passes over 1, 2 ... tokens, as many as a pass may have. step: a draft step. read: each
+    further token that the draft model reads in a batch. is_measured: with these models, on this
+    machine; a first pass, which may be disturbed, then changes them as any further one does.
+    Predicted seconds are limited to what is usual on processors, since drafts that are predicted to
+    be too slow would never be tried; and a device may compile its program at the first pass of each
+    size, which is then not measured.
     """
 
     target: Sequence[float]
     step: float
     read: float
-    compiles: bool = True
+    is_measured: bool = False
 
 
 class CostModel:
@@ -72,6 +74,8 @@ class CostModel:
             # No pass takes longer than as many single-token passes: a longer time was disturbed.
             most = n_tokens * self._scale * self._measured.get(1, math.inf)
             new = min(seconds, most)
+            if self._is_measured_before and 1 in self._measured:
+                new = _updated(self.curve[n_tokens - 1], new, count)
         else:
             old = self._scale * self._measured[n_tokens]
             new = _updated(old, seconds, count)
@@ -103,7 +107,9 @@ class CostModel:
         if self._is_compiled_for(0):
             return
         if not self._n_steps:  # divided by what is usual
-            self._step = seconds / (n_steps + self._usual_read * n_further)
+            self._step, known = seconds / (n_steps + self._usual_read * n_further), self.step
+            if self._is_measured_before and self._measured:
+                self._step = _updated(known, self._step, 0)
         if n_further:
             read = max(seconds - n_steps * self._step, 0.0) / n_further
             read = min(read, self._step)
@@ -119,7 +125,11 @@ class CostModel:
         """Whether a device had no such pass before, so that it may have compiled its program."""
         is_first = n_tokens not in self._warm
         self._warm.add(n_tokens)
-        return is_first and self.start is not None and self.start.compiles
+        return is_first and self.start is not None and not self.start.is_measured
+
+    @property
+    def _is_measured_before(self) -> bool:
+        return self.start is not None and self.start.is_measured
 
     # Queries.
 
@@ -161,14 +171,15 @@ class CostModel:
     @property
     def knows_draft(self) -> bool:
         """Whether a draft step was measured."""
-        return self._n_steps > 0
+        return self._n_steps > 0 or self._is_measured_before
 
     @property
     def step(self) -> float:
         """Seconds of a draft step: one more token, one more distribution."""
         if not self._n_steps:
             share = self.start.step / self.start.target[0] if self.start else math.inf
-            return min(share, constants.UNMEASURED_STEP) * self.curve[0]
+            most = math.inf if self._is_measured_before else constants.UNMEASURED_STEP
+            return min(share, most) * self.curve[0]
         return self._step * _discount(self.n_passes - self._step_at, self._n_steps)
 
     @property

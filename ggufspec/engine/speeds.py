@@ -78,7 +78,7 @@ def timed_start(target: Model, draft: Model | None, n_most: int) -> Start | None
         of_draft = draft.kernels.times
         step, read = of_draft[1] / 1000, max(of_draft[2] - of_draft[1], 0.0) / 1000
     measured = [*map(float, curve[: sizes[-1]]), *further]
-    return Start(measured, step, read, compiles=bool(target.devices))
+    return Start(measured, step, read, is_measured=True)
 
 
 class _Measured(NamedTuple):
