@@ -71,7 +71,7 @@ def audit(
     settings = replace(settings, options=options)
     if settings.seed is None:
         settings = replace(settings, seed=secrets.randbits(32))
-    if engine.draft is None:
+    if engine.pair.draft is None:
         raise OptionError("an audit needs a draft model; load the engine with draft= (--draft)")
     run = _Audit(engine, _tokenize(engine, prompts, settings), settings, progress)
     at_0 = run.greedy()
@@ -132,7 +132,7 @@ class _Audit:
         self._choices = np.random.default_rng(choices)
         self._labels = np.random.default_rng(labels)
         given = CheckedOptions.of({"tree": settings.tree, "verify": settings.verify})
-        self._has_trees = n_leaves(engine, given) > 1
+        self._has_trees = n_leaves(engine.pair, given) > 1
 
     def greedy(self) -> Greedy:
         """Generate each prompt's text at temperature 0 both ways, and find where they diverge."""
@@ -257,10 +257,12 @@ class _Audit:
             before, piece = tokens[:at], tokens[at : at + n_together]
             try:
                 batch = {"n_together": n_together, "n_beside": n_beside}
-                rows = next(scoring.logits(engine, before, piece, whose=whose, **batch))
+                rows = next(scoring.logits(engine.pair, before, piece, whose=whose, **batch))
                 yield from to_distributions(rows, sampling, before, piece[:-1])
             except DecodeError:
-                if whose == "target" or (engine.vocab_map is None and engine.head is None):
+                if whose == "target" or (
+                    engine.pair.vocab_map is None and engine.pair.head is None
+                ):
                     raise
                 yield np.zeros(engine.vocab.n_tokens)
 
@@ -270,10 +272,10 @@ class _Audit:
         Compares two plain readings: token by token, and in batches as a prompt is read.
         """
         self._engine.forget()
-        singles = np.concatenate([*scoring.logits(self._engine, prompt, text, whose="target")])
+        singles = np.concatenate([*scoring.logits(self._engine.pair, prompt, text, whose="target")])
         sampling = scoring.sampling(self._engine, prompt, **self._settings.options)
         n_rows = self._settings.n_together
-        for at, rows in scoring.reprocessed(self._engine, prompt, text, n_rows):
+        for at, rows in scoring.reprocessed(self._engine.pair, prompt, text, n_rows):
             before, ahead = [*prompt, *text[:at]], text[at : at + len(rows) - 1]
             both = (singles[at : at + len(rows)], rows)
             probs = (to_distributions(each, sampling, before, ahead) for each in both)

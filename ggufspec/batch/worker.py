@@ -151,15 +151,15 @@ def _profile(engine: Engine, task: Mapping[str, Any]) -> dict[str, object] | Non
     """
     if task["settings"]["n_draft"] != "auto" or task["settings"]["drafter"] == "none":
         return None
-    below = engine.draft_of_draft
-    about = profile_key(engine.target, engine.draft, below and below.context)
+    below = engine.pair.draft_of_draft
+    about = profile_key(engine.pair.target, engine.pair.draft, below and below.context)
     key = {name: each for name, each in about.items() if name not in _THREADS}
     key |= {"about": "batch", "n_draft_max": engine.n_draft_max}
     for profile in (task["profile"], profile_store.recall(key)):
         if profile is not None:
             with contextlib.suppress(ValueError):
-                return settle(engine, profile)
-    profile = settle(engine)
+                return settle(engine.pair, profile)
+    profile = settle(engine.pair)
     profile_store.remember(key, profile)
     return profile
 

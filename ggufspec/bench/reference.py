@@ -95,12 +95,12 @@ def reference_of(
     tell: NamedProgress = progress or (lambda what, done, of: None)
     excerpts, counts = _taken(engine, given) if given else _written(engine, tell)
     texts = []
-    with closing(text_context(engine.target.model, engine.target)) as context:
+    with closing(text_context(engine.pair.target.model, engine.pair.target)) as context:
         for i, excerpt in enumerate(excerpts):
             texts.append(ReferenceText.of(excerpt, rows_of(context, excerpt)))
             tell("Computing the target's predictions", i + 1, len(excerpts))
     passes = measured(
-        engine.target,
+        engine.pair.target,
         None,
         _SIZES,
         progress and (lambda done, of: tell("Measuring the target", done, of)),

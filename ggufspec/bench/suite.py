@@ -97,8 +97,8 @@ def _model_facts(benchmark: PairBenchmark, engine: Engine) -> dict[str, Any]:
     has_gpu = bool(devices.gpus())
     facts: dict[str, Any] = {"placement": engine.placement}
     for whose, context, label in (
-        ("target", engine.target, benchmark.target_label),
-        ("draft", engine.draft, benchmark.draft_label),
+        ("target", engine.pair.target, benchmark.target_label),
+        ("draft", engine.pair.draft, benchmark.draft_label),
     ):
         if context is None:
             continue

@@ -190,9 +190,9 @@ class _Trimmer:
         folder: Path,
         tell: NamedProgress,
     ) -> None:
-        self._like, self._source, self._reference = engine.target, source, reference
+        self._like, self._source, self._reference = engine.pair.target, source, reference
         self._folder, self._tell = folder, tell
-        self._n_vocab = engine.target.n_vocab
+        self._n_vocab = engine.pair.target.n_vocab
         self._required = required_tokens(source) if wanted.n_tokens is not None else []
         self._sizes = [self._n_vocab, *self._vocabularies(wanted.n_tokens)]
         # By half of a text: what to keep according to the other half. The last: according to both.
@@ -201,7 +201,7 @@ class _Trimmer:
         halves = (1,) if chooses_layers else (0, 1)  # layers are chosen on the first half
         self.texts = [text for text in reference.texts if text.excerpt.half in halves]
         self._chances: dict[tuple[tuple[int, ...], str | None], list[list[Chances]]] = {}
-        self._filled = FilledContext(engine.target, depth=_DEPTH, n_most=1)
+        self._filled = FilledContext(engine.pair.target, depth=_DEPTH, n_most=1)
         as_it_is = DraftCut(None, tuple(range(source.n_layers)))
         self._as_it_is, self._step = as_it_is, min(self._seconds(self._filled)[1])
         self.vocabulary_cuts = [replace(as_it_is, n_tokens=n) for n in self._sizes[1:]]

@@ -106,7 +106,7 @@ def tune(
             f"cannot measure drafts of {n_most} tokens: this engine was loaded for 1 to "
             f"{engine.n_draft_max} (n_draft_max)"
         )
-    target, draft = engine.target, engine.draft
+    target, draft = engine.pair.target, engine.pair.draft
     depth = max(min(depth, target.n_ctx - n_most - 1), 0)
     trials = _Trials(depth, max(n_runs, 2), progress)
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ def tune(
             depth=depth,
             n_repeats=n_runs,
             at_least=MIN_SECONDS / 2,
-            vocab_map=engine.vocab_map,
+            vocab_map=engine.pair.vocab_map,
             progress=_named(progress, "Measuring the draft"),
         )
         chosen = TunedSettings(
@@ -168,7 +168,7 @@ def tune(
             reading=_summed_up(steps.n_read, steps.readings) if steps and steps.n_read else None,
             attention=attention.reason,
             facts=profile_key(target, draft),
-            assumed=engine.stored_profile.assumed,
+            assumed=engine.pair.stored_profile.assumed,
         )
 
 

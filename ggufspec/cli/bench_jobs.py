@@ -129,7 +129,7 @@ def opened_baselines(
     folder = llama_bin or (Path(found).parent if found else None)
     if folder is None:
         warn("llama.cpp's programs are left out: llama-server is not on PATH; give --llama-bin")
-    target, draft = engine.target, engine.draft or engine.target
+    target, draft = engine.pair.target, engine.pair.draft or engine.pair.target
     program = LlamaCppProgram(
         *(Path(), job.target, job.draft, engine.n_ctx, target.n_threads, draft.n_threads),
         n_gpu_layers=target.model.n_gpu_layers,

@@ -138,8 +138,8 @@ def command(
             if name:
                 from ggufspec.engine.calibration import calibrate
 
-                calibrate(engine)
-                steps[name] = 1e3 * engine.profile.costs.step
+                calibrate(engine.pair)
+                steps[name] = 1e3 * engine.pair.profile.costs.step
             if not races:
                 render.echo(_ORDER, err=True)
             races[name] = _run(engine, text, prompt_of(engine, text, asked), checked(settings))
@@ -183,7 +183,7 @@ def _check_contenders(pair: PairOptions, settings: dict[str, Any]) -> None:
 
 def _run(engine: Engine, text: str, prompt: str | list[int], options: CheckedOptions) -> Race:
     """Run both, each after a warm-up. Raises KeyboardInterrupt."""
-    has_model = engine.draft is not None and options.drafter != "ngram"
+    has_model = engine.pair.draft is not None and options.drafter != "ngram"
     named = SPECULATIVE if has_model else N_GRAMS
     contenders = {PLAIN: replace(options, drafter="none"), named: options}
     for name, own in contenders.items():

@@ -73,8 +73,8 @@ def command(
         settings = text_settings.with_file_sampling(settings, engine.file_sampling, verbose=verbose)
         for reason in filter(None, [*engine.kernels, engine.attention] if verbose else []):
             render.note(reason)
-        if verbose and engine.chains_only and settings["tree"] == "auto":
-            render.note(engine.chains_only)
+        if verbose and engine.pair.chains_only and settings["tree"] == "auto":
+            render.note(engine.pair.chains_only)
         options = text_settings.checked(settings)
         prompt = prompt_of(engine, text, asked)
         without = replace(options, drafter="none")

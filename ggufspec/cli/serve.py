@@ -16,7 +16,7 @@ from ggufspec.cli.exits import INTERRUPTED
 from ggufspec.cli.files import read_file
 from ggufspec.cli.names import PairOptions
 from ggufspec.cli.options import AT_LEAST_1, COUNT, NOT_NEGATIVE, PATH, POSITIVE, option
-from ggufspec.cli.progress import load_with_bars
+from ggufspec.cli.progress import late_bars, load_with_bars
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.common import defaults
 from ggufspec.common.facts import counted
@@ -132,6 +132,7 @@ def command(
         text_settings.check_needs_no_draft(settings)
     shared.show_log(verbose)
     _show_own_log(verbose)
+    from ggufspec.engine.calibration import calibrate
     from ggufspec.server.app import make_app, make_service
     from ggufspec.server.options import ServerOptions
     from ggufspec.server.uvicorn_server import AFTER_GRACE_SECONDS, GracefulServer, bind, watchdog
@@ -149,6 +150,8 @@ def command(
                 settings, engine.file_sampling, verbose=True
             )
             engine.check(text_settings.checked(settings))
+            with late_bars() as bars:  # now, since texts with a seed would stop the others for it
+                calibrate(engine.pair, bars.prompt)
             service = make_service(
                 engine,
                 ServerOptions(
@@ -184,7 +187,7 @@ def command(
 
 
 def _context_note(engine: Engine, is_fitted: bool) -> str:
-    n_ctx, n_trained = engine.n_ctx, engine.target.model.n_ctx_train
+    n_ctx, n_trained = engine.n_ctx, engine.pair.target.model.n_ctx_train
     why = ""
     if is_fitted:
         is_all = n_ctx >= n_trained

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting.pair_profile import PairProfile
+from ggufspec.engine.pair import Pair
 from ggufspec.llama.context import Context
 from ggufspec.llama.timing import measured
 from ggufspec.llama.vocab_map import VocabMap
 
-if TYPE_CHECKING:
-    from ggufspec.engine.engine import Engine
-
 SIZES = (1, 2, 3, 4, 6, 8, 12, 17, 33, 65)  # tokens of the passes that are measured
 
 
-def calibrate(engine: Engine, progress: NamedProgress | None = None) -> None:
+def calibrate(pair: Pair, progress: NamedProgress | None = None) -> None:
     """Measure the pair, unless its profile is already settled; seeds then repeat their texts.
 
     `progress` is called with ("costs", done, total). Raises DecodeError, ClosedError.
     """
-    heard = engine.lock.callback(progress)
-    with engine.lock.held():
-        _measure(engine.profile, engine.target, engine.draft, engine.vocab_map, heard)
+    heard = pair.lock.callback(progress)
+    with pair.lock.held():
+        _measure(pair.profile, pair.target, pair.draft, pair.vocab_map, heard)
 
 
-def calibrate_draft(engine: Engine) -> None:
+def calibrate_draft(pair: Pair) -> None:
     """The same of the draft with its own draft."""
-    below, map_below = engine.draft_of_draft or (None, None)
-    assert engine.draft is not None
-    with engine.lock.held():
-        _measure(engine.profile_of_draft, engine.draft, below, map_below)
+    below, map_below = pair.draft_of_draft or (None, None)
+    assert pair.draft is not None
+    with pair.lock.held():
+        _measure(pair.profile_of_draft, pair.draft, below, map_below)
 
 
-def settle(engine: Engine, known: Mapping[str, object] | None = None) -> dict[str, object]:
+def settle(pair: Pair, known: Mapping[str, object] | None = None) -> dict[str, object]:
     """Have all texts with a seed, at temperature 0 too, begin from the same profile from now on.
 
     `known`: the return value of another engine's `settle`; None: this engine's profile, measured
@@ -44,23 +41,23 @@ def settle(engine: Engine, known: Mapping[str, object] | None = None) -> dict[st
     Returns the profile as JSON data. Raises ValueError where `known` is not such data.
     """
     if known is None:
-        calibrate(engine)
-        known = engine.profile.to_document()
-        if engine.draft_of_draft is not None:
-            calibrate_draft(engine)
-            known["of_draft"] = engine.profile_of_draft.to_document()
-    start = engine.profile.costs.start
-    profile = PairProfile.of_document(known, engine.n_draft_max + 1, engine.n_slots, start)
+        calibrate(pair)
+        known = pair.profile.to_document()
+        if pair.draft_of_draft is not None:
+            calibrate_draft(pair)
+            known["of_draft"] = pair.profile_of_draft.to_document()
+    start = pair.profile.costs.start
+    profile = PairProfile.of_document(known, pair.n_draft_max + 1, pair.n_slots, start)
     of_draft = known.get("of_draft", {})
-    with engine.lock.held():
-        engine.profile = profile
-        if engine.draft_of_draft is not None:
+    with pair.lock.held():
+        pair.profile = profile
+        if pair.draft_of_draft is not None:
             assert isinstance(of_draft, Mapping)
-            start = engine.profile_of_draft.costs.start
-            engine.profile_of_draft = PairProfile.of_document(
-                of_draft, engine.n_rows_draft, start=start
+            start = pair.profile_of_draft.costs.start
+            pair.profile_of_draft = PairProfile.of_document(
+                of_draft, pair.n_rows_draft, start=start
             )
-        engine.repeats_greedy_texts = True
+        pair.repeats_greedy_texts = True
     return dict(known)
 
 

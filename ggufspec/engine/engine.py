@@ -3,41 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from contextlib import ExitStack
-from typing import NamedTuple
-from weakref import finalize
 
 from typing_extensions import Unpack
 
 from ggufspec.common import validate
-from ggufspec.common.facts import counted
 from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
-from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
 from ggufspec.engine.completion import Completion
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.file_sampling import FileSampling
 from ggufspec.engine.generation import Generation, n_leaves
-from ggufspec.engine.lock import EngineLock
 from ggufspec.engine.message_forms import Message
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.pair import Pair
 from ggufspec.engine.scheduler import Scheduler
-from ggufspec.engine.slots import Slots
 from ggufspec.engine.stream import Stream
-from ggufspec.errors import ClosedError, OptionError, PromptError, PromptTooLongError
-from ggufspec.llama.context import Context
-from ggufspec.llama.head import Head
+from ggufspec.errors import OptionError, PromptError, PromptTooLongError
 from ggufspec.llama.vocab import Vocab, check_tokens
-from ggufspec.llama.vocab_map import VocabMap
-
-
-class DraftOfDraft(NamedTuple):
-    """The model that drafts for a draft model, in the tokens of the target."""
-
-    context: Context
-    vocab_map: VocabMap | None = None  # None: it has the target's vocabulary
 
 
 class Engine:
@@ -49,57 +33,40 @@ class Engine:
 
     def __init__(
         self,
-        target: Context,
-        draft: Context | Head | None = None,
+        pair: Pair,
         *,
-        n_draft_max: int,
-        vocab_map: VocabMap | None = None,
-        draft_of_draft: DraftOfDraft | None = None,
-        stored_profile: StoredProfile | None = None,
-        stored_profile_of_draft: StoredProfile | None = None,
         placement: str | None = None,
         attention: str | None = None,
-        resources: ExitStack,
-        lock: EngineLock | None = None,
         file_sampling: FileSampling | None = None,
         chat_template: str | None = None,
     ) -> None:
-        """`resources` are closed with the engine. `lock`: of an engine with the same contexts.
-
-        `stored_profile_of_draft`: of the draft and its own draft, as a pair.
-        `chat_template` (Jinja) replaces that of the target's file.
-        """
+        """`chat_template` (Jinja) replaces that of the target's file."""
+        self.pair = pair
+        self.scheduler = Scheduler(pair)
         self.placement = placement  # what was decided about memory, for the user; None: nothing
         # What the target's file sets, where a text does not: see `begin`.
         self.file_sampling = file_sampling or FileSampling({})
         self.attention = attention  # why flash attention is on or off; None: not measured
-        self.target = target
         self._templates = TemplateProcess()
-        source = chat_template or target.model.chat_template
-        for_tools = None if chat_template else target.model.chat_template_for_tools
+        model = pair.target.model
+        source = chat_template or model.chat_template
+        for_tools = None if chat_template else model.chat_template_for_tools
         self.chat_template = self._template_of(source, for_tools) if source else None
-        self.head = draft if isinstance(draft, Head) else None
-        self.draft = draft.context if isinstance(draft, Head) else draft
-        self.vocab_map = vocab_map  # None: target and draft have the same vocabulary
-        self.draft_of_draft = draft_of_draft
-        # Target and draft compute on different devices, so both at the same time.
-        self.are_apart = not (self.draft and target.model.places & self.draft.model.places)
-        self.n_ctx = target.n_ctx
-        self.n_draft_max = n_draft_max
-        self.n_slots = target.n_sequences  # texts that can be written at the same time
-        # For the modules of this package, which hold the lock while they use them.
-        self.lock = EngineLock() if lock is None else lock
-        self.slots = Slots(target, draft, vocab_map, *(draft_of_draft or ()))
-        self.stored_profile = stored_profile or StoredProfile()
-        self.profile = self.stored_profile.profile(n_draft_max + 1, self.n_slots)
-        # Of the draft as a target of its own draft: each text has its passes alone.
-        self.n_rows_draft = self.draft.n_rows if self.draft else 1
-        self._stored_profile_of_draft = stored_profile_of_draft or StoredProfile()
-        self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
-        self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
-        self._free = finalize(self, _free, self.lock, resources)  # neither refers to the engine
-        self._free.atexit = False
-        self._closed = False
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of a prompt and its text together."""
+        return self.pair.target.n_ctx
+
+    @property
+    def n_slots(self) -> int:
+        """Texts that can be written at the same time."""
+        return self.pair.n_slots
+
+    @property
+    def n_draft_max(self) -> int:
+        """The most tokens that a round can draft."""
+        return self.pair.n_draft_max
 
     def generate(
         self, prompt: str | Sequence[int], **options: Unpack[GenerateOptions]
@@ -149,14 +116,16 @@ class Engine:
 
         `seed` and `progress` replace those of the options.
         """
-        self.lock.check()
+        self.pair.lock.check()
         tokens = self.tokenize(prompt)
-        return Stream(Generation(self, tokens, options, seed=seed, progress=progress))
+        return Stream(
+            self.scheduler, Generation(self.pair, tokens, options, seed=seed, progress=progress)
+        )
 
     def check(self, options: CheckedOptions) -> None:
         """Raise the OptionError that a text with these options would raise."""
         sampling_of(options, self.vocab, 0)
-        n_leaves(self, options)
+        n_leaves(self.pair, options)
 
     def generate_batch(
         self, prompts: Sequence[str | Sequence[int]], **options: Unpack[GenerateOptions]
@@ -166,8 +135,8 @@ class Engine:
         They share passes where that is faster. Prompt i has the seed `seed + i`. All prompts are
         checked before the first is processed. Raises what generate raises, of the first that fails.
         """
-        self.lock.check()
-        self._check_open()
+        self.pair.lock.check()
+        self.pair.check_open()
         if isinstance(prompts, str):
             raise PromptError("prompts is one text; give a list of prompts, or use generate")
         _check_list(prompts, "prompts is", "a list of prompts")
@@ -175,10 +144,10 @@ class Engine:
         seed = checked.seed
         all_tokens = [self.tokenize(prompt) for prompt in prompts]
         generations = (
-            Generation(self, tokens, checked, seed=None if seed is None else seed + i)
+            Generation(self.pair, tokens, checked, seed=None if seed is None else seed + i)
             for i, tokens in enumerate(all_tokens)
         )
-        return Scheduler(self).write_all(generations)
+        return self.scheduler.write_all(generations)
 
     def render(
         self,
@@ -199,7 +168,7 @@ class Engine:
         used = self._template_of(template) if template else self.chat_template
         if used is None:
             raise PromptError(
-                f"{self.target.model.path.name} has no chat template: it is not a chat model. "
+                f"{self.pair.target.model.path.name} has no chat template: it is not a chat model. "
                 "Use a plain prompt (without --chat and --system; over HTTP, /v1/completions), or "
                 "a template of your own: --chat-template-file; in Python load(chat_template=...)"
             )
@@ -212,14 +181,8 @@ class Engine:
         has_bos = bool(used.bos_text) and text.startswith(used.bos_text)
         return vocab.tokenize(text, add_special=not has_bos, parse_special=True)
 
-    def _check_open(self) -> None:
-        if self.lock.is_forked:
-            self.lock.check()
-        if self._closed:
-            raise ClosedError("this engine is closed; load it again")
-
     def _template_of(self, source: str, for_tools: str | None = None) -> ChatTemplate:
-        vocab = self.target.model.vocab
+        vocab = self.pair.target.model.vocab
         return ChatTemplate(
             source,
             bos_text=vocab.special_text(vocab.bos),
@@ -260,30 +223,28 @@ class Engine:
 
     def forget(self) -> None:
         """Empty the KV caches: the next prompt is processed from its first token."""
-        with self.lock.held():
-            self.slots.forget()
+        self.pair.forget()
 
     @property
     def kernels(self) -> list[str]:
         """Which kernels the target and the draft use for their weights, where that was measured."""
-        models = {context.model for context in (self.target, self.draft) if context}
+        models = {context.model for context in (self.pair.target, self.pair.draft) if context}
         found = ((model.path.name, model.kernels.reason) for model in models)
         return sorted(f"{name}: {reason}" for name, reason in found if reason)
 
     @property
     def vocab(self) -> Vocab:
         """The target's vocabulary. Raises ClosedError."""
-        self._check_open()
-        return self.target.model.vocab
+        return self.pair.vocab
 
     @property
     def notes(self) -> list[str]:
         """What the user should read after loading, in lines."""
-        mapped = self.vocab_map and self.vocab_map.note
-        below = self.draft_of_draft and self.draft_of_draft.vocab_map
+        mapped = self.pair.vocab_map and self.pair.vocab_map.note
+        below = self.pair.draft_of_draft and self.pair.draft_of_draft.vocab_map
         mapped_below = below and below.note.replace("the draft", "the draft of the draft")
         lines = [self.placement, mapped, mapped_below, self.warning]
-        if self.stored_profile.facts and (obstacle := profile_store.obstacle()):
+        if self.pair.stored_profile.facts and (obstacle := profile_store.obstacle()):
             lines.append(
                 f"measurements cannot be stored in {obstacle}. Each process measures this pair "
                 f"anew, and a seed may give another text there: make room, or set {CACHE_VARIABLE} "
@@ -292,75 +253,35 @@ class Engine:
         return [line for line in lines if line]
 
     @property
-    def chains_only(self) -> str | None:
-        """Why drafts for this target have no branches; None: they may have some."""
-        if self.target.n_leaves > 1:
-            return None
-        model = self.target.model
-        what = f"drafts for {model.path.name} are chains"
-        if self.target.options.is_exact:
-            return f"{what}: exact passes (--exact) read no trees"
-        if self.target.reads_trees:
-            slots, tokens = counted(self.n_slots, "slot"), counted(self.n_draft_max, "token")
-            return f"{what}: drafts of {tokens} and {slots} leave no room for branches"
-        why = "layers with a sliding window" if model.has_windows else "recurrent layers"
-        return f"{what}: it has {why}, which read no trees"
-
-    @property
     def warning(self) -> str | None:
         """A line where the context exceeds what a model was trained for; None: it does not."""
-        models = [context.model for context in self._contexts]
+        models = [context.model for context in self.pair.contexts]
         model = min(models, key=lambda model: model.n_ctx_train or self.n_ctx)
         if not 0 < model.n_ctx_train < self.n_ctx:
             return None
-        what = "texts" if model is self.target.model else "drafts"
+        what = "texts" if model is self.pair.target.model else "drafts"
         return (
             f"the context of {self.n_ctx:,} tokens exceeds the {model.n_ctx_train:,} that "
             f"{model.path.name} was trained for: {what} beyond them get worse; use at most "
             f"{model.n_ctx_train} (n_ctx, -c), or another model"
         )
 
-    @property
-    def plain_seconds(self) -> float | None:
-        """Seconds of a token without drafting, as measured so far; None: not measured."""
-        costs = self.profile.costs
-        return costs.plain if costs.n_measured(1) else None
-
-    @property
-    def decode_seconds(self) -> float:
-        """Seconds spent in llama_decode so far, by target and drafts."""
-        return sum(context.decode_seconds for context in self._contexts)
-
-    @property
-    def _contexts(self) -> list[Context]:
-        below = self.draft_of_draft and self.draft_of_draft.context
-        return [context for context in (self.target, self.draft, below) if context]
-
     def close(self) -> None:
         """Free the models. Closing twice is fine; streams of this engine then raise ClosedError.
 
         In a forked process it does nothing: the models belong to the process that loaded them.
         """
-        if self.lock.is_forked:
+        if self.pair.lock.is_forked:
             return
-        with self.lock.held():
-            if not self._closed:
-                self.stored_profile.remember(self.profile)
-                self._stored_profile_of_draft.remember(self.profile_of_draft)
-            self._closed = True
+        with self.pair.lock.held():
             self._templates.close()
-            self._free()
+            self.pair.close()
 
     def __enter__(self) -> Engine:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _free(lock: EngineLock, resources: ExitStack) -> None:
-    if not lock.is_forked:
-        resources.close()
 
 
 def _check_list(value: object, what: str, wanted: str) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,14 +30,12 @@ from ggufspec.engine.completion import Chunk, Completion, FinishReason
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.logprobs import TokenLogprobs, logprobs_of
 from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.pair import Pair
 from ggufspec.engine.reading import reading
 from ggufspec.engine.slots import DraftSession, SlotLease
 from ggufspec.engine.text import TextStream
 from ggufspec.errors import OptionError
 from ggufspec.llama.session import LlamaSession
-
-if TYPE_CHECKING:
-    from ggufspec.engine.engine import Engine
 
 
 class Generation:
@@ -50,7 +47,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: Engine,
+        pair: Pair,
         tokens: Sequence[int],
         options: CheckedOptions,
         *,
@@ -74,20 +71,20 @@ class Generation:
         self.session: LlamaSession  # of the target, once it has begun
         self.chunks: deque[Chunk] = deque()  # not taken yet
         self.rounds: list[Round] = []
-        self.lock = engine.lock
-        self._engine = engine
+        self.lock = pair.lock
+        self._pair = pair
         self._prompt = tokens
         self._n_top = n_top
         self.n_prompt = len(tokens)
         self._all_tokens = array("i", tokens)  # with the text, and its stop token
-        self._lease = SlotLease(engine.slots)
-        below = engine.draft_of_draft
+        self._lease = SlotLease(pair.slots)
+        below = pair.draft_of_draft
         drafter_name = options.drafter_name(
-            has_draft=engine.draft is not None, has_draft_of_draft=below is not None
+            has_draft=pair.draft is not None, has_draft_of_draft=below is not None
         )
-        self._has_model = engine.draft is not None and drafters.uses_model(drafter_name)
+        self._has_model = pair.draft is not None and drafters.uses_model(drafter_name)
         self._has_third_model = below is not None and drafters.uses_stage(drafter_name)
-        can_stage = engine.draft is not None and engine.head is None
+        can_stage = pair.draft is not None and pair.head is None
         self._has_stage = self._has_third_model or (can_stage and drafter_name == "staged")
         self._temperature = options.sampling.effective_temperature
         self._progress = options.progress if progress is None else progress
@@ -97,17 +94,15 @@ class Generation:
         if options.tree == "on":
             self._policy = fixed_length(self._temperature, in_blocks=in_blocks)
         if options.n_draft == "auto" and drafter_name != "none":
-            repeats = seed is not None and (self._temperature > 0 or engine.repeats_greedy_texts)
+            repeats = seed is not None and (self._temperature > 0 or pair.repeats_greedy_texts)
             how = {"repeats": repeats, "in_blocks": in_blocks}
             if repeats:
-                calibrate(engine, self._progress)
-            self._policy = engine.profile.policy(
-                self._temperature, has_model=self._has_model, **how
-            )
+                calibrate(pair, self._progress)
+            self._policy = pair.profile.policy(self._temperature, has_model=self._has_model, **how)
             if self._has_stage:
                 if repeats:
-                    calibrate_draft(engine)
-                self._policy_of_draft = engine.profile_of_draft.policy(
+                    calibrate_draft(pair)
+                self._policy_of_draft = pair.profile_of_draft.policy(
                     self._temperature, has_model=self._has_third_model, **how
                 )
         self._n_sharers = 1
@@ -117,13 +112,13 @@ class Generation:
         self._n_piece: int | None = None
         self._text_stream = TextStream(
             options.stop,
-            b"".join(map(engine.vocab.piece, tokens[-3:])),  # a character has four bytes at most
+            b"".join(map(pair.vocab.piece, tokens[-3:])),  # a character has four bytes at most
         )
-        self._piece_of = engine.vocab.piece
+        self._piece_of = pair.vocab.piece
         if shown := options.shown_tokens:
-            vocab = engine.vocab
+            vocab = pair.vocab
             self._piece_of = lambda token: (vocab.shown if token in shown else vocab.piece)(token)
-        self._end_tokens = {*engine.vocab.stop_tokens, *options.stop_tokens}
+        self._end_tokens = {*pair.vocab.stop_tokens, *options.stop_tokens}
         self._text: list[str] = []
         self._tokens: list[int] = []
         self._n_reused = 0
@@ -170,7 +165,7 @@ class Generation:
         if not (self._has_model or self._has_third_model):
             return False
         # A head reads hidden states, which the target does not keep.
-        return self._engine.head is not None or self._policy.reads_ahead(self.n_prompt)
+        return self._pair.head is not None or self._policy.reads_ahead(self.n_prompt)
 
     def leave_unread(self, n_left: int) -> None:
         """Leave the last tokens of the prompt to the pass of the first `ask`."""
@@ -188,7 +183,7 @@ class Generation:
             return self._asked
         self.set_n_sharers(n_sharers)
         try:
-            if self._engine.target.options.is_exact:  # another text may have used the slot
+            if self._pair.target.options.is_exact:  # another text may have used the slot
                 self.session.feed(self._all_tokens[: len(self._prompt) - 1])
             step = next(self._loop, None)
             if step is None:
@@ -234,11 +229,11 @@ class Generation:
         self._pieces.close()
         self._loop.close()
         if not self.is_reading:
-            self._decode_seconds = self._engine.decode_seconds - self._decode_seconds_before
+            self._decode_seconds = self._pair.decode_seconds - self._decode_seconds_before
         if isinstance(self._policy, AutoLength):
-            self._engine.profile.keep(self._policy, self._temperature)
+            self._pair.profile.keep(self._policy, self._temperature)
         if isinstance(self._policy_of_draft, AutoLength):
-            self._engine.profile_of_draft.keep(self._policy_of_draft, self._temperature)
+            self._pair.profile_of_draft.keep(self._policy_of_draft, self._temperature)
 
     def close(self) -> None:
         """End it from outside: waits for a round that another thread has under way.
@@ -267,33 +262,33 @@ class Generation:
 
     def _made(self, options: CheckedOptions, drafter_name: str) -> tuple[Drafter, Steps]:
         """The drafter and the loop. Raises OptionError."""
-        engine, n_prompt = self._engine, self.n_prompt
-        n_draft = _n_draft(engine, options)
+        pair, n_prompt = self._pair, self.n_prompt
+        n_draft = _n_draft(pair, options)
         progress = self.lock.callback(self._progress)
         heard = progress and partial(progress, "vocabulary")
-        sampling = sampling_of(options, engine.vocab, n_prompt, heard)
+        sampling = sampling_of(options, pair.vocab, n_prompt, heard)
         self._constraint = sampling.constraint
-        ends = () if options.ignore_eos else engine.vocab.stop_tokens
+        ends = () if options.ignore_eos else pair.vocab.stop_tokens
         stop_tokens = frozenset((*ends, *options.stop_tokens))
         verify_uniforms, draft_uniforms = uniform_streams(self.seed)
-        if engine.target.options.is_exact and rules.known(options.verify) == "match":
+        if pair.target.options.is_exact and rules.known(options.verify) == "match":
             verify_uniforms = by_position(verify_uniforms, self._all_tokens)
         materials = drafters.Materials(
             sampling,
             draft_uniforms,
             stop_tokens,
-            self._lease if engine.draft else None,
+            self._lease if pair.draft else None,
             draft_temperature=options.initial_draft_temperature,
             n_draft_max=n_draft,
             tree=options.tree,
-            n_leaves=n_leaves(engine, options),
+            n_leaves=n_leaves(pair, options),
             policy=self._policy,
             forced=ForcedText(sampling.constraint),
         )
         if self._has_stage:
             materials = replace(materials, stage=self._stage(materials, options))
         drafter: Drafter = drafters.make(drafter_name, materials)
-        n_most = engine.n_ctx if options.max_tokens is None else options.max_tokens
+        n_most = pair.target.n_ctx if options.max_tokens is None else options.max_tokens
         loop = speculate(
             self._all_tokens,
             drafter=drafter,
@@ -301,7 +296,7 @@ class Generation:
             sampling=sampling,
             uniforms=verify_uniforms,
             n_draft=n_draft,
-            n_end=min(n_prompt + n_most, engine.n_ctx),
+            n_end=min(n_prompt + n_most, pair.target.n_ctx),
             stop_tokens=stop_tokens,
         )
         return drafter, loop
@@ -313,7 +308,7 @@ class Generation:
             materials,
             uniforms=draft_uniforms,
             session=self._lease.draft_of_draft if self._has_third_model else None,
-            n_draft_max=max(self._engine.n_rows_draft - 1, 1),
+            n_draft_max=max(self._pair.n_rows_draft - 1, 1),
             policy=self._policy_of_draft,
             forced=ForcedText(materials.sampling.constraint),
             n_leaves=1,  # the draft's session reads chains
@@ -332,7 +327,7 @@ class Generation:
         if slot.draft_of_draft is not None and reads_ahead and self._has_third_model:
             sessions["draft of the draft"] = slot.draft_of_draft
         progress = self.lock.callback(self._progress)
-        together = self._engine.are_apart
+        together = self._pair.are_apart
         yield from reading(
             self._prompt[:-1], sessions, progress, lambda: self._n_piece, together=together
         )
@@ -341,13 +336,13 @@ class Generation:
     def _begin(self) -> None:
         self._begun_at = perf_counter()
         self.session, self.has_begun = self._lease.take(self._prompt).target, True
-        if self._engine.head is not None:
-            self._engine.head.use(self.session.sequence, is_used=self._has_model)
+        if self._pair.head is not None:
+            self._pair.head.use(self.session.sequence, is_used=self._has_model)
         n_prompt = len(self._prompt) - 1
         self._n_reused = n_prompt - len(self.session.unread(self._prompt[:-1]))
 
     def _end_reading(self) -> None:
-        self._decode_seconds_before = self._engine.decode_seconds
+        self._decode_seconds_before = self._pair.decode_seconds
         self._started_at = self._ended_at = perf_counter()
         self._prompt_seconds = self._started_at - self._begun_at
 
@@ -391,28 +386,28 @@ class Generation:
     ) -> tuple[TokenLogprobs, ...]:
         if (n_top := self._n_top) is None:
             return ()
-        of, vocab = zip(rows, tokens, strict=False), self._engine.vocab
+        of, vocab = zip(rows, tokens, strict=False), self._pair.vocab
         return tuple(logprobs_of(row, token, n_top, vocab) for row, token in of)
 
 
-def n_leaves(engine: Engine, options: CheckedOptions) -> int:
+def n_leaves(pair: Pair, options: CheckedOptions) -> int:
     """The most leaves of a draft; 1: chains only. Raises OptionError."""
-    why = engine.chains_only
+    why = pair.chains_only
     if not rules.judges_trees(options.verify):
         why = f"the verification rule {options.verify!r} judges chains"
     if why and options.tree == "on":
         raise OptionError(f"tree is 'on', but {why}; use 'auto' or 'off' (--tree)")
-    return 1 if why or options.tree == "off" else engine.target.n_leaves
+    return 1 if why or options.tree == "off" else pair.target.n_leaves
 
 
-def _n_draft(engine: Engine, options: CheckedOptions) -> int:
+def _n_draft(pair: Pair, options: CheckedOptions) -> int:
     """The most tokens that a round may draft. Raises OptionError."""
     if isinstance(options.n_draft, str):
-        return engine.n_draft_max
-    if options.n_draft > engine.n_draft_max:
+        return pair.n_draft_max
+    if options.n_draft > pair.n_draft_max:
         raise OptionError(
             f"n_draft is {options.n_draft}, but this engine was loaded for at most "
-            f"{engine.n_draft_max}; load it with a larger n_draft_max "
+            f"{pair.n_draft_max}; load it with a larger n_draft_max "
             f"(at most {defaults.N_DRAFT_LIMIT})"
         )
     return options.n_draft

@@ -121,7 +121,7 @@ def _read(
     """
     before, text = tokens[:n_known], tokens[n_known:]
     engine.forget()
-    singles = [*chain.from_iterable(scoring.logits(engine, before, text, whose="target"))]
+    singles = [*chain.from_iterable(scoring.logits(engine.pair, before, text, whose="target"))]
     rounding, found = 0.0, []
     for i, batched in _in_batches(engine, before, text):
         rounding = max(rounding, *map(_change, singles[i:], batched))
@@ -136,7 +136,7 @@ def _in_batches(
     """Logits from some indices of `text` on, of each position by batches of several sizes."""
     for n_rows in (each for each in _N_ROWS if each <= engine.n_draft_max + 1):
         for n in (len(text), len(text) - n_rows):  # of two batches, one is read without its logits
-            yield from scoring.reprocessed(engine, before, text[: max(n, 0)], n_rows)
+            yield from scoring.reprocessed(engine.pair, before, text[: max(n, 0)], n_rows)
 
 
 def _scores(logits: Logits, sampling: Sampling, tokens: Sequence[int]) -> Scores:

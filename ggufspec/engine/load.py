@@ -13,8 +13,9 @@ from ggufspec.drafting import profile_store
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.engine import fit
 from ggufspec.engine.chat_template import check_template
-from ggufspec.engine.engine import DraftOfDraft, Engine
+from ggufspec.engine.engine import Engine
 from ggufspec.engine.fit import Fit, LoadOptions
+from ggufspec.engine.pair import DraftOfDraft, Pair
 from ggufspec.engine.speeds import timed_start
 from ggufspec.errors import OutOfMemoryError
 from ggufspec.llama.attention import Attention, known_attention
@@ -259,7 +260,7 @@ def _load(
                 timed_start(draft_model, model_below, of_draft.n_rows) or of_draft_pair.start,
                 of_draft_pair.assumed,
             )
-        engine = Engine(
+        pair = Pair(
             target_context,
             Head(link, draft_context) if link and draft_context else draft_context,
             n_draft_max=options.n_draft_max,
@@ -267,9 +268,12 @@ def _load(
             draft_of_draft=below,
             stored_profile=stored,
             stored_profile_of_draft=stored_of_draft,
+            resources=resources,
+        )
+        engine = Engine(
+            pair,
             placement=options.placement,
             attention=attention.reason,
-            resources=resources,
             file_sampling=places.file_sampling,
             chat_template=options.chat_template,
         )

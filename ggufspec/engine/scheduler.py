@@ -1,37 +1,46 @@
-"""Advances several generations at once, with common passes of the target where that is faster."""
+"""Composes the passes of the target: for all texts of an engine, whichever threads they are of."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Ask, Scored
 from ggufspec.engine.completion import Completion
 from ggufspec.engine.generation import Generation
+from ggufspec.engine.pair import Pair
 from ggufspec.errors import ClosedError, DecodeError
 from ggufspec.llama.context import BatchPart
 from ggufspec.llama.session import PreparedScore
-
-if TYPE_CHECKING:
-    from ggufspec.engine.engine import Engine
 
 _FIRST_PIECE = 32  # prompt tokens for which other generations wait
 _MOST_WAITED = 0.8  # seconds; a piece is made to take about half of that
 _LEAST_PIECE = 32  # fewer take longer for each token: 16 of Qwen 1.5B Q4_0 13 ms, 32 11 ms
 _N_SAME = 16  # passes of the same sizes for which a decision holds
+# Passes that a text may have beside those of other threads while its own is busy elsewhere, such as
+# with the last chunk.
+_MOST_AHEAD = 2
 
 Failures = list[tuple[Generation, Exception]]
 Prepared = list[tuple[Generation, PreparedScore]]  # by LlamaSession.prepare
 
 
 class Scheduler:
-    """Advances generations of one engine together. Used from one thread."""
+    """Advances generations of one pair together, with a common pass where that is faster.
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    Several threads may use it, each for its own generations: who holds the lock of the pair writes
+    those of the others, too.
+    """
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        # Those that threads wait for, and the passes since they last asked. Weak: a generation that
+        # is dropped without being closed does not keep its slot.
+        self._wanted: WeakKeyDictionary[Generation, int] = WeakKeyDictionary()
+        self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
         self._n_piece = _FIRST_PIECE
         # The last decision: whether one pass over parts of these sizes is faster.
         self._sizes: Sequence[int] = ()
@@ -42,26 +51,53 @@ class Scheduler:
 
         The text is added to their `chunks`. Returns those that failed, and why; the others go on.
         """
-        failed: Failures = []
-        with self._engine.lock.held():
-            alive = [each for each in dict.fromkeys(generations) if not each.is_over]
-            pieces = self._read(alive, failed)
-            asking = [each for each in alive if not (each.is_reading or each.is_over)]
-            asks: list[tuple[Generation, Ask]] = []
-            for generation in asking:
-                try:
-                    ask = generation.ask(len(asking))
-                except Exception as error:
-                    failed.append((generation, error))
-                else:
-                    if ask is not None:
-                        asks.append((generation, ask))
-            for generation, scored in self._scored(asks, pieces, failed):
-                try:
-                    generation.answer(scored)
-                except Exception as error:  # only of this generation
-                    failed.append((generation, error))
-        return failed
+        with self._pair.lock.held():
+            self._advance(generations)
+        failed = [each for each in generations if each in self._failed] if self._failed else []
+        return [(each, self._failed.pop(each)) for each in failed]
+
+    def advance(self, generation: Generation) -> None:
+        """The same of one generation, unless another thread has done it. Raises its error.
+
+        Beside it, what other threads wait for in this method goes on, or soon will.
+        """
+        self._wanted[generation] = 0
+        with self._pair.lock.held():
+            if not (generation.chunks or generation.is_over):
+                self._advance([generation, *self._others(generation)])
+        if (error := self._failed.pop(generation, None)) is not None:
+            raise error
+
+    def _others(self, mine: Generation) -> list[Generation]:
+        found: list[Generation] = []
+        for generation, n_ahead in list(self._wanted.items()) if len(self._wanted) > 1 else ():
+            if generation is mine or (generation.is_reading and generation.reads_alone):
+                continue
+            if generation.is_over or n_ahead >= _MOST_AHEAD:
+                del self._wanted[generation]
+            else:
+                self._wanted[generation] = n_ahead + 1
+                found.append(generation)
+        return found
+
+    def _advance(self, generations: Sequence[Generation]) -> None:
+        alive = [each for each in dict.fromkeys(generations) if not each.is_over]
+        pieces = self._read(alive)
+        asking = [each for each in alive if not (each.is_reading or each.is_over)]
+        asks: list[tuple[Generation, Ask]] = []
+        for generation in asking:
+            try:
+                ask = generation.ask(len(asking))
+            except Exception as error:
+                self._failed[generation] = error
+            else:
+                if ask is not None:
+                    asks.append((generation, ask))
+        for generation, scored in self._scored(asks, pieces):
+            try:
+                generation.answer(scored)
+            except Exception as error:  # only of this generation
+                self._failed[generation] = error
 
     def write_all(self, generations: Iterable[Generation]) -> list[Completion]:
         """Write generations to their ends, as many at once as there are slots.
@@ -73,7 +109,7 @@ class Scheduler:
         written: dict[int, Completion] = {}
         try:
             while True:
-                for i, generation in islice(left, self._engine.n_slots - len(writing)):
+                for i, generation in islice(left, self._pair.n_slots - len(writing)):
                     writing[generation] = i
                 if not writing:
                     return [written[i] for i in sorted(written)]
@@ -85,30 +121,35 @@ class Scheduler:
             for generation in writing:
                 generation.close()
 
-    def _read(self, alive: Sequence[Generation], failed: Failures) -> Prepared:
+    def _read(self, alive: Sequence[Generation]) -> Prepared:
         """Begin to read prompts. Returns the pieces that are left to a shared pass."""
         pieces: Prepared = []
-        target = self._engine.target
-        is_writing = any(not each.is_reading for each in alive)
+        target = self._pair.target
+        # No generator that is left in its middle, at whose end Ctrl-C would be lost.
+        reading = [each for each in alive if each.is_reading]
+        is_writing = len(reading) < len(alive)
         n_most = target.n_batch - target.n_rows * len(alive)
         n_free = max(min(self._n_piece, n_most) if is_writing else n_most, _LEAST_PIECE)
-        for generation in [each for each in alive if each.is_reading]:
+        for generation in reading:
             # Two generations in one slot would process their texts again at each round: one
             # without a slot waits until one is free.
-            waits = any(each.has_begun for each in alive) and not generation.has_begun
-            if n_free <= 0 or (waits and all(slot.n_users for slot in self._engine.slots)):
+            is_first = generation.has_begun or not sum(1 for each in alive if each.has_begun)
+            if n_free <= 0 or not (is_first or self._has_free_slot()):
                 break
             generation.set_n_sharers(len(alive))
             try:
                 unread = generation.unread()
                 piece = self._piece(generation, unread, n_free, is_writing, len(alive) == 1)
             except Exception as error:
-                failed.append((generation, error))
+                self._failed[generation] = error
                 continue
             if piece:
                 pieces.append((generation, PreparedScore(piece, 0)))
             n_free -= len(piece) or len(unread)
         return pieces
+
+    def _has_free_slot(self) -> bool:
+        return min(slot.n_users for slot in self._pair.slots) == 0
 
     def _piece(
         self,
@@ -119,7 +160,7 @@ class Scheduler:
         is_alone: bool,
     ) -> Sequence[int]:
         """A piece of a prompt for a shared pass; none, if it was read, or is left to `ask`."""
-        if self._engine.target.can_share_passes and not generation.reads_alone:
+        if self._pair.target.can_share_passes and not generation.reads_alone:
             if len(unread) < n_most and not generation.draft_reads_ahead:
                 generation.leave_unread(len(unread))
                 return ()
@@ -132,7 +173,7 @@ class Scheduler:
         return ()
 
     def _scored(
-        self, asks: Sequence[tuple[Generation, Ask]], pieces: Prepared, failed: Failures
+        self, asks: Sequence[tuple[Generation, Ask]], pieces: Prepared
     ) -> Iterator[tuple[Generation, Scored]]:
         """The answers; each is valid until the next is asked for."""
         texts = self._prepared(asks, pieces)
@@ -148,7 +189,7 @@ class Scheduler:
             writes = [len(wanted.tokens) == wanted.n_rows for _, wanted in together]
             if all(writes):
                 # The caller has verified each text between the yields: that is part of the cost.
-                self._engine.profile.costs.observe_target(first, perf_counter() - start)
+                self._pair.profile.costs.observe_target(first, perf_counter() - start)
             elif any(writes):
                 self._observe_piece(seconds)
             return
@@ -157,7 +198,7 @@ class Scheduler:
             try:
                 generation.read(len(wanted.tokens))
             except Exception as error:
-                failed.append((generation, error))
+                self._failed[generation] = error
             if asks:
                 self._observe_piece(perf_counter() - start)
         for generation, ask in asks:
@@ -165,7 +206,7 @@ class Scheduler:
                 scored = timed(generation.session, ask)
             except Exception as error:
                 generation.end()
-                failed.append((generation, error))
+                self._failed[generation] = error
             else:
                 yield generation, scored
 
@@ -174,14 +215,14 @@ class Scheduler:
         if seconds > _MOST_WAITED:
             self._n_piece = max(self._n_piece // 2, _LEAST_PIECE)
         elif seconds < _MOST_WAITED / 4:
-            self._n_piece = min(2 * self._n_piece, self._engine.target.n_batch)
+            self._n_piece = min(2 * self._n_piece, self._pair.target.n_batch)
 
     def _prepared(
         self, asks: Sequence[tuple[Generation, Ask]], pieces: Prepared
     ) -> Prepared | None:
         """What the texts need of a pass with the pieces; None if they cannot have one together."""
         generations = [each for each, _ in (*asks, *pieces)]
-        if len(generations) < 2 or not self._engine.target.can_share_passes:
+        if len(generations) < 2 or not self._pair.target.can_share_passes:
             return None
         if len({each.session.sequence for each in generations}) < len(generations):
             return None  # more generations than slots
@@ -191,12 +232,12 @@ class Scheduler:
             return None  # the one that fails is found when each has a pass of its own
 
     def _is_faster(self, sizes: Sequence[int]) -> bool:
-        if not 0 < sum(sizes) <= self._engine.target.n_batch:
+        if not 0 < sum(sizes) <= self._pair.target.n_batch:
             return False
         if sizes == self._sizes and self._n_same < _N_SAME:
             self._n_same += 1
             return self._was_faster
-        curve = self._engine.profile.costs.curve  # interpolated anew after each pass: 0.1 ms
+        curve = self._pair.profile.costs.curve  # interpolated anew after each pass: 0.1 ms
         cost = [curve[min(size, len(curve)) - 1] for size in (sum(sizes), *sizes)]
         # Of a piece of a prompt that is longer than the curve, a token more costs little.
         self._was_faster = max(sizes) > len(curve) or cost[0] < sum(cost[1:])
@@ -207,7 +248,7 @@ class Scheduler:
         """Whether the pass over all succeeded; if not, each has a pass of its own."""
         parts = [BatchPart(generation.session.sequence, *wanted) for generation, wanted in together]
         try:
-            self._engine.target.decode_together(parts)
+            self._pair.target.decode_together(parts)
         except DecodeError:
             return False
         return True

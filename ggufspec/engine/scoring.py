@@ -14,12 +14,13 @@ from ggufspec.decoding.types import Logits
 from ggufspec.engine.constraints import sampling_of
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
+from ggufspec.engine.pair import Pair
 from ggufspec.engine.slots import SlotLease
 from ggufspec.errors import OptionError
 
 
 def logits(
-    engine: Engine,
+    pair: Pair,
     prompt: Sequence[int],
     text: Sequence[int],
     *,
@@ -35,74 +36,72 @@ def logits(
     in each batch, too, so that the text is the second branch of a tree.
     Raises OptionError, DecodeError, ClosedError.
     """
-    if whose not in ("target", "draft") or (whose == "draft" and engine.draft is None):
+    if whose not in ("target", "draft") or (whose == "draft" and pair.draft is None):
         raise OptionError(f"this engine has no {whose!r} to compute logits with")
-    n_most = engine.n_draft_max + 1 if whose == "target" else 1
+    n_most = pair.n_draft_max + 1 if whose == "target" else 1
     if not 1 <= n_together <= n_most - n_beside:
         raise OptionError(
             f"n_together is {n_together}; for the {whose} it is 1 to {n_most - n_beside}"
         )
     tokens = array("i", [*prompt, *text])
     for start in range(len(prompt), len(tokens), n_together):
-        yield _rows(engine, tokens, start, n_together, whose, n_beside)
+        yield _rows(pair, tokens, start, n_together, whose, n_beside)
 
 
 def reprocessed(
-    engine: Engine, prompt: Sequence[int], text: Sequence[int], n_rows: int
+    pair: Pair, prompt: Sequence[int], text: Sequence[int], n_rows: int
 ) -> Iterator[tuple[int, Logits]]:
     """The target's logits (n_rows, n_vocab) from some indices of `text` on, with those indices.
 
     It is read from its start, as a prompt is: in batches of 2 * n_rows tokens.
     Raises DecodeError, ClosedError.
     """
-    engine.forget()
+    pair.forget()
     tokens = array("i", [*prompt, *text])
     first = max(len(text) - n_rows, 0) % (2 * n_rows)
     for index in range(first, len(text), 2 * n_rows):
-        yield index, _rows(engine, tokens, len(prompt) + index, n_rows, "target")
+        yield index, _rows(pair, tokens, len(prompt) + index, n_rows, "target")
 
 
-def prompt_logits(
-    engine: Engine, tokens: Sequence[int], n_known: int
-) -> Generator[Logits, None, None]:
+def prompt_logits(pair: Pair, tokens: Sequence[int], n_known: int) -> Generator[Logits, None, None]:
     """The target's logits before each of `tokens` from `n_known` (at least 1) on: (n, n_vocab).
 
     Each piece is one pass, valid until the engine is used again. A slot is kept between them.
     Raises DecodeError, ClosedError.
     """
     tokens = array("i", tokens)
-    lease = SlotLease(engine.slots)
-    context = engine.target
+    lease = SlotLease(pair.slots)
+    context = pair.target
     n_rows = context.n_rows if context.options.is_exact else context.n_outputs
     try:
         for start in range(n_known, len(tokens), n_rows):
-            with engine.lock.held():
+            with pair.lock.held():
                 session = (lease.take(tokens) if start == n_known else lease.slot).target
-                if engine.head is not None:
-                    engine.head.use(session.sequence, is_used=False)
+                if pair.head is not None:
+                    pair.head.use(session.sequence, is_used=False)
                 rows = session.score(tokens[:start], tokens[start : start + n_rows][:-1])
             yield rows
     finally:
-        with engine.lock.held():
+        with pair.lock.held():
             lease.leave()
 
 
 def _rows(
-    engine: Engine, tokens: array[int], start: int, n_rows: int, whose: str, n_beside: int = 0
+    pair: Pair, tokens: array[int], start: int, n_rows: int, whose: str, n_beside: int = 0
 ) -> Logits:
     """A copy of the logits before `n_rows` tokens from `start` on, as far as there are tokens."""
     ahead = tokens[start : min(start + n_rows, len(tokens)) - 1]
-    with engine.lock.held():
-        slot = engine.slots.nearest(tokens[:start])
+    with pair.lock.held():
+        slot = pair.slots.nearest(tokens[:start])
         session = slot.target if whose == "target" else slot.draft
         assert session is not None
-        if whose == "draft" and engine.head is not None and start > 1:
-            engine.head.use(slot.target.sequence, is_used=True)
+        if whose == "draft" and pair.head is not None and start > 1:
+            pair.head.use(slot.target.sequence, is_used=True)
             slot.target.score(tokens[: start - 1])  # whose hidden states a head reads
         if not (n_beside and ahead):
             rows: Logits = session.score(tokens[:start], ahead).copy()
             return rows
-        other = [(ahead[0] + 1) % engine.vocab.n_tokens] * n_beside
+        other = [(ahead[0] + 1) % pair.vocab.n_tokens] * n_beside
         parents = [*range(-1, n_beside - 1), -1, *range(n_beside, n_beside + len(ahead) - 1)]
         rows = slot.target.score(tokens[:start], [*other, *ahead], parents)
         return np.delete(rows, range(1, n_beside + 1), axis=0)  # a copy
@@ -123,8 +122,9 @@ def draft_alone(engine: Engine) -> Engine:
     Valid until that one closes. Generations of the two may alternate, each after a `forget` of the
     other. Raises OptionError where there is no draft.
     """
-    if engine.draft is None:
+    pair = engine.pair
+    if pair.draft is None:
         raise OptionError("this engine has no draft; load one (draft=)")
-    if engine.head is not None:
+    if pair.head is not None:
         raise OptionError("this engine's draft is a head, which writes no text without its target")
-    return Engine(engine.draft, n_draft_max=1, resources=ExitStack(), lock=engine.lock)
+    return Engine(Pair(pair.draft, n_draft_max=1, resources=ExitStack(), lock=pair.lock))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ggufspec.decoding.loop import timed
 from ggufspec.decoding.types import Round
 from ggufspec.engine.completion import Chunk, Completion, FinishReason
 from ggufspec.engine.generation import Generation
+from ggufspec.engine.scheduler import Scheduler
 
 
 class Stream(Iterator[Chunk]):
@@ -16,26 +16,21 @@ class Stream(Iterator[Chunk]):
     As a context manager, it gives its slot back at the end of the block.
     """
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, scheduler: Scheduler, generation: Generation) -> None:
+        self._scheduler = scheduler
         self._generation = generation
         self._chunks = generation.chunks
-        self._lock = generation.lock
 
     def __next__(self) -> Chunk:
         while not self._chunks:
-            if self._generation.is_over:
+            was_over = self._generation.is_over
+            try:
+                self._scheduler.advance(self._generation)
+            except BaseException:  # such as Ctrl-C
+                self._generation.close()
+                raise
+            if was_over:
                 raise StopIteration
-            with self._lock.held():
-                while self._generation.is_reading:
-                    self._generation.read()
-                if (ask := self._generation.ask()) is None:
-                    continue
-                try:
-                    scored = timed(self._generation.session, ask)
-                except BaseException:
-                    self._generation.end()
-                    raise
-                self._generation.answer(scored)
         return self._chunks.popleft()
 
     @property

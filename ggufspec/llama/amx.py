@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from functools import cache
 from os import environ
-from pathlib import Path
-
-import numpy as np
 
 from ggufspec.llama import kernels, trial
 from ggufspec.llama.log import logger
@@ -14,9 +11,7 @@ from ggufspec.llama.log import logger
 VARIABLE = "GGUFSPEC_AMX"  # "on" or "off": skips the trial
 BUFFER_TYPE = "AMX"  # its name in ggml
 
-_MODEL = Path(__file__).parent.parent / "standin" / "classics-draft.gguf"  # for the trial
-_TOKENS = range(10, 26)
-_ROUNDING = 0.2  # of the spread of the logits; wrong logits are off by as much as the spread
+_TRIAL = "ggufspec.llama.amx_trial"
 
 
 @cache
@@ -36,7 +31,7 @@ def works() -> bool:
     """Whether AMX may be used: as the user says, or as a trial has found."""
     if (chosen := environ.get(VARIABLE)) in ("on", "off"):
         return chosen == "on"
-    if (found := trial.outcome(BUFFER_TYPE, __name__)) is None:
+    if (found := trial.outcome(BUFFER_TYPE, _TRIAL)) is None:
         return False
     if not found.works:
         logger.warning(
@@ -54,29 +49,3 @@ def leave_out(name: str) -> None:
         while types[i]:
             types[i] = types[i + 1]
             i += 1
-
-
-def run_trial() -> None:
-    """Tell WORKS, or WRONG where the logits are wrong. For a child process, which may crash.
-
-    A pass over one token uses no tiles, so it gives the logits to compare with.
-    """
-    from ggufspec.llama.context import Context
-    from ggufspec.llama.context_options import ContextOptions
-    from ggufspec.llama.model import Model
-
-    environ[VARIABLE] = "on"
-    trial.without_core_dumps()
-    tokens = [*_TOKENS]
-    model = Model(_MODEL, n_gpu_layers=0)
-    context = Context(model, ContextOptions(n_ctx=64, n_rows=len(tokens), n_threads=2))
-    context.decode(tokens, len(tokens), 0)
-    batched = np.array(context.rows(0, len(tokens)))
-    context.truncate(0, 0)
-    for token, row in zip(tokens, batched, strict=True):
-        context.decode([token], 1, 0)
-        single = np.array(context.rows(0, 1)[0])
-        if not np.abs(row - single).max() < _ROUNDING * np.ptp(single):
-            trial.tell(trial.WRONG)
-            return
-    trial.tell(trial.WORKS)

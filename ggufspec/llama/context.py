@@ -6,7 +6,7 @@ import ctypes
 import os
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import llama_cpp
 import numpy as np
@@ -23,9 +23,6 @@ from ggufspec.llama.layer_skip import LayerSkip
 from ggufspec.llama.log import listening, log
 from ggufspec.llama.model import Model
 from ggufspec.models.heads import EAGLE3, EAGLE3_BATCH, EAGLE3_ROWS, MTP, HeadFacts
-
-if TYPE_CHECKING:
-    from ggufspec.llama.head import Head
 
 _MAX_SEQUENCES = 256  # of llama.cpp
 _MAX_CELLS = 2**32 - 1  # llama.cpp takes a larger number modulo 2**32
@@ -48,6 +45,18 @@ class BatchPart(NamedTuple):
 
 
 Parts = Sequence[BatchPart]
+
+
+class Follower(Protocol):
+    """What reads the hidden states of a context: see llama/head.py."""
+
+    def follow(self, tokens: Sequence[int], sequence: int) -> int:
+        """How many of `tokens`, which it is about to read, it need not decode again, at most."""
+        ...
+
+    def after_decode(self, parts: Parts, positions: Sequence[int]) -> None:
+        """It has decoded `parts` at `positions`. Raises DecodeError, KeyboardInterrupt."""
+        ...
 
 
 class HeadLink(NamedTuple):
@@ -92,7 +101,7 @@ class Context:
         is_separate = model.has_windows or options.is_exact
         is_separate |= link is not None and link.facts.n_layers > 1
         self.can_share_passes = options.n_sequences > 1 and can_drop_tail and not is_separate
-        self.follower: Head | None = None  # reads its hidden states
+        self.follower: Follower | None = None  # reads its hidden states
         # llama.cpp keeps a row of logits for each leaf.
         n_leaves = min(options.n_leaves, options.n_rows, _MAX_SEQUENCES // options.n_sequences)
         self.reads_trees = link is None and can_drop_tail and not is_separate

@@ -6,29 +6,19 @@ from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from ggufspec.common.progress import Progress
 from ggufspec.decoding.types import Logits
 from ggufspec.drafting.cost_model import CostModel
-from ggufspec.errors import OptionError, PromptError
+from ggufspec.errors import OptionError
 from ggufspec.llama.context import Context
+from ggufspec.llama.filler import filler_tokens
 from ggufspec.llama.session import LlamaSession
-from ggufspec.llama.vocab import Vocab
-
-if TYPE_CHECKING:
-    from ggufspec.llama.vocab_map import VocabMap
+from ggufspec.llama.vocab_map import VocabMap
 
 Kind = TypeVar("Kind")
 
-# Real text, because random tokens would make a mixture-of-experts model read all its experts.
-_TEXT = """\
-In the year of the great frost the river stood still from one bridge to the other, and people who \
-had never met each other walked across it with lanterns. A baker sold warm bread from a sledge; \
-two boys had built a tower out of ice (it was 12 feet high, they said, or nearly), and an old \
-captain, who trusted no water that he could not hear, watched them from the quay. "It will not \
-hold," he told everybody. "Nothing holds that begins so suddenly." But it held until March.
-"""
 _N_READ = 16
 _SHORT = 32  # tokens in the cache, for a quick measurement
 _MOST_REPEATS = 10  # times n_repeats, for short passes
@@ -242,20 +232,6 @@ def time_interleaved(
                 progress(min(i * len(order) + j + 1, n_all), n_all)
         order.reverse()
     return found
-
-
-def filler_tokens(vocab: Vocab, n_tokens: int) -> list[int]:
-    """`n_tokens` of a text; any tokens, for a vocabulary that cannot write the text."""
-    try:
-        tokens = vocab.tokenize(_TEXT, add_special=False, parse_special=False)
-    except PromptError:
-        tokens = []
-    tokens = [token for token in tokens if 0 <= token < vocab.n_tokens]
-    tokens = [token for token in tokens if token not in vocab.stop_tokens]
-    if len(set(tokens)) < 2:
-        tokens = [token for token in range(vocab.n_tokens) if token not in vocab.stop_tokens]
-    tokens = tokens or list(range(vocab.n_tokens))
-    return [tokens[i % len(tokens)] for i in range(n_tokens)]
 
 
 def _slow(found: Mapping[int, Mapping[int, list[float]]], factor: float) -> set[int]:

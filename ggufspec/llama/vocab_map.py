@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ggufspec.decoding.types import Logits
 from ggufspec.errors import VocabError
-from ggufspec.llama.timing import filler_tokens
+from ggufspec.llama.filler import filler_tokens
 from ggufspec.llama.vocab import Vocab
 from ggufspec.models.vocabulary_overlap import MAX_PADDING
 

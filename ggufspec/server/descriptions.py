@@ -23,7 +23,7 @@ def model(engine: Engine, options: ServerOptions, started_at: int) -> dict[str, 
         "max_model_len": engine.n_ctx,  # as vLLM's server names it
         "ggufspec": {
             "chat": engine.chat_template is not None,
-            "draft": engine.draft is not None,
+            "draft": engine.pair.draft is not None,
             "n_ctx": engine.n_ctx,
             "n_vocab": engine.vocab.n_tokens,
         },
@@ -58,7 +58,7 @@ def properties(engine: Engine, options: ServerOptions) -> dict[str, Any]:
         },
         "total_slots": engine.n_slots,
         "model_alias": options.alias,
-        "model_path": engine.target.model.path.name,
+        "model_path": engine.pair.target.model.path.name,
         **texts,
         "chat_template": texts["chat_template"] or "",
         "modalities": {"vision": False, "audio": False},

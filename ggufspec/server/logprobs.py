@@ -46,7 +46,7 @@ class PromptScores:
             if kept.n_top == n_top and n > len(found):
                 found = list(kept.logprobs[:n])
         is_new = len(found) < len(text)
-        for rows in scoring.prompt_logits(self._engine, tokens, len(found)):
+        for rows in scoring.prompt_logits(self._engine.pair, tokens, len(found)):
             for row in rows:
                 found.append(logprobs_of(row, tokens[len(found)], n_top, vocab))
             yield

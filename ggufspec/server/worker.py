@@ -14,7 +14,6 @@ from typing import Literal
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.generation import Generation
 from ggufspec.engine.logprobs import TokenLogprobs
-from ggufspec.engine.scheduler import Scheduler
 from ggufspec.errors import GgufspecError
 from ggufspec.server.errors import ApiError, api_error_of, log_error, server_stopping, worker_failed
 from ggufspec.server.events import (
@@ -178,10 +177,9 @@ class EngineWorker:
 
     def _run(self) -> None:
         try:
-            scheduler = Scheduler(self._engine)
             while self._start_requests():
                 self._round_began_at = perf_counter()
-                self._round(scheduler)
+                self._round()
                 self._round_began_at = None
         except BaseException as error:
             self._round_began_at = None
@@ -212,7 +210,7 @@ class EngineWorker:
                 self._running.append(request)
             return bool(self._running)
 
-    def _round(self, scheduler: Scheduler) -> None:
+    def _round(self) -> None:
         for request in list(self._running):
             if request.is_cancelled:
                 self._end(request, "cancelled")
@@ -225,7 +223,7 @@ class EngineWorker:
         if len(choices) <= self._engine.n_slots:  # else one without a slot would stop the others
             choices.sort(key=_turn)
         by_generation = {choice.generation: choice for choice in choices}
-        errors = self._step(scheduler, list(by_generation))
+        errors = self._step(list(by_generation))
         for choice in choices:
             if choice in choice.owner.choices:  # an earlier choice may have ended the request
                 with self._ends_on_error(choice.owner):
@@ -235,12 +233,10 @@ class EngineWorker:
                 self._end(request, "completed")
         self._send_events()
 
-    def _step(
-        self, scheduler: Scheduler, generations: Sequence[Generation]
-    ) -> dict[Generation, BaseException]:
+    def _step(self, generations: Sequence[Generation]) -> dict[Generation, BaseException]:
         """A round of all generations; those that failed, and why."""
         try:
-            return dict(scheduler.step(generations))
+            return dict(self._engine.scheduler.step(generations))
         except _EXITS:
             raise
         except BaseException as error:  # a panic of native code is no Exception
@@ -249,7 +245,7 @@ class EngineWorker:
                 return dict.fromkeys(cut or generations, error)
         errors: dict[Generation, BaseException] = {}
         for generation in generations:  # alone: the one that fails fails again
-            errors |= self._step(scheduler, [generation])
+            errors |= self._step([generation])
         return errors
 
     def _start_choices(self) -> None:
@@ -269,7 +265,7 @@ class EngineWorker:
                 seed = (seed + index) % _N_SEEDS
             prompt, options = request.prompt_of(index), request.parsed.options
             n_top = request.parsed.n_top
-            generation = Generation(self._engine, prompt, options, seed=seed, n_top=n_top)
+            generation = Generation(self._engine.pair, prompt, options, seed=seed, n_top=n_top)
             choice = RunningChoice(request, index, generation)
             if request.parsed.echo is not None:
                 choice.echo = self._scores.of(prompt, n_top)
@@ -312,7 +308,7 @@ class EngineWorker:
         if choice.echo is not None:
             choice.echo.close()
         choice.generation.close()
-        self._metrics.observe(choice.generation.completion.stats, self._engine.plain_seconds)
+        self._metrics.observe(choice.generation.completion.stats, self._engine.pair.plain_seconds)
 
     @contextmanager
     def _ends_on_error(self, request: TextRequest) -> Iterator[None]:

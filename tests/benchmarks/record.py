@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                     n_threads=options.threads,
                 ),
             )
-            for context in (engine.target, engine.draft)
+            for context in (engine.pair.target, engine.pair.draft)
             if context
         ]
         done: list[_Recorded] = []

@@ -91,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 speeds: dict[str, list[float]] = {}
                 for contender, how in CONTENDERS.items():
                     costs = StatedCosts(COSTS[name])
-                    engine.profile = StatedProfile(costs, settled=costs)
+                    engine.pair.profile = StatedProfile(costs, settled=costs)
                     settings: GenerateOptions = {
                         **how,
                         "n_draft": "auto",

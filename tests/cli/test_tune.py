@@ -210,15 +210,15 @@ def test_a_later_load_takes_what_was_found_and_knows_the_costs(
     chosen = document["chosen"]
     assert (chosen["n_threads"], chosen["flash_attention"]) == (2, "off")
     with ggufspec.load(target, draft) as engine:
-        assert engine.draft is not None
-        assert engine.target.n_threads == chosen["n_threads"]
-        assert engine.draft.n_threads == chosen["n_threads_draft"]
-        assert engine.target.options.flash_attention == "off"
-        batches = (engine.target.n_batch, engine.draft.n_batch)
-        most = engine.target.n_ctx
+        assert engine.pair.draft is not None
+        assert engine.pair.target.n_threads == chosen["n_threads"]
+        assert engine.pair.draft.n_threads == chosen["n_threads_draft"]
+        assert engine.pair.target.options.flash_attention == "off"
+        batches = (engine.pair.target.n_batch, engine.pair.draft.n_batch)
+        most = engine.pair.target.n_ctx
         assert batches == (min(chosen["n_batch"], most), min(chosen["n_batch_draft"], most))
         assert chosen["n_batch"] < 512, "halves are tried"
-        document = profile_store.recall(profile_key(engine.target, engine.draft))
+        document = profile_store.recall(profile_key(engine.pair.target, engine.pair.draft))
     assert document is not None
     assert (document["settings"], document["measured"]) == (chosen, "tune")
     costs = CostModel.of_document(document["costs"]).resized(5)
@@ -231,7 +231,7 @@ def test_what_was_learned_beside_the_costs_stays(tune: Command, target: Path, dr
     with ggufspec.load(
         target, draft, n_threads=1, n_threads_draft=1, flash_attention="on"
     ) as engine:
-        known = profile_key(engine.target, engine.draft)
+        known = profile_key(engine.pair.target, engine.pair.draft)
     costs = CostModel(17)
     costs.observe_target(1, 1.0)
     learned = {"costs": costs.to_document(), "acceptance": {"0.8": [[0.5, 0.25]] * 3}}
@@ -247,7 +247,7 @@ def test_tuning_does_not_start_from_what_was_tuned(
     tune: Command, target: Path, draft: Path
 ) -> None:
     with ggufspec.load(target, draft) as engine:
-        pair = profile_key(engine.target, engine.draft)["pair"]
+        pair = profile_key(engine.pair.target, engine.pair.draft)["pair"]
     profile_store.remember_settings(pair, profile_store.TunedSettings(511, 511, "off"))
     trials = tune("--json").document["trials"]
     assert max(trial["value"] for trial in trials if trial["what"].startswith("n_threads")) < 511

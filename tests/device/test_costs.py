@@ -26,9 +26,9 @@ def written(target: Path, draft: Path, **options: Any) -> tuple[int, int, bool]:
     with ggufspec.load(target, draft, n_threads=1, **options) as engine:
         # Sampled: greedy text repeats itself, and has too few passes for a profile.
         engine.generate("Once upon a time", max_tokens=40, temperature=2.0, ignore_eos=True)
-        assert engine.draft is not None
-        layers = engine.target.model.n_gpu_layers, engine.draft.model.n_gpu_layers
-        return *layers, engine.target.options.offloads
+        assert engine.pair.draft is not None
+        layers = engine.pair.target.model.n_gpu_layers, engine.pair.draft.model.n_gpu_layers
+        return *layers, engine.pair.target.options.offloads
 
 
 def test_each_placement_learns_its_own_costs(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_each_placement_learns_its_own_costs(tmp_path: Path) -> None:
     for of_target, of_draft in PLACES:
         how = {"n_gpu_layers": of_target, "n_gpu_layers_draft": of_draft, "n_threads": 1}
         with ggufspec.load(target, draft, **how) as engine:
-            assert engine.profile.costs.n_measured(1)
-            assert (engine.profile.costs.start is None) == ((of_target, of_draft) == (0, 0))
+            assert engine.pair.profile.costs.n_measured(1)
+            assert (engine.pair.profile.costs.start is None) == ((of_target, of_draft) == (0, 0))
 
 
 def test_a_device_slower_than_the_processor_gets_nothing_after_the_first_run(
@@ -70,10 +70,10 @@ def test_a_prompt_is_read_by_both_at_the_same_time_where_they_are_apart(
     how: Any = {"n_gpu_layers": of_target, "n_gpu_layers_draft": of_draft, "n_threads": 1}
     prompt = [5 + i % 90 for i in range(150)]
     with ggufspec.load(target, target, tuned=False, n_batch=32, **how) as engine:
-        assert engine.are_apart == ((of_target, of_draft) in APART)
+        assert engine.pair.are_apart == ((of_target, of_draft) in APART)
         found = []
-        for apart in (engine.are_apart, False):
-            engine.are_apart = apart
+        for apart in (engine.pair.are_apart, False):
+            engine.pair.are_apart = apart
             engine.forget()
             found.append(engine.generate(prompt, max_tokens=8, n_draft=2, **GREEDY).tokens)
     assert found[0] == found[1]

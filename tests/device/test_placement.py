@@ -55,7 +55,7 @@ def load_where(path: Path, n_free: int, n_largest: int, **options: Any) -> Loade
         fit.gpus = lambda: (Gpu("GPU", n_free),)
         with ggufspec.load(path, tuned=False, n_threads=1, **options) as engine:
             text = engine.generate("the", temperature=0, max_tokens=6, ignore_eos=True).text
-            found = engine.target.model.n_gpu_layers, engine.placement, engine.n_ctx, text
+            found = engine.pair.target.model.n_gpu_layers, engine.placement, engine.n_ctx, text
         print(json.dumps(found))
     """
     asked = json.dumps([str(path), n_free * MIB, {"n_ctx": 4096, **options}])
@@ -99,7 +99,7 @@ def test_auto_chooses_the_device_and_says_so(large: Path) -> None:
     for n_layers in ("auto", 0):
         with ggufspec.load(large, n_gpu_layers=n_layers, n_ctx=256, tuned=False) as engine:
             texts.append(engine.generate("the", temperature=0, max_tokens=6, ignore_eos=True).text)
-            assert engine.target.model.n_gpu_layers == (17 if n_layers == "auto" else 0)
+            assert engine.pair.target.model.n_gpu_layers == (17 if n_layers == "auto" else 0)
             assert str(engine.placement).startswith("17 of 17" if n_layers == "auto" else "0 of 17")
     assert texts[0] == texts[1]
 

@@ -38,7 +38,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 
 def test_a_measured_cost_model_has_passes_of_all_slots_and_lengths(engine: Engine) -> None:
     engine.generate("hello", seed=1, **SAMPLED)
-    costs = engine.profile.costs
+    costs = engine.pair.profile.costs
     assert (costs.n_most, costs.n_sharers) == (N_DRAFT_MAX + 1, N_SLOTS)
     assert len(costs.curve) == N_SLOTS * (N_DRAFT_MAX + 1)
     assert costs.n_measured(33)
@@ -46,7 +46,7 @@ def test_a_measured_cost_model_has_passes_of_all_slots_and_lengths(engine: Engin
 
 def test_after_it_the_costs_of_larger_passes_are_learned(engine: Engine) -> None:
     engine.generate("hello", seed=1, **SAMPLED)
-    costs = engine.profile.costs
+    costs = engine.pair.profile.costs
     one, large = costs.curve[0], N_SLOTS * (N_DRAFT_MAX + 1)
     for _ in range(8):
         costs.observe_target(large, 50 * one)
@@ -57,14 +57,15 @@ def test_after_it_the_costs_of_larger_passes_are_learned(engine: Engine) -> None
 def test_a_text_with_a_seed_may_draft_as_far_as_the_engine(engine: Engine) -> None:
     """The rule of a round has the length of the cost model: it must not be shorter than a draft."""
     engine.generate("hello", seed=1, **SAMPLED)
-    policy = engine.profile.policy(1.0, repeats=True, in_blocks=True)
+    policy = engine.pair.profile.policy(1.0, repeats=True, in_blocks=True)
     assert len(policy.costs.per_text(1)) == N_DRAFT_MAX + 1
     assert engine.generate("hello", seed=1, **SAMPLED).stats.n_generated == 40
 
 
 def test_two_threads_measure_once_and_equal_seeds_give_equal_texts(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In one slot, so that they share no passes, whose rounding depends on what is beside."""
     measured: list[CostModel] = []
 
     def slow(*_: object, n_most: int, n_sharers: int, **other: object) -> CostModel:
@@ -80,37 +81,40 @@ def test_two_threads_measure_once_and_equal_seeds_give_equal_texts(
 
     monkeypatch.setattr(calibration, "measured", slow)
     found: list[list[int]] = []
+    target = tiny.write_llama(tmp_path / "target.gguf")
+    draft = tiny.write_llama(tmp_path / "draft.gguf", perturb=0.1)
 
-    def write() -> None:
+    def write(engine: Engine) -> None:
         stream = engine.stream("hello", seed=7, **SAMPLED)
         for _ in stream:
             pass
         found.append([round_.n_drafted for round_ in stream.rounds])
 
-    threads = [threading.Thread(target=write) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ggufspec.load(target, draft, n_ctx=256, n_threads=1, tuned=False) as engine:
+        threads = [threading.Thread(target=write, args=(engine,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
     assert len(measured) == 1
     assert found[0] == found[1]
 
 
 def test_engines_that_share_a_profile_write_the_same(tmp_path: Path, engine: Engine) -> None:
-    known = calibration.settle(engine)
+    known = calibration.settle(engine.pair)
     texts = []
     for i in range(2):
         with ggufspec.load(
-            engine.target.model.path,
-            engine.draft.model.path,  # type: ignore[union-attr]
+            engine.pair.target.model.path,
+            engine.pair.draft.model.path,  # type: ignore[union-attr]
             n_ctx=256,
             n_threads=1,
             tuned=False,
         ) as other:
             if i:
                 other.generate("something else", max_tokens=60)
-            assert calibration.settle(other, known) == known
+            assert calibration.settle(other.pair, known) == known
             texts.append(other.generate("hello", seed=3, max_tokens=40, temperature=0).tokens)
     assert texts[0] == texts[1]
     with pytest.raises(ValueError, match="costs"):
-        calibration.settle(engine, {"costs": 3})
+        calibration.settle(engine.pair, {"costs": 3})

@@ -219,8 +219,8 @@ def test_texts_that_share_passes_have_constraints_of_their_own() -> None:
         prompt = engine.tokenize("It was on")
         free: GenerateOptions = {"max_tokens": 20, "seed": 1}
         all_options = [{**constraint, "seed": 1} for constraint, _ in CONSTRAINTS]
-        done = Scheduler(engine).write_all(
-            Generation(engine, prompt, CheckedOptions.of(options))  # type: ignore[arg-type]
+        done = Scheduler(engine.pair).write_all(
+            Generation(engine.pair, prompt, CheckedOptions.of(options))  # type: ignore[arg-type]
             for options in [free, *all_options, *all_options]
         )
     assert len(done[0].tokens) == 20
@@ -294,7 +294,7 @@ def test_before_min_tokens_no_text_ends_and_nothing_else_changes(pair: Engine) -
     text = pair.generate(prompt, temperature=1.0, seed=1, max_tokens=6).tokens
     ends = {*pair.vocab.stop_tokens, 77}
     banned = {token: float("-inf") for token in ends}
-    rows = next(scoring.logits(pair, prompt, text, whose="target", n_together=6))
+    rows = next(scoring.logits(pair.pair, prompt, text, whose="target", n_together=6))
     least, first, later = (
         np.asarray(to_probs(rows, scoring.sampling(pair, prompt, **options), prompt, text[:5]))
         for options in (
@@ -426,7 +426,9 @@ def test_the_distributions_of_a_text_are_the_targets_renormalised(
     assert constrained.constraint is not None
     done = pair.generate(prompt, json_schema=PERSON, seed=4, max_tokens=40)
     text, n_open, n = [*prompt, *done.tokens], 0, len(prompt)
-    for logits in scoring.logits(pair, prompt, done.tokens, whose="target", n_together=n_together):
+    for logits in scoring.logits(
+        pair.pair, prompt, done.tokens, whose="target", n_together=n_together
+    ):
         ahead = text[n : n + len(logits) - 1]
         masks = constrained.constraint.masks(text[:n], ahead)
         bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")

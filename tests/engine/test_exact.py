@@ -91,8 +91,8 @@ def test_texts_at_the_same_time_are_those_of_an_idle_engine(engine: Engine) -> N
     alone = [engine.generate(prompt, **GREEDY, drafter="none").tokens for prompt in PROMPTS]
     for _ in range(2):
         options = CheckedOptions.of({**GREEDY, "n_draft": 3})
-        texts = (Generation(engine, engine.tokenize(p), options) for p in [*PROMPTS, *PROMPTS])
-        found = Scheduler(engine).write_all(texts)
+        texts = (Generation(engine.pair, engine.tokenize(p), options) for p in [*PROMPTS, *PROMPTS])
+        found = Scheduler(engine.pair).write_all(texts)
         assert [text.tokens for text in found] == [*alone, *alone]
 
 
@@ -154,8 +154,10 @@ def test_a_text_may_fill_the_context(target: Path) -> None:
 def test_a_prompt_is_scored_in_exact_passes_too(engine: Engine) -> None:
     tokens = engine.tokenize(PROMPTS[2])
     engine.forget()
-    scored = [row.copy() for piece in scoring.prompt_logits(engine, tokens, 1) for row in piece]
+    scored = [
+        row.copy() for piece in scoring.prompt_logits(engine.pair, tokens, 1) for row in piece
+    ]
     assert len(scored) == len(tokens) - 1
     for n in (1, 7, len(tokens) - 1):
-        (row,) = engine.slots.nearest(tokens[:n]).target.score(tokens[:n])
+        (row,) = engine.pair.slots.nearest(tokens[:n]).target.score(tokens[:n])
         assert np.array_equal(row, scored[n - 1])

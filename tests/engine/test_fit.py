@@ -80,7 +80,7 @@ def test_a_gpu_without_room_gets_nothing(target: Path, has_gpus: Callable[..., N
     with ggufspec.load(target, n_threads=1) as engine:
         assert engine.placement is not None
         assert engine.placement.startswith("0 of 3 layers")
-        assert not engine.target.options.offloads, "nor does it read prompts"
+        assert not engine.pair.target.options.offloads, "nor does it read prompts"
 
 
 def test_layers_that_were_asked_for_are_not_decided(
@@ -198,7 +198,7 @@ def test_an_engine_that_cannot_be_made_frees_its_models(
         models.extend([target.model, draft.model])
         raise MemoryError
 
-    monkeypatch.setattr(load, "Engine", failing)
+    monkeypatch.setattr(load, "Pair", failing)
     with pytest.raises(MemoryError):
         ggufspec.load(target, draft, n_threads=1)
     assert len(models) == 2

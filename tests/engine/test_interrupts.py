@@ -69,7 +69,7 @@ def test_ctrl_c_at_any_moment_leaves_an_engine_that_writes(
 ) -> None:
     model = tiny.write_llama(tmp_path / "model.gguf")
     with at_most(), ggufspec.load(model, model, n_ctx=64, n_threads=1) as engine:
-        engine.are_apart = are_apart
+        engine.pair.are_apart = are_apart
         expected = engine.generate("another", **SHORT).tokens
         for at in count(1):
             interrupted = Interrupted(at)
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_a_batch_that_takes_long(write: Callable[..., Path], tmp_pat
         text = engine.tokenize("another text")
         with ctrl_c_in_a_batch():
             engine.generate([*text, *[5] * n], **SHORT)
-        assert engine.target.n_cells() <= len(text)
+        assert engine.pair.target.n_cells() <= len(text)
         assert engine.generate("another text", **SHORT).tokens == expected
 
 
@@ -146,7 +146,7 @@ def test_a_forked_process_cannot_use_the_engine(tmp_path: Path) -> None:
                 assert "ClosedError" in found
                 assert "was forked" in found
                 assert "spawn" in found
-            with engine.lock.held():  # as by another thread
+            with engine.pair.lock.held():  # as by another thread
                 assert in_child_of_a_fork(engine.close) == "None"
             assert len(list(begun)) > 0
     expected = fresh(2)

@@ -77,7 +77,7 @@ def test_what_cannot_be_used_is_refused_at_once(engine: Engine, options: dict[st
 )
 def test_what_cannot_be_loaded_is_refused(engine: Engine, options: dict[str, Any]) -> None:
     with pytest.raises(ggufspec.OptionError, match="must be"):
-        ggufspec.load(engine.target.model.path, **options)
+        ggufspec.load(engine.pair.target.model.path, **options)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def test_seeds_repeat_their_texts(pair: Engine) -> None:
     """The measured cost of a step includes the mapping."""
     first, again = (pair.generate(TEXT, seed=5, max_tokens=20, temperature=1) for _ in range(2))
     assert first.tokens == again.tokens
-    assert pair.profile.is_settled
+    assert pair.pair.profile.is_settled
 
 
 def test_a_text_goes_on_where_the_drafts_context_is_full(target: Path, tmp_path: Path) -> None:
@@ -176,10 +176,10 @@ def test_all_that_is_not_banned_may_be_what_the_draft_lacks(target: Path, tmp_pa
 
 
 def test_the_engine_says_what_the_draft_has(pair: Engine, target: Path) -> None:
-    assert pair.vocab_map is not None
-    assert pair.vocab_map.note in pair.notes
+    assert pair.pair.vocab_map is not None
+    assert pair.pair.vocab_map.note in pair.notes
     with ggufspec.load(target, target, n_threads=1) as same:
-        assert same.vocab_map is None
+        assert same.pair.vocab_map is None
         assert same.notes == []
 
 

@@ -32,8 +32,8 @@ def pair(tmp_path: Path) -> Callable[..., Engine]:
         draft = mapped if has_other_vocabulary else target
         options = {"n_threads": 1, "tuned": False, "n_batch": 64, **options}
         engine = ggufspec.load(target, draft, **options)
-        assert not engine.are_apart, "both are on the processor"
-        engine.are_apart = apart
+        assert not engine.pair.are_apart, "both are on the processor"
+        engine.pair.are_apart = apart
         return engine
 
     return load
@@ -53,8 +53,8 @@ def test_a_text_its_progress_and_its_statistics_are_the_same(
                 PROMPT, progress=lambda whose, *at, to=heard: to[whose].append(at), **GREEDY
             )
             again = engine.generate([*PROMPT, 7, 8], **GREEDY)
-            assert engine.draft is not None
-            n_held = [at.n_cells() for at in (engine.target, engine.draft)]
+            assert engine.pair.draft is not None
+            n_held = [at.n_cells() for at in (engine.pair.target, engine.pair.draft)]
         assert done.stats.seconds.prompt > 0
         counts = (done.stats.n_prompt, again.stats.n_prompt_reused, n_held)
         found.append((done.tokens, again.tokens, heard, counts))
@@ -68,7 +68,7 @@ def test_both_compute_at_the_same_time(pair: Callable[..., Engine]) -> None:
     with pair(n_batch=2000) as engine:
         stream = engine.stream([5] * 2000, **GREEDY)
         next(stream)
-        contexts = [context for context in (engine.target, engine.draft) if context]
+        contexts = [context for context in (engine.pair.target, engine.pair.draft) if context]
         before = sum(context.decode_seconds for context in contexts)
         stream.close()
         seconds = stream.completion.stats.seconds.prompt
@@ -92,14 +92,14 @@ def test_ctrl_c_ends_both_batches(slow: str, tmp_path: Path) -> None:
     models = (large, small) if slow == "target" else (small, large)
     options: Any = {"n_ctx": n + 100, "n_batch": n, "n_threads": 1, "tuned": False}
     with at_most(), ggufspec.load(*models, **options) as engine:
-        engine.are_apart = True
-        assert engine.draft is not None
+        engine.pair.are_apart = True
+        assert engine.pair.draft is not None
         expected = engine.generate("another text", **GREEDY).tokens
         text = engine.tokenize("another text")
         with ctrl_c_in_a_batch():
             engine.generate([*text, *[5] * n], **GREEDY)
-        assert engine.target.n_cells() <= len(text)
-        assert engine.draft.n_cells() <= len(text)
+        assert engine.pair.target.n_cells() <= len(text)
+        assert engine.pair.draft.n_cells() <= len(text)
         assert engine.generate("another text", **GREEDY).tokens == expected
 
 

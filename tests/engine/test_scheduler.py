@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -70,16 +71,16 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def begin(engine: Engine, prompt: Sequence[int], **options: Any) -> Generation:
-    return Generation(engine, engine.tokenize(prompt), CheckedOptions.of(options))
+    return Generation(engine.pair, engine.tokenize(prompt), CheckedOptions.of(options))
 
 
 def cheap_together(engine: Engine) -> None:
     """As if a pass over many tokens had been measured to take no longer than over one."""
-    engine.profile.costs = measured({1: 0.01, 12: 0.01})
+    engine.pair.profile.costs = measured({1: 0.01, 12: 0.01})
 
 
 def dear_together(engine: Engine) -> None:
-    engine.profile.costs = measured({1: 0.001, 2: 0.01, 12: 0.5})
+    engine.pair.profile.costs = measured({1: 0.001, 2: 0.01, 12: 0.5})
 
 
 def measured(seconds: dict[int, float]) -> CostModel:
@@ -112,7 +113,7 @@ def test_trees_together_are_those_of_the_same_seeds_alone(
         engine.generate(prompt, **{**options, "seed": 11 + i}) for i, prompt in enumerate(PROMPTS)
     ]
     assert any(text.stats.n_drafted > sum(text.stats.drafted_by_position) for text in alone)
-    engine.profile.costs = measured({1: 0.01, 6 * N_SLOTS: 0.01})
+    engine.pair.profile.costs = measured({1: 0.01, 6 * N_SLOTS: 0.01})
     together = engine.generate_batch(PROMPTS, **{**options, "seed": 11})
     assert [text.tokens for text in together] == [text.tokens for text in alone]
     assert passes.count(N_SLOTS) > 10, "most of it was written by three at a time"
@@ -138,9 +139,9 @@ def test_where_one_pass_is_dearer_than_two_each_has_its_own(
 
 def test_what_a_shared_pass_takes_is_learned(engine: Engine) -> None:
     cheap_together(engine)
-    before = engine.profile.costs.n_measured(3)
+    before = engine.pair.profile.costs.n_measured(3)
     engine.generate_batch(PROMPTS[:3], **{**LENGTHS, "drafter": "none"})
-    assert engine.profile.costs.n_measured(3) > before
+    assert engine.pair.profile.costs.n_measured(3) > before
 
 
 def test_a_text_counts_its_share_of_a_shared_pass(engine: Engine) -> None:
@@ -162,7 +163,7 @@ def test_a_text_that_fails_does_not_touch_the_others(engine: Engine) -> None:
     engine.forget()
     good = [begin(engine, prompt, **{**LENGTHS, "seed": 3}) for prompt in PROMPTS[:2]]
     bad = begin(engine, [9, 8, 7, 6], progress=fails, **LENGTHS)
-    scheduler, failed = Scheduler(engine), []
+    scheduler, failed = Scheduler(engine.pair), []
     while any(not stream.is_over for stream in good):
         failed += scheduler.step([bad, *good] if not failed else good)
     assert [(stream, type(error)) for stream, error in failed] == [(bad, OSError)]
@@ -189,7 +190,7 @@ def test_a_pass_that_fails_is_made_again_one_by_one(
 def test_a_long_prompt_is_read_in_pieces_while_others_write(engine: Engine) -> None:
     engine.forget()
     writer = begin(engine, PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.pair)
     while not writer.rounds:
         scheduler.step([writer])
     long = begin(engine, [*range(5, 105)], **{**LENGTHS, "drafter": "none"})
@@ -212,7 +213,7 @@ def test_prompts_that_slots_hold_begin_at_once_beside_a_text(engine: Engine, hea
     for prompt in prompts:
         engine.generate(prompt, **options)
     writer = begin(engine, PROMPTS[0], **options)
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.pair)
     while not writer.rounds:
         scheduler.step([writer])
     held = [begin(engine, prompt, progress=heard, **options) for prompt in prompts]
@@ -228,7 +229,7 @@ def test_prompts_that_begin_together_are_read_in_one_pass(
     cheap_together(engine)
     engine.forget()
     texts = [begin(engine, prompt, **{**LENGTHS, "drafter": "none"}) for prompt in PROMPTS[:3]]
-    assert not Scheduler(engine).step(texts)
+    assert not Scheduler(engine.pair).step(texts)
     assert passes == [3]
     assert [len(text.rounds) for text in texts] == [1, 1, 1]
     for text in texts:
@@ -248,7 +249,7 @@ def test_a_piece_of_a_prompt_shares_the_pass_of_the_texts(
     cheap_together(engine)
     engine.forget()
     writer = begin(engine, PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.pair)
     while not writer.rounds:
         scheduler.step([writer])
     late = begin(engine, long, **{**LENGTHS, "drafter": drafter})
@@ -264,7 +265,7 @@ def test_a_piece_of_a_prompt_shares_the_pass_of_the_texts(
 
 def test_chunks_can_be_taken_as_they_come_and_are_the_whole_text(engine: Engine) -> None:
     streams = [begin(engine, prompt, **{**LENGTHS, "seed": 1}) for prompt in PROMPTS[:3]]
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.pair)
     heard: dict[Generation, list[int]] = {stream: [] for stream in streams}
     while left := [stream for stream in streams if not stream.is_over]:
         assert not scheduler.step(left)
@@ -281,20 +282,20 @@ def test_a_stream_that_is_closed_gives_its_slot_back(engine: Engine) -> None:
     streams = [engine.stream(prompt, **{**LENGTHS, "drafter": "none"}) for prompt in PROMPTS[:3]]
     for stream in streams:
         next(stream)
-    assert {slot.n_users for slot in engine.slots} == {1}
+    assert {slot.n_users for slot in engine.pair.slots} == {1}
     for stream in streams:
         stream.close()
         n_rounds = len(stream.rounds)
         list(stream)
         assert len(stream.rounds) == n_rounds, "it writes no more"
-    assert {slot.n_users for slot in engine.slots} == {0}
+    assert {slot.n_users for slot in engine.pair.slots} == {0}
 
 
 def test_a_stream_gives_its_slot_back_at_the_end_of_a_with_block(engine: Engine) -> None:
     with engine.stream(PROMPTS[0], **LENGTHS) as stream:
         next(stream)
-        assert sum(slot.n_users for slot in engine.slots) == 1
-    assert sum(slot.n_users for slot in engine.slots) == 0
+        assert sum(slot.n_users for slot in engine.pair.slots) == 1
+    assert sum(slot.n_users for slot in engine.pair.slots) == 0
     n_rounds = len(stream.rounds)
     list(stream)
     assert len(stream.rounds) == n_rounds
@@ -302,7 +303,7 @@ def test_a_stream_gives_its_slot_back_at_the_end_of_a_with_block(engine: Engine)
 
 def test_a_stream_that_is_dropped_gives_its_slot_back(engine: Engine) -> None:
     next(engine.stream(PROMPTS[0], **LENGTHS))
-    assert sum(slot.n_users for slot in engine.slots) == 0
+    assert sum(slot.n_users for slot in engine.pair.slots) == 0
 
 
 def test_a_slot_is_given_back_under_the_lock(
@@ -312,7 +313,7 @@ def test_a_slot_is_given_back_under_the_lock(
     leave = SlotLease.leave
 
     def watched(self: SlotLease) -> None:
-        found.append(engine.lock.held().locked())
+        found.append(engine.pair.lock.held().locked())
         leave(self)
 
     monkeypatch.setattr(SlotLease, "leave", watched)
@@ -329,9 +330,9 @@ def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
     streams = [begin(engine, prompt, **{**LENGTHS, "seed": 2}) for prompt in PROMPTS[:5]]
     cheap_together(engine)
     for stream in streams:
-        next(Stream(stream))  # all have begun
-    assert sum(slot.n_users for slot in engine.slots) == 5
-    scheduler = Scheduler(engine)
+        next(Stream(engine.scheduler, stream))  # all have begun
+    assert sum(slot.n_users for slot in engine.pair.slots) == 5
+    scheduler = Scheduler(engine.pair)
     while left := [stream for stream in streams if not stream.is_over]:
         assert not scheduler.step(left)
     assert [stream.completion.tokens for stream in streams] == alone
@@ -340,7 +341,7 @@ def test_more_streams_than_slots_take_turns(engine: Engine) -> None:
 def test_a_closed_text_does_not_hold_up_the_others(engine: Engine) -> None:
     closed, other = (begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:2])
     closed.close()
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.pair)
     for _ in range(3):
         assert not scheduler.step([closed, other, other])
     assert other.rounds
@@ -351,9 +352,9 @@ def test_a_text_without_a_slot_waits_for_one(engine: Engine) -> None:
     """Two in one slot would read all that they have at each round."""
     first = [begin(engine, [*range(5, 45)], **{**LENGTHS, "seed": i}) for i in range(N_SLOTS)]
     late = begin(engine, [*range(50, 110)], **LENGTHS)
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.pair)
     while not any(stream.is_over for stream in first):
-        assert max(slot.n_users for slot in engine.slots) <= 1
+        assert max(slot.n_users for slot in engine.pair.slots) <= 1
         assert not scheduler.step([*first, late])
     assert not late.has_begun
     while late.is_reading:
@@ -369,7 +370,7 @@ def test_after_ctrl_c_in_a_pass_streams_go_on(
     alone = [engine.generate(prompt, **options).tokens for prompt in PROMPTS[:2]]
     cheap_together(engine)
     streams = [begin(engine, prompt, **options) for prompt in PROMPTS[:2]]
-    scheduler = Scheduler(engine)
+    scheduler = Scheduler(engine.pair)
     while not all(stream.rounds for stream in streams):
         scheduler.step(streams)
 
@@ -399,25 +400,25 @@ def test_a_stream_alone_that_fails_is_over_and_gives_its_slot_back(
     with pytest.raises(type(error)):
         next(stream)
     assert list(stream) == []
-    assert {slot.n_users for slot in engine.slots} == {0}
+    assert {slot.n_users for slot in engine.pair.slots} == {0}
 
 
 def test_when_the_engine_closes_each_text_fails(files: tuple[Path, Path]) -> None:
     with ggufspec.load(files[0], n_ctx=64, n_slots=2, n_threads=1, tuned=False) as engine:
         cheap_together(engine)
         streams = [begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:2]]
-        scheduler = Scheduler(engine)
+        scheduler = Scheduler(engine.pair)
         while not all(stream.rounds for stream in streams):
             scheduler.step(streams)
     failed = scheduler.step(streams)
     assert [type(error) for _, error in failed] == [ClosedError, ClosedError]
-    assert {slot.n_users for slot in engine.slots} == {0}
+    assert {slot.n_users for slot in engine.pair.slots} == {0}
 
 
 def test_a_stream_can_be_closed_while_another_thread_takes_it_further(engine: Engine) -> None:
     for _ in range(5):
         streams = [begin(engine, prompt, **LENGTHS) for prompt in PROMPTS[:3]]
-        scheduler, failed = Scheduler(engine), []
+        scheduler, failed = Scheduler(engine.pair), []
         begun = threading.Event()
 
         def write(streams=streams, scheduler=scheduler, failed=failed, begun=begun) -> None:  # type: ignore[no-untyped-def]
@@ -431,16 +432,16 @@ def test_a_stream_can_be_closed_while_another_thread_takes_it_further(engine: En
         streams[1].close()
         thread.join()
         assert not failed
-        assert {slot.n_users for slot in engine.slots} == {0}
+        assert {slot.n_users for slot in engine.pair.slots} == {0}
 
 
 @pytest.mark.parametrize(
     "asks",
     [
         lambda engine, other: next(other),
-        lambda engine, other: Scheduler(engine).step([]),
+        lambda engine, other: Scheduler(engine.pair).step([]),
         lambda engine, other: other.close(),
-        lambda engine, other: list(scoring.logits(engine, [5], [6], whose="target")),
+        lambda engine, other: list(scoring.logits(engine.pair, [5], [6], whose="target")),
         lambda engine, other: engine.generate_batch([[5]]),
     ],
 )
@@ -473,7 +474,7 @@ def test_a_finished_text_is_freed(engine: Engine) -> None:
             yield made_now
 
     engine.forget()
-    texts = Scheduler(engine).write_all(generations())
+    texts = Scheduler(engine.pair).write_all(generations())
     assert len(texts) == len(made) == len(PROMPTS)
     assert min(alive) <= N_SLOTS
 
@@ -489,12 +490,14 @@ def test_what_one_text_learns_is_used_by_the_next(files: tuple[Path, Path]) -> N
 
     def generations(engine: Engine) -> Iterator[Generation]:
         for prompt in PROMPTS:
-            policy = engine.profile.policy(LENGTHS["temperature"], repeats=False, in_blocks=True)
+            policy = engine.pair.profile.policy(
+                LENGTHS["temperature"], repeats=False, in_blocks=True
+            )
             known.append(policy.acceptance)
             yield begin(engine, prompt, **options)
 
     with ggufspec.load(*files, n_ctx=128, n_slots=2, n_threads=1, tuned=False) as fresh:
-        Scheduler(fresh).write_all(generations(fresh))
+        Scheduler(fresh.pair).write_all(generations(fresh))
     assert known[0] == known[1]
     assert known[-1] != known[0]
 
@@ -506,7 +509,7 @@ def test_no_prompts_give_no_completions(engine: Engine) -> None:
 def test_an_error_in_one_prompt_is_raised(engine: Engine) -> None:
     with pytest.raises(PromptError):
         engine.generate_batch([PROMPTS[0], []], max_tokens=3)
-    assert {slot.n_users for slot in engine.slots} == {0}
+    assert {slot.n_users for slot in engine.pair.slots} == {0}
 
 
 # Slots
@@ -534,7 +537,7 @@ def test_the_slot_used_longest_ago_makes_room(engine: Engine) -> None:
     talks = [written(engine, [7, 20 + i, 30 + i]) for i in range(N_SLOTS)]
     written(engine, talks[0])
     written(engine, [90, 91])  # a stranger: the second talk has to go
-    reused = [engine.slots.nearest(talk).target.n_common(talk) for talk in talks]
+    reused = [engine.pair.slots.nearest(talk).target.n_common(talk) for talk in talks]
     assert [n >= 5 for n in reused] == [True, False, True]
 
 
@@ -546,7 +549,7 @@ def test_a_common_beginning_is_read_once(engine: Engine) -> None:
     assert (first.stats.n_prompt_reused, second.stats.n_prompt_reused) == (0, 50)
     third = engine.generate([*system, *questions[0]], **LENGTHS)
     assert third.stats.n_prompt_reused == 54
-    held = sorted(slot.target.n_held for slot in engine.slots)
+    held = sorted(slot.target.n_held for slot in engine.pair.slots)
     assert held[-2] > 60, "each has a slot of its own"
 
 
@@ -555,7 +558,7 @@ def test_a_repeated_prompt_returns_to_its_slot_and_evicts_no_other(engine: Engin
     talks = [written(engine, [7, 20 + i, 30 + i]) for i in range(N_SLOTS - 1)]
     for _ in range(N_SLOTS + 1):
         engine.generate([7, 90, 91, 92, 93], **LENGTHS)
-    reused = [engine.slots.nearest(talk).target.n_common(talk) for talk in talks]
+    reused = [engine.pair.slots.nearest(talk).target.n_common(talk) for talk in talks]
     assert all(n >= len(talk) - 1 for n, talk in zip(reused, talks, strict=True))
 
 
@@ -564,14 +567,14 @@ def test_a_common_beginning_alone_does_not_evict_a_conversation(engine: Engine) 
     system = [*range(10, 60)]
     talk = written(engine, [*system, 7, 8, 9, 10, 11])
     written(engine, [*system, 90, 91, 92, 93, 94, 95])
-    assert engine.slots.nearest(talk).target.n_common(talk) >= len(talk) - 1
+    assert engine.pair.slots.nearest(talk).target.n_common(talk) >= len(talk) - 1
 
 
 def test_texts_at_the_same_time_have_slots_of_their_own(engine: Engine) -> None:
     engine.forget()
     same = [begin(engine, [*range(10, 60)], **LENGTHS) for _ in range(N_SLOTS)]
     for stream in same:
-        next(Stream(stream))
+        next(Stream(engine.scheduler, stream))
     places = sorted(stream.session.sequence for stream in same)
     assert all(a < b for a, b in pairwise(places))
     for stream in same:
@@ -606,3 +609,56 @@ def test_models_that_share_no_passes_still_write_together(tmp_path: Path, writer
         ]
         together = engine.generate_batch(PROMPTS[:4], **{**options, "seed": 6})
     assert [text.tokens for text in together] == [text.tokens for text in alone]
+
+
+# Threads
+
+
+def in_threads(engine: Engine, prompts: Sequence[Any], **options: Any) -> list[tuple[int, ...]]:
+    with ThreadPoolExecutor(len(prompts)) as threads:
+        texts = threads.map(lambda prompt: engine.generate(prompt, **options), prompts)
+        return [text.tokens for text in texts]
+
+
+def test_texts_of_several_threads_share_passes(engine: Engine, passes: list[int]) -> None:
+    options = {**LENGTHS, "max_tokens": 40, "drafter": "none"}
+    prompts = [[n, *range(20, 30)] for n in range(5, 5 + 2 * N_SLOTS)]
+    alone = [engine.generate(prompt, **options).tokens for prompt in prompts]
+    cheap_together(engine)
+    passes.clear()
+    assert in_threads(engine, prompts, **options) == alone
+    assert sum(passes) / len(passes) > N_SLOTS / 2
+    assert not sum(slot.n_users for slot in engine.pair.slots)
+
+
+def test_a_text_that_nobody_takes_is_not_written_on(engine: Engine) -> None:
+    idle = engine.stream(PROMPTS[0], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
+    next(idle)
+    busy = engine.stream(PROMPTS[1], **{**LENGTHS, "max_tokens": 60, "drafter": "none"})
+    for _ in busy:
+        pass
+    assert len(idle.rounds) <= 3
+    idle.close()
+
+
+def test_an_error_reaches_the_thread_whose_text_it_is(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = [9, 8, 7, 6]
+    real = Generation.answer
+
+    def answer(self: Generation, scored: Any) -> None:
+        if self.n_prompt == len(bad):
+            self.end()
+            raise ValueError("this one")
+        real(self, scored)
+
+    monkeypatch.setattr(Generation, "answer", answer)
+    options = {**LENGTHS, "max_tokens": 30}
+    with ThreadPoolExecutor(4) as threads:
+        good = [threads.submit(engine.generate, PROMPTS[0], **options) for _ in range(2)]
+        failing = [threads.submit(engine.generate, bad, **options) for _ in range(2)]
+        assert all(len(each.result(60).tokens) == 30 for each in good)
+        for each in failing:
+            with pytest.raises(ValueError, match="this one"):
+                each.result(60)

@@ -40,7 +40,10 @@ def run(target: Path, draft: Path | None = None, **options: Any) -> tuple[int, i
     """The layers on GPUs of target and draft, in a run that measures."""
     with ggufspec.load(target, draft, n_threads=1, **options) as engine:
         engine.generate("the", max_tokens=60, ignore_eos=True, drafter="ngram")
-        return engine.target.model.n_gpu_layers, engine.draft and engine.draft.model.n_gpu_layers
+        return (
+            engine.pair.target.model.n_gpu_layers,
+            engine.pair.draft and engine.pair.draft.model.n_gpu_layers,
+        )
 
 
 def test_the_speed_of_memory_is_known_from_the_largest_pair_that_ran_here(target: Path) -> None:
@@ -73,7 +76,7 @@ def test_a_device_that_was_slower_than_predicted_for_the_processor_is_left_out(
     assert speeds.measured(machine, 0).host_bandwidth is not None
     assert run(target, draft, tuned=False) == (3, 2), "without what is stored"
     with ggufspec.load(target, draft, n_gpu_layers=-1, n_threads=1) as engine:
-        assert engine.target.model.n_gpu_layers == 3, "as was asked for"
+        assert engine.pair.target.model.n_gpu_layers == 3, "as was asked for"
 
 
 def test_a_small_model_says_nothing_of_a_device_for_a_large_one(
@@ -119,7 +122,7 @@ def test_costs_start_from_where_the_layers_are(
 ) -> None:
     def start(**options: Any) -> Any:
         with ggufspec.load(target, draft, n_threads=1, tuned=False, **options) as engine:
-            return engine.profile.costs.start
+            return engine.pair.profile.costs.start
 
     assert start() is None, "on a processor nothing is predicted"
     pretend("CUDA0")
@@ -138,10 +141,12 @@ def test_costs_of_a_draft_and_of_settled_engines_start_there_too(
 ) -> None:
     pretend("CUDA0")
     with ggufspec.load(target, draft, n_threads=1, tuned=False, n_gpu_layers_draft=-1) as engine:
-        assert engine.profile_of_draft.costs.start is not None, "n-grams may draft for the draft"
-        before = engine.profile.costs.start
-        settle(engine)
-        assert engine.profile.costs.start == before is not None
+        assert engine.pair.profile_of_draft.costs.start is not None, (
+            "n-grams may draft for the draft"
+        )
+        before = engine.pair.profile.costs.start
+        settle(engine.pair)
+        assert engine.pair.profile.costs.start == before is not None
 
 
 def test_the_first_drafts_cost_what_the_choice_of_kernels_has_measured(
@@ -156,7 +161,7 @@ def test_the_first_drafts_cost_what_the_choice_of_kernels_has_measured(
 
     monkeypatch.setattr(kernel_choice, "load", load)
     with ggufspec.load(target, n_threads=1, n_draft_max=11) as engine:
-        curve = engine.profile.costs.curve
+        curve = engine.pair.profile.costs.curve
     assert [round(seconds / curve[0], 6) for seconds in curve] == pytest.approx(
         [1, 1.1, 1.15, 1.2, 1.4, 1.6, 1.8, 2, 2.2, 2.4, 2.6, 2.8]
     )

@@ -84,15 +84,15 @@ def test_a_draft_that_drafts_for_itself_halves_its_passes(models: dict[str, Path
         with ggufspec.load(
             models["target"], models["draft"], draft_of_draft=below, n_threads=1
         ) as engine:
-            assert engine.draft is not None
-            decode, n_decoded = engine.draft.decode, 0
+            assert engine.pair.draft is not None
+            decode, n_decoded = engine.pair.draft.decode, 0
 
             def counted(*args: Any, decode: Callable[..., None] = decode) -> None:
                 nonlocal n_decoded
                 n_decoded += 1
                 decode(*args)
 
-            engine.draft.decode = counted  # type: ignore[method-assign]
+            engine.pair.draft.decode = counted  # type: ignore[method-assign]
             engine.generate(PROMPTS[0], **GREEDY, n_draft=6)
             n_passes[below] = n_decoded
     assert n_passes[models["draft"]] < 0.5 * n_passes[None]
@@ -111,11 +111,11 @@ def test_what_was_drafted_for_the_draft_is_counted(models: dict[str, Path]) -> N
 def test_processes_share_what_texts_begin_from(models: dict[str, Path]) -> None:
     names = models["target"], models["draft"]
     with ggufspec.load(*names, draft_of_draft=models["draft"], n_threads=1) as engine:
-        known = settle(engine)
+        known = settle(engine.pair)
     json.dumps(known)
     with ggufspec.load(*names, draft_of_draft=models["draft"], n_threads=1) as engine:
-        settle(engine, known)
-        assert engine.profile_of_draft.to_document() == known["of_draft"]
+        settle(engine.pair, known)
+        assert engine.pair.profile_of_draft.to_document() == known["of_draft"]
 
 
 def test_ctrl_c_ends_the_text_and_the_engine_goes_on(models: dict[str, Path]) -> None:

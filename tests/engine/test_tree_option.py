@@ -31,16 +31,16 @@ def test_a_target_that_reads_no_trees_says_why(writer: Writer, reason: str, tmp_
         for tree in ("auto", "off"):
             stats = engine.generate([1, 5], tree=tree, n_draft=3, max_tokens=6, seed=0).stats
             assert sum(stats.drafted_by_position) == stats.n_drafted > 0
-        assert engine.chains_only is not None
-        assert reason in engine.chains_only
+        assert engine.pair.chains_only is not None
+        assert reason in engine.pair.chains_only
 
 
 def test_where_there_is_room_for_one_token_the_message_says_so(tmp_path: Path) -> None:
     path = tiny.write_llama(tmp_path / "target.gguf")
     with ggufspec.load(path, path, n_threads=1, n_draft_max=1) as engine:
-        assert engine.chains_only is not None
-        assert "recurrent" not in engine.chains_only
-        assert "drafts of 1 token and 1 slot leave no room" in engine.chains_only
+        assert engine.pair.chains_only is not None
+        assert "recurrent" not in engine.pair.chains_only
+        assert "drafts of 1 token and 1 slot leave no room" in engine.pair.chains_only
 
 
 def test_a_rule_for_chains_gets_chains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

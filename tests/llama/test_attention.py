@@ -157,9 +157,9 @@ def test_heads_are_read_from_the_file(tmp_path: Path) -> None:
 
 def setting_of(target: Path, draft: Path | None = None, **options: Any) -> str:
     with ggufspec.load(target, draft, n_ctx=64, **options) as engine:
-        for context in filter(None, (engine.target, engine.draft)):
-            assert context.options.flash_attention == engine.target.options.flash_attention
-        return engine.target.options.flash_attention
+        for context in filter(None, (engine.pair.target, engine.pair.draft)):
+            assert context.options.flash_attention == engine.pair.target.options.flash_attention
+        return engine.pair.target.options.flash_attention
 
 
 def test_a_load_measures_once_for_each_pair(target: Path, draft: Path, timer: Timer) -> None:
@@ -247,10 +247,10 @@ def test_a_damaged_record_is_measured_again(target: Path, timer: Timer) -> None:
 def test_tune_replaces_it_and_forgets_it(target: Path, timer: Timer) -> None:
     with ggufspec.load(target) as engine:
         assert engine.attention is not None
-        key = pair_key(engine.target.model, None, engine.target.options)
+        key = pair_key(engine.pair.target.model, None, engine.pair.target.options)
     profile_store.remember_settings(key, TunedSettings(flash_attention="on"))
     with ggufspec.load(target) as engine:
-        assert engine.target.options.flash_attention == "on"
+        assert engine.pair.target.options.flash_attention == "on"
         assert engine.attention is None
     assert tune.forget(target) >= 2
     assert not [*profile_store.records()]

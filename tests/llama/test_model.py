@@ -525,7 +525,7 @@ def test_a_closed_engine_keeps_no_object_alive(good: Path) -> None:
     engine = load(good, good)
     written(engine)
     engine.close()
-    gone = weakref.ref(engine.target.model), weakref.ref(engine.target)
+    gone = weakref.ref(engine.pair.target.model), weakref.ref(engine.pair.target)
     del engine
     gc.collect()
     assert [reference() for reference in gone] == [None, None]
@@ -538,7 +538,12 @@ def test_an_engine_that_is_dropped_frees_its_models(good: Path) -> None:
     engine.generate("hello", json_schema={"type": "boolean"}, max_tokens=4)
     engine.generate_batch(["hello", "hello"], max_tokens=4, n_draft="auto")
     next(engine.stream("hello", max_tokens=4))
-    kept = [engine.target, engine.target.model, engine.draft, engine.draft.model]  # type: ignore[union-attr]
+    kept = [
+        engine.pair.target,
+        engine.pair.target.model,
+        engine.pair.draft,
+        engine.pair.draft.model,
+    ]  # type: ignore[union-attr]
     gc.disable()
     try:
         del engine

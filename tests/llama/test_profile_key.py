@@ -22,7 +22,7 @@ from ggufspec.placement.plan import Gpu
 
 def facts_of(target: Path, draft: Path | None, **options: Any) -> dict[str, Any]:
     with ggufspec.load(target, draft, **{"n_threads": 1, **options}) as engine:
-        return profile_key(engine.target, engine.draft)
+        return profile_key(engine.pair.target, engine.pair.draft)
 
 
 def key_of(target: Path, draft: Path | None, **options: Any) -> str:
@@ -83,13 +83,13 @@ def test_without_a_gpu_it_does_not_matter_how_many_layers_were_meant_for_one(
     gpu = Library((b"CUDA0", b"NVIDIA H200", 1))
     with ggufspec.load(target, n_threads=1, n_gpu_layers=1) as engine:
         monkeypatch.setattr(devices, "libraries", lambda: [])
-        assert engine.target.model.n_gpu_layers == 0
+        assert engine.pair.target.model.n_gpu_layers == 0
         monkeypatch.setattr(devices, "libraries", lambda: [gpu])
-        assert engine.target.model.n_gpu_layers == 1
+        assert engine.pair.target.model.n_gpu_layers == 1
     monkeypatch.setattr(fit, "gpus", lambda: ())
     for n_layers in (-1, 3, 99):
         with ggufspec.load(target, n_threads=1, n_gpu_layers=n_layers) as engine:
-            assert engine.target.model.n_gpu_layers == 3, "two, and the output"
+            assert engine.pair.target.model.n_gpu_layers == 3, "two, and the output"
 
 
 def test_devices_make_another_key_where_they_compute(
@@ -102,11 +102,11 @@ def test_devices_make_another_key_where_they_compute(
         layers = {"n_gpu_layers": of_target, "n_gpu_layers_draft": of_draft}
         loaded = ggufspec.load(target, draft, n_threads=1, tuned=False, **layers, **options)
         with loaded as engine, monkeypatch.context() as patch:
-            assert engine.draft is not None
+            assert engine.pair.draft is not None
             patch.setattr(devices, "libraries", lambda: [gpus])
-            models = engine.target.model, engine.draft.model
-            pair = pair_key(*models, engine.target.options)
-            return profile_store.key(profile_key(engine.target, engine.draft)), str(pair)
+            models = engine.pair.target.model, engine.pair.draft.model
+            pair = pair_key(*models, engine.pair.target.options)
+            return profile_store.key(profile_key(engine.pair.target, engine.pair.draft)), str(pair)
 
     found = [keys(*layers) for layers in ((0, 0), (1, 0), (-1, 0), (0, -1), (-1, -1), (-1, 1))]
     found += [keys(-1, -1, main_gpu=i) for i in (0, 1)]
@@ -120,7 +120,7 @@ def test_devices_make_another_key_where_they_compute(
 def test_a_file_that_is_gone_meanwhile(target: Path) -> None:
     with ggufspec.load(target, n_threads=1) as engine:
         target.unlink()
-        assert profile_key(engine.target, None)["pair"]["target"]["fingerprint"] is None
+        assert profile_key(engine.pair.target, None)["pair"]["target"]["fingerprint"] is None
 
 
 class Library:
@@ -187,8 +187,8 @@ def test_a_load_takes_batches_that_were_tuned(target: Path, draft: Path) -> None
 
     def loaded(**options: Any) -> tuple[int, int]:
         with ggufspec.load(target, draft, n_ctx=200, **options) as engine:
-            assert engine.draft is not None
-            return engine.target.n_batch, engine.draft.n_batch
+            assert engine.pair.draft is not None
+            return engine.pair.target.n_batch, engine.pair.draft.n_batch
 
     assert loaded() == (200, 64), "no larger than the context"
     assert loaded(n_batch=128) == (128, 128), "what is given holds for both"
@@ -201,10 +201,12 @@ def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
 
     def loaded(**options: Any) -> tuple[int, int, str]:
         with ggufspec.load(target, draft, **options) as engine:
-            assert engine.draft is not None
-            options = {each.options.flash_attention for each in (engine.target, engine.draft)}
+            assert engine.pair.draft is not None
+            options = {
+                each.options.flash_attention for each in (engine.pair.target, engine.pair.draft)
+            }
             (flash_attention,) = options
-            return engine.target.n_threads, engine.draft.n_threads, flash_attention
+            return engine.pair.target.n_threads, engine.pair.draft.n_threads, flash_attention
 
     assert loaded() == (3, 2, "off")
     assert loaded(n_threads=1) == (1, 2, "off")
@@ -213,4 +215,4 @@ def test_a_load_takes_what_was_tuned(target: Path, draft: Path) -> None:
     assert loaded(tuned=False) == (context.n_threads_default(), 1, "auto")
     assert loaded(tuned=False, type_k="f32") == loaded(type_k="f32"), "of others nothing is known"
     with ggufspec.load(target) as engine:
-        assert engine.target.n_threads == context.n_threads_default(), "the pair is another"
+        assert engine.pair.target.n_threads == context.n_threads_default(), "the pair is another"

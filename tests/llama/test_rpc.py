@@ -112,8 +112,8 @@ def test_a_draft_stays_here(
     caplog.set_level(logging.INFO, "ggufspec.llama")
     with ggufspec.load(target, draft, n_threads=1) as engine:
         assert caplog.text.count("using device CPU") == 1, "of the target"
-        assert engine.draft is not None
-        assert (engine.target.model.rpc, engine.draft.model.rpc) == (("far:1",), ())
+        assert engine.pair.draft is not None
+        assert (engine.pair.target.model.rpc, engine.pair.draft.model.rpc) == (("far:1",), ())
         assert engine.placement is not None
         assert engine.placement.startswith("3 of 3 layers of the target on 1 RPC device (")
         assert Lent.closed == 0
@@ -132,8 +132,8 @@ def test_a_head_with_the_targets_output_has_the_targets_devices(
     for make, wanted in ((head_pairs.eagle3, ("far:1",)), (head_pairs.eagle3_own, ())):
         pair = make(tmp_path)
         with ggufspec.load(pair.target, pair.draft, n_ctx=64, n_threads=1) as engine:
-            assert engine.draft is not None
-            assert engine.draft.model.rpc == wanted
+            assert engine.pair.draft is not None
+            assert engine.pair.draft.model.rpc == wanted
 
 
 def test_the_gpu_of_a_draft_is_counted_among_those_here(
@@ -160,12 +160,14 @@ def test_costs_with_servers_are_not_those_without(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with ggufspec.load(target, n_threads=1) as engine:
-        alone = profile_key(engine.target, None)
+        alone = profile_key(engine.pair.target, None)
     monkeypatch.setattr(load, "RpcConnections", Lent)
     with ggufspec.load(target, n_threads=1, n_gpu_layers=0) as engine:
-        assert profile_key(engine.target, None) == alone, "a server without layers costs nothing"
+        assert profile_key(engine.pair.target, None) == alone, (
+            "a server without layers costs nothing"
+        )
     with ggufspec.load(target, n_threads=1, n_gpu_layers=1) as engine:
-        assert "far:1" in str(profile_key(engine.target, None))
+        assert "far:1" in str(profile_key(engine.pair.target, None))
 
 
 # In a build with the backend

@@ -132,7 +132,7 @@ def test_a_pair_without_a_common_token_is_not_loaded(tmp_path: Path) -> None:
     with pytest.raises(VocabError, match="no token in common: the target's tokenizer is SPM"):
         ggufspec.load(target, draft)
     with ggufspec.load(target, target, n_threads=1) as engine:
-        assert engine.vocab_map is None
+        assert engine.pair.vocab_map is None
 
 
 # Text and tokens

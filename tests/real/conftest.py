@@ -57,7 +57,7 @@ def llama() -> Iterator[MakeLlama]:
     with ExitStack() as stack:
 
         def make(engine: Engine, **how: Any) -> Any:
-            context = engine.target
+            context = engine.pair.target
             options: dict[str, Any] = {
                 "n_ctx": context.n_ctx,
                 "n_batch": context.n_batch,

@@ -57,7 +57,7 @@ def test_conversations_are_rendered_as_by_llama_cpp_python(
     load: Load, path_of: PathOf, name: str, kind: str
 ) -> None:
     engine = load(name)
-    template = GEMMA if name == "gemma" else engine.target.model.chat_template
+    template = GEMMA if name == "gemma" else engine.pair.target.model.chat_template
     assert template is not None
     messages = {"user": USER, "turns": TURNS, "called": CALLED}[kind]
     tools = TOOLS if kind == "called" else []

@@ -77,12 +77,12 @@ def test_a_draft_of_another_vocabulary_reads_and_drafts_text(
     load: Load, target: str, draft: str
 ) -> None:
     engine = load(target, draft)
-    assert engine.vocab_map is not None
-    assert engine.draft is not None
-    own, other = engine.vocab, engine.draft.model.vocab
+    assert engine.pair.vocab_map is not None
+    assert engine.pair.draft is not None
+    own, other = engine.vocab, engine.pair.draft.model.vocab
     for text in TEXTS:
         tokens = engine.tokenize(text)
-        read = [there for token in tokens for there in engine.vocab_map.spelled(token)]
+        read = [there for token in tokens for there in engine.pair.vocab_map.spelled(token)]
         assert b"".join(map(other.piece, read)) == b"".join(map(own.piece, tokens))
     done = engine.generate(CODE, temperature=0, n_draft=3, max_tokens=32)
     assert done.stats.acceptance > 0.2

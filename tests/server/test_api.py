@@ -304,7 +304,7 @@ def test_logprobs_are_those_of_the_target(live: Live, speculative: bool) -> None
     prompt = live.engine.tokenize("hello world")
     tokens = live.engine.generate("hello world", **GREEDY).tokens
     assert len(told["token_logprobs"]) == len(told["tokens"]) == 24
-    rows = scoring.logits(live.engine, prompt, tokens, whose="target")
+    rows = scoring.logits(live.engine.pair, prompt, tokens, whose="target")
     for row, token, logprob, top in zip(
         rows, tokens, told["token_logprobs"], told["top_logprobs"], strict=True
     ):
@@ -383,7 +383,7 @@ def test_props_describe_the_server_without_paths(chat_pair: Engine) -> None:
         body = live.client.get("/props").json()
     assert body["total_slots"] == chat_pair.n_slots
     assert body["model_path"] == "target.gguf"
-    assert body["chat_template"] == chat_pair.target.model.chat_template
+    assert body["chat_template"] == chat_pair.pair.target.model.chat_template
     settings = body["default_generation_settings"]
     assert settings["n_ctx"] == chat_pair.n_ctx
     params = settings["params"]

@@ -237,7 +237,7 @@ def test_a_response_has_timings(live: Live, stream: bool) -> None:
 
 def logprobs_of(engine: Engine, tokens: list[int]) -> list[float]:
     """Of all tokens but the first, one pass each."""
-    rows = scoring.logits(engine, tokens[:1], tokens[1:], whose="target")
+    rows = scoring.logits(engine.pair, tokens[:1], tokens[1:], whose="target")
     found = []
     for row, token in zip(rows, tokens[1:], strict=True):
         logits = row[0].astype(float)

@@ -1,0 +1,133 @@
+"""A loaded target with what drafts for it: contexts, slots, costs of passes, and the lock."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import NamedTuple
+from weakref import finalize
+
+from ggufspec.common.facts import counted
+from ggufspec.drafting.pair_profile import StoredProfile
+from ggufspec.engine.lock import EngineLock
+from ggufspec.engine.slots import Slots
+from ggufspec.errors import ClosedError
+from ggufspec.llama.context import Context
+from ggufspec.llama.head import Head
+from ggufspec.llama.vocab import Vocab
+from ggufspec.llama.vocab_map import VocabMap
+
+
+class DraftOfDraft(NamedTuple):
+    """The model that drafts for a draft model, in the tokens of the target."""
+
+    context: Context
+    vocab_map: VocabMap | None = None  # None: it has the target's vocabulary
+
+
+class Pair:
+    """What the texts of an engine share. Its users hold the lock while they decode.
+
+    The models are freed by `close`, and once nothing refers to the pair.
+    """
+
+    def __init__(
+        self,
+        target: Context,
+        draft: Context | Head | None = None,
+        *,
+        n_draft_max: int,
+        vocab_map: VocabMap | None = None,
+        draft_of_draft: DraftOfDraft | None = None,
+        stored_profile: StoredProfile | None = None,
+        stored_profile_of_draft: StoredProfile | None = None,
+        resources: ExitStack,
+        lock: EngineLock | None = None,
+    ) -> None:
+        """`resources` are closed with the pair. `lock`: of a pair with the same contexts.
+
+        `stored_profile_of_draft`: of the draft and its own draft, as a pair.
+        """
+        self.target = target
+        self.head = draft if isinstance(draft, Head) else None
+        self.draft = draft.context if isinstance(draft, Head) else draft
+        self.vocab_map = vocab_map  # None: target and draft have the same vocabulary
+        self.draft_of_draft = draft_of_draft
+        # Target and draft compute on different devices, so both at the same time.
+        self.are_apart = not (self.draft and target.model.places & self.draft.model.places)
+        self.n_draft_max = n_draft_max
+        self.n_slots = target.n_sequences  # texts that can be written at the same time
+        self.lock = EngineLock() if lock is None else lock
+        self.slots = Slots(target, draft, vocab_map, *(draft_of_draft or ()))
+        self.stored_profile = stored_profile or StoredProfile()
+        self.profile = self.stored_profile.profile(n_draft_max + 1, self.n_slots)
+        # Of the draft as a target of its own draft: each text has its passes alone.
+        self.n_rows_draft = self.draft.n_rows if self.draft else 1
+        self._stored_profile_of_draft = stored_profile_of_draft or StoredProfile()
+        self.profile_of_draft = self._stored_profile_of_draft.profile(self.n_rows_draft)
+        self.repeats_greedy_texts = False  # with a seed, at temperature 0 too: see calibration
+        self._free = finalize(self, _free, self.lock, resources)  # neither refers to the pair
+        self._free.atexit = False
+        self._closed = False
+
+    def check_open(self) -> None:
+        """Raise ClosedError, also in a process that was forked since."""
+        if self.lock.is_forked:
+            self.lock.check()
+        if self._closed:
+            raise ClosedError("this engine is closed; load it again")
+
+    @property
+    def vocab(self) -> Vocab:
+        """The target's vocabulary. Raises ClosedError."""
+        self.check_open()
+        return self.target.model.vocab
+
+    @property
+    def contexts(self) -> list[Context]:
+        """Of the target, the draft, and the draft's draft."""
+        below = self.draft_of_draft and self.draft_of_draft.context
+        return [context for context in (self.target, self.draft, below) if context]
+
+    @property
+    def chains_only(self) -> str | None:
+        """Why drafts for this target have no branches; None: they may have some."""
+        if self.target.n_leaves > 1:
+            return None
+        model = self.target.model
+        what = f"drafts for {model.path.name} are chains"
+        if self.target.options.is_exact:
+            return f"{what}: exact passes (--exact) read no trees"
+        if self.target.reads_trees:
+            slots, tokens = counted(self.n_slots, "slot"), counted(self.n_draft_max, "token")
+            return f"{what}: drafts of {tokens} and {slots} leave no room for branches"
+        why = "layers with a sliding window" if model.has_windows else "recurrent layers"
+        return f"{what}: it has {why}, which read no trees"
+
+    @property
+    def plain_seconds(self) -> float | None:
+        """Seconds of a token without drafting, as measured so far; None: not measured."""
+        costs = self.profile.costs
+        return costs.plain if costs.n_measured(1) else None
+
+    @property
+    def decode_seconds(self) -> float:
+        """Seconds spent in llama_decode so far, by target and drafts."""
+        return sum(context.decode_seconds for context in self.contexts)
+
+    def forget(self) -> None:
+        """Empty the KV caches: the next prompt is processed from its first token."""
+        with self.lock.held():
+            self.slots.forget()
+
+    def close(self) -> None:
+        """Store what was learned, and free the models. Twice is fine; the caller holds the lock."""
+        if not self._closed:
+            self.stored_profile.remember(self.profile)
+            self._stored_profile_of_draft.remember(self.profile_of_draft)
+        self._closed = True
+        self._free()
+
+
+def _free(lock: EngineLock, resources: ExitStack) -> None:
+    if not lock.is_forked:
+        resources.close()
