@@ -76,6 +76,7 @@ class Generation:
         self._prompt = tokens
         self._n_top = n_top
         self.n_prompt = len(tokens)
+        self.arrived_at = perf_counter()
         self._all_tokens = array("i", tokens)  # with the text, and its stop token
         self._lease = SlotLease(pair.slots)
         below = pair.draft_of_draft

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
-from time import perf_counter
+from time import perf_counter, sleep
 from weakref import WeakKeyDictionary
 
 from ggufspec.decoding.loop import timed
@@ -20,12 +21,27 @@ _FIRST_PIECE = 32  # prompt tokens for which other generations wait
 _MOST_WAITED = 0.8  # seconds; a piece is made to take about half of that
 _LEAST_PIECE = 32  # fewer take longer for each token: 16 of Qwen 1.5B Q4_0 13 ms, 32 11 ms
 _N_SAME = 16  # passes of the same sizes for which a decision holds
-# Passes that a text may have beside those of other threads while its own is busy elsewhere, such as
-# with the last chunk.
-_MOST_AHEAD = 2
+# A thread is usually back for the next chunk at once: meanwhile its text may have so many passes
+# beside those of others, and keeps its slot for so many seconds.
+_MOST_AHEAD, _SECONDS_AWAY = 2, 0.1
+# Until a thread without a slot looks again; and for which one that has computed for others gives
+# way, since it would get the lock again before they have taken what is theirs.
+_SECONDS_BETWEEN, _SECONDS_GIVEN = 0.002, 0.0001
+# For each token of a prompt, the time within which a later, shorter prompt is processed first:
+# about what a large model takes for a token on a CPU.
+_SECONDS_OVERTAKEN = 0.03
 
 Failures = list[tuple[Generation, Exception]]
 Prepared = list[tuple[Generation, PreparedScore]]  # by LlamaSession.prepare
+
+
+@dataclass
+class _Wanted:
+    """A generation that a thread waits for, or did when it `asked_at` last."""
+
+    is_waiting: bool = True
+    n_ahead: int = 0  # passes since then
+    asked_at: float = field(default_factory=perf_counter)
 
 
 class Scheduler:
@@ -37,9 +53,8 @@ class Scheduler:
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
-        # Those that threads wait for, and the passes since they last asked. Weak: a generation that
-        # is dropped without being closed does not keep its slot.
-        self._wanted: WeakKeyDictionary[Generation, int] = WeakKeyDictionary()
+        # Of threads. Weak: a generation that is dropped without `close` does not keep its slot.
+        self._wanted: WeakKeyDictionary[Generation, _Wanted] = WeakKeyDictionary()
         self._failed: WeakKeyDictionary[Generation, Exception] = WeakKeyDictionary()
         self._n_piece = _FIRST_PIECE
         # The last decision: whether one pass over parts of these sizes is faster.
@@ -61,26 +76,32 @@ class Scheduler:
 
         Beside it, what other threads wait for in this method goes on, or soon will.
         """
-        self._wanted[generation] = 0
-        with self._pair.lock.held():
-            if not (generation.chunks or generation.is_over):
-                self._advance([generation, *self._others(generation)])
+        wanted = self._wanted[generation] = _Wanted()
+        try:
+            with self._pair.lock.held():
+                others = self._others(generation)
+                has_waited = not (generation.chunks or generation.is_over)
+                has_computed = not has_waited or self._advance([generation, *others])
+            if others or not has_computed:
+                sleep(_SECONDS_GIVEN if has_computed else _SECONDS_BETWEEN)
+        finally:
+            wanted.is_waiting, wanted.asked_at = False, perf_counter()
         if (error := self._failed.pop(generation, None)) is not None:
             raise error
 
     def _others(self, mine: Generation) -> list[Generation]:
         found: list[Generation] = []
-        for generation, n_ahead in list(self._wanted.items()) if len(self._wanted) > 1 else ():
-            if generation is mine or (generation.is_reading and generation.reads_alone):
-                continue
-            if generation.is_over or n_ahead >= _MOST_AHEAD:
+        for generation, wanted in list(self._wanted.items()) if len(self._wanted) > 1 else ():
+            if generation.is_over:
                 del self._wanted[generation]
-            else:
-                self._wanted[generation] = n_ahead + 1
-                found.append(generation)
+            elif generation is not mine and not (generation.is_reading and generation.reads_alone):
+                wanted.n_ahead += not wanted.is_waiting
+                if wanted.n_ahead <= _MOST_AHEAD:
+                    found.append(generation)
         return found
 
-    def _advance(self, generations: Sequence[Generation]) -> None:
+    def _advance(self, generations: Sequence[Generation]) -> bool:
+        """Whether one could be advanced: not where all wait for a slot."""
         alive = [each for each in dict.fromkeys(generations) if not each.is_over]
         pieces = self._read(alive)
         asking = [each for each in alive if not (each.is_reading or each.is_over)]
@@ -98,6 +119,7 @@ class Scheduler:
                 generation.answer(scored)
             except Exception as error:  # only of this generation
                 self._failed[generation] = error
+        return len([1 for each in alive if each.has_begun]) > 0
 
     def write_all(self, generations: Iterable[Generation]) -> list[Completion]:
         """Write generations to their ends, as many at once as there are slots.
@@ -126,16 +148,17 @@ class Scheduler:
         pieces: Prepared = []
         target = self._pair.target
         # No generator that is left in its middle, at whose end Ctrl-C would be lost.
-        reading = [each for each in alive if each.is_reading]
+        reading = sorted([each for each in alive if each.is_reading], key=_turn)
         is_writing = len(reading) < len(alive)
         n_most = target.n_batch - target.n_rows * len(alive)
         n_free = max(min(self._n_piece, n_most) if is_writing else n_most, _LEAST_PIECE)
         for generation in reading:
             # Two generations in one slot would process their texts again at each round: one
             # without a slot waits until one is free.
-            is_first = generation.has_begun or not sum(1 for each in alive if each.has_begun)
-            if n_free <= 0 or not (is_first or self._has_free_slot()):
+            if n_free <= 0:
                 break
+            if not (generation.has_begun or self._has_free_slot() or self._is_first(alive)):
+                continue
             generation.set_n_sharers(len(alive))
             try:
                 unread = generation.unread()
@@ -150,6 +173,12 @@ class Scheduler:
 
     def _has_free_slot(self) -> bool:
         return min(slot.n_users for slot in self._pair.slots) == 0
+
+    def _is_first(self, alive: Sequence[Generation]) -> bool:
+        """Whether no text that has a slot is among these, or of a thread that was here just now."""
+        since = perf_counter() - _SECONDS_AWAY
+        here = [each for each, of in list(self._wanted.items()) if of.asked_at > since]
+        return not [each for each in (*alive, *here) if each.has_begun and not each.is_over]
 
     def _piece(
         self,
@@ -252,3 +281,8 @@ class Scheduler:
         except DecodeError:
             return False
         return True
+
+
+def _turn(generation: Generation) -> float:
+    """When its prompt is processed, relative to others: short ones that came later go first."""
+    return generation.arrived_at + _SECONDS_OVERTAKEN * generation.n_prompt

@@ -30,9 +30,6 @@ ROUND_SECONDS_MAX = 120.0  # of a large model on a CPU, a piece of a prompt may 
 _MAX_RETRY = 60.0  # seconds, in Retry-After
 _EXITS = (SystemExit, KeyboardInterrupt)
 _N_SEEDS = 2**64
-# For each token of a prompt, the time within which a later, shorter prompt is processed first:
-# about what a large model takes for a token on a CPU.
-_SECONDS_OVERTAKEN = 0.03
 
 WorkerStatus = Literal["ok", "stopping", "stalled", "failed"]
 RunSoon = Callable[..., object]  # (function, *arguments), as asyncio's call_soon_threadsafe
@@ -220,8 +217,6 @@ class EngineWorker:
             with self._ends_on_error(choice.owner):
                 self._echo(choice)
         choices = [choice for choice in choices if choice.echo is None]
-        if len(choices) <= self._engine.n_slots:  # else one without a slot would stop the others
-            choices.sort(key=_turn)
         by_generation = {choice.generation: choice for choice in choices}
         errors = self._step(list(by_generation))
         for choice in choices:
@@ -266,6 +261,7 @@ class EngineWorker:
             prompt, options = request.prompt_of(index), request.parsed.options
             n_top = request.parsed.n_top
             generation = Generation(self._engine.pair, prompt, options, seed=seed, n_top=n_top)
+            generation.arrived_at = request.arrived_at
             choice = RunningChoice(request, index, generation)
             if request.parsed.echo is not None:
                 choice.echo = self._scores.of(prompt, n_top)
@@ -344,11 +340,6 @@ class EngineWorker:
     def _send_events(self) -> None:
         events, self._events = self._events, []
         _send(events)
-
-
-def _turn(choice: RunningChoice) -> float:
-    """When its prompt is processed, relative to others: short ones that came later go first."""
-    return choice.owner.arrived_at + _SECONDS_OVERTAKEN * choice.generation.n_prompt
 
 
 def _send(events: Sequence[tuple[TextRequest, RequestEvent]]) -> None:
