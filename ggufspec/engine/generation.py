@@ -188,11 +188,7 @@ class Generation:
                 self.session.feed(self._all_tokens[: len(self._prompt) - 1])
             step = next(self._loop, None)
             if step is None:
-                constraint = self._constraint
-                is_complete = constraint is not None and constraint.is_over(self._all_tokens)
-                self.finish_reason = "stop" if is_complete else "length"
-                self._write_run((), (), drafted=False)  # the text that was held back
-                self.end()
+                self._finish()
             else:
                 assert isinstance(step, Ask)
                 self._asked = step
@@ -216,9 +212,18 @@ class Generation:
             self._write(round_, scored.logits)
             if self.finish_reason is not None:
                 self.end()
+            elif len(self._all_tokens) >= self._n_end:
+                self._finish()
         except BaseException:
             self.end()
             raise
+
+    def _finish(self) -> None:
+        constraint = self._constraint
+        is_complete = constraint is not None and constraint.is_over(self._all_tokens)
+        self.finish_reason = "stop" if is_complete else "length"
+        self._write_run((), (), drafted=False)  # the text that was held back
+        self.end()
 
     def end(self) -> None:
         """Give the slot back and store what was learned of the pair. Twice is fine."""
@@ -290,6 +295,7 @@ class Generation:
             materials = replace(materials, stage=self._stage(materials, options))
         drafter: Drafter = drafters.make(drafter_name, materials)
         n_most = pair.target.n_ctx if options.max_tokens is None else options.max_tokens
+        self._n_end = min(n_prompt + n_most, pair.target.n_ctx)
         loop = speculate(
             self._all_tokens,
             drafter=drafter,
@@ -297,7 +303,7 @@ class Generation:
             sampling=sampling,
             uniforms=verify_uniforms,
             n_draft=n_draft,
-            n_end=min(n_prompt + n_most, pair.target.n_ctx),
+            n_end=self._n_end,
             stop_tokens=stop_tokens,
         )
         return drafter, loop

@@ -169,6 +169,8 @@ class Scheduler:
             if piece:
                 pieces.append((generation, PreparedScore(piece, 0)))
             n_free -= len(piece) or len(unread)
+            if not (generation.is_reading or is_writing):  # it writes in this pass
+                is_writing, n_free = True, min(n_free, self._n_piece)
         return pieces
 
     def _has_free_slot(self) -> bool:
