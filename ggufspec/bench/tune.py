@@ -12,13 +12,13 @@ from statistics import median
 from typing import Any
 
 from ggufspec.common import defaults
-from ggufspec.common.progress import NamedProgress, Progress
+from ggufspec.common.progress import NamedProgress
 from ggufspec.drafting import profile_store
 from ggufspec.drafting.cost_model import CostModel
 from ggufspec.drafting.pair_profile import StoredProfile
 from ggufspec.drafting.profile_store import TunedSettings
 from ggufspec.engine.engine import Engine
-from ggufspec.errors import ModelError, OptionError, OutOfMemoryError
+from ggufspec.errors import ModelError, OutOfMemoryError
 from ggufspec.llama import timing
 from ggufspec.llama.attention import Attention, known_attention
 from ggufspec.llama.context import Context
@@ -95,22 +95,18 @@ def tune(
     n_runs: int = defaults.TUNE_RUNS,
     progress: NamedProgress | None = None,
 ) -> Tuned:
-    """Measure passes of a loaded pair, for drafts of up to `n_most` tokens.
+    """Measure passes of a pair that was loaded for drafts of up to `n_most` tokens.
 
     `given`: settings of the engine that stay as they are; those that are None are tried.
     `depth`: tokens in the cache, fewer if the context is small. `n_runs`: measurements of each
     kind, at least. Raises OptionError if the context is too small, DecodeError, ClosedError.
     """
-    if not 1 <= n_most <= engine.n_draft_max:
-        raise OptionError(
-            f"cannot measure drafts of {n_most} tokens: this engine was loaded for 1 to "
-            f"{engine.n_draft_max} (n_draft_max)"
-        )
     target, draft = engine.pair.target, engine.pair.draft
     depth = max(min(depth, target.n_ctx - n_most - 1), 0)
-    trials = _Trials(depth, max(n_runs, 2), progress)
+    tell: NamedProgress = progress or (lambda what, done, of: None)
+    trials = _Trials(depth, max(n_runs, 2), tell)
     with ExitStack() as stack:
-        filling = _named(progress, "Filling the cache of the target")
+        filling = partial(tell, "Filling the cache of the target")
         timing.FilledContext(target, depth=depth, n_most=n_most + 1, progress=filling)
         attention = Attention(target.options.flash_attention)
         if given.flash_attention is None:
@@ -140,7 +136,7 @@ def tune(
             depth=depth,
             n_repeats=n_runs,
             at_least=MIN_SECONDS,
-            progress=_named(progress, "Measuring the target"),
+            progress=partial(tell, "Measuring the target"),
         )
         steps = draft and timing.time_draft(
             draft,
@@ -148,7 +144,7 @@ def tune(
             n_repeats=n_runs,
             at_least=MIN_SECONDS / 2,
             vocab_map=engine.pair.vocab_map,
-            progress=_named(progress, "Measuring the draft"),
+            progress=partial(tell, "Measuring the draft"),
         )
         chosen = TunedSettings(
             n_threads=target.n_threads,
@@ -239,7 +235,7 @@ def break_even_acceptance(costs: CostModel, n_draft: int) -> float | None:
 class _Trials:
     depth: int
     n_runs: int
-    progress: NamedProgress | None
+    tell: NamedProgress
     made: list[Trial] = field(default_factory=list)
 
     def threads(self, whose: str, context: Context, sizes: Sequence[int], n_most: int) -> None:
@@ -252,15 +248,16 @@ class _Trials:
             depth=self.depth,
             n_repeats=self.n_runs,
             at_least=MIN_SECONDS / 2,
-            progress=_named(self.progress, f"Trying threads of the {whose}"),
+            progress=partial(self.tell, f"Trying threads of the {whose}"),
         )
         medians = {n: {size: median(times[n][size]) for size in sizes} for n in sorted(times)}
         chosen = choose({n: sum(found.values()) for n, found in medians.items()}, usual)
-        for n, found in medians.items():
-            if whose == "target":
-                self.made.append(Trial("n_threads", n, found, None, n == chosen))
-            else:
-                self.made.append(Trial("n_threads_draft", n, {}, found[1], n == chosen))
+        self.made += [
+            Trial("n_threads", n, found, None, n == chosen)
+            if whose == "target"
+            else Trial("n_threads_draft", n, {}, found[1], n == chosen)
+            for n, found in medians.items()
+        ]
         context.use_threads(chosen)
 
     def batches(self, whose: str, context: Context) -> int:
@@ -292,16 +289,9 @@ class _Trials:
 
     def _reading(self, whose: str, like: Context, n_batch: int, n_tokens: int) -> float:
         """The minimum seconds of a prompt of n_tokens, in a context of its own."""
-        options = replace(
-            like.options,
-            n_ctx=n_tokens,
-            n_batch=n_batch,
-            n_rows=1,
-            n_sequences=1,
-            n_threads=like.n_threads,
-        )
-        progress = _named(self.progress, f"Trying n_batch {n_batch} of the {whose}")
-        with closing(Context(like.model, options, link=like.link)) as context:
+        sizes = {"n_ctx": n_tokens, "n_batch": n_batch, "n_rows": 1, "n_sequences": 1}
+        progress = partial(self.tell, f"Trying n_batch {n_batch} of the {whose}")
+        with closing(_changed(like, {**sizes, "n_threads": like.n_threads})) as context:
             return min(timing.time_reading(context, n_tokens, _N_PROMPTS, progress))
 
 
@@ -352,7 +342,3 @@ def _is_about(facts: Mapping[str, Any], wanted: Mapping[str, Mapping[str, str]])
         )
     except (KeyError, AttributeError):  # of another kind, or without a draft
         return False
-
-
-def _named(progress: NamedProgress | None, what: str) -> Progress | None:
-    return progress and partial(progress, what)

@@ -21,12 +21,12 @@ from ggufspec.common.files import CACHE_VARIABLE
 from ggufspec.models.header import read_header
 
 if TYPE_CHECKING:
-    from ggufspec.bench.tune import Trial, Tuned
+    from ggufspec.bench.tune import Tuned
 
 ACCEPTANCE_RATES = (0.5, 0.6, 0.7, 0.8, 0.9)
 _SETTINGS = {
-    "n_threads": "target, {} threads",
-    "n_threads_draft": "draft, {} threads",
+    "n_threads": "target, {} thread{}",
+    "n_threads_draft": "draft, {} thread{}",
     "n_batch": "target, n_batch {}",
     "n_batch_draft": "draft, n_batch {}",
 }
@@ -112,12 +112,13 @@ def command(
             engine, given, n_most=n_most, depth=depth, n_runs=n_runs, progress=bars.update
         )
     is_kept = tune.keep(tuned)
+    document = _document(tuned)
     if as_json:
         settings = {"max_n": n_most, "depth": depth, "runs": n_runs, **load_settings}
         under = conditions((target, draft), settings)
-        render.echo_json({**_document(tuned), "remembered": is_kept, **under})
+        render.echo_json({**document, "remembered": is_kept, **under})
     else:
-        _print_report(tuned, read_header(target).matrix_type)
+        _print_report(document, read_header(target).matrix_type)
     if not is_kept:
         render.note(
             f"the result could not be stored in {obstacle() or 'the cache folder'}. Make room, or "
@@ -154,9 +155,9 @@ def _n_ctx(n_ctx: int | None, depth: int, n_most: int) -> int | None:
 def _document(tuned: Tuned) -> dict[str, Any]:
     from ggufspec.bench.tune import best_length, break_even_acceptance
 
-    costs = tuned.costs
-    one = tuned.passes[0].seconds
-    document = {
+    costs, one = tuned.costs, tuned.passes[0].seconds
+    best = [(each, *best_length(costs, each)) for each in ACCEPTANCE_RATES]
+    return {
         "chosen": asdict(tuned.chosen),
         "trials": [asdict(trial) for trial in tuned.trials],
         "attention": tuned.attention,
@@ -169,11 +170,8 @@ def _document(tuned: Tuned) -> dict[str, Any]:
             }
             for measured in tuned.passes
         ],
-        "draft": None,
-        "facts": tuned.facts,
-    }
-    if tuned.step is not None:
-        document["draft"] = {
+        "draft": tuned.step
+        and {
             "step": asdict(tuned.step),
             "reading": tuned.reading and asdict(tuned.reading),
             "step_relative_to_one": tuned.step.seconds / one,
@@ -183,18 +181,19 @@ def _document(tuned: Tuned) -> dict[str, Any]:
             },
             "best_lengths": [
                 {"acceptance": acceptance, "n_draft": n, "speedup": speedup}
-                for acceptance in ACCEPTANCE_RATES
-                for n, speedup in [best_length(costs, acceptance)]
+                for acceptance, n, speedup in best
             ],
-        }
-    return document
+        },
+        "facts": tuned.facts,
+    }
 
 
-def _print_report(tuned: Tuned, matrix_type: str) -> None:
-    document = _document(tuned)
-    if tuned.attention:
-        render.echo(f"{tuned.attention[0].upper()}{tuned.attention[1:]}.\n")
-    _print_trials(tuned.trials)
+def _print_report(found: dict[str, Any], matrix_type: str) -> None:
+    """Print a document as tables and a chart."""
+    if attention := found["attention"]:
+        render.echo(f"{attention[0].upper()}{attention[1:]}.\n")
+    _print_trials(found["trials"])
+    passes, draft = found["target"], found["draft"]
     header = ["Tokens per pass", "ms", "relative to one", "ms/token"]
     rows = [
         [
@@ -203,9 +202,9 @@ def _print_report(tuned: Tuned, matrix_type: str) -> None:
             f"{row['relative_to_one']:.2f}",
             _ms(row["seconds_per_token"]),
         ]
-        for row in document["target"]
+        for row in passes
     ]
-    if draft := document["draft"]:
+    if draft:
         header += ["break-even acceptance"]
         needed = [f"{c:.0%}" if c else "never" for c in draft["break_even_acceptance"].values()]
         for row, text in zip(rows, ["", *needed], strict=True):
@@ -216,43 +215,36 @@ def _print_report(tuned: Tuned, matrix_type: str) -> None:
             "A pass over 4 tokens verifies 3 drafted ones. Drafting 3 tokens is faster than plain "
             "decoding if the\nacceptance rate is above the break-even acceptance.\n"
         )
-    if not tuned.facts["pair"]["target"]["n_gpu_layers"]:
+    if not found["facts"]["pair"]["target"]["n_gpu_layers"]:
         from ggufspec.engine.speeds import weights_note
 
         render.echo(f"The target's weights are {weights_note(matrix_type)}.\n")
-    render.echo(f"Milliseconds by tokens per pass, with {tuned.depth} tokens in the cache:\n")
-    names = [f"{measured.n_tokens:2}: {_ms(measured.seconds):>5}" for measured in tuned.passes]
-    render.echo_bars([measured.seconds for measured in tuned.passes], names)
+    render.echo(f"Milliseconds by tokens per pass, with {found['depth']} tokens in the cache:\n")
+    names = [f"{row['n_tokens']:2}: {_ms(row['seconds']):>5}" for row in passes]
+    render.echo_bars([row["seconds"] for row in passes], names)
     if draft:
         _print_draft(draft)
 
 
-def _print_trials(trials: Sequence[Trial]) -> None:
-    """Two tables: trials measured by passes, and trials measured by a prompt."""
-    by_passes = [trial for trial in trials if trial.reading_seconds is None]
-    by_prompt = [trial for trial in trials if trial.reading_seconds is not None]
+def _print_trials(trials: Sequence[dict[str, Any]]) -> None:
+    sizes = sorted({size for trial in trials for size in trial["target_seconds"]})
     columns = {
-        f"{counted(size, 'token')}, ms": [trial.target_seconds.get(size) for trial in by_passes]
-        for size in sorted({size for trial in by_passes for size in trial.target_seconds})
+        f"{counted(size, 'token')}, ms": [each["target_seconds"].get(size) for each in trials]
+        for size in sizes
     }
-    if any(steps := [trial.draft_seconds for trial in by_passes]):
-        columns["draft step, ms"] = steps
-    _print_settings("Setting", by_passes, columns)
-    readings = [trial.reading_seconds for trial in by_prompt]
-    _print_settings("Setting, with a prompt", by_prompt, {"ms/token": readings})
-
-
-def _print_settings(
-    title: str, trials: Sequence[Trial], columns: dict[str, list[float | None]]
-) -> None:
-    rows = []
-    for i, trial in enumerate(trials):
-        name = _SETTINGS[trial.what].format(trial.value)
-        name = name.removesuffix("s") if trial.value == 1 else name
-        cells = [_ms(seconds[i]) for seconds in columns.values()]
-        rows.append([name, *cells, "chosen" if trial.is_chosen else ""])
+    columns["draft step, ms"] = [each["draft_seconds"] for each in trials]
+    columns["prompt, ms/token"] = [each["reading_seconds"] for each in trials]
+    columns = {name: seconds for name, seconds in columns.items() if any(seconds)}
+    rows = [
+        [
+            _SETTINGS[trial["what"]].format(trial["value"], "" if trial["value"] == 1 else "s"),
+            *(_ms(seconds[i]) for seconds in columns.values()),
+            "chosen" if trial["is_chosen"] else "",
+        ]
+        for i, trial in enumerate(trials)
+    ]
     if rows:
-        render.echo_table([title, *columns, ""], rows)
+        render.echo_table(["Setting", *columns, ""], rows)
 
 
 def _print_draft(draft: dict[str, Any]) -> None:
