@@ -19,7 +19,7 @@ from ggufspec.errors import ModelError, OptionError, OutOfMemoryError, PromptErr
 from ggufspec.llama import lookup
 from ggufspec.llama.devices import free_memory
 from ggufspec.llama.lookup import BaselineRequest, BaselineText, PythonLlama
-from ggufspec.models.header import Header, read_header
+from ggufspec.models.header import read_header
 from ggufspec.models.heads import read_draft
 
 LLAMA_SERVER = "llama.cpp server"  # with the pair, at its defaults
@@ -27,12 +27,10 @@ LLAMA_SERVER_PLAIN = "llama.cpp server, plain"
 PYTHON_LOOKUP = "llama-cpp-python lookup"  # LlamaPromptLookupDecoding
 PYTHON_PLAIN = "llama-cpp-python, plain"
 BASELINES = (LLAMA_SERVER, LLAMA_SERVER_PLAIN, PYTHON_LOOKUP, PYTHON_PLAIN)
-NEED_A_DRAFT = (LLAMA_SERVER,)
 _BINARY = "llama-server"
-_USE_BINARY = (LLAMA_SERVER, LLAMA_SERVER_PLAIN)
+_SERVERS = (LLAMA_SERVER, LLAMA_SERVER_PLAIN)
 _FOLDERS = (".", "bin", "build/bin")  # of a llama.cpp build
 _N_LOOKUP = 10  # tokens, as in llama-cpp-python's README
-_GB = 1e9
 _SAMPLING = tuple(field.name for field in fields(Sampling))
 _BREAKERS = "dry_sequence_breakers"
 _UNSUPPORTED = (*CONSTRAINTS, "stop")  # options that no baseline gets
@@ -55,12 +53,7 @@ class Baseline:
     runner: BaselineRunner
 
     def write(
-        self,
-        tokens: Sequence[int],
-        *,
-        options: Mapping[str, Any],
-        n_tokens: int,
-        seed: int,
+        self, tokens: Sequence[int], *, options: Mapping[str, Any], n_tokens: int, seed: int
     ) -> BaselineText:
         """Continue a prompt by about n_tokens: n_generated of the result is the exact number.
 
@@ -69,16 +62,9 @@ class Baseline:
         that it does not have, and GgufspecError if it fails.
         """
         sampling, breakers = supported(self.name, options, self.runner.sampling_options)
-        found = self.runner.write(
-            BaselineRequest(
-                tokens=tokens,
-                sampling=sampling,
-                n_tokens=n_tokens,
-                seed=seed,
-                ignore_eos=bool(options.get("ignore_eos", False)),
-                dry_sequence_breakers=breakers,
-            )
-        )
+        ignore_eos = bool(options.get("ignore_eos", False))
+        request = BaselineRequest(tokens, sampling, n_tokens, seed, ignore_eos, breakers)
+        found = self.runner.write(request)
         if found.n_prompt != len(tokens):
             raise PromptError(
                 f"it is {found.n_prompt:,} tokens for {self.name}, {len(tokens):,} for ggufspec"
@@ -100,9 +86,8 @@ def open_baselines(
     Servers are stopped at the end, also by an error, Ctrl-C or SIGTERM. Raises OptionError if none
     can run, or no program of a given folder.
     """
-    names = [name for name in BASELINES if name in wanted]
-    if folder is None:
-        names = [name for name in names if name not in _USE_BINARY]
+    possible = BASELINES if folder is not None else (PYTHON_LOOKUP, PYTHON_PLAIN)
+    names = [name for name in possible if name in wanted]
     with exit_on_sigterm(), ExitStack() as stack:
         found: list[Baseline] = []
         reasons: list[str] = []
@@ -112,8 +97,8 @@ def open_baselines(
             except (OptionError, OutOfMemoryError, ModelError) as error:
                 reasons.append(f"{name} is left out: {error}")
                 warn(reasons[-1])
-        needs_binary = folder is not None and any(name in _USE_BINARY for name in names)
-        if not found or (needs_binary and not any(each.name in _USE_BINARY for each in found)):
+        wanted_servers = {*names} & {*_SERVERS}
+        if not found or (wanted_servers and not wanted_servers & {each.name for each in found}):
             where = "" if folder is None else f" in {folder}"
             raise OptionError(f"no program to compare with{where}:\n" + "\n".join(reasons))
         yield found
@@ -126,8 +111,7 @@ def supported(
 
     `available`: the options it has; None: all. Raises OptionError, which names the missing ones.
     """
-    given: dict[str, Any] = dict(options)
-    request, usual = CheckedOptions.of(given), CheckedOptions()  # type: ignore[arg-type]
+    request, usual = CheckedOptions.of({**options}), CheckedOptions()  # type: ignore[typeddict-item]
     breakers = tuple(request.dry_sequence_breakers)
     used = _changed(request.sampling, Sampling(), _SAMPLING)
     used += [_BREAKERS] if breakers != tuple(usual.dry_sequence_breakers) else []
@@ -149,7 +133,7 @@ def _runner(
 ) -> AbstractContextManager[BaselineRunner]:
     """One of them, for a block. Raises OptionError, OutOfMemoryError, ModelError."""
     header, of_draft = read_header(program.target), None
-    if name not in NEED_A_DRAFT:
+    if name != LLAMA_SERVER:
         program = replace(program, draft=None)
     elif program.draft is None:
         raise OptionError("it needs a draft model, and none is given")
@@ -159,15 +143,13 @@ def _runner(
             program = replace(program, spec_type=f"draft-{head.kind}")
         elif of_draft and of_draft.vocabulary != header.vocabulary:
             raise OptionError("llama.cpp refuses a draft of another vocabulary")
-    if folder is not None and name in _USE_BINARY:
+    if folder is not None and name in _SERVERS:
         program = replace(program, binary=_binary(folder))
-    n_bytes = n_logits = 0
-    if not program.n_gpu_layers:
-        n_bytes = header.n_bytes + (of_draft.n_bytes if of_draft else 0)
-    if name == PYTHON_LOOKUP:
-        n_logits = lookup.n_logits_bytes(program.n_ctx, header.n_vocab)
-    _check_room(header, n_bytes, n_logits, program.n_ctx)
-    if name in _USE_BINARY:
+    n_bytes = 0 if program.n_gpu_layers else header.n_bytes + (of_draft.n_bytes if of_draft else 0)
+    n_drafted = _N_LOOKUP if name == PYTHON_LOOKUP else 0
+    n_logits = lookup.n_logits_bytes(program.n_ctx, header.n_vocab) if n_drafted else 0
+    _check_room(n_bytes, n_logits)
+    if name in _SERVERS:
         return llama_server.running(program)
     return closing(
         PythonLlama(
@@ -175,7 +157,7 @@ def _runner(
             n_ctx=program.n_ctx,
             n_threads=program.n_threads,
             n_gpu_layers=program.n_gpu_layers or 0,
-            n_drafted=_N_LOOKUP if name == PYTHON_LOOKUP else 0,
+            n_drafted=n_drafted,
         )
     )
 
@@ -190,21 +172,19 @@ def _binary(folder: Path) -> Path:
     return Path(found).resolve()
 
 
-def _check_room(header: Header, n_bytes: int, n_logits: int, n_ctx: int) -> None:
+def _check_room(n_bytes: int, n_logits: int) -> None:
     """Raise OutOfMemoryError if another copy of the weights may not fit into free memory.
 
     Weights mapped from the file are shared and count as free, but llama.cpp repacks many of them
     for the processor.
     """
-    free, needed = free_memory(), n_bytes + n_logits
-    if free is None or needed <= free:
+    free = free_memory()
+    if free is None or n_bytes + n_logits <= free:
         return
-    what = f"it may need {needed / _GB:.1f} GB more"
-    remedy = "close other programs, or compare with fewer"
+    what = f"may need {(n_bytes + n_logits) / 1e9:.1f} GB more"
     if n_logits > free:
-        what = (
-            f"it keeps the logits of every position: {header.n_vocab:,} tokens x {n_ctx:,} "
-            f"positions x 4 bytes are {n_logits / _GB:.1f} GB"
-        )
-        remedy = "use a smaller context (-c)"
-    raise OutOfMemoryError(f"{what}, and {free / _GB:.1f} GB are free; {remedy}")
+        what = f"keeps the logits of every position, {n_logits / 1e9:.1f} GB"
+    raise OutOfMemoryError(
+        f"it {what}, and {free / 1e9:.1f} GB are free; close other programs, use a smaller context "
+        "(-c), or compare with fewer"
+    )

@@ -9,7 +9,7 @@ import shlex
 import socket
 import subprocess
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -61,19 +61,14 @@ class LlamaServer:
 
     def wait_until_ready(self, seconds: float) -> None:
         """Raises OptionError, with the end of its log, if it ends or does not become ready."""
-        until = monotonic() + seconds
-        while True:
+        until, what = monotonic() + seconds, f"was not ready within {seconds:g} s"
+        while monotonic() < until:
             if (code := self.process.poll()) is not None:
                 what = f"ended with exit code {code} before it was ready"
                 break
-            try:
+            with suppress(OSError, HTTPException):  # not listening yet
                 if _request(self.port, "GET", "/health", None, _HEALTH_SECONDS)[0] == _READY:
                     return
-            except (OSError, HTTPException):
-                pass  # not listening yet
-            if monotonic() > until:
-                what = f"was not ready within {seconds:g} s"
-                break
             sleep(_POLL_SECONDS)
         arguments = command(self.program, self.port)
         raise OptionError(

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ggufspec.bench.baselines import BASELINES, NEED_A_DRAFT, Baseline, open_baselines
+from ggufspec.bench.baselines import BASELINES, LLAMA_SERVER, Baseline, open_baselines
 from ggufspec.bench.contenders import baseline_contenders, contenders
 from ggufspec.bench.llama_server import LlamaCppProgram
 from ggufspec.bench.preset_tables import general
@@ -199,7 +199,7 @@ def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contend
     for each in made:
         CheckedOptions.of(dict(each.options))  # type: ignore[arg-type]  # report errors before loading
     if options.against is not None:
-        names = [each for each in BASELINES if options.has_draft or each not in NEED_A_DRAFT]
+        names = [each for each in BASELINES if options.has_draft or each != LLAMA_SERVER]
         made += baseline_contenders(names, temperatures=temperatures, sampling=sampling)
     return made
 
