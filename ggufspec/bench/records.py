@@ -184,6 +184,13 @@ class BenchResults:
         texts = self.of(contender.name)
         return [(text, others[text.key[1:]]) for text in texts if text.key[1:] in others]
 
+    def greedy_with_plain(self, contender: Contender) -> list[tuple[Measurement, Measurement]]:
+        """The same where both were written at temperature 0 and their tokens are known."""
+        if contender.baseline is None or not contender.is_greedy:
+            return []
+        pairs = self.with_plain(contender)
+        return [(text, other) for text, other in pairs if text.has_tokens and other.has_tokens]
+
     def to_document(self) -> dict[str, Any]:
         """For JSON: see of_document."""
         whole = {"format": FORMAT, **asdict(self)}

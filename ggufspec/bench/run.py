@@ -1,15 +1,17 @@
-"""Measures contenders in alternation: each text becomes one Measurement."""
+"""Measures pairs: contenders write in alternation, and each text becomes one Measurement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
+from typing import Any
 from zlib import crc32
 
+from ggufspec.bench import machine
 from ggufspec.bench.baselines import Baseline
 from ggufspec.bench.contenders import rotated
-from ggufspec.bench.machine import EnergyMeter
 from ggufspec.bench.records import (
     COUNTS,
     BenchResults,
@@ -20,13 +22,16 @@ from ggufspec.bench.records import (
     TextKey,
     sum_by_position,
 )
+from ggufspec.common.facts import differences, plain
 from ggufspec.common.prompts import Prompt
 from ggufspec.engine import scoring
 from ggufspec.engine.chat_template import conversation
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.greedy import compare
 from ggufspec.engine.options import CheckedOptions
-from ggufspec.errors import PromptError
+from ggufspec.errors import OptionError, PromptError
+from ggufspec.llama import devices
+from ggufspec.models.heads import DraftFile
 
 OnTokens = Callable[[int, int, str], None]  # tokens generated, in all, what is being written
 Warn = Callable[[str], None]  # why something is left out
@@ -65,6 +70,68 @@ class Experiment:
                 yield from (TextKey(each.name, prompt.name, run) for each in order)
 
 
+@dataclass(frozen=True)
+class PairBenchmark:
+    """The experiment of one pair. `pair`: its name in the results; "" if there is only one."""
+
+    target: Path
+    draft: DraftFile | None
+    experiment: Experiment
+    pair: str = ""
+    target_label: str = ""
+    draft_label: str = ""
+    load: Mapping[str, Any] = field(default_factory=dict)
+
+
+def perform(
+    benchmark: PairBenchmark,
+    engine: Engine,
+    results: BenchResults,
+    progress: OnTokens,
+    *,
+    baselines: Sequence[Baseline],
+    warn: Warn,
+    on_text: Callable[[], None],
+) -> None:
+    """Measure the texts that the results do not have, and add them.
+
+    `warn` gets the reason why a text is left out. `on_text` is called after each text, outside of
+    all measured times. Results are kept on KeyboardInterrupt. Raises GgufspecError.
+    """
+    experiment = benchmark.experiment
+    results.models[benchmark.pair] = _model_facts(benchmark, engine)
+    done = {text.key for text in results.measurements}
+    n_before = len(done)
+    try:
+        for text in measure(
+            engine, experiment, done=done, progress=progress, baselines=baselines, warn=warn
+        ):
+            results.measurements.append(text)
+            on_text()
+        if len(results.measurements) > n_before:
+            names = {each.name for each in experiment.contenders}
+            others = [each for each in results.divergences if each.contender not in names]
+            results.divergences = others + divergences(engine, experiment, results)
+    finally:
+        if (peak := machine.peak_rss()) is not None:
+            results.memory["peak_rss_bytes"] = peak
+
+
+def n_left(benchmark: PairBenchmark, results: BenchResults) -> int:
+    """How many texts of a pair are not in the results yet."""
+    done: set[TextKey] = {text.key for text in results.measurements}
+    return sum(key not in done for key in benchmark.experiment.order())
+
+
+def check_resumed(before: BenchResults, now: BenchResults) -> None:
+    """Raise OptionError if results cannot be resumed: they are of another benchmark."""
+    if found := list(differences(_conditions(before), _conditions(now))):
+        raise OptionError(
+            f"these results are of another benchmark: {'; '.join(found)}. Give the same "
+            "options to --resume, or another file to --json"
+        )
+
+
 def measure(
     engine: Engine,
     experiment: Experiment,
@@ -81,37 +148,37 @@ def measure(
     or that a baseline tokenizes differently, for that baseline; then `warn` gets the reason.
     Raises GgufspecError, and PromptError if no prompt can be used.
     """
-    contenders = {each.name: each for each in experiment.contenders}
-    prompts = {each.name: each for each in experiment.prompts}
     able = {None, *(each.name for each in baselines)}
-    left = [
-        key
-        for key in experiment.order()
-        if key not in done and contenders[key.contender].program in able
-    ]
+    contenders = {each.name: each for each in experiment.contenders if each.program in able}
+    left = [key for key in experiment.order() if key not in done and key.contender in contenders]
     if not left:
         return
     writer = _Writer(engine, experiment, progress, baselines)
-    usable = []
+    prompts: dict[str, Prompt] = {}
     for prompt in experiment.prompts:
         try:
             writer.read(engine, prompt, prompt.turns[:1])
-            usable.append(prompt.name)
+            prompts[prompt.name] = prompt
         except PromptError as error:
-            if not usable and prompt is experiment.prompts[-1]:
+            if not prompts and prompt is experiment.prompts[-1]:
                 raise
             warn(f"prompt {prompt.name} is left out: {error}")
-    left = [key for key in left if key.prompt in usable]
-    n_turns = sum(len(prompts[key.prompt].turns) for key in left)
+    left = [key for key in left if key.prompt in prompts]
     warm = [name for name in contenders if any(key.contender == name for key in left)]
-    writer.n_tokens_in_all = len(warm) * experiment.n_warm_up + n_turns * experiment.n_tokens
-    for name in warm:
+    n_each = {name: len(prompts[name].turns) * experiment.n_tokens for name in prompts}
+    n_warm_up = len(warm) * experiment.n_warm_up
+    writer.n_tokens_in_all = n_warm_up + sum(n_each[key.prompt] for key in left)
+    for i, name in enumerate(warm):
+        writer.n_done = i * experiment.n_warm_up
         try:
-            writer.warm_up(contenders[name], prompts[usable[0]])
+            writer.warm_up(contenders[name], next(iter(prompts.values())))
         except PromptError as error:
             warn(f"{name}, warm-up: {error}")
+    n_planned = n_warm_up
     left_out: set[TextKey] = set()
     for key in left:
+        writer.n_done = n_planned
+        n_planned += n_each[key.prompt]
         try:
             text = writer.write(contenders[key.contender], prompts[key.prompt], key.run)
         except PromptError as error:  # of a baseline, or if no room is left for the next turn
@@ -140,41 +207,33 @@ class _Writer:
         self._baselines = {baseline.name: baseline for baseline in baselines}
         self._experiment = experiment
         self._progress: OnTokens = progress or (lambda done, of, label: None)
-        self._n_done = 0
-        self.n_tokens_in_all = 1
-        self._meter = EnergyMeter()
+        self.n_done, self.n_tokens_in_all = 0, 1  # for the progress
+        self._meter = machine.EnergyMeter()
         self._started_at = perf_counter()
 
     def warm_up(self, contender: Contender, prompt: Prompt) -> None:
         """Write a short text that is not measured: the first one is slower."""
         n_tokens = min(self._experiment.n_warm_up, self._experiment.n_tokens)
-        try:
-            if n_tokens:
-                self._forget()
-                tokens = self.read(self._engine_of(contender), prompt, [prompt.turns[0]])
-                self._one(contender, tokens, n_tokens, f"warm-up: {contender.name}")
-        finally:
-            self._n_done += self._experiment.n_warm_up
+        if n_tokens:
+            self._forget()
+            tokens = self.read(self._engine_of(contender), prompt, [prompt.turns[0]])
+            self._one(contender, tokens, n_tokens, f"warm-up: {contender.name}")
 
     def write(self, contender: Contender, prompt: Prompt, run: int) -> Measurement:
         """All turns of a prompt, measured as one text. Raises PromptError."""
         self._forget()
         at = perf_counter() - self._started_at
-        n_tokens, n_before = self._experiment.n_tokens, self._n_done
         label = f"{contender.name}: {prompt.name}, run {run + 1} of {self._experiment.n_runs}"
         joules = self._meter.joules()
         said: list[str] = []
         parts: list[Measurement] = []
-        try:
-            for turn in prompt.turns:
-                said.append(turn)
-                tokens = self.read(self._engine_of(contender), prompt, said)
-                reply, part = self._one(contender, tokens, n_tokens, label)
-                said.append(reply)
-                parts.append(part)
-                self._n_done += n_tokens
-        finally:
-            self._n_done = n_before + len(prompt.turns) * n_tokens
+        for turn in prompt.turns:
+            said.append(turn)
+            tokens = self.read(self._engine_of(contender), prompt, said)
+            reply, part = self._one(contender, tokens, self._experiment.n_tokens, label)
+            said.append(reply)
+            parts.append(part)
+            self.n_done += self._experiment.n_tokens
         used = self._meter.joules()
         summed = (*COUNTS, "prompt_seconds", "generation_seconds")
         return Measurement(
@@ -198,7 +257,7 @@ class _Writer:
         """A reply, and how it was written."""
         seed = crc32(f"{self._experiment.seed} {label}".encode())
         if contender.program is not None:
-            self._progress(self._n_done, self.n_tokens_in_all, label)
+            self._progress(self.n_done, self.n_tokens_in_all, label)
             options = {"ignore_eos": self._experiment.ignore_eos, **contender.options}
             baseline = self._baselines[contender.program]
             found = baseline.write(tokens, options=options, n_tokens=n_tokens, seed=seed)
@@ -221,7 +280,7 @@ class _Writer:
         for chunk in stream:
             first = perf_counter() - started if first is None else first
             n_written += len(chunk.tokens)
-            self._progress(self._n_done + n_written, self.n_tokens_in_all, label)
+            self._progress(self.n_done + n_written, self.n_tokens_in_all, label)
         done = stream.completion
         measured = replace(
             Measurement.of_stats(done.stats, contender.name, label),
@@ -272,29 +331,61 @@ def divergences(
 
     Of each contender, the first few texts of one turn.
     """
-    prompts = {each.name: each for each in experiment.prompts if len(each.turns) == 1}
     writer = _Writer(engine, experiment, None)
     by_name = {each.name: each for each in experiment.contenders}
     found: list[FirstDifference] = []
     for contender in experiment.contenders:
-        if contender.baseline is None or not contender.is_greedy:
-            continue
-        plain = by_name[contender.baseline].options
-        options = CheckedOptions.of({"ignore_eos": experiment.ignore_eos, **plain})  # type: ignore[typeddict-item]
-        seen: set[str] = set()
-        for text, other in results.with_plain(contender):
-            if text.prompt not in prompts or text.prompt in seen:
+        prompts = {each.name: each for each in experiment.prompts if len(each.turns) == 1}
+        n_most = _N_DIVERGENCES
+        for text, other in results.greedy_with_plain(contender):
+            is_equal = list(text.tokens) == list(other.tokens)  # most are: no prompt is read
+            if is_equal or text.prompt not in prompts or not n_most:
                 continue
-            if not (text.has_tokens and other.has_tokens):
-                continue
-            if list(text.tokens) == list(other.tokens):  # most are: their prompts are not read
-                continue
-            if len(seen) == _N_DIVERGENCES:
-                break
-            prompt = prompts[text.prompt]
+            given = {
+                "ignore_eos": experiment.ignore_eos,
+                **by_name[contender.baseline or ""].options,
+            }
+            options = CheckedOptions.of(given)  # type: ignore[arg-type]
+            prompt = prompts.pop(text.prompt)
+            n_most -= 1
             tokens = writer.read(engine, prompt, prompt.turns)
             if difference := compare(engine, tokens, other.tokens, text.tokens, options):
-                seen.add(text.prompt)
                 at, gap, rounding = difference.position, difference.gap, difference.rounding
                 found.append(FirstDifference(contender.name, text.prompt, at, gap, rounding))
     return found
+
+
+def _conditions(results: BenchResults) -> dict[str, Any]:
+    """What all texts of a benchmark share."""
+    # The kernel may have been updated in between; another processor or library changes the speed.
+    machine = {name: value for name, value in results.machine.items() if name != "platform"}
+    names = [each.name for each in results.contenders]
+    options = {
+        f"{each.name}: {name}": value
+        for each in results.contenders
+        for name, value in plain(each.options).items()
+    }
+    return {**results.settings, "contenders": names, **options, **machine, **results.versions}
+
+
+def _model_facts(benchmark: PairBenchmark, engine: Engine) -> dict[str, Any]:
+    has_gpu = bool(devices.gpus())
+    facts: dict[str, Any] = {"placement": engine.placement}
+    for whose, context, label in (
+        ("target", engine.pair.target, benchmark.target_label),
+        ("draft", engine.pair.draft, benchmark.draft_label),
+    ):
+        if context is None:
+            continue
+        model = context.model
+        n_layers = min(model.n_gpu_layers, model.n_layers) if has_gpu else 0
+        facts |= {
+            whose: plain(model.path.name),
+            f"{whose}_label": label or plain(model.path.name),
+            f"{whose}_description": model.description,
+            f"{whose}_bytes": model.n_bytes,
+            f"{whose}_params": model.n_params,
+            f"{whose}_layers": f"{n_layers}/{model.n_layers}",
+            f"{whose}_threads": context.n_threads,
+        }
+    return facts

@@ -191,13 +191,7 @@ def warnings_of(results: BenchResults, n_missing: int | None = None) -> list[str
 def _divergence_warnings(results: BenchResults) -> list[str]:
     found = []
     for contender in results.contenders:
-        if contender.baseline is None or not contender.is_greedy:
-            continue
-        pairs = [
-            (ours, other)
-            for ours, other in results.with_plain(contender)
-            if ours.has_tokens and other.has_tokens
-        ]
+        pairs = results.greedy_with_plain(contender)
         n_different = sum(list(ours.tokens) != list(other.tokens) for ours, other in pairs)
         if not n_different:
             continue

@@ -25,7 +25,7 @@ from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
     from ggufspec.bench.records import BenchResults
-    from ggufspec.bench.suite import PairBenchmark
+    from ggufspec.bench.run import PairBenchmark
     from ggufspec.bench.tables import Table
 
 PRESETS = ("notebook", "llama-ssp", "llmss", "gpt2", "staged", "lengths", "temperatures")
@@ -209,7 +209,7 @@ def command(
     if context.invoked_subcommand is not None:
         return 0
     shared.show_log(verbose)
-    from ggufspec.bench.suite import n_left
+    from ggufspec.bench.run import n_left
     from ggufspec.cli.bench_jobs import BenchOptions, jobs_of
 
     if plot_path is not None:
@@ -271,7 +271,7 @@ def _results_of(
     """Empty results, or those to continue. Raises OptionError before models are loaded."""
     from ggufspec.bench import machine
     from ggufspec.bench.records import BenchResults, read_results
-    from ggufspec.bench.suite import check_resumed
+    from ggufspec.bench.run import check_resumed
 
     results = BenchResults(
         settings=settings,
@@ -298,7 +298,7 @@ def _perform(
     job: PairBenchmark, results: BenchResults, path: Path | None, llama_bin: Path | None
 ) -> None:
     """Measure one pair; results are saved after each text, but not too often."""
-    from ggufspec.bench.suite import n_left, perform
+    from ggufspec.bench.run import n_left, perform
     from ggufspec.cli.bench_jobs import opened_baselines
 
     if not n_left(job, results):

@@ -18,8 +18,7 @@ from ggufspec.bench.preset_tables import general
 from ggufspec.bench.presets import PRESETS, Preset, PresetPair
 from ggufspec.bench.prompts import own_prompts, spread
 from ggufspec.bench.records import BenchResults, Contender
-from ggufspec.bench.run import Experiment
-from ggufspec.bench.suite import PairBenchmark
+from ggufspec.bench.run import Experiment, PairBenchmark
 from ggufspec.bench.tables import Table
 from ggufspec.cli import render
 from ggufspec.cli.files import read_prompt_file

@@ -17,7 +17,7 @@ import pytest
 from cli.conftest import MAIN
 from patience import PATIENCE, comes_true
 
-from ggufspec.bench import presets, run, suite
+from ggufspec.bench import presets, run
 from ggufspec.cli import bench as cli_bench
 from ggufspec.cli import progress
 from ggufspec.errors import GgufspecError
@@ -388,7 +388,7 @@ def test_ctrl_c_before_the_first_result_is_reported(
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(suite, "measure", interrupted)
+    monkeypatch.setattr(run, "measure", interrupted)
     found = bench("-p", "hi")
     assert (found.code, found.out) == (130, "")
     assert found.err.splitlines()[-1] == "ggufspec: interrupted"
@@ -518,7 +518,7 @@ def test_what_was_measured_survives_an_error(
                 raise GgufspecError("the machine is out of order")
             yield text
 
-    monkeypatch.setattr(suite, "measure", failing)
+    monkeypatch.setattr(run, "measure", failing)
     found = bench("-p", "hi", "--draft-n", "2", "--json", path)
     assert found.code == 1
     assert "the machine is out of order" in found.err
@@ -545,7 +545,7 @@ def test_nothing_is_saved_while_a_clock_runs(
                 return
             yield text
 
-    monkeypatch.setattr(suite, "measure", timed)
+    monkeypatch.setattr(run, "measure", timed)
     monkeypatch.setattr(cli_bench, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(cli_bench, "SAVE_SHARE", 1e9)
     monkeypatch.setattr(cli_bench, "write_file", lambda *_: saved.append(in_text))
