@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ggufspec.bench import preset_tables
+from ggufspec.bench import tables
 from ggufspec.bench.contenders import contenders
 from ggufspec.bench.prompts import own_prompts
 from ggufspec.bench.records import BenchResults, Contender
@@ -59,7 +59,7 @@ class Preset:
             about=table["about"],
             pairs=[PresetPair(*names) for names in table.get("pairs", [_PAIR])],
             experiment=Experiment(competing, prompts, **table.get("experiment", _EXPERIMENT)),
-            tables=getattr(preset_tables, table.get("table", "general")),
+            tables=getattr(tables, table.get("table", "general")),
             load=table.get("load", {}),
             published=[Table(**each) for each in table.get("published", ())],
         )

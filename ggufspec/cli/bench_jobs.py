@@ -14,12 +14,11 @@ import click
 from ggufspec.bench.baselines import BASELINES, LLAMA_SERVER, Baseline, open_baselines
 from ggufspec.bench.contenders import baseline_contenders, contenders
 from ggufspec.bench.llama_server import LlamaCppProgram
-from ggufspec.bench.preset_tables import general
 from ggufspec.bench.presets import PRESETS, Preset, PresetPair
 from ggufspec.bench.prompts import own_prompts, spread
 from ggufspec.bench.records import BenchResults, Contender
 from ggufspec.bench.run import Experiment, PairBenchmark
-from ggufspec.bench.tables import Table
+from ggufspec.bench.tables import Table, general
 from ggufspec.cli import render
 from ggufspec.cli.files import read_prompt_file
 from ggufspec.cli.names import PairOptions
