@@ -137,15 +137,14 @@ def opened_baselines(
 
 
 def _jobs_of_pair(options: BenchOptions) -> tuple[list[PairBenchmark], str]:
-    given, competing = options.of_experiment(), _contenders(options, options.sampling)
+    given = options.of_experiment()
+    _contenders(options, options.sampling)  # reports errors before files are looked for
     pairs = options.pair.find_each()
     target = next(iter(pairs.values()))[0]
     own = file_sampling(read_header(target).values)
     if options.temperatures:
         own.options.pop("temperature", None)
-    if own.options or own.notes:
-        sampling = with_file_sampling(options.sampling, own, verbose=True)
-        competing = _contenders(options, sampling)
+    competing = _contenders(options, with_file_sampling(options.sampling, own, verbose=True))
     # By default, all texts have the same length, except with a constraint, which ends them.
     is_constrained = any(competing[0].options.get(name) is not None for name in CONSTRAINTS)
     usual = Experiment(competing, own_prompts(), _N_RUNS, _N_TOKENS, ignore_eos=not is_constrained)
