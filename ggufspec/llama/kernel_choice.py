@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from os import environ
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +27,7 @@ PROMPT, N_WRITTEN = 512, 256
 
 _NO_SLOWER = 1.02  # of llama.cpp's time for one token, which repeated measurements differ by
 _N_PASSES, _SECONDS = 7, 1.0  # of each size at most; of all sizes for a second repetition
+_DISTURBED = 1.5  # times the pass over more tokens, above which one over fewer was disturbed
 _PROMPT_MILLISECONDS = 1000  # after which the prompt is not repeated
 
 Load = Callable[[bool], "int | None"]  # without host buffers of devices?
@@ -43,6 +45,15 @@ class Choice(NamedTuple):
     def times(self) -> Times | None:
         """With the kernels that are used; None where nothing was measured."""
         return self.ggufspec if self.types else self.llama_cpp
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether passes took less time than shorter ones, as beside other programs."""
+        return any(
+            times[few] > _DISTURBED * times[many]
+            for times in (self.llama_cpp or {}, self.ggufspec or {})
+            for few, many in pairwise(times)
+        )
 
     @property
     def reason(self) -> str | None:
@@ -95,7 +106,7 @@ def load(path: Path, load_file: Load, placed: Placed, *, writes: bool) -> tuple[
         path.name,
     )
     pointer, choice = _measure(load_file, types, (*SIZES, PROMPT) if placed.devices else SIZES)
-    if pointer is not None and choice.reason is not None:
+    if pointer is not None and choice.reason is not None and not choice.is_disturbed:
         profile_store.remember(key, {**choice._asdict(), "types": [*choice.types]})
     return pointer, choice
 

@@ -170,10 +170,12 @@ def test_passes_of_the_model_decide_once(quantized: Path, monkeypatch: pytest.Mo
         print(used.reason)
         print(*used.types)
     """
-    first = run(program, quantized)
-    stored = [
-        each for each in profile_store.records() if each.facts["about"] == "kernels of a model"
-    ]
+    stored: list[profile_store.Record] = []
+    while not stored:  # again, where another process disturbs the measurement
+        first = run(program, quantized)
+        stored = [
+            each for each in profile_store.records() if each.facts["about"] == "kernels of a model"
+        ]
     assert len(stored) == 1
     assert {*stored[0].document["llama_cpp"]} == {"1", "2", "4", "8"}
     assert run(program, quantized)[-2:] == first[-2:]
@@ -275,6 +277,25 @@ def test_a_forked_process_computes_the_same(quantized: Path) -> None:
         quantized,
     )
     assert lines[-1] == "0 True"
+
+
+def test_times_that_other_programs_disturbed_are_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where one token took longer than two."""
+    monkeypatch.delenv(kernels.VARIABLE)
+    path = written(tmp_path / "model.gguf", "Q4_0")
+    disturbed = SLOWED.replace(
+        "        return clock",
+        """
+        clock["n"] = clock.get("n", -1) + 1
+        clock["now"] += 9 * (clock["n"] % 8 == 2)  # the end of the first pass of each repetition
+        return clock""",
+    )
+    for program, n_stored in ((disturbed, 0), (SLOWED, 1)):
+        run(program, path, "none")
+        stored = [*profile_store.records()]
+        assert len([each for each in stored if "llama_cpp" in each.document]) == n_stored
 
 
 def test_an_unknown_version_of_ggml_leaves_llama_cpps(quantized: Path) -> None:
