@@ -124,7 +124,7 @@ def parsed(parser: ChatParser, text: str, size: int) -> Parsed:
                 names.append(delta.name)
             else:
                 assert delta.name is None
-            calls[delta.call_index].append(delta.arguments)
+            calls[delta.call_index].append(delta.text)
     return Parsed(
         "".join(delta.text for delta in deltas if isinstance(delta, ContentDelta)),
         "".join(delta.text for delta in deltas if isinstance(delta, ReasoningDelta)),

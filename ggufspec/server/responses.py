@@ -42,10 +42,10 @@ class _Choice:
             elif isinstance(delta, ReasoningDelta):
                 self.reasoning += delta.text
             elif delta.name is not None:
-                function = {"name": delta.name, "arguments": delta.arguments}
+                function = {"name": delta.name, "arguments": delta.text}
                 self.calls.append({"id": delta.id, "type": "function", "function": function})
             else:
-                self.calls[delta.call_index]["function"]["arguments"] += delta.arguments
+                self.calls[delta.call_index]["function"]["arguments"] += delta.text
         if deltas and all(isinstance(delta, ReasoningDelta) for delta in deltas):
             self.n_reasoning_tokens += n_tokens
 
@@ -265,7 +265,7 @@ def _delta_body(part: ChatDelta) -> dict[str, Any]:
         return {"content": part.text}
     if isinstance(part, ReasoningDelta):
         return {"reasoning_content": part.text}
-    function, call = {"arguments": part.arguments}, {}
+    function, call = {"arguments": part.text}, {}
     if part.name is not None:
         function["name"] = part.name
         call = {"id": part.id, "type": "function"}

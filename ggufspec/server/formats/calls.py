@@ -197,34 +197,33 @@ class CallParser:
         yield from self.pattern(self._syntax.middle)
         begin, *more = words(parameter.begin)
         schema = self._schemas.get(name, {})
-        n_written = 0
+        has_begun = False
         while True:
             found = yield from reader.next_word(begin, *self.closers)
             if found != begin:
                 reader.at -= len(found or "")
-                if not n_written:
-                    if not found:
-                        raise NoCallError
-                    self._begin(name, id)
-                self._deltas.write("{}" if not n_written else "}")
-                return
+                if not has_begun and not found:
+                    raise NoCallError
+                break
             for word in more:
                 yield from reader.next_word(word)
             key, is_string = yield from self._key(parameter)
             if key is None:
-                if not n_written:
+                if not has_begun:
                     raise NoCallError
-                self._deltas.write("}")
-                return
-            if not n_written:
+                break
+            if not has_begun:
                 self._begin(name, id)
-            self._deltas.write(("{" if not n_written else ", ") + json_text(key) + ": ")
-            n_written += 1
+                has_begun = True
+            self._deltas.key(key)
             types = types_of(schema, key)
             if is_string is not None:
                 types = {"string"} if is_string else types - {"string"} or {"any"}
             if not (yield from self._value(parameter, key, types, self._deltas.write)):
                 return
+        if not has_begun:
+            self._begin(name, id)
+        self._deltas.end_object()
 
     def _key(self, parameter: ParameterSyntax) -> Steps[tuple[str | None, bool | None]]:
         """The key of an argument, and whether it is marked as a string; None: none, no marks."""
@@ -276,7 +275,6 @@ class CallParser:
         if not (yield from reader.next_word("(")):
             raise NoCallError
         self._begin(name, id)
-        n_written = 0
         while True:
             if (yield from reader.next_word(",")):
                 continue
@@ -287,14 +285,12 @@ class CallParser:
             value: list[str] = []
             if key and not (yield from reader.accept("=")):
                 value, key = [key], ""
-            key = key or str(n_written)
             is_whole = yield from self._literal(value.append)
-            self._deltas.write(("{" if not n_written else ", ") + json_text(key) + ": ")
+            self._deltas.key(key or str(self._deltas.n_members))
             self._deltas.write(json_text(value_of("".join(value).strip())))
-            n_written += 1
             if not is_whole:
                 return
-        self._deltas.write("}" if n_written else "{}")
+        self._deltas.end_object()
 
     def _literal(self, write: Write) -> Steps[bool]:
         """Write the source of a literal, up to the comma or parenthesis after it."""

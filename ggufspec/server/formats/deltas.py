@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import NamedTuple, Protocol
+
+from ggufspec.server.formats.values import json_text
 
 
 class ContentDelta(NamedTuple):
@@ -21,11 +24,11 @@ class ReasoningDelta(NamedTuple):
 class CallDelta(NamedTuple):
     """More of one tool call; its first delta has the id and the name.
 
-    `arguments` is a piece of JSON text: the pieces of a call, joined, are its arguments.
+    `text` is a piece of JSON text: the pieces of a call, joined, are its arguments.
     """
 
     call_index: int
-    arguments: str = ""
+    text: str = ""
     id: str | None = None
     name: str | None = None
 
@@ -52,27 +55,16 @@ class Deltas:
         self._spaces: list[str] = []  # they belong to the content if more of it comes
         self.has_content = False
         self.n_calls = 0
+        self.n_members = 0  # of the last call's arguments
         self._skips_spaces = False
 
     def take(self) -> list[ChatDelta]:
         """What was found since the last call; texts of one kind are joined."""
         found, self._found = self._found, []
-        joined: list[ChatDelta] = []
-        for delta in found:
-            last = joined[-1] if joined else None
-            if isinstance(last, ContentDelta) and isinstance(delta, ContentDelta):
-                joined[-1] = ContentDelta(last.text + delta.text)
-            elif isinstance(last, ReasoningDelta) and isinstance(delta, ReasoningDelta):
-                joined[-1] = ReasoningDelta(last.text + delta.text)
-            elif (
-                isinstance(last, CallDelta)
-                and isinstance(delta, CallDelta)
-                and last.call_index == delta.call_index
-            ):
-                joined[-1] = last._replace(arguments=last.arguments + delta.arguments)
-            else:
-                joined.append(delta)
-        return joined
+        return [
+            first._replace(text="".join([first.text, *(each.text for each in more)]))
+            for _, (first, *more) in groupby(found, _part_of)
+        ]
 
     def content(self, text: str) -> None:
         """More content."""
@@ -111,8 +103,23 @@ class Deltas:
         self.part()
         self._found.append(CallDelta(self.n_calls, "", id or self.new_id(), name))
         self.n_calls += 1
+        self.n_members = 0
 
     def write(self, text: str) -> None:
         """More JSON text of the last call's arguments."""
         if text:
             self._found.append(CallDelta(self.n_calls - 1, text))
+
+    def key(self, key: str) -> None:
+        """The key of one more of the last call's arguments, which are an object."""
+        self.write(("{" if not self.n_members else ", ") + json_text(key) + ": ")
+        self.n_members += 1
+
+    def end_object(self) -> None:
+        """The last call has no more arguments."""
+        self.write("}" if self.n_members else "{}")
+
+
+def _part_of(delta: ChatDelta) -> tuple[type, int]:
+    """What of an answer a delta belongs to."""
+    return type(delta), delta.call_index if isinstance(delta, CallDelta) else 0

@@ -179,8 +179,8 @@ def test_arguments_are_streamed(chat_format: FormatOf) -> None:
         parser = chat_format(TEMPLATES[name]).parser("", TOOLS)
         deltas = [delta for letter in text for delta in parser.push(letter)]
         calls = [delta for delta in deltas if isinstance(delta, CallDelta)]
-        assert "".join(call.arguments for call in calls) == '{"city": "Paris'
-        assert calls[-1].arguments == "s"
+        assert "".join(call.text for call in calls) == '{"city": "Paris'
+        assert calls[-1].text == "s"
 
 
 @pytest.mark.parametrize(
