@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ggufspec import __version__
@@ -283,30 +283,28 @@ async def _frames(
         yield _frame(builder.error_chunk(error.body))
 
 
-class _EventStream(Response):
-    """Sends a first frame, then others as they come, and closes their generator in the end."""
+class _EventStream(StreamingResponse):
+    """Sends a first frame, then others as they come, and closes their generator in the end.
+
+    Starlette's own would wait for a disconnect, which `submit` does.
+    """
 
     media_type = "text/event-stream"
-    charset = "utf-8"
 
     def __init__(self, first: bytes, frames: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
-        self._first = first
+        async def all_frames() -> AsyncGenerator[bytes, None]:
+            yield first
+            async for frame in frames:
+                yield frame
+
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(all_frames(), headers=headers)
         self._frames = frames
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        try:
-            await send(start)
-            await send({"type": "http.response.body", "body": self._first, "more_body": True})
-            async for data in self._frames:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except ClientDisconnect:
-            return
-        finally:
-            await self._frames.aclose()
+        async with aclosing(self._frames):
+            with suppress(ClientDisconnect):
+                await self.stream_response(send)
 
 
 def _frame(document: dict[str, Any]) -> bytes:
