@@ -21,6 +21,7 @@ from ggufspec.cli.sections import SectionedGroup
 from ggufspec.cli.text_settings import sampling_options_beside_temperature
 from ggufspec.common import defaults
 from ggufspec.common.files import check_writable, format_bytes, write_file
+from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.errors import GgufspecError, OptionError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ _format_option = option(
 )
 @option(
     "--temp temperatures",
-    f"Temperatures; 0 is greedy.  [default: the target file's, or {defaults.TEMPERATURE}]",
+    f"Temperatures; 0 is greedy.  [default: the target file's, or {Sampling.temperature}]",
     metavar="LIST",
     callback=_listed(NOT_NEGATIVE, "temperatures"),
 )

@@ -27,6 +27,7 @@ from ggufspec.common import defaults
 from ggufspec.common.facts import plain
 from ggufspec.common.files import format_bytes
 from ggufspec.common.prompts import TEXTS, Prompt, parse_prompts
+from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.file_sampling import file_sampling
 from ggufspec.engine.options import CONSTRAINTS, CheckedOptions
@@ -183,7 +184,7 @@ def _contenders(options: BenchOptions, sampling: dict[str, Any]) -> list[Contend
             "--drafter none is plain decoding, which is always measured; name one that drafts, "
             "such as ngram"
         )
-    temperatures = options.temperatures or [sampling.get("temperature", defaults.TEMPERATURE)]
+    temperatures = options.temperatures or [sampling.get("temperature", Sampling.temperature)]
     made = contenders(
         lengths=options.lengths or [defaults.N_DRAFT],
         trees=options.trees or [defaults.TREE],

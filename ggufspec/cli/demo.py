@@ -19,6 +19,7 @@ from ggufspec.cli.run import generate
 from ggufspec.cli.sections import SectionedCommand
 from ggufspec.cli.text_settings import checked
 from ggufspec.common import defaults
+from ggufspec.decoding.sampling_options import Sampling
 
 if TYPE_CHECKING:
     from ggufspec.decoding.stats import Stats
@@ -52,7 +53,7 @@ _SAMPLING: Final = {"min_p": 0.1, "repeat_penalty": 1.15}
         "--temp temperature",
         "Temperature of the texts that are measured; 0: greedy.",
         type=NOT_NEGATIVE,
-        default=defaults.TEMPERATURE,
+        default=Sampling.temperature,
     ),
     option("-s --seed", "Seed.", type=COUNT, default=0),
 )

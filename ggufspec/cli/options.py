@@ -21,7 +21,7 @@ AT_LEAST_1 = click.IntRange(min=1)
 PATH, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
 
 
-class _Number(click.FloatRange):
+class Number(click.FloatRange):
     """A range without NaN, which click accepts in any range."""
 
     def convert(
@@ -33,9 +33,9 @@ class _Number(click.FloatRange):
         return number
 
 
-NOT_NEGATIVE = _Number(min=0)
-POSITIVE = _Number(min=0, min_open=True)
-SHARE = _Number(min=0, max=1)
+NOT_NEGATIVE = Number(min=0)
+POSITIVE = Number(min=0, min_open=True)
+SHARE = Number(min=0, max=1)
 
 
 def option(names: str, help_text: str, **settings: Any) -> Option:

@@ -6,6 +6,8 @@ from typing import Final
 
 import click
 
+from ggufspec.decoding.sampling_options import NUMBERS
+
 # Section titles in the order of --help, each with names of parameters in their order. An option
 # that is listed nowhere comes in the last section.
 _SECTIONS: Final = {
@@ -21,10 +23,8 @@ _SECTIONS: Final = {
     ),
     "Text": ("max_tokens", "n_tokens", "stop", "ignore_eos"),
     "Sampling": (
-        *("temperature", "temperatures", "seed", "top_k", "top_p", "min_p", "typical_p"),
-        *("top_n_sigma", "repeat_last_n", "repeat_penalty", "presence_penalty"),
-        *("frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
-        *("dry_penalty_last_n", "dry_sequence_breakers", "logit_bias", "samplers"),
+        *("temperature", "temperatures", "seed", *NUMBERS),
+        *("dry_sequence_breakers", "logit_bias", "samplers"),
     ),
     "Constraints": (
         *("json_schema", "json_schema_file", "grammar", "grammar_file", "regex", "regex_file"),

@@ -12,9 +12,10 @@ import click
 from ggufspec.cli import options as shared
 from ggufspec.cli import render
 from ggufspec.cli.files import read_file
-from ggufspec.cli.options import COUNT, NOT_NEGATIVE, POSITIVE, Command, Option, gathered, option
+from ggufspec.cli.options import Command, Option, gathered, option
 from ggufspec.common import defaults
 from ggufspec.common.facts import plain
+from ggufspec.decoding.sampling_options import NUMBERS, refusal
 from ggufspec.errors import OptionError
 from ggufspec.models.heads import DraftFile
 
@@ -74,64 +75,29 @@ chat_template_option = _from_file(
 
 def _refused(context: click.Context, option: click.Parameter, value: str | None) -> None:
     if value not in (None, "0", "0.0"):
-        from ggufspec.decoding.sampling import refusal
-
         raise click.UsageError(refusal(option.name or "", option.opts[0]) or "")
 
 
-_SHARE = click.FloatRange(min=0, max=1, min_open=True)
-_WINDOW = click.IntRange(min=-1)
+_FLAGS = {  # where they are not the name
+    "temperature": "--temp temperature",
+    "typical_p": "--typical --typical-p typical_p",
+    "top_n_sigma": "--top-nsigma --top-n-sigma top_n_sigma",
+}
 
 
-def _sampler(names: str, kind: click.ParamType[Any], help_text: str) -> Option:
-    name = names.split()[-1].lstrip("-").replace("-", "_")
-    return option(names, help_text, type=kind, default=getattr(defaults, name.upper()))
+def _sampler(name: str) -> Option:
+    default, (least, most, above), text = NUMBERS[name]
+    kind: click.ParamType[Any] = shared.Number(least, most, min_open=above)
+    if isinstance(default, int):
+        kind = click.IntRange(None if least is None else int(least))
+    elif least is None:
+        kind = click.FLOAT
+    return option(_FLAGS.get(name, f"--{name.replace('_', '-')}"), text, type=kind, default=default)
 
 
-_TEMPERATURE = _sampler(
-    "--temp temperature",
-    NOT_NEGATIVE,
-    "Temperature; 0: greedy. Sampling options that are not given come from the target's file if "
-    "it has them.",
-)
+_TEMPERATURE, *_NUMBERS = map(_sampler, NUMBERS)
 _SAMPLERS = (
-    _sampler("--top-k", COUNT, "Keep the k most likely tokens; 0: off."),
-    _sampler(
-        "--top-p", _SHARE, "Keep the most likely tokens up to this total probability; 1: off."
-    ),
-    _sampler(
-        "--min-p",
-        shared.SHARE,
-        "Keep tokens with this probability relative to the most likely one; 0: off.",
-    ),
-    _sampler(
-        "--typical --typical-p typical_p",
-        _SHARE,
-        "Keep the most typical tokens up to this total probability; 1: off.",
-    ),
-    _sampler(
-        "--top-nsigma --top-n-sigma top_n_sigma",
-        click.FLOAT,
-        "Keep tokens within this many standard deviations of the largest logit; 0: off.",
-    ),
-    _sampler(
-        "--repeat-last-n", _WINDOW, "Number of last tokens that are penalized; 0: off, -1: all."
-    ),
-    _sampler("--repeat-penalty", POSITIVE, "Penalty factor for repeated tokens; 1: off."),
-    _sampler("--presence-penalty", click.FLOAT, "Subtracted once from logits of repeated tokens."),
-    _sampler(
-        "--frequency-penalty",
-        click.FLOAT,
-        "Subtracted from logits of repeated tokens, per repetition.",
-    ),
-    _sampler("--dry-multiplier", NOT_NEGATIVE, "DRY: penalty for continuing a repetition; 0: off."),
-    _sampler(
-        "--dry-base", click.FloatRange(min=1), "DRY: growth of the penalty per repeated token."
-    ),
-    _sampler("--dry-allowed-length", COUNT, "DRY: longest repetition without a penalty."),
-    _sampler(
-        "--dry-penalty-last-n", _WINDOW, "DRY: number of last tokens to search; 0: off, -1: all."
-    ),
+    *_NUMBERS,
     option(
         "--dry-sequence-breaker dry_sequence_breakers",
         "DRY: a text that ends a repetition; may be given several times; none: no such text. "

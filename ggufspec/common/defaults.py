@@ -4,21 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-# Sampling, as in llama.cpp.
-TEMPERATURE: Final = 0.8
-TOP_K: Final = 40
-TOP_P: Final = 0.95
-MIN_P: Final = 0.05
-TYPICAL_P: Final = 1.0
-TOP_N_SIGMA: Final = 0.0
-REPEAT_LAST_N: Final = 64
-REPEAT_PENALTY: Final = 1.0
-FREQUENCY_PENALTY: Final = 0.0
-PRESENCE_PENALTY: Final = 0.0
-DRY_MULTIPLIER: Final = 0.0
-DRY_BASE: Final = 1.75
-DRY_ALLOWED_LENGTH: Final = 2
-DRY_PENALTY_LAST_N: Final = 64
+# Sampling, as in llama.cpp; decoding.sampling_options has the numbers.
 DRY_SEQUENCE_BREAKERS: Final = ("\n", ":", '"', "*")
 SAMPLERS: Final = (
     "penalties",

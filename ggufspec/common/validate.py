@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import operator
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from types import NoneType
-
-import numpy as np
 
 from ggufspec.errors import OptionError
 
@@ -27,10 +26,12 @@ def number(name: str, value: object) -> float:
 def number32(name: str, value: object) -> float:
     """A number that a 32-bit float can hold: neither rounded to 0 nor to infinity."""
     found = number(name, value)
-    with np.errstate(over="ignore", under="ignore"):
-        kept = float(np.float32(found))
-    if math.isfinite(found) and (math.isinf(kept) or (kept == 0) != (found == 0)):
-        raise OptionError(f"{name} is {found}; that is too {'large' if kept else 'small'}")
+    try:
+        (kept,) = struct.unpack("<f", struct.pack("<f", found))
+    except OverflowError as error:
+        raise OptionError(f"{name} is {found}; that is too large") from error
+    if kept == 0 != found:
+        raise OptionError(f"{name} is {found}; that is too small")
     return found
 
 

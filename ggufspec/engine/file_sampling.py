@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from ggufspec.common import defaults
-from ggufspec.decoding.sampling import Sampling, SamplingOptions, sampler_name
+from ggufspec.decoding.sampling_options import Sampling, sampler_name
+from ggufspec.engine.options import SamplingOptions
 from ggufspec.errors import OptionError
 
 _PREFIX = "general.sampling."

@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from typing_extensions import TypedDict
+
 from ggufspec.common import defaults, validate
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.sampling import Sampling, SamplingOptions, refusal
+from ggufspec.decoding.sampling_options import Sampling, refusal
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
@@ -21,6 +23,27 @@ _GRAMMARS: dict[str, Callable[[Any], str]] = {
     "choices": grammar.of_choices,
 }
 CONSTRAINTS = tuple(_GRAMMARS)  # at most one is given
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Sampling options, by the names of llama.cpp's server; see Sampling."""
+
+    temperature: float  # 0: greedy
+    top_k: int  # 0: off
+    top_p: float  # 1: off
+    min_p: float  # 0: off
+    typical_p: float  # 1: off
+    top_n_sigma: float  # 0 or less: off
+    repeat_last_n: int  # tokens that the penalties look back on; 0: off, -1: all
+    repeat_penalty: float  # 1: off
+    frequency_penalty: float
+    presence_penalty: float
+    dry_multiplier: float  # 0: off
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int  # tokens that DRY looks back on; 0: off, -1: all
+    logit_bias: Mapping[int, float]  # added to the logits of tokens; -inf bans one
+    samplers: Sequence[str]  # which, and in what order
 
 
 class GenerateOptions(SamplingOptions, total=False):

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ggufspec.decoding.sampling import SamplingOptions
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import CheckedOptions
+from ggufspec.engine.options import CheckedOptions, SamplingOptions
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.requests import default_options
 from ggufspec.server.responses import FINGERPRINT

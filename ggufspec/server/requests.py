@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+from ggufspec.decoding.sampling_options import NUMBERS
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.options import CheckedOptions, GenerateOptions
 from ggufspec.errors import OptionError, PromptError
@@ -22,10 +23,8 @@ from ggufspec.server.schema import (
 
 # Fields with the name and the meaning of an option of the engine.
 _OPTIONS = (
-    *("temperature", "min_p", "typical_p", "top_n_sigma", "repeat_penalty", "repeat_last_n"),
-    *("presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length"),
-    *("dry_penalty_last_n", "dry_sequence_breakers", "stop", "ignore_eos", "min_tokens"),
-    *("drafter", "tree", "verify"),
+    *(name for name in NUMBERS if name not in ("top_k", "top_p")),
+    *("dry_sequence_breakers", "stop", "ignore_eos", "min_tokens", "drafter", "tree", "verify"),
 )
 _OF_WHOLE_TEXT = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 _FIELDS_OF_TEMPLATES = {"messages", "tools", "add_generation_prompt"}  # the server sets them

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import pydantic
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from ggufspec.decoding.sampling_options import INT_MAX, NUMBERS
 from ggufspec.server import fields
 
 N_STOPS = 1000
@@ -73,7 +75,20 @@ class StructuredOutputs(_Body):
     json_object: bool | None = None
 
 
-class GenerationBody(_Body):
+if TYPE_CHECKING:
+    _Numbers = _Body
+else:  # of sampling; but for top_p and top_k, which GenerationBody has with further values
+    _Numbers = pydantic.create_model(
+        "_Numbers",
+        __base__=_Body,
+        **{
+            name: (type(default) | None, Field(None, le=most, **{"gt" if above else "ge": least}))
+            for name, (default, (least, most, above), _) in NUMBERS.items()
+        },
+    )
+
+
+class GenerationBody(_Numbers):
     """The fields that all requests for text have."""
 
     kinds: ClassVar[tuple[str, ...]] = ("everywhere",)
@@ -85,23 +100,11 @@ class GenerationBody(_Body):
     min_tokens: int | None = Field(
         None, ge=0, le=2**31, description="So many tokens come before one that ends the text."
     )
-    temperature: float | None = Field(None, ge=0)
-    top_p: float | None = Field(None, ge=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1, description="0 or -1: off.")
-    min_p: float | None = Field(None, ge=0, le=1)
-    typical_p: float | None = Field(None, gt=0, le=1)
-    top_n_sigma: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repeat_penalty: float | None = Field(None, gt=0)
+    top_p: float | None = Field(None, ge=0, le=1, description="0: the most likely token alone.")
+    top_k: int | None = Field(None, ge=-1, le=INT_MAX, description="0 or -1: off.")
     repetition_penalty: float | None = Field(
         None, gt=0, description="As repeat_penalty, but for all tokens of prompt and text."
     )
-    repeat_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
-    dry_multiplier: float | None = Field(None, ge=0)
-    dry_base: float | None = Field(None, ge=1)
-    dry_allowed_length: int | None = Field(None, ge=0, le=2**31 - 1)
-    dry_penalty_last_n: int | None = Field(None, ge=-1, le=2**31 - 1)
     dry_sequence_breakers: list[str] | None = Field(None, max_length=N_SAMPLERS)
     samplers: list[str] | None = Field(None, max_length=N_SAMPLERS)
     logit_bias: dict[TokenKey, float] | None = Field(

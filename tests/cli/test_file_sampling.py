@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny
 
-from ggufspec.common import defaults
+from ggufspec.decoding.sampling_options import Sampling
 
 Command = Callable[..., Any]
 
@@ -32,14 +32,14 @@ def test_run_takes_what_is_not_given(run: Command, recommending: Path) -> None:
     found = run("-m", recommending, *PROMPT, "--top-p", "0.5", "--json")
     settings = found.document["settings"]
     assert (settings["temperature"], settings["top_k"], settings["top_p"]) == (0.7, 20, 0.5)
-    assert settings["min_p"] == defaults.MIN_P
+    assert settings["min_p"] == Sampling.min_p
     assert NOT_APPLIED in found.err
     assert "sampling from" not in found.err
 
 
 def test_a_default_that_is_given_wins(run: Command, recommending: Path) -> None:
-    found = run("-m", recommending, *PROMPT, "--temp", str(defaults.TEMPERATURE), "--json")
-    assert found.document["settings"]["temperature"] == defaults.TEMPERATURE
+    found = run("-m", recommending, *PROMPT, "--temp", str(Sampling.temperature), "--json")
+    assert found.document["settings"]["temperature"] == Sampling.temperature
 
 
 def test_verbose_says_where_it_comes_from(

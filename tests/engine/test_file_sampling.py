@@ -11,7 +11,7 @@ import tiny
 
 import ggufspec
 from ggufspec.audit import AuditOptions, audit
-from ggufspec.common import defaults
+from ggufspec.decoding.sampling_options import Sampling
 from ggufspec.engine import scoring
 from ggufspec.engine.engine import Engine
 from ggufspec.engine.file_sampling import file_sampling, sampling_text
@@ -102,7 +102,7 @@ def test_samplers_that_are_not_supported_are_named_once() -> None:
 def test_a_text_takes_from_the_file_what_it_is_not_given(engine: Engine) -> None:
     own = scoring.sampling(engine, [1])
     assert (own.temperature, own.top_k, own.repeat_penalty, own.repeat_last_n) == (0, 5, 1.5, 8)
-    assert own.top_p == defaults.TOP_P
+    assert own.top_p == Sampling.top_p
     assert scoring.sampling(engine, [1], top_k=7).top_k == 7
 
 
@@ -121,7 +121,7 @@ def test_a_request_wins_over_the_file_and_the_file_over_the_defaults(engine: Eng
     body = CompletionRequest(prompt="hi", top_k=7)
     parsed = parse_request(body, engine, ServerOptions(alias="any"))
     own = parsed.options.sampling
-    assert (own.temperature, own.top_k, own.top_p) == (0, 7, defaults.TOP_P)
+    assert (own.temperature, own.top_k, own.top_p) == (0, 7, Sampling.top_p)
     body = CompletionRequest(prompt="hi", temperature=0.5)
     own = parse_request(body, engine, ServerOptions(alias="any")).options.sampling
     assert (own.temperature, own.top_k) == (0.5, 5)

@@ -1,0 +1,191 @@
+"""The sampling options: the default, the range and the help text of each; their checks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ggufspec import _native
+from ggufspec.common import defaults, validate
+from ggufspec.errors import OptionError
+
+if TYPE_CHECKING:  # without numpy, as --help reads this module
+    from ggufspec.decoding.types import Constraint
+
+INT_MAX = 2**31 - 1
+_REFUSED = {  # by how the names of the sampler and of its options begin
+    "xtc": "it draws a random number of its own at each token",
+    "mirostat": "it depends on the tokens that it drew before",
+    "adaptive": "it depends on the tokens that it drew before",
+    "infill": "it merges tokens by their texts",
+}
+_SAMPLER_NAMES = {  # of llama.cpp, without "-" and "_"
+    **{name.replace("_", ""): name for name in defaults.SAMPLERS},
+    **{"temp": "temperature", "nucleus": "top_p"},
+    **dict.fromkeys(("typ", "typp", "typical"), "typical_p"),
+}
+_NATIVE = {"repeat_last_n": "penalty_last_n", "dry_penalty_last_n": "dry_last_n"}
+
+
+class Range(NamedTuple):
+    """The values that a number may have: finite ones, of 32 bits. `above`: `least` is excluded."""
+
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+
+    def check(self, name: str, number: float) -> None:
+        """Raises OptionError."""
+        least, most, above = self
+        if not (
+            (most is None or number <= most)
+            and (least is None or number > least or (number == least and not above))
+            and math.isfinite(number)
+        ):
+            low = "" if least is None else f"{'above' if above else 'at least'} {least} and "
+            high = "finite" if most is None else f"at most {most}"
+            raise OptionError(f"{name} is {number}; it must be {low}{high}")
+
+
+class NumberOption(NamedTuple):
+    """A sampling option that is a number: a whole one if its default is an int."""
+
+    default: float
+    range: Range
+    help: str
+
+    def checked(self, name: str, value: object) -> float:
+        """The value as a number. Raises OptionError."""
+        check = validate.whole if isinstance(self.default, int) else validate.number32
+        self.range.check(name, number := check(name, value))
+        return number
+
+
+_ANY, _SHARE, _POSITIVE_SHARE = Range(), Range(0, 1), Range(0, 1, above=True)
+_NOT_NEGATIVE, _POSITIVE, _COUNT = Range(0), Range(0, above=True), Range(0, INT_MAX)
+_WINDOW = Range(-1, INT_MAX)
+
+
+def _number(default: float, allowed: Range, meaning: str) -> Any:
+    return field(default=default, metadata={"number": NumberOption(default, allowed, meaning)})
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How logits become a distribution; defaults, order and meaning are llama.cpp's.
+
+    The constraint comes first, then `logit_bias`, then `samplers` in their order. The penalties
+    (repeat, frequency, presence) and DRY depend on the text before each position, including drafted
+    tokens.
+    Temperature 0 is a one-hot distribution at the largest logit; without the sampler `temperature`,
+    the temperature is 1.
+
+    Raises OptionError for values out of range, and for samplers that define no distribution.
+    Source: llama.cpp's src/llama-sampler.cpp.
+    """
+
+    temperature: float = _number(
+        0.8,
+        _NOT_NEGATIVE,
+        "Temperature; 0: greedy. Sampling options that are not given come from the target's file "
+        "if it has them.",
+    )
+    top_k: int = _number(40, _COUNT, "Keep the k most likely tokens; 0: off.")
+    top_p: float = _number(
+        0.95, _POSITIVE_SHARE, "Keep the most likely tokens up to this total probability; 1: off."
+    )
+    min_p: float = _number(
+        0.05, _SHARE, "Keep tokens with this probability relative to the most likely one; 0: off."
+    )
+    typical_p: float = _number(
+        1.0, _POSITIVE_SHARE, "Keep the most typical tokens up to this total probability; 1: off."
+    )
+    top_n_sigma: float = _number(
+        0.0, _ANY, "Keep tokens within this many standard deviations of the largest logit; 0: off."
+    )
+    repeat_last_n: int = _number(
+        64, _WINDOW, "Number of last tokens that are penalized; 0: off, -1: all."
+    )
+    repeat_penalty: float = _number(1.0, _POSITIVE, "Penalty factor for repeated tokens; 1: off.")
+    presence_penalty: float = _number(0.0, _ANY, "Subtracted once from logits of repeated tokens.")
+    frequency_penalty: float = _number(
+        0.0, _ANY, "Subtracted from logits of repeated tokens, per repetition."
+    )
+    dry_multiplier: float = _number(
+        0.0, _NOT_NEGATIVE, "DRY: penalty for continuing a repetition; 0: off."
+    )
+    dry_base: float = _number(1.75, Range(1), "DRY: growth of the penalty per repeated token.")
+    dry_allowed_length: int = _number(2, _COUNT, "DRY: longest repetition without a penalty.")
+    dry_penalty_last_n: int = _number(
+        64, _WINDOW, "DRY: number of last tokens to search; 0: off, -1: all."
+    )
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    samplers: Sequence[str] = defaults.SAMPLERS
+    # Each sequence breaker of DRY: a token and those that must follow it; see llama.vocab.
+    dry_breakers: Sequence[tuple[int, Sequence[int]]] = ()
+    # Which tokens are allowed next; applied first.
+    constraint: Constraint | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in NUMBERS.items():
+            object.__setattr__(self, name, number.checked(name, getattr(self, name)))
+        biases = validate.biases("logit_bias", self.logit_bias)
+        for token, bias in biases.items():
+            if math.isnan(bias) or bias == math.inf:
+                raise OptionError(
+                    f"logit_bias of token {token} is {bias}; it must be a number, or -inf to ban it"
+                )
+        object.__setattr__(self, "logit_bias", biases)
+        names = tuple(map(sampler_name, validate.texts("samplers", self.samplers)))
+        object.__setattr__(self, "samplers", names)
+        for name in self.samplers:
+            if why := refusal(name, f"the sampler {name!r}"):
+                raise OptionError(why)
+            if name not in defaults.SAMPLERS:
+                raise OptionError(
+                    f"there is no sampler {name!r}; choose from {', '.join(defaults.SAMPLERS)}"
+                )
+
+    @property
+    def effective_temperature(self) -> float:
+        """The temperature at which tokens are drawn; 0: only one is left, so the text is greedy."""
+        if "top_k" in self.samplers and self.top_k == 1:
+            return 0.0
+        return self.temperature if "temperature" in self.samplers else 1.0
+
+    @cached_property
+    def native(self) -> _native.Sampling:
+        """The same for the extension."""
+        return _native.Sampling(
+            **{_NATIVE.get(name, name): getattr(self, name) for name in NUMBERS},
+            samplers=list(self.samplers),
+            dry_breakers=[(head, list(tail)) for head, tail in self.dry_breakers],
+            logit_bias=list(self.logit_bias.items()),
+        )
+
+
+NUMBERS: Mapping[str, NumberOption] = {
+    each.name: each.metadata["number"] for each in fields(Sampling) if each.metadata
+}
+
+
+def sampler_name(name: str) -> str:
+    """The sampler that llama.cpp knows by this name, if it is supported; else the same name."""
+    return _SAMPLER_NAMES.get(name.replace("-", "").replace("_", ""), name.replace("-", "_"))
+
+
+def refusal(name: str, label: str) -> str | None:
+    """Why a sampler of llama.cpp, or an option of one, is not supported; None: it is not refused.
+
+    The text begins with `label`.
+    """
+    for start, reason in _REFUSED.items():
+        if name.startswith(start):
+            return (
+                f"{label} is not supported: {reason}, so it defines no distribution to verify "
+                "drafts with; leave it out"
+            )
+    return None
