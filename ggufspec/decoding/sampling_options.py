@@ -170,6 +170,7 @@ class Sampling:
 NUMBERS: Mapping[str, NumberOption] = {
     each.name: each.metadata["number"] for each in fields(Sampling) if each.metadata
 }
+SAMPLING = (*NUMBERS, "logit_bias", "samplers")
 
 
 def sampler_name(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ggufspec.common import defaults
 from ggufspec.decoding.sampling_options import Sampling, sampler_name
-from ggufspec.engine.options import SamplingOptions
+from ggufspec.engine.options import GenerateOptions
 from ggufspec.errors import OptionError
 
 _PREFIX = "general.sampling."
@@ -27,7 +27,7 @@ _UNSUPPORTED = {"xtc_probability": "xtc", "mirostat": "mirostat"}  # 0 is off
 class FileSampling(NamedTuple):
     """The sampling options that a file sets, and a line on each of its values that is not used."""
 
-    options: SamplingOptions
+    options: GenerateOptions
     notes: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ def file_sampling(values: Mapping[str, object]) -> FileSampling:
     return FileSampling(options, tuple(notes))  # type: ignore[arg-type]
 
 
-def sampling_text(options: SamplingOptions) -> str:
+def sampling_text(options: GenerateOptions) -> str:
     """Such as "temperature 0.7, top-p 0.8"."""
     shown = {**options, "samplers": "; ".join(options.get("samplers", ()))}
     return ", ".join(

@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 from ggufspec.common import defaults, validate
 from ggufspec.common.progress import NamedProgress
 from ggufspec.decoding import verify as rules
-from ggufspec.decoding.sampling_options import Sampling, refusal
+from ggufspec.decoding.sampling_options import SAMPLING, Sampling, refusal
 from ggufspec.drafting.temperature import DraftTemperature
 from ggufspec.errors import OptionError
 from ggufspec.structured import grammar
@@ -25,9 +25,10 @@ _GRAMMARS: dict[str, Callable[[Any], str]] = {
 CONSTRAINTS = tuple(_GRAMMARS)  # at most one is given
 
 
-class SamplingOptions(TypedDict, total=False):
-    """Sampling options, by the names of llama.cpp's server; see Sampling."""
+class GenerateOptions(TypedDict, total=False):
+    """The options of one generation; the defaults are those of CheckedOptions and Sampling."""
 
+    # Sampling, by the names of llama.cpp's server; see Sampling.
     temperature: float  # 0: greedy
     top_k: int  # 0: off
     top_p: float  # 1: off
@@ -42,18 +43,14 @@ class SamplingOptions(TypedDict, total=False):
     dry_base: float
     dry_allowed_length: int
     dry_penalty_last_n: int  # tokens that DRY looks back on; 0: off, -1: all
+    dry_sequence_breakers: Sequence[str]  # texts at which DRY restarts its search
     logit_bias: Mapping[int, float]  # added to the logits of tokens; -inf bans one
     samplers: Sequence[str]  # which, and in what order
-
-
-class GenerateOptions(SamplingOptions, total=False):
-    """The options of one generation; the defaults are those of CheckedOptions and Sampling."""
 
     max_tokens: int | None  # None: until the model stops or the context is full
     n_draft: int | str  # maximum drafted tokens per round; "auto": chosen in each round
     tree: str  # branches in a draft: "auto" (where they pay), "on" (the likeliest nodes), "off"
     draft_temperature: float | str  # "auto": learned, for the most accepted tokens; 0: greedy
-    dry_sequence_breakers: Sequence[str]  # texts at which DRY restarts its search
     grammar: str | None  # Lark or GBNF; the text matches its rule `start` or `root`
     json_schema: str | Mapping[str, object] | type | None  # the text is JSON; or a pydantic model
     regex: str | None  # the text matches it from end to end
@@ -99,19 +96,15 @@ class CheckedOptions:
 
     @staticmethod
     def of(options: GenerateOptions) -> CheckedOptions:
-        """Check options; those of SamplingOptions become `sampling`."""
+        """Check options; those of SAMPLING become `sampling`."""
         rest: dict[str, Any] = dict(options)
-        names = [name for name in SamplingOptions.__annotations__ if name in rest]
-        known = {each.name for each in fields(CheckedOptions) if each.init}
-        refused = {name: why for name in rest if (why := refusal(name, name))}
-        for name, why in refused.items():
-            if rest.pop(name):  # 0 is off
+        for name in options:
+            if (why := refusal(name, name)) and rest.pop(name):  # 0 is off
                 raise OptionError(why)
-        unknown = sorted(set(rest) - known - set(names))
-        if unknown:
+        sampling = {name: rest.pop(name) for name in SAMPLING if name in rest}
+        if unknown := sorted(rest.keys() - {each.name for each in fields(CheckedOptions)}):
             raise TypeError(f"there is no option {', '.join(unknown)}; see GenerateOptions")
-        sampling = Sampling(**{name: rest.pop(name) for name in names})
-        return CheckedOptions(sampling=sampling, **rest)
+        return CheckedOptions(sampling=Sampling(**sampling), **rest)
 
     @property
     def initial_draft_temperature(self) -> float | str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ggufspec.decoding.sampling_options import SAMPLING
 from ggufspec.engine.engine import Engine
-from ggufspec.engine.options import CheckedOptions, SamplingOptions
+from ggufspec.engine.options import CheckedOptions
 from ggufspec.server.options import ServerOptions
 from ggufspec.server.requests import default_options
 from ggufspec.server.responses import FINGERPRINT
@@ -44,7 +45,7 @@ def properties(engine: Engine, options: ServerOptions) -> dict[str, Any]:
     texts = tokenizer(engine)
     defaults = CheckedOptions.of(default_options(engine, options))
     sampling = defaults.sampling
-    params = {name: getattr(sampling, name) for name in SamplingOptions.__annotations__}
+    params = {name: getattr(sampling, name) for name in SAMPLING}
     params["logit_bias"] = [
         [token, False if bias == -math.inf else bias] for token, bias in sampling.logit_bias.items()
     ]
