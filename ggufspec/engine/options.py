@@ -170,15 +170,11 @@ class CheckedOptions:
         given = [name for name in CONSTRAINTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise OptionError(f"{' and '.join(given)} are given; give one of them")
-        if self.ignore_eos and given:
-            raise OptionError(
-                f"ignore_eos bans the tokens that end a text, but with {given[0]} a text has to "
-                "end; leave one of them out"
-            )
-        if self.min_tokens and given:
-            raise OptionError(
-                f"min_tokens bans the tokens that end a text, but {given[0]} says where it ends; "
-                "leave one of them out"
-            )
+        for name in ("ignore_eos", "min_tokens") if given else ():
+            if getattr(self, name):
+                raise OptionError(
+                    f"{name} bans the tokens that end a text, but {given[0]} says where it ends; "
+                    "leave one of them out"
+                )
         made = [_GRAMMARS[name](getattr(self, name)) for name in given]
         object.__setattr__(self, "constraint_grammar", made[0] if made else None)

@@ -10,11 +10,18 @@ from typing import Any
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.engine.message_forms import LimitError
 from ggufspec.errors import PromptError
-from ggufspec.server.formats.deltas import ChatParser
+from ggufspec.server.formats.deltas import ChatParser, Deltas
 from ggufspec.server.formats.grammar import Reasoning
-from ggufspec.server.formats.parser import FormatParser, HarmonyParser
-from ggufspec.server.formats.syntax import CallSyntax, Syntax, derive
+from ggufspec.server.formats.parser import (
+    HARMONY_MARKS,
+    AnswerSteps,
+    SteppedParser,
+    harmony_steps,
+)
+from ggufspec.server.formats.reader import Reader
+from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, derive
 
+_HARMONY_HEADER = "<|start|>assistant"
 Tools = Sequence[Mapping[str, Any]]  # as in OpenAI's API
 
 
@@ -40,7 +47,7 @@ class ChatFormat:
         syntax, call = self.syntax, self.syntax.call or CallSyntax("json")
         marks = [*(syntax.reasoning or ()), *syntax.dropped, call.opener, call.middle, call.tail]
         marks += [call.closer, call.joint or "", call.quote, *(call.parameter or ())]
-        return " ".join(marks + list(HarmonyParser.MARKS if syntax.is_harmony else ()))
+        return " ".join(marks + list(HARMONY_MARKS if syntax.is_harmony else ()))
 
     def begun(self, prompt: str) -> str:
         """What a prompt has of the answer."""
@@ -56,20 +63,25 @@ class ChatFormat:
         if closed > opened or (opened < 0 and begun.strip()):
             return None
         if self.syntax.is_harmony:
-            end += HarmonyParser.HEADER
+            end += _HARMONY_HEADER
         return Reasoning(begin, end, opened >= 0) if begin else None
 
     def parser(
         self, begun: str, tools: Tools | None = None, *, is_parallel: bool = True
     ) -> ChatParser:
         """A parser of the text after a begun answer; without tools, calls are content."""
+        call, reader = self.syntax.call, Reader()
+        texts = (call.opener, call.head, call.middle, call.tail) if call and tools else ()
+        deltas = Deltas(has_short_ids=any(ID in text for text in texts))
         if self.syntax.is_harmony:
-            return HarmonyParser(begun, has_tools=tools is not None)
+            steps = harmony_steps(reader, deltas, has_tools=tools is not None)
+            return SteppedParser(reader, deltas, steps, begun)
         schemas = None
         if tools is not None:
             functions = [tool["function"] for tool in tools]
             schemas = {each["name"]: each.get("parameters") or {} for each in functions}
-        return FormatParser(self.syntax, begun, schemas, is_parallel)
+        answer = AnswerSteps(reader, deltas, self.syntax, schemas, is_parallel)
+        return SteppedParser(reader, deltas, answer.run(), begun.strip())
 
 
 @lru_cache(maxsize=4)

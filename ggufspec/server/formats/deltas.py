@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import secrets
 from itertools import groupby
 from typing import NamedTuple, Protocol
 
@@ -49,9 +49,10 @@ class ChatParser(Protocol):
 class Deltas:
     """Collects what a parser found; white space before and after calls and reasoning is none."""
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
+    def __init__(self, *, has_short_ids: bool) -> None:
+        """`has_short_ids`: calls have ids of nine characters, as some templates require."""
         self._found: list[ChatDelta] = []
-        self.new_id = new_id
+        self._has_short_ids = has_short_ids
         self._spaces: list[str] = []  # they belong to the content if more of it comes
         self.has_content = False
         self.n_calls = 0
@@ -101,7 +102,10 @@ class Deltas:
     def begin(self, name: str, id: str | None) -> None:
         """A call is certain."""
         self.part()
-        self._found.append(CallDelta(self.n_calls, "", id or self.new_id(), name))
+        made = (
+            secrets.token_hex(4) + "0" if self._has_short_ids else f"call_{secrets.token_hex(12)}"
+        )
+        self._found.append(CallDelta(self.n_calls, "", id or made, name))
         self.n_calls += 1
         self.n_members = 0
 

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import re
-import secrets
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from ggufspec.server.formats.calls import CallParser, NoCallError, Schemas
 from ggufspec.server.formats.deltas import ChatDelta, Deltas
 from ggufspec.server.formats.reader import MAX_UNCERTAIN, SPACES, Marks, Reader, Steps
-from ggufspec.server.formats.syntax import ID, CallSyntax, Syntax, parts, words
+from ggufspec.server.formats.syntax import Syntax, parts, words
 
 _FENCE, _LANGUAGE = "```", re.compile(r"[\w-]*")
 _BARE = ("{", "[", _FENCE)  # what a call without the marks of its format may begin with
 _MESSAGE, _CHANNEL = "<|message|>", "<|channel|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|start|>")
 _RECIPIENT = re.compile(r"\bto=functions\.([^\s<]+)")
-_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 
 
 class SteppedParser:
-    """A parser whose steps wait for more text."""
+    """Parses a text that comes in pieces, by steps that wait for more of it. Raises nothing."""
 
-    def __init__(self, new_id: Callable[[], str]) -> None:
-        self._reader, self._deltas = Reader(), Deltas(new_id)
+    def __init__(self, reader: Reader, deltas: Deltas, steps: Steps[None], begun: str) -> None:
+        """`steps`: they read from `reader`, write to `deltas`, and have not begun.
 
-    def _start(self, begun: str) -> None:
-        """Parse what the prompt has of the answer."""
-        self._steps = self._parse()
-        next(self._steps)
+        `begun`: what the prompt has of the answer.
+        """
+        self._reader, self._deltas, self._steps = reader, deltas, steps
+        next(steps)
         self.push(begun)
-        self._deltas.restart()
-
-    def _parse(self) -> Steps[None]:
-        raise NotImplementedError
+        deltas.restart()
 
     def push(self, text: str) -> list[ChatDelta]:
         """Add a piece; returns what is certain after it."""
@@ -55,23 +49,27 @@ class SteppedParser:
         return self._deltas.take()
 
 
-class FormatParser(SteppedParser):
-    """Parses the text of a template's syntax, that comes in pieces. Raises nothing."""
+class AnswerSteps:
+    """Parses an answer in a template's syntax."""
 
     def __init__(
-        self, syntax: Syntax, begun: str, schemas: Schemas | None, is_parallel: bool = True
+        self,
+        reader: Reader,
+        deltas: Deltas,
+        syntax: Syntax,
+        schemas: Schemas | None,
+        is_parallel: bool,
     ) -> None:
-        """`begun`: what the prompt has of the answer. `schemas`: of the tools; None: no tools."""
+        """`schemas`: of the tools; None: calls are content."""
+        self._reader, self._deltas, self._syntax = reader, deltas, syntax
         call = syntax.call if schemas is not None else None
-        super().__init__(lambda: new_id(call))
-        self._syntax = syntax
         self._opener = words(call.opener) if call else []
         if call and call.kind == "json" and self._opener:
             self._opener[-1] = self._opener[-1].rstrip("[")
             self._opener = [word for word in self._opener if word]
         self._calls = self._bare_calls = None
         if call:
-            made = partial(CallParser, self._reader, self._deltas, schemas or {})
+            made = partial(CallParser, reader, deltas, schemas or {})
             self._calls = self._bare_calls = made(call)
             if self._opener:
                 bare = replace(call, kind="json", opener="", tail="", name_key="name")
@@ -90,9 +88,8 @@ class FormatParser(SteppedParser):
         self._first_marks = [word for word in (*marks, begin, end) if word]
         if call:  # small models leave out the marks
             self._first_marks += _BARE
-        self._start(begun.strip())
 
-    def _parse(self) -> Steps[None]:
+    def run(self) -> Steps[None]:
         reader, deltas, syntax = self._reader, self._deltas, self._syntax
         begin = syntax.reasoning[0] if syntax.reasoning else None
         while True:
@@ -197,47 +194,31 @@ class FormatParser(SteppedParser):
                 separators = ()
 
 
-class HarmonyParser(SteppedParser):
-    """Parses the channels of gpt-oss: analysis is reasoning, a message to a function is a call."""
+HARMONY_MARKS = (*_ENDS, _MESSAGE, _CHANNEL, "<|constrain|>")
 
-    HEADER = "<|start|>assistant"
-    MARKS = (*_ENDS, _MESSAGE, _CHANNEL, "<|constrain|>")
 
-    def __init__(self, begun: str, *, has_tools: bool) -> None:
-        """`begun`: what the prompt has of the answer."""
-        super().__init__(lambda: new_id(None))
-        self._has_tools = has_tools
-        self._start(begun)
-
-    def _parse(self) -> Steps[None]:
-        reader, deltas = self._reader, self._deltas
-        before, inside = Marks([_MESSAGE, *_ENDS]), Marks([*_ENDS, _CHANNEL])
-        while True:
-            pieces: list[str] = []
-            mark = yield from reader.until(before, pieces.append)
-            header = "".join(pieces)
-            recipient = _RECIPIENT.search(header) if self._has_tools else None
-            if mark != _MESSAGE:
-                text = header.replace(_CHANNEL, "")
-                if text.strip() != "assistant":
-                    deltas.content(text)
-                if mark is None:
-                    return
-                continue
-            deltas.part()
-            write = deltas.content
-            if recipient:
-                deltas.begin(recipient[1], None)
-                write = deltas.write
-            elif "analysis" in header:
-                write = deltas.reasoning
-            mark = yield from reader.until(inside, write)
+def harmony_steps(reader: Reader, deltas: Deltas, *, has_tools: bool) -> Steps[None]:
+    """Parse the channels of gpt-oss: analysis is reasoning, a message to a function is a call."""
+    before, inside = Marks([_MESSAGE, *_ENDS]), Marks([*_ENDS, _CHANNEL])
+    while True:
+        pieces: list[str] = []
+        mark = yield from reader.until(before, pieces.append)
+        header = "".join(pieces)
+        recipient = _RECIPIENT.search(header) if has_tools else None
+        if mark != _MESSAGE:
+            text = header.replace(_CHANNEL, "")
+            if text.strip() != "assistant":
+                deltas.content(text)
             if mark is None:
                 return
-
-
-def new_id(call: CallSyntax | None) -> str:
-    """An id for a call; templates with ids of their own may require nine characters."""
-    if call and ID in call.opener + call.head + call.middle + call.tail:
-        return "".join(secrets.choice(_LETTERS) for _ in range(9))
-    return f"call_{secrets.token_hex(12)}"
+            continue
+        deltas.part()
+        write = deltas.content
+        if recipient:
+            deltas.begin(recipient[1], None)
+            write = deltas.write
+        elif "analysis" in header:
+            write = deltas.reasoning
+        mark = yield from reader.until(inside, write)
+        if mark is None:
+            return
