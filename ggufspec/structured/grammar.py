@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 
 from ggufspec.common.limited_process import LimitedProcess, LimitExceededError
 from ggufspec.errors import OptionError
 
+TOO_DEEP = "the JSON schema is nested too deeply; make it flatter"
 MAX_BYTES = 128 * 1024  # of a source: 1 MB of schema takes seconds to compile
 MAX_GRAMMAR_BYTES = 2 * MAX_BYTES  # it may have the schemas of hundreds of tools
 MAX_SECONDS = 0.7  # to compile one; terminals that each name the next take a minute
@@ -27,19 +29,25 @@ def of_json_schema(schema: object) -> str:
         schema = schema.model_json_schema()  # type: ignore[attr-defined]
     if isinstance(schema, Mapping):
         schema = dict(schema)
+    if not isinstance(schema, str):
+        with schema_errors():
+            schema = json.dumps(schema, allow_nan=False, ensure_ascii=False)
+    return _lark_of("JSON schema", schema)
+
+
+@contextmanager
+def schema_errors() -> Iterator[None]:
+    """Turns errors of reading or writing a schema as JSON into OptionErrors."""
     try:
-        text = (
-            schema
-            if isinstance(schema, str)
-            else json.dumps(schema, allow_nan=False, ensure_ascii=False)
-        )
+        yield
+    except OptionError:
+        raise
     except RecursionError as error:
-        raise OptionError("the JSON schema is nested too deeply; make it flatter") from error
+        raise OptionError(TOO_DEEP) from error
     except (TypeError, ValueError) as error:
         raise OptionError(
             f'the JSON schema is not JSON: {error}; give a JSON object such as {{"type": "object"}}'
         ) from error
-    return _lark_of("JSON schema", text)
 
 
 def of_grammar(text: str) -> str:

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from llguidance import LLMatcher
 
 from ggufspec.errors import OptionError
+from ggufspec.structured.grammar import TOO_DEEP, schema_errors
 from ggufspec.structured.limits import LIMITS, summary
 
 _MAX_SEARCH_SECONDS = 0.3  # for the place of a complaint
@@ -52,21 +53,13 @@ _OF_OBJECTS = {
 
 def lark_of_schema(text: str) -> str:
     """The Lark of the JSON that a schema allows. Raises OptionError."""
-    try:
+    with schema_errors():
         made = json.loads(text, parse_constant=_no_number, parse_float=_number)
         text = json.dumps(made, allow_nan=False, ensure_ascii=False)
         made = _prepared({} if made is True else made, text)
-    except RecursionError as error:
-        raise OptionError("the JSON schema is nested too deeply; make it flatter") from error
-    except (TypeError, ValueError) as error:
-        if isinstance(error, OptionError):
-            raise
-        raise OptionError(
-            f'the JSON schema is not JSON: {error}; give a JSON object such as {{"type": "object"}}'
-        ) from error
     complaint = _complaint(made)
     if "recursion limit" in complaint:
-        raise OptionError("the JSON schema is nested too deeply; make it flatter")
+        raise OptionError(TOO_DEEP)
     if complaint:
         at = _place(made, complaint)
         unknown = re.fullmatch(r"Unimplemented keys: \[(.*)\]", complaint)
