@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ggufspec.server.formats import CallDelta, ChatParser, ContentDelta, ReasoningDelta
+from ggufspec.server.formats.deltas import CallDelta, ChatParser, ContentDelta, ReasoningDelta
 
 _WHOLE = (
     "{{% if tools %}}<tools>{{{{ tools | tojson }}}}</tools>{{% endif %}}"

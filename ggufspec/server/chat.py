@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from ggufspec.engine.engine import Engine
 from ggufspec.errors import OptionError, PromptError
-from ggufspec.server.formats import ChatParser, GrammarMaker, format_of
+from ggufspec.server.formats.chat_format import format_of
+from ggufspec.server.formats.deltas import ChatParser
+from ggufspec.server.formats.grammar import GrammarMaker
 from ggufspec.server.schema import ChatRequest, NamedTool
 from ggufspec.structured.grammar import of_json_schema
 

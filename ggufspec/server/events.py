@@ -10,7 +10,7 @@ from ggufspec.engine.completion import Completion
 from ggufspec.engine.logprobs import TokenLogprobs
 from ggufspec.engine.options import CheckedOptions
 from ggufspec.server.errors import ApiError
-from ggufspec.server.formats import ChatParser
+from ggufspec.server.formats.deltas import ChatParser
 
 
 @dataclass(frozen=True)

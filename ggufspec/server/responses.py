@@ -12,7 +12,7 @@ from ggufspec import __version__
 from ggufspec.decoding.stats import Stats
 from ggufspec.engine.logprobs import Logprob, TokenLogprobs
 from ggufspec.server.events import ChoiceDelta, ChoiceFinished, ParsedRequest
-from ggufspec.server.formats import ChatDelta, ChatParser, ContentDelta, ReasoningDelta
+from ggufspec.server.formats.deltas import ChatDelta, ChatParser, ContentDelta, ReasoningDelta
 from ggufspec.server.schema import ChatRequest, GenerationBody
 
 _STATISTICS = ("n_generated", "n_rounds", "n_drafted", "n_accepted", "tokens_per_second")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ggufspec.engine.chat_template import ChatTemplate, TemplateProcess
-from ggufspec.server.formats import ChatFormat, format_of
+from ggufspec.server.formats.chat_format import ChatFormat, format_of
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from chat_formats import HARMONY, TEMPLATES, USER, tool
 
 from ggufspec.engine.chat_template import ChatTemplate
 from ggufspec.errors import OptionError
-from ggufspec.server.formats import ChatFormat, GrammarMaker
+from ggufspec.server.formats.chat_format import ChatFormat
+from ggufspec.server.formats.grammar import GrammarMaker
 from ggufspec.structured.constraint import GrammarConstraint, TokenTable
 from ggufspec.structured.grammar import of_grammar, of_json_schema
 

@@ -12,7 +12,7 @@ import pytest
 from chat_formats import USER, parsed, tool
 
 from ggufspec.engine.chat_template import ChatTemplate
-from ggufspec.server.formats import ChatFormat
+from ggufspec.server.formats.chat_format import ChatFormat
 
 FOLDER = Path(os.environ.get("GGUFSPEC_CHAT_TEMPLATES", "/nonexistent"))
 PATHS = sorted(FOLDER.glob("*.jinja"))

@@ -12,7 +12,8 @@ import pytest
 from chat_formats import HARMONY, TEMPLATES, USER, parsed, tool
 
 from ggufspec.engine.chat_template import ChatTemplate
-from ggufspec.server.formats import CallDelta, ChatFormat
+from ggufspec.server.formats.chat_format import ChatFormat
+from ggufspec.server.formats.deltas import CallDelta
 
 FormatOf = Callable[[str], ChatFormat]
 TOOLS = [
